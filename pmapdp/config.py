@@ -1,0 +1,173 @@
+"""What a run does: one frozen dataclass. The command line is made from it (`command_line.py`).
+
+The fields stand in groups, as `--help` shows them; `Config` holds them all side by side.
+"""
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass
+from typing import Literal
+
+from pmapdp.errors import UserError, unknown
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What is learnt from."""
+
+    dataset: Literal["digits", "mnist", "fashion-mnist"] = "digits"
+    """digits (1,797 real scans, no network needed), mnist or fashion-mnist (60,000 + 10,000 images)."""
+    data_dir: str | None = None
+    """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is trained."""
+
+    model: Literal["mlp", "cnn", "convnet"] = "cnn"
+    """mlp (670k parameters), cnn (347k) or convnet (49k; with batch norm and dropout)."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs."""
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """How it is spread over devices."""
+
+    strategy: Literal["pmap", "jit", "shard_map", "single"] = "pmap"
+    """Who splits the batch and averages: pmap, jit (the compiler), shard_map, or single (one device)."""
+    devices: int | None = None
+    """Number of devices; default: all accelerators, or 8 simulated CPU devices where there is none."""
+    global_batch_size: int | None = None
+    """Examples per update over all devices; any number, it need not divide by the devices."""
+    per_device_batch_size: int | None = None
+    """Examples per update on one device (instead of the global batch size)."""
+    accumulate: int = 1
+    """Micro-batches per device and update, summed before the one all-reduce. Batch norm takes its moments over
+    each of them separately."""
+
+
+@dataclass(frozen=True)
+class OptimizationOptions:
+    """How the parameters are updated."""
+
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "adam"
+    """sgd, momentum (0.9), adam or adamw."""
+    learning_rate: float = 1e-3
+    """Step size (after the warm-up, before the schedule lowers it)."""
+    schedule: Literal["constant", "piecewise", "cosine"] = "constant"
+    """constant, piecewise (times the switch factor at each switch epoch) or cosine (down to 0 at the end)."""
+    switch_epochs: tuple[int, ...] = ()
+    """Piecewise schedule: epochs, counted from 0, at whose start the learning rate changes."""
+    switch_factor: float = 0.1
+    """Piecewise schedule: what the learning rate is multiplied by at each switch."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate first rises linearly from 0."""
+    scale_learning_rate: int | None = None
+    """Linear scaling rule (Goyal et al. 2017): multiply the learning rate by global batch size / this number."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (adamw only)."""
+    clip_norm: float | None = None
+    """Scale the gradient down to this global norm where it is longer."""
+    label_smoothing: float = 0.0
+    """Share of the target probability that is spread evenly over the classes, from 0 to below 1."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long, and from which seed."""
+
+    epochs: int = 20
+    """Passes over the training set; each visits every example once."""
+    steps: int | None = None
+    """Stop after this many updates, even in the middle of an epoch."""
+    seed: int = 0
+    """Determines the initial parameters, the order of the examples and dropout."""
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is shown and written."""
+
+    metrics_file: str | None = None
+    """Write results to this file, one JSON object a line (appended if the file exists)."""
+    progress: bool = True
+    """Show a progress bar (on a terminal) or a line now and then (elsewhere) during each epoch."""
+
+
+GROUPS = (DataOptions, ModelOptions, ParallelOptions, OptimizationOptions, RunOptions, OutputOptions)
+
+
+@dataclass(frozen=True)
+class Config(DataOptions, ModelOptions, ParallelOptions, OptimizationOptions, RunOptions, OutputOptions):
+    """All settings of a run."""
+
+    recipe: str = "digits"
+    """Name of the recipe that the other fields started from."""
+
+
+def flag(field: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def check(config: Config) -> None:
+    """Refuse values that no run can work with, whatever the data and the machine.
+
+    Raises:
+        UserError: with the field, the value, the reason and a value that works.
+    """
+    types = typing.get_type_hints(Config)
+    for field in dataclasses.fields(config):
+        value, choices = getattr(config, field.name), typing.get_args(types[field.name])
+        if typing.get_origin(types[field.name]) is Literal and value not in choices:
+            raise unknown(field.name.replace("_", " "), str(value), choices)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{flag(field.name)} {value} is not a finite number: try {flag(field.name)} 0.001")
+
+    def require(works: bool, field: str, reason: str, example: object) -> None:
+        if not works:
+            raise UserError(f"{flag(field)} {getattr(config, field)} {reason}: try {flag(field)} {example}")
+
+    for field in ("devices", "global_batch_size", "per_device_batch_size", "accumulate", "epochs", "steps"):
+        value = getattr(config, field)
+        require(value is None or value >= 1, field, "must be at least 1", {"epochs": 10, "steps": 100}.get(field, 8))
+    if config.global_batch_size and config.per_device_batch_size:
+        raise UserError(
+            f"--global-batch-size {config.global_batch_size} and --per-device-batch-size "
+            f"{config.per_device_batch_size} exclude each other: give one of them"
+        )
+    if config.strategy == "single" and config.devices not in (None, 1):
+        raise UserError(
+            f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
+        )
+    require(config.learning_rate >= 0, "learning_rate", "is negative", 0.001)
+    require(config.seed >= 0, "seed", "is negative", 0)
+    require(config.warmup_steps >= 0, "warmup_steps", "is negative", 0)
+    require(config.weight_decay >= 0, "weight_decay", "is negative", 0.01)
+    require(
+        config.weight_decay == 0 or config.optimizer == "adamw",
+        "weight_decay",
+        f"has no effect with --optimizer {config.optimizer}, only with adamw",
+        0,
+    )
+    require(config.clip_norm is None or config.clip_norm > 0, "clip_norm", "must be above 0", 1.0)
+    require(0 <= config.label_smoothing < 1, "label_smoothing", "is not from 0 to below 1", 0.1)
+    require(config.switch_factor > 0, "switch_factor", "must be above 0", 0.1)
+    require(
+        config.scale_learning_rate is None or config.scale_learning_rate >= 1,
+        "scale_learning_rate",
+        "is no batch size",
+        64,
+    )
+    if config.schedule == "piecewise" and not config.switch_epochs:
+        raise UserError("--schedule piecewise needs the epochs at which to switch: try --switch-epochs 3 7")
+    if config.switch_epochs and config.schedule != "piecewise":
+        raise UserError(f"--switch-epochs has no effect with --schedule {config.schedule}: use --schedule piecewise")
+    if any(epoch < 1 for epoch in config.switch_epochs) or list(config.switch_epochs) != sorted(
+        set(config.switch_epochs)
+    ):
+        given = " ".join(map(str, config.switch_epochs))
+        raise UserError(f"--switch-epochs {given} are not rising and at least 1: try --switch-epochs 3 7")

@@ -1,0 +1,90 @@
+"""The order of the examples as a pure function of (seed, epoch, step), with nothing dropped.
+
+A run that starts again in the middle of an epoch asks for the same batch and gets it.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from pmapdp.data.dataset import Split
+
+
+class Batch(NamedTuple):
+    """A global batch; padded at its end so that it divides by the devices. Arrays of the host or of devices.
+
+    Attributes:
+        inputs: `[B, ...]` examples.
+        labels: `[B]` int32 classes.
+        indices: `[B]` int32 positions of the examples in the data set; dropout draws its masks from them.
+        weights: `[B]` float32, 1 for an example, 0 for padding.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def examples(self) -> int:
+        """Number of examples, without padding; for batches of the host."""
+        return int(np.count_nonzero(self.weights))
+
+
+class Batches:
+    """All batches of a data set.
+
+    A batch is laid out for N devices and K accumulation steps: the examples are cut into K micro-batches in
+    their order, whatever N is; each is padded to divide by N, and device d's rows hold its share of the first
+    micro-batch, then of the second, and so on. All batches have the same padded size, so that one compiled program
+    serves all.
+
+    Args:
+        split: the examples.
+        batch_size: B, examples per batch; the last batch of an epoch holds what is left.
+        devices: N, over which a batch is split.
+        accumulate: K, micro-batches per device and update.
+        shuffle_seed: seed of the order; None keeps the order of the data set (for evaluation).
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        *,
+        devices: int = 1,
+        accumulate: int = 1,
+        shuffle_seed: int | None = None,
+    ):
+        self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
+        self.devices, self.accumulate = devices, accumulate
+        self.examples = len(split.labels)
+        self.steps = math.ceil(self.examples / batch_size)
+        self.micro_batch = math.ceil(batch_size / accumulate)
+        self.share = math.ceil(self.micro_batch / devices)  # rows of one micro-batch on one device
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The examples' indices `[n]` in the order in which `epoch` (from 0) visits them."""
+        if self.shuffle_seed is None:
+            return np.arange(self.examples)
+        return np.random.default_rng([self.shuffle_seed, epoch]).permutation(self.examples)
+
+    def take(self, indices: np.ndarray) -> Batch:
+        """The batch of these examples, padded with copies of example 0 at weight 0."""
+        K, N = self.accumulate, self.devices
+        rows = np.full((K, N * self.share), -1, np.int32)
+        for micro_batch in range(K):
+            part = indices[micro_batch * self.micro_batch : (micro_batch + 1) * self.micro_batch]
+            rows[micro_batch, : len(part)] = part
+        rows = rows.reshape(K, N, self.share).swapaxes(0, 1).reshape(-1)
+        weights = (rows >= 0).astype(np.float32)
+        rows = np.maximum(rows, 0)
+        return Batch(self.split.inputs[rows], self.split.labels[rows], rows, weights)
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The batches of `epoch` (from 0), starting at its step `first_step` (from 0)."""
+        order = self.order(epoch)
+        for step in range(first_step, self.steps):
+            yield self.take(order[step * self.batch_size : (step + 1) * self.batch_size])

@@ -1,0 +1,102 @@
+"""MNIST and Fashion-MNIST: the four original .gz files where they are in place, else through torchvision.
+
+The files lie where torchvision puts them: `DATA_DIR/MNIST/raw` and `DATA_DIR/FashionMNIST/raw`.
+Sources: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition",
+Proceedings of the IEEE 86(11), 1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
+"""
+
+import gzip
+import hashlib
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.errors import UserError
+
+# MD5 of the files as distributed; the same that torchvision checks.
+CHECKSUMS = {
+    "MNIST": {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    "FashionMNIST": {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+}
+FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+
+
+def load(name: str, data_dir: Path) -> DataSet:
+    """60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8.
+
+    Args:
+        name: `mnist` or `fashion-mnist`.
+        data_dir: torchvision's `root`; may be read-only when the files are in place.
+
+    Raises:
+        UserError: a file is damaged, or files are missing and cannot be downloaded.
+    """
+    folder = FOLDERS[name]
+    raw = data_dir / folder / "raw"
+    files = {file: raw / file for file in CHECKSUMS[folder]}
+    if not all(path.is_file() for path in files.values()):
+        return through_torchvision(name, data_dir)
+    parts = [read_idx(path, CHECKSUMS[folder][file]) for file, path in files.items()]
+    train_images, train_labels, test_images, test_labels = parts
+    return DataSet(
+        Split(train_images[..., None], train_labels.astype(np.int32)),
+        Split(test_images[..., None], test_labels.astype(np.int32)),
+    )
+
+
+def read_idx(path: Path, checksum: str) -> np.ndarray:
+    """The array in a gzipped IDX file of bytes, after a look at its MD5.
+
+    Raises:
+        UserError: the file is not the one that was distributed, or cannot be read.
+    """
+    try:
+        packed = path.read_bytes()
+        found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+        if found != checksum:
+            raise UserError(
+                f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and start again to download it anew"
+            )
+        content = gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({error}): make it readable, or name another --data-dir") from None
+    dimensions = content[3]
+    shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def through_torchvision(name: str, data_dir: Path) -> DataSet:
+    """Download with torchvision, which checks the files; or read what it unpacked earlier.
+
+    Raises:
+        UserError: torchvision is not installed, there is no network, or the folder cannot be written.
+    """
+    folder = FOLDERS[name]
+    try:
+        from torchvision import datasets
+    except ImportError:
+        raise UserError(
+            f'--dataset {name} is not in {data_dir / folder / "raw"} and torchvision, which downloads it, is not '
+            f'installed: run pip install "pmapdp[torchvision]", put the four .gz files there, or use --dataset digits'
+        ) from None
+    try:
+        parts = [getattr(datasets, folder)(data_dir, train=train, download=True) for train in (True, False)]
+    except (OSError, RuntimeError) as error:  # no network, no space, a read-only folder, a wrong checksum
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"--dataset {name} is not in {data_dir / folder / 'raw'} and could not be downloaded ({reason}): "
+            "put the four .gz files there, name another --data-dir, or use --dataset digits"
+        ) from None
+    return DataSet(*(Split(each.data.numpy()[..., None], each.targets.numpy().astype(np.int32)) for each in parts))

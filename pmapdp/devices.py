@@ -1,0 +1,109 @@
+"""Devices: simulate several on one CPU, safely, and choose those that a run uses.
+
+Lesson 00 teaches this file. Simulated devices share the machine's cores: they show that a program
+is right, not how fast it would be on as many real devices.
+"""
+
+import os
+import re
+import warnings
+
+import jax
+
+from pmapdp.errors import UserError
+
+DEFAULT_SIMULATED = 8
+MOST_SIMULATED = 1024
+
+
+def cores() -> int:
+    """The number of CPU cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def count_from_environment() -> tuple[str, int] | None:
+    """The variable with which the user sets the number of CPU devices, and its value, or None."""
+    if found := re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")):
+        return "XLA_FLAGS", int(found[1])
+    if (value := os.environ.get("JAX_NUM_CPU_DEVICES", "")).isdigit():
+        return "JAX_NUM_CPU_DEVICES", int(value)
+    return None
+
+
+def simulate(count: int = DEFAULT_SIMULATED) -> None:
+    """Make JAX show `count` CPU devices. Call it before the first JAX computation.
+
+    Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number that the
+    user set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`, `NPROC`) is left as it is.
+
+    Raises:
+        UserError: JAX has already started with fewer CPU devices, or the environment asks for fewer.
+    """
+    if not 1 <= count <= MOST_SIMULATED:
+        raise UserError(f"{count} devices cannot be simulated: the number must be from 1 to {MOST_SIMULATED}")
+    given = count_from_environment()
+    if given:
+        variable, available = given
+        if available < count:
+            raise UserError(
+                f"{count} devices were asked for, but {variable} in the environment allows {available}: "
+                f"unset it, or ask for at most {available}"
+            )
+    else:
+        available = count
+        try:
+            jax.config.update("jax_num_cpu_devices", count)
+        except RuntimeError:  # the backends are running, and their number of devices is fixed
+            started = len(jax.devices("cpu"))
+            if started < count:
+                raise UserError(
+                    f"{count} devices cannot be simulated any more: JAX has already started with {started}; "
+                    "call pmapdp.devices.simulate before any other use of JAX (in a notebook: restart the kernel)"
+                ) from None
+            return
+    # A collective holds a thread of XLA's pool on every device while it waits for the others. The pool has
+    # one thread a core, so many devices on few cores deadlock (seen with jax 0.10). The environment
+    # variable NPROC sets the pool's size; two threads a device never deadlocked.
+    needed = 2 * available
+    if "NPROC" not in os.environ:
+        os.environ["NPROC"] = str(max(cores(), needed))
+    elif os.environ["NPROC"].isdigit() and int(os.environ["NPROC"]) < needed and available > 1:
+        warnings.warn(
+            f"NPROC={os.environ['NPROC']} is less than two threads for each of {available} simulated devices: "
+            f"collectives may deadlock; NPROC={needed} is safe",
+            stacklevel=2,
+        )
+
+
+def choose(count: int | None = None) -> list[jax.Device]:
+    """The devices of a run: the first `count`, or all accelerators, or 8 simulated CPU devices.
+
+    Raises:
+        UserError: `count` is not positive or more than there are.
+    """
+    if count is not None and count < 1:
+        raise UserError(f"--devices {count} makes no sense: a run needs at least 1 device, for example --devices 8")
+    given = count_from_environment()
+    if count is None:
+        simulate(given[1] if given else DEFAULT_SIMULATED)
+    elif count <= MOST_SIMULATED:  # more can only be asked of accelerators, and is refused below
+        simulate(count)
+    devices = jax.devices()
+    if count is not None and count > len(devices):
+        kind = devices[0].platform
+        advice = "" if kind == "cpu" else " (or set JAX_PLATFORMS=cpu to simulate more)"
+        raise UserError(
+            f"--devices {count} is more than the {len(devices)} {kind} device(s) here: "
+            f"use at most --devices {len(devices)}{advice}"
+        )
+    return devices[:count]
+
+
+def describe(devices: list[jax.Device]) -> str:
+    """One line for a header, for example `8 simulated CPU devices on 2 cores`."""
+    number, kind = len(devices), devices[0].device_kind
+    if devices[0].platform != "cpu":
+        return f"{number} x {kind}"
+    if number == 1:
+        return f"1 CPU device on {cores()} cores"
+    return f"{number} simulated CPU devices on {cores()} cores"

@@ -1,0 +1,47 @@
+"""Mistakes that are the user's to mend, and how a command reports them.
+
+A message is one sentence: the value given, why it will not do, and one that works.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+
+
+class UserError(Exception):
+    """A mistake in what was asked for; commands print its one sentence and exit with status 2."""
+
+    status = 2
+
+
+class DivergedError(UserError):
+    """The loss is no longer a finite number; commands exit with status 3."""
+
+    status = 3
+
+
+def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that does not exist: says the nearest one that does.
+
+    Args:
+        kind: what the name stands for, for example `"strategy"`.
+        value: the name that was given.
+        choices: the names that exist.
+    """
+    choices = list(choices)
+    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {kind} {value!r}: {hint}choose from {', '.join(choices)}")
+
+
+def run_command(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
+    """Run `main(arguments)`; turn a `UserError` into one line on stderr and return the exit status."""
+    try:
+        main(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("stopped by the keyboard", file=sys.stderr)
+        return 130
+    return 0

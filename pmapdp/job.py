@@ -1,0 +1,128 @@
+"""A configuration made concrete: devices, data in batches, the task and the strategy's five functions."""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pmapdp import devices as device_module
+from pmapdp.config import Config, check
+from pmapdp.data import load
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import DataSet
+from pmapdp.errors import UserError
+from pmapdp.metrics import Meter, Totals
+from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.state import Task
+from pmapdp.steps import Steps, make_steps
+
+EVALUATION_BATCH_PER_DEVICE = 64
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a run needs before its first step.
+
+    Attributes:
+        config: what was asked for.
+        devices: N devices.
+        data: the data set.
+        global_batch_size: B, examples per update over all devices.
+        train_batches: the training set in its order, epoch by epoch.
+        test_batches: the test set.
+        total_steps: number of updates after which the run ends.
+        schedule: number of updates made to learning rate.
+        task: model, objective and update rule.
+        steps: the strategy's five functions.
+    """
+
+    config: Config
+    devices: list[jax.Device]
+    data: DataSet
+    global_batch_size: int
+    train_batches: Batches
+    test_batches: Batches
+    total_steps: int
+    schedule: Callable[[Any], Any]
+    task: Task
+    steps: Steps
+
+    @property
+    def per_device_batch_size(self) -> int:
+        """b, the largest number of examples that one device gets in an update."""
+        return math.ceil(self.global_batch_size / len(self.devices))
+
+    def evaluate(self, state: Any) -> Totals:
+        """Loss and accuracy of a placed state over exactly the test set."""
+        meter = Meter()
+        for step, batch in enumerate(self.test_batches.epoch(0), start=1):
+            meter.add(step, self.steps.eval_step(state, self.steps.place_batch(batch)))
+        return meter.finish()
+
+
+def prepare(config: Config) -> Job:
+    """Find the devices, read the data, build the task and the steps. Nothing is compiled yet.
+
+    Raises:
+        UserError: the configuration fits neither itself, nor the machine, nor the data.
+    """
+    check(config)
+    if config.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    devices = device_module.choose(1 if config.strategy == "single" else config.devices)
+    data = load(config.dataset, config.data_dir)
+    B = global_batch_size(config, len(devices), len(data.train.labels))
+    train_batches = Batches(
+        data.train, B, devices=len(devices), accumulate=config.accumulate, shuffle_seed=config.seed
+    )
+    test_size = max(B, EVALUATION_BATCH_PER_DEVICE * len(devices))
+    total_steps = min(config.steps or sys.maxsize, config.epochs * train_batches.steps)
+    schedule = make_schedule(config, B, train_batches.steps, total_steps)
+    task = Task(
+        model=config.model,
+        optimizer=make_optimizer(config, schedule),
+        seed=config.seed,
+        dtype=config.dtype,
+        label_smoothing=config.label_smoothing,
+        accumulate=config.accumulate,
+    )
+    return Job(
+        config=config,
+        devices=devices,
+        data=data,
+        global_batch_size=B,
+        train_batches=train_batches,
+        test_batches=Batches(data.test, test_size, devices=len(devices)),
+        total_steps=total_steps,
+        schedule=schedule,
+        task=task,
+        steps=make_steps(config.strategy, task, devices),
+    )
+
+
+def global_batch_size(config: Config, devices: int, examples: int) -> int:
+    """B, from whichever of the two batch sizes is given.
+
+    Raises:
+        UserError: it is larger than the training set, or smaller than the accumulation steps.
+    """
+    if config.per_device_batch_size:
+        size, given = config.per_device_batch_size * devices, f"--per-device-batch-size {config.per_device_batch_size}"
+        largest = f"--per-device-batch-size {examples // devices}"
+    else:
+        size = config.global_batch_size or 64
+        given, largest = f"--global-batch-size {size}", f"--global-batch-size {examples}"
+    if size > examples:
+        raise UserError(
+            f"{given} on {devices} device(s) takes {size} examples a step, but the training set of {config.dataset} "
+            f"has {examples}: use at most {largest}"
+        )
+    if config.accumulate > size:
+        raise UserError(
+            f"--accumulate {config.accumulate} cuts a global batch of {size} into more parts than it has examples: "
+            f"use at most --accumulate {size}"
+        )
+    return size

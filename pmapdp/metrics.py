@@ -1,0 +1,134 @@
+"""Results of a run: sums on the host, read back without stopping the devices, and the JSON-lines file."""
+
+import json
+import math
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from pmapdp.errors import DivergedError, UserError
+from pmapdp.objective import MetricSums
+
+STEPS_BEHIND = 2
+
+
+class Totals(NamedTuple):
+    """Sums over examples on the host, in double precision."""
+
+    loss: float = 0.0
+    correct: float = 0.0
+    count: int = 0
+
+    def add(self, sums: MetricSums) -> "Totals":
+        """The sums over these examples and those."""
+        loss, correct, count = jax.device_get(sums)
+        return Totals(self.loss + float(loss), self.correct + float(correct), self.count + int(count))
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean cross-entropy of the examples."""
+        return self.loss / self.count
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the examples that are classified right, from 0 to 1."""
+        return self.correct / self.count
+
+
+class Meter:
+    """Adds up the metrics of steps and times them. Reads each step's metrics a few steps late, so that the devices
+    never wait for the host; this also bounds how far the host can run ahead of them.
+    """
+
+    def __init__(self, totals: Totals = Totals()):  # noqa: B008 (a tuple, never changed)
+        self.totals = totals
+        self.last_loss = math.nan
+        self.waiting: deque[tuple[int, MetricSums]] = deque()
+        self.steps = self.examples = 0
+        self.clock = time.perf_counter()
+        self.seconds = 0.0
+
+    def add(self, step: int, sums: MetricSums, examples: int = 0) -> None:
+        """Take the metrics of update number `step` over `examples` examples; it may still be computed.
+
+        Raises:
+            DivergedError: the loss of an earlier step is not finite.
+        """
+        self.waiting.append((step, sums))
+        self.steps, self.examples = self.steps + 1, self.examples + examples
+        if len(self.waiting) > STEPS_BEHIND:
+            self.read()
+        self.seconds = time.perf_counter() - self.clock
+
+    def restart_clock(self) -> float:
+        """Wait for all steps, leave them out of the timing, and return the seconds they took."""
+        self.finish()
+        seconds, self.clock, self.steps, self.examples = self.seconds, time.perf_counter(), 0, 0
+        return seconds
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """Speed since the clock was last restarted; None where no step was timed."""
+        return self.examples / self.seconds if self.steps else None
+
+    @property
+    def step_ms(self) -> float | None:
+        """Milliseconds a step since the clock was last restarted; None where no step was timed."""
+        return 1000 * self.seconds / self.steps if self.steps else None
+
+    def read(self) -> None:
+        """Wait for the oldest step that is not read yet and add it."""
+        step, sums = self.waiting.popleft()
+        before = self.totals
+        self.totals = before.add(sums)
+        if not math.isfinite(self.totals.loss):
+            raise DivergedError(
+                f"the loss is {self.totals.loss} at step {step}: try a lower --learning-rate, "
+                "--warmup-steps 100, or --clip-norm 1"
+            )
+        if self.totals.count > before.count:
+            self.last_loss = (self.totals.loss - before.loss) / (self.totals.count - before.count)
+
+    def finish(self) -> Totals:
+        """Wait for all steps; the sums over them."""
+        while self.waiting:
+            self.read()
+        self.seconds = time.perf_counter() - self.clock
+        return self.totals
+
+
+class MetricsFile:
+    """A file of JSON objects, one a line, each written at once, so that a killed run leaves whole lines.
+
+    Args:
+        path: appended to; None writes nothing.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path | None):
+        self.path = path
+        self.file = None
+        if path is None:
+            return
+        try:
+            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the run)
+        except OSError as error:
+            raise UserError(
+                f"--metrics-file {path} cannot be written ({error.strerror}): name a file in a folder that exists "
+                "and is yours, for example metrics.jsonl"
+            ) from None
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one line `{"event": event, ...}`."""
+        if self.file is None:
+            return
+        try:
+            self.file.write(json.dumps({"event": event, **values}) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path} can no longer be written ({error.strerror}): free some space") from None

@@ -1,0 +1,39 @@
+"""The network of the Keras-on-JAX guide: batch norm and dropout, 49,242 parameters, 136 running statistics."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pmapdp.models.layers import EVALUATION, BatchNorm, Context, Dropout, scale_pixels
+
+
+class ConvNet(nnx.Module):
+    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras' initialiser, Glorot uniform."""
+
+    def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        self.dtype = dtype
+        options = {
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "kernel_init": nnx.initializers.glorot_uniform(),
+            "rngs": rngs,
+        }
+        self.conv1 = nnx.Conv(1, 12, (3, 3), padding="SAME", use_bias=False, **options)
+        self.norm1 = BatchNorm(12, param_dtype=param_dtype)
+        self.conv2 = nnx.Conv(12, 24, (6, 6), strides=2, padding="VALID", use_bias=False, **options)
+        self.norm2 = BatchNorm(24, param_dtype=param_dtype)
+        self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", **options)
+        self.norm3 = BatchNorm(32, param_dtype=param_dtype)
+        self.hidden = nnx.Linear(32, 256, **options)
+        self.dropout = Dropout(0.5)
+        self.logits = nnx.Linear(256, 10, **options)
+
+    def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
+        """Forward pass; in training `context` needs the examples' keys."""
+        x = scale_pixels(images, self.dtype)
+        x = nnx.relu(self.norm1(self.conv1(x), context))  # [b, 28, 28, 12]
+        x = nnx.relu(self.norm2(self.conv2(x), context))  # [b, 12, 12, 24]
+        x = nnx.relu(self.norm3(self.large_k(x), context))  # [b, 6, 6, 32]
+        x = x.mean((1, 2))
+        x = self.dropout(nnx.relu(self.hidden(x)), context)
+        return self.logits(x)

@@ -1,0 +1,33 @@
+"""The multi-layer perceptron 784-512-512-10: 669,706 parameters.
+
+Three linear layers with weights drawn from 0.01 x a normal distribution, as in the blog "JAX for PyTorch users".
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pmapdp.models.layers import EVALUATION, Context, scale_pixels
+
+
+class MLP(nnx.Module):
+    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits."""
+
+    def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        self.dtype = dtype
+        options = {
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "kernel_init": nnx.initializers.normal(1e-2),
+            "rngs": rngs,
+        }
+        self.hidden1 = nnx.Linear(784, 512, **options)
+        self.hidden2 = nnx.Linear(512, 512, **options)
+        self.logits = nnx.Linear(512, 10, **options)
+
+    def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
+        """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""
+        x = scale_pixels(images, self.dtype).reshape(len(images), -1)
+        x = nnx.relu(self.hidden1(x))
+        x = nnx.relu(self.hidden2(x))
+        return self.logits(x)

@@ -1,0 +1,51 @@
+"""Optimizers and learning-rate schedules from a configuration; all of them are optax's."""
+
+import optax
+
+from pmapdp.config import Config
+
+
+def peak_learning_rate(config: Config, global_batch_size: int) -> float:
+    """The configured learning rate, after the linear scaling rule where it was asked for.
+
+    Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017: k times the batch, k times the rate.
+    """
+    if config.scale_learning_rate is None:
+        return config.learning_rate
+    return config.learning_rate * global_batch_size / config.scale_learning_rate
+
+
+def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
+    """The learning rate as a function of the number of updates already made.
+
+    Args:
+        config: the schedule and its settings; switches and the end are counted from the start of training,
+            warm-up included.
+        global_batch_size: B, for the linear scaling rule.
+        steps_per_epoch: updates in one epoch.
+        total_steps: updates in the whole run; the cosine ends here.
+    """
+    peak, warmup = peak_learning_rate(config, global_batch_size), config.warmup_steps
+    if config.schedule == "piecewise":
+        switches = {epoch * steps_per_epoch - warmup: config.switch_factor for epoch in config.switch_epochs}
+        main = optax.piecewise_constant_schedule(peak, switches)
+    elif config.schedule == "cosine":
+        main = optax.cosine_decay_schedule(peak, max(1, total_steps - warmup))
+    else:
+        main = optax.constant_schedule(peak)
+    if warmup == 0:
+        return main
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), main], [warmup])
+
+
+def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """The update rule: clipping by global norm where asked for, then sgd, momentum, adam or adamw."""
+    rule = {
+        "sgd": lambda: optax.sgd(schedule),
+        "momentum": lambda: optax.sgd(schedule, momentum=0.9),
+        "adam": lambda: optax.adam(schedule),
+        "adamw": lambda: optax.adamw(schedule, weight_decay=config.weight_decay),
+    }[config.optimizer]()
+    if config.clip_norm is None:
+        return rule
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

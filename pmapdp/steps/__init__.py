@@ -1,0 +1,37 @@
+"""The heart: one training step, written four ways. Compare two files of this folder with `diff`.
+
+Every file has `make_steps(task, devices)`, which returns the same five functions.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from pmapdp.state import Task
+
+
+class Steps(NamedTuple):
+    """What a trainer needs of a strategy.
+
+    Attributes:
+        place_state: host pytree to devices.
+        place_batch: host `Batch` to devices.
+        train_step: (state, batch) to (state, `MetricSums`), one update; the given state's memory is reused.
+        eval_step: (state, batch) to `MetricSums`.
+        fetch: devices back to the host, one copy, no device axis.
+    """
+
+    place_state: Callable[[Any], Any]
+    place_batch: Callable[[Any], Any]
+    train_step: Callable[[Any, Any], Any]
+    eval_step: Callable[[Any, Any], Any]
+    fetch: Callable[[Any], Any]
+
+
+def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Steps:
+    """The five functions of `strategy`: pmap, jit, shard_map or single."""
+    from pmapdp.steps import jit, pmap, shard_map, single
+
+    modules = {"pmap": pmap, "jit": jit, "shard_map": shard_map, "single": single}
+    return modules[strategy].make_steps(task, devices)
