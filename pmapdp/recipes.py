@@ -17,6 +17,16 @@ class Recipe:
 RECIPES = {
     "digits": Recipe(
         "a convolutional network on scikit-learn's digits, the default; needs no download",
-        Config(global_batch_size=64),
+        Config(
+            recipe="digits",
+            dataset="digits",
+            model="cnn",
+            global_batch_size=64,
+            epochs=20,
+            optimizer="adam",
+            learning_rate=5e-3,
+            schedule="cosine",
+            label_smoothing=0.1,
+        ),
     ),
 }

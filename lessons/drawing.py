@@ -1,0 +1,71 @@
+"""How the lessons draw: SVG on a transparent ground, one colour per device, readable on light and dark pages."""
+
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch
+
+# One fixed colour per device, in every lesson (the Okabe-Ito palette and a grey; Okabe and Ito, 2008).
+DEVICE_COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#8C8C8C"]
+INK = "#808080"  # mid grey: text and lines that show on white and on black
+
+
+def setup() -> None:
+    """Make pictures in this notebook small SVGs in the lessons' style."""
+    from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+    set_matplotlib_formats("svg")
+    matplotlib.rcParams.update(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "pmapdp",
+            "figure.facecolor": "none",
+            "axes.facecolor": "none",
+            "savefig.facecolor": "none",
+            "savefig.transparent": True,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "legend.frameon": False,
+            "font.size": 10,
+            "figure.figsize": (7, 2.6),
+            "figure.dpi": 90,
+        }
+    )
+
+
+def canvas(width: float, height: float) -> Axes:
+    """An empty picture, `width` x `height` units, one unit to the cell; y grows downwards."""
+    _, axes = plt.subplots(figsize=(7, 7 * height / width))
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.set_axis_off()
+    return axes
+
+
+def box(axes: Axes, x: float, y: float, text: str, *, device: int | None = None, width=1.8, height=0.8) -> None:
+    """A rounded box with its corner at (x, y), in the colour of `device` (None: grey outline)."""
+    colour = INK if device is None else DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
+    axes.add_patch(
+        FancyBboxPatch(
+            (x, y),
+            width,
+            height,
+            boxstyle="round,pad=0,rounding_size=0.12",
+            facecolor="none" if device is None else colour,
+            edgecolor=colour,
+        )
+    )
+    axes.text(
+        x + width / 2, y + height / 2, text, ha="center", va="center", color=INK if device is None else "white"
+    )
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, device: int | None = None) -> None:
+    """An arrow from `start` to `end`, in the colour of `device`."""
+    colour = INK if device is None else DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.4})
