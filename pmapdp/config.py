@@ -95,13 +95,53 @@ class OutputOptions:
     """Write results to this file, one JSON object a line (appended if the file exists)."""
     progress: bool = True
     """Show a progress bar (on a terminal) or a line now and then (elsewhere) during each epoch."""
-
-
-GROUPS = (DataOptions, ModelOptions, ParallelOptions, OptimizationOptions, RunOptions, OutputOptions)
+    draw_sharding: bool = False
+    """Draw how the first batch lies on the devices."""
+    check_on_one_device: bool = False
+    """At the end evaluate once more on a single device; the figures must be equal."""
 
 
 @dataclass(frozen=True)
-class Config(DataOptions, ModelOptions, ParallelOptions, OptimizationOptions, RunOptions, OutputOptions):
+class WorkdirOptions:
+    """What is kept, so that a run can go on after it was stopped."""
+
+    workdir: str | None = None
+    """Folder of the run: checkpoints, metrics, TensorBoard files, log. The same command again goes on from there."""
+    fresh: bool = False
+    """Delete an earlier run in the workdir and start anew."""
+    checkpoint_every: int | None = None
+    """Write a checkpoint after this many updates, beside the one after each epoch."""
+    keep_checkpoints: int = 3
+    """Number of newest checkpoints to keep, beside the one with the best test accuracy."""
+    histograms: bool = False
+    """Write histograms of parameters and gradients for TensorBoard after each epoch."""
+    profile: bool = False
+    """Record a trace of a few updates for Perfetto and TensorBoard, and print the ten longest operations."""
+    compile_cache: bool = True
+    """Keep compiled programs in a cache folder, so that the next start is faster."""
+
+
+GROUPS = (
+    DataOptions,
+    ModelOptions,
+    ParallelOptions,
+    OptimizationOptions,
+    RunOptions,
+    OutputOptions,
+    WorkdirOptions,
+)
+
+
+@dataclass(frozen=True)
+class Config(
+    DataOptions,
+    ModelOptions,
+    ParallelOptions,
+    OptimizationOptions,
+    RunOptions,
+    OutputOptions,
+    WorkdirOptions,
+):
     """All settings of a run."""
 
     recipe: str = "digits"
@@ -131,9 +171,18 @@ def check(config: Config) -> None:
         if not works:
             raise UserError(f"{flag(field)} {getattr(config, field)} {reason}: try {flag(field)} {example}")
 
-    for field in ("devices", "global_batch_size", "per_device_batch_size", "accumulate", "epochs", "steps"):
+    for field, example in {
+        "devices": 8,
+        "global_batch_size": 64,
+        "per_device_batch_size": 8,
+        "accumulate": 2,
+        "epochs": 10,
+        "steps": 100,
+        "checkpoint_every": 100,
+        "keep_checkpoints": 3,
+    }.items():
         value = getattr(config, field)
-        require(value is None or value >= 1, field, "must be at least 1", {"epochs": 10, "steps": 100}.get(field, 8))
+        require(value is None or value >= 1, field, "must be at least 1", example)
     if config.global_batch_size and config.per_device_batch_size:
         raise UserError(
             f"--global-batch-size {config.global_batch_size} and --per-device-batch-size "
@@ -162,6 +211,9 @@ def check(config: Config) -> None:
         "is no batch size",
         64,
     )
+    for field in ("fresh", "checkpoint_every", "histograms", "profile"):
+        if getattr(config, field) and not config.workdir:
+            raise UserError(f"{flag(field)} needs a folder for its files: add --workdir runs/first")
     if config.schedule == "piecewise" and not config.switch_epochs:
         raise UserError("--schedule piecewise needs the epochs at which to switch: try --switch-epochs 3 7")
     if config.switch_epochs and config.schedule != "piecewise":

@@ -20,6 +20,19 @@ class DivergedError(UserError):
     status = 3
 
 
+class StoppedError(Exception):
+    """A signal ended the run in good order.
+
+    Args:
+        message: what was kept, and how to go on.
+        status: exit status of the command, 128 + the signal's number.
+    """
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """The error for a name that does not exist: says the nearest one that does.
 
@@ -41,6 +54,9 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
+    except StoppedError as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.status
     except KeyboardInterrupt:
         print("stopped by the keyboard", file=sys.stderr)
         return 130

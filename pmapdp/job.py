@@ -1,7 +1,6 @@
 """A configuration made concrete: devices, data in batches, the task and the strategy's five functions."""
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
-from pmapdp.state import Task
+from pmapdp.state import Task, make_task
 from pmapdp.steps import Steps, make_steps
 
 EVALUATION_BATCH_PER_DEVICE = 64
@@ -75,20 +74,11 @@ def prepare(config: Config) -> Job:
     devices = device_module.choose(1 if config.strategy == "single" else config.devices)
     data = load(config.dataset, config.data_dir)
     B = global_batch_size(config, len(devices), len(data.train.labels))
-    train_batches = Batches(
-        data.train, B, devices=len(devices), accumulate=config.accumulate, shuffle_seed=config.seed
-    )
+    train_batches = Batches(data.train, B, devices=len(devices), accumulate=config.accumulate, shuffle_seed=config.seed)
     test_size = max(B, EVALUATION_BATCH_PER_DEVICE * len(devices))
-    total_steps = min(config.steps or sys.maxsize, config.epochs * train_batches.steps)
-    schedule = make_schedule(config, B, train_batches.steps, total_steps)
-    task = Task(
-        model=config.model,
-        optimizer=make_optimizer(config, schedule),
-        seed=config.seed,
-        dtype=config.dtype,
-        label_smoothing=config.label_smoothing,
-        accumulate=config.accumulate,
-    )
+    all_steps = config.epochs * train_batches.steps
+    schedule = make_schedule(config, B, train_batches.steps, all_steps)
+    task = make_task(config, make_optimizer(config, schedule))
     return Job(
         config=config,
         devices=devices,
@@ -96,7 +86,7 @@ def prepare(config: Config) -> Job:
         global_batch_size=B,
         train_batches=train_batches,
         test_batches=Batches(data.test, test_size, devices=len(devices)),
-        total_steps=total_steps,
+        total_steps=min(config.steps or all_steps, all_steps),
         schedule=schedule,
         task=task,
         steps=make_steps(config.strategy, task, devices),
@@ -110,7 +100,10 @@ def global_batch_size(config: Config, devices: int, examples: int) -> int:
         UserError: it is larger than the training set, or smaller than the accumulation steps.
     """
     if config.per_device_batch_size:
-        size, given = config.per_device_batch_size * devices, f"--per-device-batch-size {config.per_device_batch_size}"
+        size, given = (
+            config.per_device_batch_size * devices,
+            f"--per-device-batch-size {config.per_device_batch_size}",
+        )
         largest = f"--per-device-batch-size {examples // devices}"
     else:
         size = config.global_batch_size or 64

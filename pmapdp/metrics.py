@@ -132,3 +132,8 @@ class MetricsFile:
             self.file.flush()
         except OSError as error:
             raise UserError(f"{self.path} can no longer be written ({error.strerror}): free some space") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file is not None:
+            self.file.close()

@@ -46,7 +46,14 @@ def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
 
 
 def training_sums(
-    params, batch_stats, batch: Batch, step: jax.Array, *, task: Task, structure: nnx.GraphDef, axis_name: str | None
+    params,
+    batch_stats,
+    batch: Batch,
+    step: jax.Array,
+    *,
+    task: Task,
+    structure: nnx.GraphDef,
+    axis_name: str | None,
 ) -> tuple[jax.Array, tuple[MetricSums, Any]]:
     """Forward pass in training: the loss summed over the examples here, then (metrics, new batch statistics)."""
     # Batch norm assigns to its variables, so the trace needs fresh ones: copy=True.

@@ -23,7 +23,7 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
             warm-up included.
         global_batch_size: B, for the linear scaling rule.
         steps_per_epoch: updates in one epoch.
-        total_steps: updates in the whole run; the cosine ends here.
+        total_steps: updates in all epochs, where the cosine ends, also for a run that is to stop early.
     """
     peak, warmup = peak_learning_rate(config, global_batch_size), config.warmup_steps
     if config.schedule == "piecewise":

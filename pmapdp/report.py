@@ -1,11 +1,13 @@
 """What a run shows: a header, a progress bar, one line per epoch. On a terminal with rich, elsewhere plain lines."""
 
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pmapdp.errors import UserError
 from pmapdp.metrics import Meter
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -18,17 +20,29 @@ class Report:
     Args:
         progress: whether to show progress inside an epoch.
         epochs: number of epochs in the run.
+        log: file to which all lines are appended too.
+
+    Raises:
+        UserError: the log cannot be written.
     """
 
-    def __init__(self, *, progress: bool, epochs: int):
+    def __init__(self, *, progress: bool, epochs: int, log: Path | None = None):
         self.console = Console(highlight=False, soft_wrap=True)
         self.progress, self.epochs = progress, epochs
         self.bar: Progress | None = None
         self.shown = 0.0
+        self.log: TextIO | None = None
+        if log is not None:
+            try:
+                self.log = open(log, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the run)
+            except OSError as error:
+                raise UserError(f"{log} cannot be written ({error.strerror}): name another --workdir") from None
 
     def line(self, text: str = "") -> None:
         """Print one line as it is."""
         self.console.print(text, markup=False)
+        if self.log:
+            print(text, file=self.log, flush=True)
 
     def header(self, facts: dict[str, Any]) -> None:
         """Print facts as an aligned list."""
@@ -86,12 +100,16 @@ class Report:
             + (f" | {step_ms:.1f} ms a step, {speed:,.0f} images/s" if speed else " | one step, not timed")
         )
 
-    def end(self, history: list[dict[str, Any]], compile_seconds: float, seconds: float) -> None:
+    def end(self, best: dict[str, Any], last: dict[str, Any], compile_seconds: float, seconds: float) -> None:
         """Print the best and the last test accuracy, and where the time went."""
-        best = max(history, key=lambda results: results["test_accuracy"])
         self.line()
         self.line(
-            f"test accuracy: best {best['test_accuracy']:.4f} (epoch {best['epoch']}), "
-            f"last {history[-1]['test_accuracy']:.4f}"
+            f"test accuracy: best {best['test_accuracy']:.4f} (epoch {best['epoch']}), last {last['test_accuracy']:.4f}"
         )
         self.line(f"{seconds:.1f} s in all, of which {compile_seconds:.1f} s to compile")
+
+    def close(self) -> None:
+        """Take the progress bar away and close the log."""
+        self.end_epoch()
+        if self.log:
+            self.log.close()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from pmapdp.config import Config
 from pmapdp.models import MODELS
 
 
@@ -63,6 +64,11 @@ class Task:
     def model_structure(self) -> nnx.GraphDef:
         """The model without its arrays; no memory is used for them."""
         return nnx.split(nnx.eval_shape(self.build_model), nnx.Param, nnx.BatchStat)[0]
+
+
+def make_task(config: Config, optimizer: optax.GradientTransformation) -> Task:
+    """What is trained, from the configuration."""
+    return Task(config.model, optimizer, config.seed, config.dtype, config.label_smoothing, config.accumulate)
 
 
 def initial_state(task: Task) -> TrainState:

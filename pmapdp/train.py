@@ -3,26 +3,30 @@
     python -m pmapdp.train                                    # digits on 8 devices with pmap
     python -m pmapdp.train --strategy jit --devices 4         # the same job, split by the compiler
     python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
+    python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command goes on
 
 Lesson 10 teaches this file.
 """
 
-import dataclasses
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import jax
-
+from pmapdp import compile_cache
 from pmapdp.command_line import parse
 from pmapdp.config import Config
-from pmapdp.devices import describe
 from pmapdp.errors import run_command
+from pmapdp.finish import check_on_one_device, compare_with_reported, draw_sharding
 from pmapdp.job import Job, prepare
-from pmapdp.metrics import Meter, MetricsFile
-from pmapdp.report import Report
-from pmapdp.state import TrainState, count_parameters, create_state
+from pmapdp.metrics import Meter, Totals
+from pmapdp.profile import Profiler
+from pmapdp.recorder import Recorder
+from pmapdp.resume import Keeper
+from pmapdp.signals import listening
+from pmapdp.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Result:
 
     Attributes:
         state: the last `TrainState`, on the host.
-        epochs: the metrics of every epoch, as in the metrics file.
+        epochs: the metrics of every epoch of this start, as in the metrics file.
     """
 
     state: TrainState
@@ -39,94 +43,98 @@ class Result:
 
 
 def train(config: Config) -> Result:
-    """Run `config` from start to end.
+    """Run `config` from start to end, or go on with the run in its workdir.
 
     Raises:
-        UserError: the configuration does not fit the machine or the data, or training diverged.
+        UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
+            file could not be written.
+        StoppedError: SIGTERM or SIGINT asked for it; with a workdir a checkpoint was written.
     """
     started = time.perf_counter()
-    metrics_file = MetricsFile(config.metrics_file)
+    if config.compile_cache:
+        compile_cache.enable()
     job = prepare(config)
     steps, batches = job.steps, job.train_batches
-    state = steps.place_state(create_state(job.task))
-    report = Report(progress=config.progress, epochs=config.epochs)
-    facts = start_facts(job, state)
-    metrics_file.write("start", **facts)
-    report.header(header(job, facts))
+    with contextlib.ExitStack() as stack:
+        keeper = stack.enter_context(contextlib.closing(Keeper(job)))
+        progress = keeper.begin()
+        recorder = stack.enter_context(contextlib.closing(Recorder(job, progress.step)))
+        recorder.start(progress.state)
+        for warning in keeper.messages:
+            recorder.report.line(warning)
+        stop = stack.enter_context(listening())
+        profiler = Profiler(Path(config.workdir) / "profile" if config.profile and config.workdir else None)
 
-    step, compile_seconds, history = 0, 0.0, []
-    for epoch in range(config.epochs):
-        if step == job.total_steps:
-            break
-        meter = Meter()
-        report.start_epoch(epoch + 1, batches.steps)
-        for batch in batches.epoch(epoch):
-            state, sums = steps.train_step(state, steps.place_batch(batch))
-            step += 1
-            meter.add(step, sums, batch.examples)
-            if step == 1:
-                compile_seconds += meter.restart_clock()  # traced and compiled just now: not timed as a step
-            report.step(step - epoch * batches.steps, meter)
-            if step == job.total_steps:
-                break
-        trained = meter.finish()
-        report.end_epoch()
+        state, step, totals = steps.place_state(progress.state), progress.step, progress.totals
+        compile_seconds, history = 0.0, []
+        while step < job.total_steps:
+            epoch, done = divmod(step, batches.steps)
+            meter = Meter(totals)
+            recorder.report.start_epoch(epoch + 1, batches.steps, done)
+            for batch in batches.epoch(epoch, done):
+                profiler.before_step(state)
+                placed = steps.place_batch(batch)
+                if config.draw_sharding and step == 0:
+                    draw_sharding(placed)
+                state, sums = steps.train_step(state, placed)
+                step += 1
+                meter.add(step, sums, batch.examples)
+                if step == progress.step + 1:  # traced and compiled just now: not timed as a step
+                    compile_seconds += meter.restart_clock()
+                recorder.report.step(step - epoch * batches.steps, meter)
+                for line in profiler.after_step(state):
+                    recorder.report.line(line)
+                if step == min((epoch + 1) * batches.steps, job.total_steps):
+                    break
+                if stop or keeper.due(step):
+                    keeper.save(step, steps.fetch(state), meter.finish())
+                if stop:
+                    keeper.stop(stop, step)
+            totals = meter.finish()
+            recorder.report.end_epoch()
 
-        clock = time.perf_counter()
-        tested = job.evaluate(state)
-        if epoch == 0:
-            compile_seconds += time.perf_counter() - clock
-        history.append(
-            {
-                "epoch": epoch + 1,
-                "step": step,
-                "train_loss": trained.mean_loss,
-                "train_accuracy": trained.accuracy,
-                "train_examples": trained.count,
-                "test_loss": tested.mean_loss,
-                "test_accuracy": tested.accuracy,
-                "test_examples": tested.count,
-                "learning_rate": float(job.schedule(step - 1)),
-                "images_per_second": meter.examples_per_second,
-                "step_ms": meter.step_ms,
-            }
-        )
-        metrics_file.write("epoch", **history[-1])
-        report.results(history[-1])
+            clock = time.perf_counter()
+            tested = job.evaluate(state)
+            if not history:
+                compile_seconds += time.perf_counter() - clock
+            results = epoch_results(job, epoch, step, meter, tested)
+            history.append(results)
+            host = steps.fetch(state)
+            recorder.epoch(results, host)
+            if step == (epoch + 1) * batches.steps:
+                totals = Totals()
+            keeper.save(step, host, totals, results)
+            if stop:
+                keeper.stop(stop, step)
 
-    seconds = time.perf_counter() - started
-    metrics_file.write("end", steps=step, compile_seconds=compile_seconds, total_seconds=seconds)
-    report.end(history, compile_seconds, seconds)
-    return Result(steps.fetch(state), history)
-
-
-def start_facts(job: Job, state: TrainState) -> dict[str, Any]:
-    """The first line of the metrics file: what was asked for, and what it came to."""
-    return dataclasses.asdict(job.config) | {
-        "strategy": job.config.strategy,
-        "devices": len(job.devices),
-        "global_batch_size": job.global_batch_size,
-        "per_device_batch_size": job.per_device_batch_size,
-        "parameters": count_parameters(state.params),
-        "train_examples": len(job.data.train.labels),
-        "test_examples": len(job.data.test.labels),
-        "jax": jax.__version__,
-    }
+        for line in profiler.stop():
+            recorder.report.line(line)
+        keeper.wait()
+        seconds = time.perf_counter() - started
+        recorder.write("end", steps=step, compile_seconds=compile_seconds, total_seconds=seconds)
+        recorder.report.end(keeper.best, keeper.last, compile_seconds, seconds)
+        host = steps.fetch(state)
+        if config.check_on_one_device:
+            recorder.report.line(check_on_one_device(job, host, keeper.last))
+        compare_with_reported(recorder.report, config.recipe, history)
+        return Result(host, history)
 
 
-def header(job: Job, facts: dict[str, Any]) -> dict[str, str]:
-    """What is printed before training."""
-    config = job.config
-    micro_batches = f", {config.accumulate} micro-batches each" if config.accumulate > 1 else ""
+def epoch_results(job: Job, epoch: int, step: int, meter: Meter, tested: Totals) -> dict[str, Any]:
+    """The metrics of an epoch, as they stand in the metrics file."""
+    trained = meter.totals
     return {
-        "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
-        "devices": describe(job.devices),
-        "batch": f"{facts['global_batch_size']:,} over all devices, at most {facts['per_device_batch_size']:,} on one"
-        + micro_batches,
-        "model": f"{config.model}, {facts['parameters']:,} parameters",
-        "data": f"{config.dataset}, {facts['train_examples']:,} to train and {facts['test_examples']:,} to test",
-        "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch",
-        "started": f"by hand, 1 process, jax {jax.__version__}, Python {sys.version.split()[0]}",
+        "epoch": epoch + 1,
+        "step": step,
+        "train_loss": trained.mean_loss,
+        "train_accuracy": trained.accuracy,
+        "train_examples": trained.count,
+        "test_loss": tested.mean_loss,
+        "test_accuracy": tested.accuracy,
+        "test_examples": tested.count,
+        "learning_rate": float(job.schedule(step - 1)),
+        "images_per_second": meter.examples_per_second,
+        "step_ms": meter.step_ms,
     }
 
 

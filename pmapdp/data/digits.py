@@ -28,7 +28,5 @@ def load() -> DataSet:
 
     images, labels = load_digits(return_X_y=True)
     pixels = np.rint(enlarge(images.reshape(-1, 8, 8)) * (255 / 16)).astype(np.uint8)[..., None]
-    parts = train_test_split(
-        pixels, labels.astype(np.int32), test_size=TEST_EXAMPLES, stratify=labels, random_state=0
-    )
+    parts = train_test_split(pixels, labels.astype(np.int32), test_size=TEST_EXAMPLES, stratify=labels, random_state=0)
     return DataSet(Split(parts[0], parts[2]), Split(parts[1], parts[3]))

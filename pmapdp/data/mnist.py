@@ -88,7 +88,7 @@ def through_torchvision(name: str, data_dir: Path) -> DataSet:
         from torchvision import datasets
     except ImportError:
         raise UserError(
-            f'--dataset {name} is not in {data_dir / folder / "raw"} and torchvision, which downloads it, is not '
+            f"--dataset {name} is not in {data_dir / folder / 'raw'} and torchvision, which downloads it, is not "
             f'installed: run pip install "pmapdp[torchvision]", put the four .gz files there, or use --dataset digits'
         ) from None
     try:

@@ -39,7 +39,10 @@ def make_steps(task: Task, devices) -> Steps:
             gradients, sums, batch_stats = Body(task, axis_name=AXIS).gradient_sums(state, batch)
             return jax.tree.map(lambda x: x[None], (gradients, sums)), batch_stats
 
-        specs = {"in_specs": (PartitionSpec(), PartitionSpec(AXIS)), "out_specs": (PartitionSpec(AXIS), PartitionSpec())}
+        specs = {
+            "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
+            "out_specs": (PartitionSpec(AXIS), PartitionSpec()),
+        }
         per_device, batch_stats = jax.shard_map(rows, mesh=mesh, **specs, check_vma=False)(state, batch)
         return *jax.tree.map(lambda x: x.sum(0), per_device), batch_stats
 

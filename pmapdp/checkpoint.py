@@ -1,0 +1,166 @@
+"""Checkpoints with Orbax: asynchronous, atomic, the last few and the best. Lesson 10 teaches this file.
+
+A checkpoint holds the train state as it is on one device and knows nothing of the strategy or the number of devices
+that made it, so any other may go on from it.
+"""
+
+import contextlib
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from pmapdp.errors import UserError
+from pmapdp.state import Task, TrainState, initial_state
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A train state, and how far the run had come.
+
+    Attributes:
+        state: `TrainState` of NumPy arrays, without any device axis.
+        progress: what the run needs to go on; JSON.
+    """
+
+    state: TrainState
+    progress: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a folder.
+
+    Args:
+        folder: made if it is missing.
+        keep: how many of the newest are kept, beside the one with the best test accuracy.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3):
+        self.folder, self.damaged = folder, folder.parent / "damaged"
+        newest = checkpoint_managers.LatestN(keep)
+        best = checkpoint_managers.BestN(
+            get_metric_fn=lambda metrics: metrics["test_accuracy"],
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
+        self.options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy([newest, best]),
+            cleanup_tmp_directories=True,  # what a killed run left half-written
+        )
+        self.manager = self.open()
+
+    def open(self) -> ocp.CheckpointManager:
+        """Orbax' manager of the folder as it is now."""
+        return ocp.CheckpointManager(self.folder.absolute(), options=self.options)
+
+    def steps(self) -> list[int]:
+        """The updates after which there are checkpoints, oldest first."""
+        return sorted(self.manager.all_steps())
+
+    def save(self, step: int, state: TrainState, progress: dict[str, Any], test_accuracy: float | None = None) -> None:
+        """Start to write the state after update `step`; returns before the disk has it.
+
+        Args:
+            step: updates made.
+            state: `TrainState` on the host.
+            progress: JSON that `restore` gives back.
+            test_accuracy: decides which checkpoint is the best.
+
+        Raises:
+            UserError: this or the previous checkpoint could not be written; those before are intact.
+        """
+        metrics = None if test_accuracy is None else {"test_accuracy": test_accuracy}
+        with self.writing():
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    progress=ocp.args.JsonSave(progress | {"checksum": checksum(state)}),
+                ),
+                metrics=metrics,
+            )
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete on the disk.
+
+        Raises:
+            UserError: it could not be written; those before are intact.
+        """
+        with self.writing():
+            self.manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in one sentence what went wrong with the disk."""
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            left = shutil.disk_usage(self.folder).free / 1e6
+            reason = str(error).strip().split("\n")[0][:200]
+            kept = max(self.manager.all_steps(read=True), default=None)
+            raise UserError(
+                f"a checkpoint could not be written to {self.folder} ({reason}; {left:,.0f} MB are free there): "
+                + (f"the one of step {kept} is intact; " if kept is not None else "")
+                + "make room and start the same command again"
+            ) from error
+
+    def restore(self, task: Task) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, or None; and a warning for each damaged one that was set aside."""
+        warnings = []
+        for step in reversed(self.steps()):
+            try:
+                return self.read(step, task), warnings
+            except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
+                reason = str(error).strip().split("\n")[0][:200]
+                warnings.append(
+                    f"the checkpoint of step {step} is damaged ({reason}); it was moved to {self.set_aside(step)}"
+                )
+        return None, warnings
+
+    def read(self, step: int, task: Task) -> Checkpoint:
+        """The checkpoint of `step`.
+
+        Raises:
+            ValueError: its content is not what was written. Orbax raises errors of many kinds.
+        """
+        shapes = jax.eval_shape(lambda: initial_state(task))
+        template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
+        parts = self.manager.restore(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(template), progress=ocp.args.JsonRestore()),
+        )
+        if checksum(parts.state) != parts.progress["checksum"]:
+            raise ValueError("its checksum is wrong")
+        return Checkpoint(parts.state, parts.progress)
+
+    def set_aside(self, step: int) -> Path:
+        """Move the checkpoint of `step` out of the way; returns where it lies now."""
+        self.damaged.mkdir(exist_ok=True)
+        target = self.damaged / str(step)
+        while target.exists():
+            target = target.with_name(target.name + "_")
+        os.replace(self.folder / str(step), target)
+        self.manager.close()
+        self.manager = self.open()
+        return target
+
+    def close(self) -> None:
+        """Finish writing and release Orbax' threads."""
+        self.wait()
+        self.manager.close()
+
+
+def checksum(state: TrainState) -> int:
+    """CRC-32 of all arrays in order: finds a file that was altered, where its format would not."""
+    value = 0
+    for leaf in jax.tree.leaves(state):
+        value = zlib.crc32(np.ascontiguousarray(leaf), value)
+    return value

@@ -1,0 +1,160 @@
+"""A trained model as one portable file: `python -m pmapdp.export WORKDIR model.zip`.
+
+The file is a zip without compression, and NumPy takes it for one of its own (.npz):
+
+    metadata.json    labels, metrics, shapes and types, versions
+    model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
+    arrays/*.npy     parameters and running statistics
+    SHA256SUMS       the checksums of the others
+
+Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers) and NumPy are enough:
+
+    import json
+    import jax
+    import jax.export
+    import numpy as np
+
+    with np.load("model.zip") as file:
+        metadata = json.loads(file["metadata.json"])
+        model = jax.export.deserialize(bytearray(file["model.jax"]))
+        arrays = {name: file["arrays/" + name] for name in metadata["arrays"]}
+    outputs = jax.jit(model.call)(arrays, images)  # uint8 [n, 28, 28, 1], as metadata["input"] says
+    classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
+
+`outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
+`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.exported.load_exported`.
+
+How long such a file can be read: JAX promises that a program runs on a JAX up to six months newer and up to three
+weeks older than the one that exported it (docs.jax.dev, "Exporting and serializing staged-out computations",
+section on compatibility guarantees). For longer keep the checkpoint, and export it again.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import nnx
+
+from pmapdp.archive import write_archive
+from pmapdp.arguments import parse_arguments
+from pmapdp.errors import run_command
+from pmapdp.exported import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, needs_flatbuffers
+from pmapdp.labels import LABELS
+from pmapdp.state import Task, TrainState, count_parameters, make_task
+from pmapdp.workdir import load_run
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+INPUT = {"dtype": "uint8", "shape": ["batch", 28, 28, 1]}
+METRICS = ("epoch", "step", "test_loss", "test_accuracy", "test_examples")
+
+
+def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: dict[str, Any]) -> None:
+    """Write the model of `state` to the zip `path`, which is there whole or not at all.
+
+    Args:
+        task: what was trained.
+        state: `TrainState` on the host.
+        path: overwritten if it exists.
+        metadata: JSON to keep beside the model; `labels`, the names of the C classes, is needed.
+
+    Raises:
+        UserError: `path` cannot be written, or flatbuffers is not installed.
+    """
+    structure = task.model_structure()
+    leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
+    names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
+    arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+    def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
+        params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
+        logits = nnx.merge(structure, params, batch_stats)(inputs)
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
+
+    shape = jax.export.symbolic_shape(", ".join(map(str, INPUT["shape"])))
+    inputs = jax.ShapeDtypeStruct(shape, INPUT["dtype"])
+    with jax.enable_x64(task.dtype == "float64"), without_source_folders(), needs_flatbuffers():
+        model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
+        program = bytes(model.serialize())
+
+    metadata = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "pmapdp": version("pmapdp"),
+        "jax": jax.__version__,
+        "calling_convention_version": model.calling_convention_version,
+        "platforms": PLATFORMS,
+        "model": task.model,
+        "dtype": task.dtype,
+        "input": INPUT,
+        "parameters": count_parameters(state.params),
+        "arrays": names,
+        **metadata,
+    }
+    files = {METADATA: json.dumps(metadata, indent=2).encode(), "model.jax": program}
+    write_archive(path, files | {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()})
+
+
+@contextlib.contextmanager
+def without_source_folders() -> Iterator[None]:
+    """JAX keeps the source files of every operation for its error messages: keep their names, leave out the folders,
+    which say something about the machine that trained and nothing about the model."""
+    option = "jax_hlo_source_file_canonicalization_regex"
+    before = getattr(jax.config, option)
+    jax.config.update(option, r".*[/\\]")
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """The content of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
+
+    workdir: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORKDIR")]
+    """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
+    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
+    """The file to write, for example model.zip; replaced if it exists."""
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parse_arguments(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    config, state, metrics = load_run(options.workdir)
+    task = make_task(config, optax.identity())  # exported is the model alone, without its update rule
+    metadata = {
+        "recipe": config.recipe,
+        "dataset": config.dataset,
+        "labels": LABELS[config.dataset],
+        "step": int(state.step),
+        "metrics": {name: metrics[name] for name in METRICS if name in metrics},
+    }
+    export_model(task, state, options.file, metadata=metadata)
+    megabytes = Path(options.file).stat().st_size / 1e6
+    print(f"{options.file}: {task.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
+    if "test_accuracy" in metrics:
+        print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,84 @@
+"""Everything a run writes down: the screen, the log, the metrics files, TensorBoard."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pmapdp.devices import describe
+from pmapdp.job import Job
+from pmapdp.metrics import MetricsFile
+from pmapdp.report import Report
+from pmapdp.state import TrainState, count_parameters
+from pmapdp.tensorboard import TensorBoard
+
+
+class Recorder:
+    """Hands each event of a run to all that want it.
+
+    Args:
+        job: the run.
+        first_step: updates made by earlier starts of it.
+    """
+
+    def __init__(self, job: Job, first_step: int = 0):
+        config = self.config = job.config
+        self.job = job
+        folder = Path(config.workdir) if config.workdir else None
+        self.report = Report(progress=config.progress, epochs=config.epochs, log=folder and folder / "log.txt")
+        self.files = [MetricsFile(config.metrics_file), MetricsFile(folder and folder / "metrics.jsonl")]
+        self.tensorboard = TensorBoard(folder, first_step) if folder else None
+        self.first_step = first_step
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append an event to the metrics files."""
+        for file in self.files:
+            file.write(event, **values)
+
+    def start(self, state: TrainState) -> None:
+        """The header, and the first line of the metrics files."""
+        job, config = self.job, self.config
+        facts = {
+            "devices": len(job.devices),
+            "global_batch_size": job.global_batch_size,
+            "per_device_batch_size": job.per_device_batch_size,
+            "parameters": count_parameters(state.params),
+            "train_examples": job.train_batches.examples,
+            "test_examples": job.test_batches.examples,
+            "jax": jax.__version__,
+        }
+        self.write("start", **(dataclasses.asdict(config) | facts))
+        if self.first_step:
+            self.write("resume", step=self.first_step)
+        micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
+        self.report.header(
+            {
+                "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
+                "devices": describe(job.devices),
+                "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
+                + micro_batches,
+                "model": f"{config.model}, {facts['parameters']:,} parameters",
+                "data": f"{config.dataset}, {facts['train_examples']:,} to train, {facts['test_examples']:,} to test",
+                "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch",
+                "started": f"by hand, 1 process, jax {jax.__version__}, Python {sys.version.split()[0]}",
+            }
+        )
+
+    def epoch(self, results: dict[str, Any], state: TrainState | None) -> None:
+        """The results of an epoch; `state`, on the host, for histograms where they were asked for."""
+        self.write("epoch", **results)
+        self.report.results(results)
+        if self.tensorboard:
+            self.tensorboard.scalars(results)
+            if self.config.histograms and state is not None:
+                self.tensorboard.histograms(self.job, state)
+
+    def close(self) -> None:
+        """Write what is left and close all files."""
+        self.report.close()
+        for file in self.files:
+            file.close()
+        if self.tensorboard:
+            self.tensorboard.close()

@@ -1,0 +1,113 @@
+"""Going on with a run: what it was, how far it had come, and when to keep it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pmapdp.checkpoint import Checkpoints
+from pmapdp.errors import StoppedError
+from pmapdp.job import Job
+from pmapdp.metrics import Totals
+from pmapdp.signals import StopRequest
+from pmapdp.state import TrainState, create_state
+from pmapdp.workdir import Workdir
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        state: `TrainState` on the host.
+        step: updates made.
+        totals: metric sums of the epoch that is not finished yet, so that its figures still cover every example.
+    """
+
+    state: TrainState
+    step: int = 0
+    totals: Totals = Totals()
+
+
+class Keeper:
+    """Keeps a run in its workdir; does nothing where there is none.
+
+    Args:
+        job: the run.
+
+    Raises:
+        UserError: the workdir cannot be used for it.
+    """
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.messages: list[str] = []
+        self.best: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
+        self.workdir = Workdir(job.config.workdir) if job.config.workdir else None
+        self.checkpoints: Checkpoints | None = None
+
+    def begin(self) -> Progress:
+        """The initial state, or that of the newest whole checkpoint in the workdir."""
+        job, config = self.job, self.job.config
+        if self.workdir is None:
+            return Progress(create_state(job.task))
+        continued = self.workdir.start(config, job.global_batch_size)
+        self.checkpoints = Checkpoints(Path(self.workdir.path) / "checkpoints", config.keep_checkpoints)
+        found, warnings = self.checkpoints.restore(job.task)
+        self.messages += [f"warning: {warning}" for warning in warnings]
+        if found is None:
+            self.messages += ["no checkpoint in the workdir yet: a new training"] if continued else ["a new training"]
+            return Progress(create_state(job.task))
+        progress = found.progress
+        self.best, self.last = progress["best"], progress["last"]
+        self.messages.append(f"restored from the checkpoint of step {progress['step']:,}")
+        return Progress(found.state, progress["step"], Totals(*progress["totals"]))
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after update `step`, in the middle of an epoch."""
+        every = self.job.config.checkpoint_every
+        return every is not None and step % every == 0
+
+    def save(self, step: int, state: TrainState, totals: Totals, results: dict[str, Any] | None = None) -> None:
+        """Start to write a checkpoint.
+
+        Args:
+            step: updates made.
+            state: `TrainState` on the host.
+            totals: metric sums of the unfinished epoch.
+            results: metrics of the epoch that just ended.
+        """
+        if results is not None:
+            self.last = results
+            if not self.best or results["test_accuracy"] > self.best["test_accuracy"]:
+                self.best = results
+        if self.checkpoints is not None:
+            progress = {"step": step, "totals": list(totals), "best": self.best, "last": self.last}
+            self.checkpoints.save(step, state, progress, results and results["test_accuracy"])
+
+    def stop(self, request: StopRequest, step: int) -> NoReturn:
+        """End the run because a signal asked for it.
+
+        Raises:
+            StoppedError: always.
+        """
+        assert request.signal is not None
+        self.wait()
+        kept = (
+            f"a checkpoint is in {self.workdir.path}, and the same command goes on from it"
+            if self.workdir
+            else "nothing was kept; with --workdir runs/first a run can go on"
+        )
+        raise StoppedError(f"stopped by {request.signal.name} after step {step:,}: {kept}", 128 + request.signal.value)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+    def close(self) -> None:
+        """Finish writing and let other processes use the workdir."""
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+        if self.workdir is not None:
+            self.workdir.close()
