@@ -114,7 +114,7 @@ class Checkpoints:
 
     def restore(self, task: Task) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole, or None; and a warning for each damaged one that was set aside."""
-        warnings = []
+        warnings: list[str] = []
         for step in reversed(self.steps()):
             try:
                 return self.read(step, task), warnings
@@ -162,5 +162,5 @@ def checksum(state: TrainState) -> int:
     """CRC-32 of all arrays in order: finds a file that was altered, where its format would not."""
     value = 0
     for leaf in jax.tree.leaves(state):
-        value = zlib.crc32(np.ascontiguousarray(leaf), value)
+        value = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), value)
     return value

@@ -19,7 +19,7 @@ def machine() -> str:
 
 def enable() -> None:
     """Keep compiled programs, small ones too, in `~/.cache/pmapdp/compiled`; a folder the user has set stays."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(cache / "pmapdp" / "compiled" / machine()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

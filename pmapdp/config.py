@@ -160,12 +160,12 @@ def check(config: Config) -> None:
         UserError: with the field, the value, the reason and a value that works.
     """
     types = typing.get_type_hints(Config)
-    for field in dataclasses.fields(config):
-        value, choices = getattr(config, field.name), typing.get_args(types[field.name])
-        if typing.get_origin(types[field.name]) is Literal and value not in choices:
-            raise unknown(field.name.replace("_", " "), str(value), choices)
+    for name in (each.name for each in dataclasses.fields(config)):
+        value, choices = getattr(config, name), typing.get_args(types[name])
+        if typing.get_origin(types[name]) is Literal and value not in choices:
+            raise unknown(name.replace("_", " "), str(value), choices)
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{flag(field.name)} {value} is not a finite number: try {flag(field.name)} 0.001")
+            raise UserError(f"{flag(name)} {value} is not a finite number: try {flag(name)} 0.001")
 
     def require(works: bool, field: str, reason: str, example: object) -> None:
         if not works:

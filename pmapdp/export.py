@@ -72,14 +72,13 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
     Raises:
         UserError: `path` cannot be written, or flatbuffers is not installed.
     """
-    structure = task.model_structure()
     leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
 
     def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
         params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
-        logits = nnx.merge(structure, params, batch_stats)(inputs)
+        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 

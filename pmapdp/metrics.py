@@ -4,8 +4,9 @@ import json
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -15,7 +16,8 @@ from pmapdp.objective import MetricSums
 STEPS_BEHIND = 2
 
 
-class Totals(NamedTuple):
+@dataclass(frozen=True)
+class Totals:
     """Sums over examples on the host, in double precision."""
 
     loss: float = 0.0

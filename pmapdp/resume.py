@@ -1,6 +1,7 @@
 """Going on with a run: what it was, how far it had come, and when to keep it."""
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +26,7 @@ class Progress:
 
     state: TrainState
     step: int = 0
-    totals: Totals = Totals()
+    totals: Totals = field(default_factory=Totals)
 
 
 class Keeper:
@@ -82,8 +83,8 @@ class Keeper:
             if not self.best or results["test_accuracy"] > self.best["test_accuracy"]:
                 self.best = results
         if self.checkpoints is not None:
-            progress = {"step": step, "totals": list(totals), "best": self.best, "last": self.last}
-            self.checkpoints.save(step, state, progress, results and results["test_accuracy"])
+            progress = {"step": step, "totals": list(dataclasses.astuple(totals)), "best": self.best, "last": self.last}
+            self.checkpoints.save(step, state, progress, results["test_accuracy"] if results else None)
 
     def stop(self, request: StopRequest, step: int) -> NoReturn:
         """End the run because a signal asked for it.

@@ -63,7 +63,7 @@ class Task:
 
     def model_structure(self) -> nnx.GraphDef:
         """The model without its arrays; no memory is used for them."""
-        return nnx.split(nnx.eval_shape(self.build_model), nnx.Param, nnx.BatchStat)[0]
+        return nnx.split(nnx.eval_shape(self.build_model))[0]
 
 
 def make_task(config: Config, optimizer: optax.GradientTransformation) -> Task:
@@ -73,8 +73,9 @@ def make_task(config: Config, optimizer: optax.GradientTransformation) -> Task:
 
 def initial_state(task: Task) -> TrainState:
     """The state before the first update; a pure function of the task, which may be compiled with any sharding."""
-    _, params, batch_stats = nnx.split(task.build_model(), nnx.Param, nnx.BatchStat)
-    params, batch_stats = nnx.to_pure_dict(params), nnx.to_pure_dict(batch_stats)
+    model = task.build_model()
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    batch_stats = nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
     return TrainState(jnp.zeros((), jnp.int32), params, batch_stats, task.optimizer.init(params))
 
 

@@ -66,7 +66,8 @@ def train(config: Config) -> Result:
         profiler = Profiler(Path(config.workdir) / "profile" if config.profile and config.workdir else None)
 
         state, step, totals = steps.place_state(progress.state), progress.step, progress.totals
-        compile_seconds, history = 0.0, []
+        compile_seconds = 0.0
+        history: list[dict[str, Any]] = []
         while step < job.total_steps:
             epoch, done = divmod(step, batches.steps)
             meter = Meter(totals)

@@ -107,8 +107,8 @@ class Workdir:
             differences.append(f"global_batch_size ({theirs['global_batch_size']} there, {global_batch_size} now)")
         if differences:
             raise UserError(
-                f"--workdir {self.path} holds a run of another configuration, which differs in {', '.join(differences)}: "
-                "use the same, another folder, or --fresh to delete that run"
+                f"--workdir {self.path} holds a run of another configuration, which differs in "
+                f"{', '.join(differences)}: use the same, another folder, or --fresh to delete that run"
             )
         return True
 
@@ -161,9 +161,10 @@ def read_config(path: str | Path) -> Config:
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     content = read_json(file)
     known = {field.name for field in dataclasses.fields(Config)}
-    values = {name: value for name, value in content["config"].items() if name in known}
+    values: dict[str, Any] = {name: value for name, value in content["config"].items() if name in known}
     values |= {"global_batch_size": content["global_batch_size"], "per_device_batch_size": None}
-    return Config(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return Config(**settings)
 
 
 def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:

@@ -5,7 +5,7 @@ A run that starts again in the middle of an epoch asks for the same batch and ge
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,10 +22,10 @@ class Batch(NamedTuple):
         weights: `[B]` float32, 1 for an example, 0 for padding.
     """
 
-    inputs: np.ndarray
-    labels: np.ndarray
-    indices: np.ndarray
-    weights: np.ndarray
+    inputs: Any
+    labels: Any
+    indices: Any
+    weights: Any
 
     @property
     def examples(self) -> int:
@@ -82,10 +82,10 @@ class Batches:
         for micro_batch in range(K):
             part = indices[micro_batch * self.micro_batch : (micro_batch + 1) * self.micro_batch]
             rows[micro_batch, : len(part)] = part
-        rows = rows.reshape(K, N, self.share).swapaxes(0, 1).reshape(-1)
-        weights = (rows >= 0).astype(np.float32)
-        rows = np.maximum(rows, 0)
-        return Batch(self.split.inputs[rows], self.split.labels[rows], rows, weights)
+        order = rows.reshape(K, N, self.share).swapaxes(0, 1).reshape(-1)
+        weights = (order >= 0).astype(np.float32)
+        order = np.maximum(order, 0)
+        return Batch(self.split.inputs[order], self.split.labels[order], order, weights)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` (from 0), starting at its step `first_step` (from 0)."""

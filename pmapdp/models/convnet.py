@@ -1,5 +1,7 @@
 """The network of the Keras-on-JAX guide: batch norm and dropout, 49,242 parameters, 136 running statistics."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,7 +14,7 @@ class ConvNet(nnx.Module):
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
-        options = {
+        options: dict[str, Any] = {
             "dtype": dtype,
             "param_dtype": param_dtype,
             "kernel_init": nnx.initializers.glorot_uniform(),

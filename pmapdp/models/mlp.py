@@ -3,6 +3,8 @@
 Three linear layers with weights drawn from 0.01 x a normal distribution, as in the blog "JAX for PyTorch users".
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,7 +17,7 @@ class MLP(nnx.Module):
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
-        options = {
+        options: dict[str, Any] = {
             "dtype": dtype,
             "param_dtype": param_dtype,
             "kernel_init": nnx.initializers.normal(1e-2),

@@ -1,5 +1,7 @@
 """`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 08 teaches this file."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -39,7 +41,7 @@ def make_steps(task: Task, devices) -> Steps:
             gradients, sums, batch_stats = Body(task, axis_name=AXIS).gradient_sums(state, batch)
             return jax.tree.map(lambda x: x[None], (gradients, sums)), batch_stats
 
-        specs = {
+        specs: dict[str, Any] = {
             "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
             "out_specs": (PartitionSpec(AXIS), PartitionSpec()),
         }

@@ -1,5 +1,7 @@
 """`jax.pmap`: the program says what one device does, and where the devices talk. Lesson 06 teaches this file."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax import lax
@@ -36,7 +38,7 @@ def make_steps(task: Task, devices) -> Steps:
 
     # The state goes in and out whole (axis None), so it has no device axis. That what comes out is the same on
     # all devices is the program's promise: pmap does not check it.
-    axes = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
+    axes: dict[str, Any] = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
     return Steps(
         place_state,
         place_batch,

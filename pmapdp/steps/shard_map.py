@@ -1,5 +1,7 @@
 """`jax.shard_map`: pmap's program per device on jit's sharded arrays. Lesson 09 teaches this file."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax import lax
@@ -35,7 +37,11 @@ def make_steps(task: Task, devices) -> Steps:
 
     # With check_vma=True (the default) JAX would itself sum the gradient of a replicated parameter over the
     # devices, and the psum above would multiply it by N once more.
-    axes = {"mesh": mesh, "in_specs": (PartitionSpec(), PartitionSpec(AXIS)), "out_specs": PartitionSpec()}
+    axes: dict[str, Any] = {
+        "mesh": mesh,
+        "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
+        "out_specs": PartitionSpec(),
+    }
     return Steps(
         place_state,
         place_batch,
