@@ -38,8 +38,6 @@ def write_archive(path: str | Path, files: dict[str, bytes]) -> None:
     sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in files.items())
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
         try:
             with open(temporary, "wb") as file:
                 with zipfile.ZipFile(file, "w") as archive:

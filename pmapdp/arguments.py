@@ -4,6 +4,7 @@ tyro reports mistakes in boxes of several lines; `parse_arguments` looks first, 
 """
 
 import dataclasses
+import types
 import typing
 from typing import TypeVar
 
@@ -31,7 +32,7 @@ def parse_arguments(options: type[Options], arguments: list[str], *, program: st
     hints = typing.get_type_hints(options, include_extras=True)
     positional = [name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
     plain = typing.get_type_hints(options)
-    flag_types = {name: hint for name, hint in plain.items() if name not in positional}
+    flag_types = {name: without_none(hint) for name, hint in plain.items() if name not in positional}
     given, flags = split_arguments(arguments, flag_types)
     check_arguments(flags, (dataclasses.make_dataclass("Flags", list(flag_types.items())),))
 
@@ -41,9 +42,9 @@ def parse_arguments(options: type[Options], arguments: list[str], *, program: st
             for field in dataclasses.fields(options)  # type: ignore[arg-type]
             if field.name in positional and field.default is dataclasses.MISSING
         ]
-        if len(given) < len(required):
-            missing = " and ".join(name.upper() for name in required[len(given) :])
-            raise UserError(f"{missing} is missing: try {program} {example}")
+        if missing := [name.upper() for name in required[len(given) :]]:
+            verb = "is" if len(missing) == 1 else "are"
+            raise UserError(f"{' and '.join(missing)} {verb} missing: try {program} {example}")
         takes_many = any(typing.get_origin(plain[name]) is tuple for name in positional)
         if len(given) > len(positional) and not takes_many:
             raise UserError(f"one argument too many, {given[len(positional)]!r}: try {program} {example}")
@@ -53,6 +54,14 @@ def parse_arguments(options: type[Options], arguments: list[str], *, program: st
         args=[*given, *flags],
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
     )
+
+
+def without_none(hint: typing.Any) -> typing.Any:
+    """`T` of `T | None`; other types as they are."""
+    choices = typing.get_args(hint)
+    if types.NoneType not in choices:
+        return hint
+    return next(choice for choice in choices if choice is not types.NoneType)
 
 
 def split_arguments(arguments: list[str], flag_types: dict[str, typing.Any]) -> tuple[list[str], list[str]]:

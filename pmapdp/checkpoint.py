@@ -5,6 +5,7 @@ that made it, so any other may go on from it.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import zlib
@@ -55,6 +56,8 @@ class Checkpoints:
             preservation_policy=checkpoint_managers.AnyPreservationPolicy([newest, best]),
             cleanup_tmp_directories=True,  # what a killed run left half-written
         )
+        # What fails is said in one sentence below; Orbax' log would print a traceback beside it.
+        logging.getLogger("absl").addFilter(not_from_orbax)
         self.manager = self.open()
 
     def open(self) -> ocp.CheckpointManager:
@@ -79,6 +82,7 @@ class Checkpoints:
         """
         metrics = None if test_accuracy is None else {"test_accuracy": test_accuracy}
         with self.writing():
+            self.require_space(state)
             self.manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -87,6 +91,16 @@ class Checkpoints:
                 ),
                 metrics=metrics,
             )
+
+    def require_space(self, state: TrainState) -> None:
+        """Look before writing: a disk that fills up in the middle leaves a partial checkpoint to clean up.
+
+        Raises:
+            OSError: the arrays, and as much again for files beside them, do not fit on the disk.
+        """
+        needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if shutil.disk_usage(self.folder).free < needed:
+            raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete on the disk.
@@ -104,7 +118,7 @@ class Checkpoints:
             yield
         except (OSError, ValueError, RuntimeError) as error:
             left = shutil.disk_usage(self.folder).free / 1e6
-            reason = str(error).strip().split("\n")[0][:200]
+            reason = "no space left" if "space left" in str(error) else str(error).strip().split("\n")[0][:120]
             kept = max(self.manager.all_steps(read=True), default=None)
             raise UserError(
                 f"a checkpoint could not be written to {self.folder} ({reason}; {left:,.0f} MB are free there): "
@@ -156,6 +170,11 @@ class Checkpoints:
         """Finish writing and release Orbax' threads."""
         self.wait()
         self.manager.close()
+
+
+def not_from_orbax(record: logging.LogRecord) -> bool:
+    """Whether a line of the log was written by something else than Orbax."""
+    return "orbax" not in record.pathname
 
 
 def checksum(state: TrainState) -> int:

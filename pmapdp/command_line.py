@@ -6,7 +6,7 @@ tyro reports mistakes in boxes of several lines; `check_arguments` looks first, 
 import dataclasses
 import types
 import typing
-from typing import Literal
+from typing import Literal, TypeVar
 
 import tyro
 
@@ -14,11 +14,24 @@ from pmapdp.config import GROUPS, Config, check, flag
 from pmapdp.errors import UserError, unknown
 from pmapdp.recipes import RECIPES
 
+Own = TypeVar("Own")
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """The own options of a command that has none."""
+
 
 def parse(arguments: list[str], *, program: str = "python -m pmapdp.train", groups=GROUPS) -> Config:
-    """The configuration that the command line asks for.
+    """The configuration that the command line asks for; see `parse_with`."""
+    return parse_with(NoOptions, arguments, program=program, groups=groups)[0]
+
+
+def parse_with(own: type[Own], arguments: list[str], *, program: str, groups=GROUPS) -> tuple[Config, Own]:
+    """The configuration that the command line asks for, and the values of the command's own options.
 
     Args:
+        own: a dataclass with a default for every field; its fields are no part of the configuration.
         arguments: an optional recipe, then flags.
         program: how the command was started, for `--help`.
         groups: the option groups that this command has; fields outside them keep the recipe's value.
@@ -31,7 +44,7 @@ def parse(arguments: list[str], *, program: str = "python -m pmapdp.train", grou
     recipe = arguments.pop(0) if has_recipe else "digits"
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
-    given = check_arguments(arguments, groups)
+    given = check_arguments(arguments, (*groups, own))
 
     start = RECIPES[recipe].config
     # A batch size on the command line replaces the recipe's, also when that is of the other kind.
@@ -40,20 +53,20 @@ def parse(arguments: list[str], *, program: str = "python -m pmapdp.train", grou
     if "per_device_batch_size" in given and "global_batch_size" not in given:
         start = dataclasses.replace(start, global_batch_size=None)
 
-    flags = dataclasses.make_dataclass("Flags", [(group.__name__, group) for group in groups])
+    flags = dataclasses.make_dataclass("Flags", [(group.__name__, group) for group in (*groups, own)])
     names = {group: [field.name for field in dataclasses.fields(group)] for group in groups}
     parsed = tyro.cli(
         flags,
         prog=program if not has_recipe else f"{program} {recipe}",
         description="Recipes: " + "; ".join(f"{name}: {each.summary}" for name, each in RECIPES.items()) + ".",
-        default=flags(*(group(**{name: getattr(start, name) for name in names[group]}) for group in groups)),
+        default=flags(*(group(**{name: getattr(start, name) for name in names[group]}) for group in groups), own()),
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
     )
     values = {name: getattr(getattr(parsed, group.__name__), name) for group in groups for name in names[group]}
     config = dataclasses.replace(start, **values, recipe=recipe)
     check(config)
-    return config
+    return config, getattr(parsed, own.__name__)
 
 
 def check_arguments(arguments: list[str], groups=GROUPS) -> set[str]:

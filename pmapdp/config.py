@@ -65,8 +65,11 @@ class OptimizationOptions:
     """Piecewise schedule: what the learning rate is multiplied by at each switch."""
     warmup_steps: int = 0
     """Updates over which the learning rate first rises linearly from 0."""
-    scale_learning_rate: int | None = None
-    """Linear scaling rule (Goyal et al. 2017): multiply the learning rate by global batch size / this number."""
+    scale_learning_rate: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply the learning rate by k = global batch size / base batch size (linear; Goyal et al. 2017), or by the
+    square root of k (sqrt; for Adam, Malladi et al. 2022)."""
+    base_batch_size: int = 64
+    """Global batch size for which the learning rate is meant, where it is scaled."""
     weight_decay: float = 0.0
     """Decoupled weight decay (adamw only)."""
     clip_norm: float | None = None
@@ -175,6 +178,7 @@ def check(config: Config) -> None:
         "devices": 8,
         "global_batch_size": 64,
         "per_device_batch_size": 8,
+        "base_batch_size": 64,
         "accumulate": 2,
         "epochs": 10,
         "steps": 100,
@@ -205,12 +209,6 @@ def check(config: Config) -> None:
     require(config.clip_norm is None or config.clip_norm > 0, "clip_norm", "must be above 0", 1.0)
     require(0 <= config.label_smoothing < 1, "label_smoothing", "is not from 0 to below 1", 0.1)
     require(config.switch_factor > 0, "switch_factor", "must be above 0", 0.1)
-    require(
-        config.scale_learning_rate is None or config.scale_learning_rate >= 1,
-        "scale_learning_rate",
-        "is no batch size",
-        64,
-    )
     for field in ("fresh", "checkpoint_every", "histograms", "profile"):
         if getattr(config, field) and not config.workdir:
             raise UserError(f"{flag(field)} needs a folder for its files: add --workdir runs/first")

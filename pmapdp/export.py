@@ -57,7 +57,7 @@ from pmapdp.workdir import load_run
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUT = {"dtype": "uint8", "shape": ["batch", 28, 28, 1]}
-METRICS = ("epoch", "step", "test_loss", "test_accuracy", "test_examples")
+METRICS = ("test_loss", "test_accuracy", "test_examples")
 
 
 def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
 
     shape = jax.export.symbolic_shape(", ".join(map(str, INPUT["shape"])))
     inputs = jax.ShapeDtypeStruct(shape, INPUT["dtype"])
-    with jax.enable_x64(task.dtype == "float64"), without_source_folders(), needs_flatbuffers():
+    with jax.enable_x64(task.dtype == "float64"), short_locations(), needs_flatbuffers():
         model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
         program = bytes(model.serialize())
 
@@ -102,21 +102,24 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
         "arrays": names,
         **metadata,
     }
-    files = {METADATA: json.dumps(metadata, indent=2).encode(), "model.jax": program}
+    files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
     write_archive(path, files | {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()})
 
 
 @contextlib.contextmanager
-def without_source_folders() -> Iterator[None]:
-    """JAX keeps the source files of every operation for its error messages: keep their names, leave out the folders,
-    which say something about the machine that trained and nothing about the model."""
-    option = "jax_hlo_source_file_canonicalization_regex"
-    before = getattr(jax.config, option)
-    jax.config.update(option, r".*[/\\]")
+def short_locations() -> Iterator[None]:
+    """JAX notes for every operation where in the source it comes from, with all callers and their folders. That says
+    much about the machine that trained, and would make two exports of one model differ: keep the innermost file name.
+    """
+    options = {"jax_traceback_in_locations_limit": 1, "jax_hlo_source_file_canonicalization_regex": r".*[/\\]"}
+    before = {name: getattr(jax.config, name) for name in options}
     try:
+        for name, value in options.items():
+            jax.config.update(name, value)
         yield
     finally:
-        jax.config.update(option, before)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
@@ -146,13 +149,16 @@ def main(arguments: list[str]) -> None:
         "dataset": config.dataset,
         "labels": LABELS[config.dataset],
         "step": int(state.step),
-        "metrics": {name: metrics[name] for name in METRICS if name in metrics},
+        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
+        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
     }
     export_model(task, state, options.file, metadata=metadata)
     megabytes = Path(options.file).stat().st_size / 1e6
-    print(f"{options.file}: {task.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
-    if "test_accuracy" in metrics:
+    print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
+    if metadata["metrics"]:
         print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
+    else:
+        print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import jax
 import jax.export
 import numpy as np
 
-from pmapdp.archive import damaged, read_archive
+from pmapdp.archive import read_archive
 from pmapdp.errors import UserError
 
 FORMAT, FORMAT_VERSION = "pmapdp model", 1
@@ -42,9 +42,13 @@ class Exported:
         call = jax.jit(self.model.call)
         return lambda inputs: call(arrays, inputs)
 
+    def precision(self) -> contextlib.AbstractContextManager:
+        """Lets JAX compute in the type in which the model was trained, float64 too."""
+        return jax.enable_x64(self.metadata["dtype"] == "float64")
+
     def outputs(self, inputs: np.ndarray) -> dict[str, np.ndarray]:
         """`logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs as `metadata["input"]` says."""
-        with jax.enable_x64(self.metadata["dtype"] == "float64"):
+        with self.precision():
             parts = [
                 jax.device_get(self.compiled(inputs[start : start + EXAMPLES_PER_CALL]))
                 for start in range(0, len(inputs), EXAMPLES_PER_CALL)
@@ -88,7 +92,7 @@ def load_exported(path: str | Path) -> Exported:
         except Exception as error:  # JAX has no error of its own for versions that it does not read
             raise UserError(
                 f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
-                f"({str(error).splitlines()[0]}): export the model again with a jax nearer to this one"
+                f"({str(error).splitlines()[0]}): use jax {metadata['jax']}, or export the model again with this one"
             ) from None
     return Exported(metadata, model, arrays)
 
@@ -99,7 +103,7 @@ def needs_flatbuffers() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if error.__cause__ is None or "flatbuffers" not in str(error):
+        if "flatbuffers" not in str(error):
             raise
         raise UserError(
             'jax.export needs flatbuffers to write and read files: run pip install "pmapdp[export]"'

@@ -6,13 +6,13 @@ from pmapdp.config import Config
 
 
 def peak_learning_rate(config: Config, global_batch_size: int) -> float:
-    """The configured learning rate, after the linear scaling rule where it was asked for.
+    """The configured learning rate, scaled for k times the batch where that was asked for.
 
-    Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017: k times the batch, k times the rate.
+    By k: Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017. By the square root of k, for Adam:
+    Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
     """
-    if config.scale_learning_rate is None:
-        return config.learning_rate
-    return config.learning_rate * global_batch_size / config.scale_learning_rate
+    exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
+    return config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
 
 
 def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
@@ -21,7 +21,7 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
     Args:
         config: the schedule and its settings; switches and the end are counted from the start of training,
             warm-up included.
-        global_batch_size: B, for the linear scaling rule.
+        global_batch_size: B, for the scaling rules.
         steps_per_epoch: updates in one epoch.
         total_steps: updates in all epochs, where the cosine ends, also for a run that is to stop early.
     """

@@ -47,7 +47,7 @@ DIGITS = Recipe(
 )
 
 # tf.distribute.MirroredStrategy with Keras Model.fit, TensorFlow's tutorial. On more than one device the global
-# batch grows with the devices, and the learning rate with the global batch.
+# batch grows with the devices, and the learning rate with its square root, as Adam wants it.
 MIRRORED = Recipe(
     "the CNN of TensorFlow's MirroredStrategy tutorial on MNIST",
     Config(
@@ -61,7 +61,8 @@ MIRRORED = Recipe(
         schedule="piecewise",
         switch_epochs=(3, 7),
         switch_factor=0.1,
-        scale_learning_rate=64,
+        scale_learning_rate="sqrt",
+        base_batch_size=64,
     ),
     (
         Reported("train accuracy, epoch 1", 0.9401, "train_accuracy", 1),

@@ -197,4 +197,4 @@ def load_run(path: str | Path) -> tuple[Config, TrainState, dict[str, Any]]:
         devices.simulate(config.devices or devices.DEFAULT_SIMULATED)
     # The learning rates do not matter here: they are not part of the state.
     state, progress = load_state(path, make_task(config, make_optimizer(config, lambda step: 0.0)))
-    return config, state, progress.get("metrics", {})
+    return config, state, progress["last"]

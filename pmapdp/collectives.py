@@ -1,0 +1,78 @@
+"""The collectives in a compiled program: which kinds, how many, how many bytes.
+
+The compiler inserts, combines and splits collectives, so only its final text (HLO) tells what the devices exchange.
+Lesson 08 reads such a text.
+
+    collectives(jax.jit(f).lower(x).compile().as_text())
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+# `%name = TYPE all-reduce(`; an asynchronous one is split into `-start` and `-done`, of which the first counts.
+INSTRUCTION = re.compile(rf"%?[\w.-]+ = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+ARRAY = re.compile(r"(?P<dtype>[a-z]+)(?P<bits>\d*)\w*\[(?P<dimensions>[\d,<=]*)\]")
+# The result of these `-start` forms is a tuple (operand, result, ...); that of all-reduce-start is the result alone.
+RESULT_IS_SECOND = set(KINDS) - {"all-reduce"}
+
+
+class Collective(NamedTuple):
+    """All collectives of one kind in a program.
+
+    Attributes:
+        kind: its name in HLO, for example `all-reduce`.
+        count: number of instructions; one inside a loop counts once.
+        bytes: size of their results on one device. One instruction may reduce many arrays (a tuple): all count.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+
+
+def collectives(hlo: str) -> list[Collective]:
+    """The collectives in the text of an optimized HLO module, one entry per kind, in the order of `KINDS`."""
+    found: dict[str, list[int]] = {}
+    for line in hlo.splitlines():
+        # Comments number the entries of a long tuple; layouts may hold brackets of their own.
+        plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", line)
+        if match := INSTRUCTION.match(plain.strip().removeprefix("ROOT ")):
+            result = match["type"]
+            if match["start"] and match["kind"] in RESULT_IS_SECOND:
+                result = parts(result)[1]
+            found.setdefault(match["kind"], []).append(size(result))
+    return [Collective(kind, len(found[kind]), sum(found[kind])) for kind in KINDS if kind in found]
+
+
+def parts(tuple_type: str) -> list[str]:
+    """The types in `(A, (B, C), D)`: A, (B, C) and D."""
+    depth, pieces = 0, [""]
+    for character in tuple_type.strip()[1:-1]:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces]
+
+
+def size(hlo_type: str) -> int:
+    """Bytes of an array type such as `f32[512,10]`, or of all arrays in a tuple type."""
+    return sum(array_size(match) for match in ARRAY.finditer(hlo_type))
+
+
+def array_size(match: re.Match) -> int:
+    """Bytes of one array; `pred` takes a byte, and a `token` nothing."""
+    bits = int(match["bits"] or {"pred": 8}.get(match["dtype"], 0))
+    elements = math.prod(int(dimension.lstrip("<=")) for dimension in match["dimensions"].split(",") if dimension)
+    return math.ceil(elements * bits / 8)

@@ -1,0 +1,1 @@
+"""Every strategy side by side on one job: `python -m pmapdp.compare`."""

@@ -1,0 +1,56 @@
+"""Every strategy on the same job and seed: `python -m pmapdp.compare [RECIPE] [flags]`.
+
+    python -m pmapdp.compare                                       # digits, 100 updates each, 8 devices and 1
+    python -m pmapdp.compare --device-counts 2 4 8 --html page.html
+    python -m pmapdp.compare --dtype float64                       # differences that are rounding alone
+
+Each run is a process of its own. A step's time includes taking its batch on the host and placing it, as in training;
+the host waits for the devices only at the end of a group of updates, so that their work overlaps as in training too.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pmapdp.command_line import parse_with
+from pmapdp.compare.options import GROUPS, CompareOptions, check_options
+from pmapdp.compare.page import page
+from pmapdp.compare.runs import compare
+from pmapdp.compare.table import print_table
+from pmapdp.errors import run_command
+from pmapdp.workdir import write_atomically
+
+WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
+
+
+def summary(report: dict[str, Any]) -> str:
+    """One line on what was compared."""
+    config, job = report["config"], report["job"]
+    return (
+        f"{config['recipe']}: {config['model']} on {config['dataset']}, {job['steps']:,} updates of "
+        f"{job['global_batch_size']:,} examples, {config['dtype']}, seed {config['seed']}; "
+        f"{job['machine']['devices']}, jax {job['machine']['jax']}"
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=GROUPS)
+    check_options(options)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
+    console.print(summary(report), markup=False, soft_wrap=True)
+    print_table(report["runs"], console)
+    if report["job"]["machine"]["simulated"]:
+        print("Simulated devices share the cores: they show equal results, not a speed-up.")
+    if options.json:
+        write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
+    if options.html:
+        write_atomically(Path(options.html), page(report))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

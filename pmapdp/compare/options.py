@@ -1,0 +1,68 @@
+"""The command line of the comparison, and a look at what cannot be."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pmapdp.config import DataOptions, ModelOptions, OptimizationOptions
+from pmapdp.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """The examples of an update: the same under every strategy and number of devices."""
+
+    global_batch_size: int | None = None
+    """Examples per update over all devices; any number, it need not divide by the devices."""
+    per_device_batch_size: int | None = None
+    """Examples per update on one device, at the largest number of devices; all runs get the same global batch."""
+    accumulate: int = 1
+    """Micro-batches per device and update, summed before the one all-reduce."""
+    seed: int = 0
+    """Determines the initial parameters, the order of the examples and dropout."""
+
+
+# The fields of these groups are set in the configuration; strategy, devices and steps are the comparison's own.
+GROUPS = (DataOptions, ModelOptions, BatchOptions, OptimizationOptions)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, and where the result goes. A single device always takes part: the others must equal it."""
+
+    strategies: tuple[Literal["pmap", "jit", "shard_map"], ...] = ("pmap", "jit", "shard_map")
+    """Strategies to compare with a single device."""
+    device_counts: tuple[int, ...] = ()
+    """Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices."""
+    steps: int = 100
+    """Updates of each run. The default is short: enough to see equal losses and a steady speed."""
+    json: str | None = None
+    """Write all results to this file."""
+    html: str | None = None
+    """Write a page with pictures to this file; it opens without a network."""
+
+
+def check_options(options: CompareOptions) -> None:
+    """Refuse what no comparison can work with, before any run starts.
+
+    Raises:
+        UserError: with the value given and one that works.
+    """
+    if not options.strategies:
+        raise UserError("--strategies names none: try --strategies pmap jit shard_map")
+    for count in options.device_counts:
+        if count < 1:
+            raise UserError(f"--device-counts {count} is not positive: try --device-counts 1 2 4 8")
+    if options.steps < 1:
+        raise UserError(f"--steps {options.steps} must be at least 1: try --steps 100")
+    for flag, value in (("--json", options.json), ("--html", options.html)):
+        if value is None:
+            continue
+        path = Path(value)
+        if path.is_dir():
+            raise UserError(f"{flag} {value} is a folder: name a file, for example {path / 'compare'}.{flag[2:]}")
+        if not path.parent.is_dir():
+            raise UserError(f"{flag} {value} is in a folder that does not exist: try {flag} {path.name}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UserError(f"{flag} {value} cannot be written: name a file in a folder of yours")

@@ -1,0 +1,95 @@
+"""The table of a comparison: one column a run, one row a quantity. Printed with rich, and part of the page."""
+
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Row(NamedTuple):
+    """A quantity: its name, what exactly it is, and its value in every run."""
+
+    name: str
+    meaning: str
+    cells: list[str]
+
+
+def run_name(run: dict[str, Any]) -> str:
+    """For example `pmap x 8`; the multiplication sign reads as "on 8 devices"."""
+    return run["strategy"] if run["strategy"] == "single" else f"{run['strategy']} \u00d7 {run['devices']}"
+
+
+def size(count: int) -> str:
+    """Bytes in decimal units."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
+
+
+def milliseconds(step_ms: dict[str, float] | None) -> str:
+    """Median and quartiles."""
+    if step_ms is None:
+        return "\u2013"
+    digits = 1 if step_ms["median"] >= 10 else 2
+    return f"{step_ms['median']:.{digits}f} ms ({step_ms['low']:.{digits}f} to {step_ms['high']:.{digits}f})"
+
+
+def exchanged(collectives: list[dict[str, Any]]) -> str:
+    """For example `1 all-reduce of 1.39 MB`."""
+    if not collectives:
+        return "none"
+    return "; ".join(f"{each['count']} {each['kind']}, {size(each['bytes'])}" for each in collectives)
+
+
+def difference(run: dict[str, Any]) -> str:
+    """The largest difference to the single device."""
+    if run["strategy"] == "single":
+        return "the reference"
+    return "\u2013" if run["largest_difference"] is None else f"{run['largest_difference']:.1e}"
+
+
+def table_rows(runs: list[dict[str, Any]]) -> list[Row]:
+    """Every quantity of the comparison; a run that failed has a dash in each."""
+    columns = (
+        ("loss", "of the last update, mean over its global batch", lambda run: f"{run['final_loss']:.4f}"),
+        ("difference", "largest of any parameter to one device, after the last update", difference),
+        ("compile", "trace and compile the training step", lambda run: f"{run['compile_seconds']:.2f} s"),
+        (
+            "first step",
+            "from the start of the run (data, parameters, compile) to the end of update 1",
+            lambda run: f"{run['first_step_seconds']:.2f} s",
+        ),
+        (
+            "step",
+            "median over groups of updates (and the middle half of them)",
+            lambda run: milliseconds(run["step_ms"]),
+        ),
+        (
+            "images/s",
+            "median over the same groups",
+            lambda run: "\u2013" if run["images_per_second"] is None else f"{run['images_per_second']:,.0f}",
+        ),
+        ("parameters", "bytes on one device", lambda run: size(run["parameter_bytes"])),
+        ("optimizer state", "bytes on one device", lambda run: size(run["optimizer_bytes"])),
+        ("batch", "bytes on one device", lambda run: size(run["batch_bytes"])),
+        (
+            "collectives",
+            "in the compiled step: number, and bytes of their results on one device",
+            lambda run: exchanged(run["collectives"]),
+        ),
+    )
+    return [
+        Row(name, meaning, ["\u2013" if run["error"] else cell(run) for run in runs]) for name, meaning, cell in columns
+    ]
+
+
+def print_table(runs: list[dict[str, Any]], console: Console) -> None:
+    """Print the table, then the message of each run that failed."""
+    table = Table("", *(run_name(run) for run in runs), title_justify="left")
+    for row in table_rows(runs):
+        table.add_row(row.name, *row.cells)
+    console.print(table)
+    for run in runs:
+        if run["error"]:
+            console.print(f"{run_name(run)} failed: {run['error']}", markup=False, soft_wrap=True)

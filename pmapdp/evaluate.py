@@ -1,0 +1,132 @@
+"""Exact figures on the test set: `python -m pmapdp.evaluate WORKDIR`, or of an exported model with `--exported`.
+
+    python -m pmapdp.evaluate runs/first                            # as it was trained
+    python -m pmapdp.evaluate runs/first --strategy jit --devices 3 # the same figures
+    python -m pmapdp.evaluate --exported model.zip                  # and the same again
+
+Sums over exactly the examples of the test set, so that strategy and number of devices change only the rounding.
+"""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import jax
+import tyro
+
+from pmapdp.arguments import parse_arguments
+from pmapdp.config import Config
+from pmapdp.data import load
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import Split
+from pmapdp.devices import describe
+from pmapdp.errors import UserError, run_command
+from pmapdp.exported import Exported, load_exported
+from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
+from pmapdp.labels import LABELS
+from pmapdp.metrics import Totals
+from pmapdp.objective import metric_sums
+from pmapdp.workdir import load_state, read_config
+
+
+@dataclass(frozen=True)
+class Options:
+    """Loss and accuracy of a trained model over exactly the test set of its data."""
+
+    workdir: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[WORKDIR]")] = None
+    """Folder of a run; its newest checkpoint is taken."""
+    exported: str | None = None
+    """Instead of a folder: a file that python -m pmapdp.export wrote."""
+    strategy: Literal["pmap", "jit", "shard_map", "single"] | None = None
+    """Who splits the batch and adds up; default: as in training. Not for --exported, which runs on one device."""
+    devices: int | None = None
+    """Number of devices; default: as in training."""
+    data_dir: str | None = None
+    """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def evaluation_config(config: Config, options: Options) -> Config:
+    """The configuration of a run, spread as `options` say. The batch size of training plays no part here."""
+    strategy = options.strategy or config.strategy
+    devices = config.devices if options.devices is None and strategy != "single" else options.devices
+    return dataclasses.replace(
+        config,
+        strategy=strategy,
+        devices=devices,
+        data_dir=options.data_dir or config.data_dir,
+        global_batch_size=None,
+        per_device_batch_size=None,
+        accumulate=1,
+    )
+
+
+def evaluate_exported(exported: Exported, split: Split) -> Totals:
+    """Loss and accuracy of an exported model over exactly the examples of `split`."""
+    totals, sums = Totals(), jax.jit(metric_sums)
+    with exported.precision():
+        for batch in Batches(split, EVALUATION_BATCH_PER_DEVICE).epoch(0):
+            totals = totals.add(sums(exported.outputs(batch.inputs)["logits"], batch))
+    return totals
+
+
+def from_workdir(workdir: str, options: Options) -> tuple[Totals, dict[str, Any]]:
+    """The figures of the newest checkpoint of a run, and what they are of."""
+    config = evaluation_config(read_config(workdir), options)
+    job = prepare(config)
+    state, _ = load_state(workdir, job.task)
+    facts = {
+        "dataset": config.dataset,
+        "step": int(state.step),
+        "strategy": config.strategy,
+        "devices": len(job.devices),
+        "device_kind": describe(job.devices),
+    }
+    return job.evaluate(job.steps.place_state(state)), facts
+
+
+def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
+    """The figures of an exported model on the data set that it was trained for, and what they are of."""
+    if options.strategy or options.devices is not None:
+        given = "--strategy" if options.strategy else "--devices"
+        raise UserError(f"{given} has no effect with --exported, which runs on one device: leave it out")
+    exported = load_exported(path)
+    dataset = exported.metadata.get("dataset")
+    if dataset not in LABELS:
+        raise UserError(f"{path} was made for the data set {dataset}, and there is none of that name here")
+    totals = evaluate_exported(exported, load(dataset, options.data_dir).test)
+    facts = {
+        "dataset": dataset,
+        "step": exported.metadata.get("step"),
+        "strategy": "exported",
+        "devices": 1,
+        "device_kind": describe(jax.devices()[:1]),
+    }
+    return totals, facts
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parse_arguments(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
+    if bool(options.workdir) == bool(options.exported):
+        raise UserError(
+            "one thing at a time can be evaluated: try python -m pmapdp.evaluate runs/first, or --exported model.zip"
+        )
+    if options.workdir:
+        totals, facts = from_workdir(options.workdir, options)
+    else:
+        totals, facts = from_exported(str(options.exported), options)
+    result = {"test_loss": totals.mean_loss, "test_accuracy": totals.accuracy, "test_examples": totals.count} | facts
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(f"test loss {totals.mean_loss:.6f} accuracy {totals.accuracy:.4f}")
+    print(f"{totals.count:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
+    print(f"{facts['strategy']}, {facts['device_kind']}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
