@@ -124,7 +124,8 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(result))
         return
     print(f"test loss {totals.mean_loss:.6f} accuracy {totals.accuracy:.4f}")
-    print(f"{totals.count:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
+    updates = "" if facts["step"] is None else f", after {facts['step']:,} updates"
+    print(f"{totals.count:,} examples of {facts['dataset']}{updates}")
     print(f"{facts['strategy']}, {facts['device_kind']}")
 
 

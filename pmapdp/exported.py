@@ -90,9 +90,10 @@ def load_exported(path: str | Path) -> Exported:
         except ImportError:
             raise
         except Exception as error:  # JAX has no error of its own for versions that it does not read
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
-                f"({str(error).splitlines()[0]}): use jax {metadata['jax']}, or export the model again with this one"
+                f"({reason}): use jax {metadata['jax']}, or export the model again with this one"
             ) from None
     return Exported(metadata, model, arrays)
 

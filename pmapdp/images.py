@@ -32,7 +32,7 @@ def read_images(path: str | Path, height: int, width: int) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{path} is no array that can be read ({reason}): write it with numpy.save, as uint8") from None
     return check_array(path, array, height, width)
 

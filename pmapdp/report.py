@@ -27,7 +27,7 @@ class Report:
     """
 
     def __init__(self, *, progress: bool, epochs: int, log: Path | None = None):
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False)
         self.progress, self.epochs = progress, epochs
         self.bar: Progress | None = None
         self.shown = 0.0

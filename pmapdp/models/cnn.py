@@ -28,5 +28,5 @@ class CNN(nnx.Module):
         """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""
         x = scale_pixels(images, self.dtype)
         x = max_pool_2x2(nnx.relu(self.conv(x)))  # [b, 26, 26, 32], then [b, 13, 13, 32]
-        x = nnx.relu(self.hidden(x.reshape(len(x), -1)))
+        x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
         return self.logits(x)

@@ -29,7 +29,7 @@ class MLP(nnx.Module):
 
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""
-        x = scale_pixels(images, self.dtype).reshape(len(images), -1)
+        x = scale_pixels(images, self.dtype).reshape(images.shape[0], -1)
         x = nnx.relu(self.hidden1(x))
         x = nnx.relu(self.hidden2(x))
         return self.logits(x)
