@@ -94,18 +94,17 @@ plt.show()
 # and the number of updates. **What can be computed from the step need not be saved.**
 
 # %%
-axes = drawing.canvas(14, 4.2)
-for x, text in ((0, "start"), (4.2, "update 46"), (8.4, "killed")):
-    drawing.box(axes, x, 0.2, text, device=0, width=2.6)
-for start, end in ((2.6, 4.2), (6.8, 8.4)):
-    drawing.arrow(axes, (start, 0.6), (end, 0.6), device=0)
-drawing.box(axes, 4.2, 1.7, "checkpoint\n[P], no device axis", width=2.6, height=0.9)
-drawing.arrow(axes, (5.5, 1.0), (5.5, 1.7))
-for x, text in ((4.2, "update 46"), (8.4, "update 69"), (11.2, "the same bits")):
-    drawing.box(axes, x, 3.2, text, device=1 if x < 11 else None, width=2.6)
-drawing.arrow(axes, (5.5, 2.6), (5.5, 3.2))
-drawing.arrow(axes, (6.8, 3.6), (8.4, 3.6), device=1)
-axes.text(0, 3.6, "second start", va="center")
+axes = drawing.canvas(14, 4.4)
+axes.text(0, 0.6, "first start", va="center")
+axes.text(0, 3.8, "second start", va="center")
+for x, y, text in ((3, 0.2, "update 0"), (6.6, 0.2, "update 10"), (10.2, 0.2, "killed"), (6.6, 3.4, "update 10")):
+    drawing.box(axes, x, y, text, device=0 if y < 1 else 1, width=2.4)
+drawing.box(axes, 10.2, 3.4, "update 69", device=1, width=2.4)
+drawing.box(axes, 6, 1.7, "a checkpoint:\none copy, no device axis", width=3.6, height=1)
+for start, end, device in (((5.4, 0.6), (6.6, 0.6), 0), ((9, 0.6), (10.2, 0.6), 0), ((9, 3.8), (10.2, 3.8), 1)):
+    drawing.arrow(axes, start, end, device=device)
+drawing.arrow(axes, (7.8, 1), (7.8, 1.7))
+drawing.arrow(axes, (7.8, 2.7), (7.8, 3.4))
 plt.show()
 
 # %% [markdown]
@@ -151,7 +150,8 @@ assert all(line["train_examples"] == job.train_batches.examples for line in line
 # ## Kill it
 #
 # Now the same job as a command, in a process of its own, with a checkpoint every five updates. As soon as the second
-# checkpoint is there we end the process with SIGKILL, which no program can catch: it has no time to save anything.
+# checkpoint is there we end the process with SIGKILL, which no program can catch: it has no time to save anything. A
+# name with `tmp` in the list below is a checkpoint that was just being written; the next start removes it.
 
 # %%
 flags = {"dataset": DATASET, "per-device-batch-size": 8, "epochs": 3, "checkpoint-every": 5, "workdir": runs / "killed"}
@@ -162,7 +162,7 @@ process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 while process.poll() is None and not (runs / "killed" / "checkpoints" / "10").exists():
     time.sleep(0.01)
 process.send_signal(signal.SIGKILL)
-print("exit status", process.wait(), "| checkpoints:", sorted(p.name for p in (runs / "killed/checkpoints").glob("[0-9]*")))
+print("exit status", process.wait(), "| checkpoints:", sorted(path.name for path in (runs / "killed/checkpoints").iterdir()))
 
 # %% [markdown]
 # The same command again. It finds the folder, takes the newest checkpoint that is whole, and goes on in the middle

@@ -41,6 +41,19 @@ def tidy(notebook) -> None:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
         cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
+
+
+def joined(outputs: list) -> list:
+    """The outputs of a cell, with neighbouring pieces of one stream put together."""
+    result: list = []
+    for output in outputs:
+        if result and output.output_type == "stream" and result[-1].get("name") == output.name:
+            result[-1].text += output.text
+        else:
+            result.append(output)
+    return result
 
 
 def build(source: Path) -> None:

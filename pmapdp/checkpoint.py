@@ -42,9 +42,10 @@ class Checkpoints:
     Args:
         folder: made if it is missing.
         keep: how many of the newest are kept, beside the one with the best test accuracy.
+        only_read: leave the folder as it is, also what a run is just writing there.
     """
 
-    def __init__(self, folder: Path, keep: int = 3):
+    def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False):
         self.folder, self.damaged = folder, folder.parent / "damaged"
         newest = checkpoint_managers.LatestN(keep)
         best = checkpoint_managers.BestN(
@@ -54,7 +55,8 @@ class Checkpoints:
         )
         self.options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy([newest, best]),
-            cleanup_tmp_directories=True,  # what a killed run left half-written
+            cleanup_tmp_directories=not only_read,  # what a killed run left half-written
+            read_only=only_read,
         )
         # What fails is said in one sentence below; Orbax' log would print a traceback beside it.
         logging.getLogger("absl").addFilter(not_from_orbax)

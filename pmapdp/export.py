@@ -50,7 +50,7 @@ from flax import nnx
 from pmapdp.archive import write_archive
 from pmapdp.arguments import parse_arguments
 from pmapdp.errors import run_command
-from pmapdp.exported import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, needs_flatbuffers
+from pmapdp.exported import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM
 from pmapdp.labels import LABELS
 from pmapdp.state import Task, TrainState, count_parameters, make_task
 from pmapdp.workdir import load_run
@@ -70,7 +70,7 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
         metadata: JSON to keep beside the model; `labels`, the names of the C classes, is needed.
 
     Raises:
-        UserError: `path` cannot be written, or flatbuffers is not installed.
+        UserError: `path` cannot be written.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
@@ -84,7 +84,7 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
 
     shape = jax.export.symbolic_shape(", ".join(map(str, INPUT["shape"])))
     inputs = jax.ShapeDtypeStruct(shape, INPUT["dtype"])
-    with jax.enable_x64(task.dtype == "float64"), short_locations(), needs_flatbuffers():
+    with jax.enable_x64(task.dtype == "float64"), short_locations():
         model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
         program = bytes(model.serialize())
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,29 +82,13 @@ def load_exported(path: str | Path) -> Exported:
     arrays = {
         name: np.load(io.BytesIO(files[f"{ARRAYS}{name}.npy"]), allow_pickle=False) for name in metadata["arrays"]
     }
-    with needs_flatbuffers():
-        try:
-            model = jax.export.deserialize(bytearray(files[PROGRAM]))
-            model.mlir_module()  # parses the program, so that a version too old or too new shows here
-        except ImportError:
-            raise
-        except Exception as error:  # JAX has no error of its own for versions that it does not read
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise UserError(
-                f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
-                f"({reason}): use jax {metadata['jax']}, or export the model again with this one"
-            ) from None
-    return Exported(metadata, model, arrays)
-
-
-@contextlib.contextmanager
-def needs_flatbuffers() -> Iterator[None]:
-    """Say in one sentence what to install where JAX misses the library of its file format."""
     try:
-        yield
-    except ImportError as error:
-        if "flatbuffers" not in str(error):
-            raise
+        model = jax.export.deserialize(bytearray(files[PROGRAM]))
+        model.mlir_module()  # parses the program, so that a version too old or too new shows here
+    except Exception as error:  # JAX has no error of its own for versions that it does not read
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            'jax.export needs flatbuffers to write and read files: run pip install "pmapdp[export]"'
+            f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
+            f"({reason}): use jax {metadata['jax']}, or export the model again with this one"
         ) from None
+    return Exported(metadata, model, arrays)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from pmapdp.config import Config
 from pmapdp.data.batches import Batch
 from pmapdp.job import Job
 from pmapdp.metrics import Totals
@@ -37,11 +38,14 @@ def check_on_one_device(job: Job, state: TrainState, results: dict[str, Any]) ->
     )
 
 
-def compare_with_reported(report: Report, recipe: str, history: list[dict[str, Any]]) -> None:
-    """Print the figures that the recipe's source reports beside those of this run, as far as it came."""
+def compare_with_reported(report: Report, config: Config, history: list[dict[str, Any]]) -> None:
+    """Print the figures that the recipe's source reports beside those of this run, if it is the same job."""
+    recipe = RECIPES[config.recipe]
+    if any(getattr(config, field) != getattr(recipe.config, field) for field in ("dataset", "model", "epochs")):
+        return
     rows = [
         (figure.name, figure.value, history[figure.epoch - 1 if figure.epoch > 0 else -1][figure.key])
-        for figure in RECIPES[recipe].reported
+        for figure in recipe.reported
         if history and history[0]["epoch"] == 1 and figure.epoch <= len(history)
     ]
     if not rows:

@@ -71,7 +71,7 @@ def read_picture(path: str | Path, height: int, width: int) -> np.ndarray:
         from PIL import Image
     except ImportError:
         raise UserError(
-            f'{path} needs Pillow to be read: run pip install "pmapdp[export]", or give a .npy array of uint8 pixels'
+            f'{path} needs Pillow to be read: run pip install "pmapdp[images]", or give a .npy array of uint8 pixels'
         ) from None
     try:
         with Image.open(path, formats=FORMATS) as image:

@@ -117,7 +117,7 @@ def train(config: Config) -> Result:
         host = steps.fetch(state)
         if config.check_on_one_device:
             recorder.report.line(check_on_one_device(job, host, keeper.last))
-        compare_with_reported(recorder.report, config.recipe, history)
+        compare_with_reported(recorder.report, config, history)
         return Result(host, history)
 
 

@@ -17,6 +17,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from pmapdp import devices
 from pmapdp.checkpoint import Checkpoints
 from pmapdp.config import Config
@@ -176,7 +178,7 @@ def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]
     folder = Path(path) / "checkpoints"
     if not folder.is_dir():
         raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpoints(folder, only_read=True)
     for step in reversed(checkpoints.steps()):
         try:
             found = checkpoints.read(step, task)
@@ -195,6 +197,8 @@ def load_run(path: str | Path) -> tuple[Config, TrainState, dict[str, Any]]:
     config = read_config(path)
     with contextlib.suppress(UserError):  # too late to simulate devices: reading needs none
         devices.simulate(config.devices or devices.DEFAULT_SIMULATED)
+    if config.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
     # The learning rates do not matter here: they are not part of the state.
     state, progress = load_state(path, make_task(config, make_optimizer(config, lambda step: 0.0)))
     return config, state, progress["last"]

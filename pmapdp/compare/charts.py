@@ -95,7 +95,9 @@ def bars(identifier: str, title: str, entries: list[Bar]) -> str:
         drawn.append(text(bar.label, x="100%", y=y + 14, text_anchor="end"))
         for length, style in bar.parts:
             share = length / longest if longest else 0
-            drawn.append(element("rect", x=percent(left), width=percent(share), y=y + 20, height=16, class_=f"bar {style}"))
+            drawn.append(
+                element("rect", x=percent(left), width=percent(share), y=y + 20, height=16, class_=f"bar {style}")
+            )
             left += share
         if bar.spread and longest:
             low, high = (percent(value / longest) for value in bar.spread)

@@ -1,0 +1,38 @@
+"""Eight simulated devices for the tests that run in pytest's own process, and where the real MNIST is.
+
+A process cannot change its number of devices: tests of other counts start processes of their own.
+"""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+from pmapdp.data import default_data_dir
+from pmapdp.devices import simulate
+
+MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def eight_devices():
+    """Simulated before the first test computes anything, because the number cannot be changed later."""
+    simulate(8)
+    assert len(jax.devices()) >= 8, "JAX started before the tests could simulate 8 devices"
+
+
+@pytest.fixture(scope="session")
+def mnist_folder() -> Path:
+    """The folder of data sets that holds MNIST's four .gz files; with PMAPDP_REQUIRE_MNIST=1 it must be there."""
+    folder = default_data_dir()
+    if not (folder / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").is_file():
+        message = f"MNIST IS NOT TESTED: it is not in {folder}; set PMAPDP_DATA to the folder that holds MNIST/raw"
+        if MNIST_REQUIRED:
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder

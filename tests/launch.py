@@ -1,0 +1,36 @@
+"""Start our commands as a user would: in a process of their own, with none of pytest's settings of JAX."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+JAX_VARIABLES = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA")
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what JAX or pmapdp read from it, then `changes`."""
+    kept = {
+        name: value for name, value in os.environ.items() if name not in JAX_VARIABLES and not name.startswith("JAX_")
+    }
+    return kept | {"JAX_PLATFORMS": "cpu", "COLUMNS": "100"} | dict(changes or {})
+
+
+def python(*arguments: object, env: Mapping[str, str] | None = None, timeout: float = 300):
+    """Run this Python with `arguments` in the folder of the tests; the finished process with its output as text."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+
+
+def train(*arguments: object, env: Mapping[str, str] | None = None, timeout: float = 300):
+    """Run `python -m pmapdp.train` with `arguments`."""
+    return python("-m", "pmapdp.train", *arguments, env=env, timeout=timeout)

@@ -1,0 +1,68 @@
+"""Simulating devices: as many as asked for, with threads enough, and whatever the user set is respected."""
+
+import pytest
+from launch import python
+
+from pmapdp.devices import cores
+
+SHOW = "import os, jax; from pmapdp.devices import choose; print(len(choose({})), os.environ['NPROC'])"
+
+
+def choose(count="", **env):
+    return python("-c", SHOW.format(count), env=env)
+
+
+@pytest.mark.parametrize(
+    ("count", "env", "devices", "threads"),
+    [
+        ("", {}, 8, max(cores(), 16)),
+        ("3", {}, 3, max(cores(), 6)),
+        ("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3, max(cores(), 6)),
+        ("2", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 2, max(cores(), 6)),
+        ("", {"JAX_NUM_CPU_DEVICES": "5"}, 5, max(cores(), 10)),
+        ("2", {"NPROC": "40"}, 2, 40),
+    ],
+)
+def test_what_the_user_set_is_respected(count, env, devices, threads):
+    done = choose(count, **env)
+    assert done.stdout.split() == [str(devices), str(threads)], done.stderr
+    assert "Warning" not in done.stderr
+
+
+def test_too_small_a_thread_pool_is_kept_with_a_warning():
+    done = choose("4", NPROC="4")
+    assert done.stdout.split() == ["4", "4"]
+    assert "NPROC=4 is less than two threads for each of 4 simulated devices" in done.stderr
+    assert "NPROC=8 is safe" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("XLA_FLAGS", "--xla_force_host_platform_device_count=3"), ("JAX_NUM_CPU_DEVICES", "3")],
+)
+def test_more_than_the_environment_allows_is_refused(variable, value):
+    done = choose("8", **{variable: value})
+    assert done.returncode != 0
+    assert f"8 devices were asked for, but {variable} in the environment allows 3" in done.stderr
+
+
+def test_asked_too_late_it_says_so():
+    code = "import jax; jax.devices(); from pmapdp.devices import simulate; simulate(8)"
+    done = python("-c", code)
+    assert done.returncode != 0
+    assert "8 devices cannot be simulated any more: JAX has already started with 1" in done.stderr
+    assert "restart the kernel" in done.stderr
+
+
+def test_asked_late_for_what_is_there_already_is_fine():
+    code = "from pmapdp.devices import simulate; simulate(4); import jax; jax.devices(); simulate(4); print('fine')"
+    assert python("-c", code).stdout == "fine\n"
+
+
+def test_importing_starts_nothing_and_sets_nothing():
+    code = (
+        "import os; before = dict(os.environ); import pmapdp.train, pmapdp.steps.pmap;"
+        "assert os.environ == before; import jax; jax.config.update('jax_num_cpu_devices', 6); print(len(jax.devices()))"
+    )
+    done = python("-c", code)
+    assert done.stdout == "6\n", done.stderr

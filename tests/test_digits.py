@@ -1,0 +1,70 @@
+"""The built-in data set: sizes, the fixed split, and the enlargement against SciPy and a hand computation."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from scipy.interpolate import RegularGridInterpolator
+from sklearn.datasets import load_digits
+
+from pmapdp.data import load
+from pmapdp.data.digits import enlarge
+
+SHA256 = {
+    "train": "c24abaa7d545b68c114035fb95db202b474672032a6759cddb88a02dfdf0446d",
+    "test": "694fef7a1fc0c828fd54448dffe73c8eddbafc3830703360ec926125db16d990",
+}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def test_sizes_and_types(digits):
+    for split, examples in ((digits.train, 1437), (digits.test, 360)):
+        assert split.inputs.shape == (examples, 28, 28, 1)
+        assert split.inputs.dtype == np.uint8
+        assert split.labels.shape == (examples,)
+        assert split.labels.dtype == np.int32
+        assert split.inputs.min() == 0
+        assert split.inputs.max() == 255
+
+
+def test_every_class_has_its_share_of_the_test_set(digits):
+    in_all = np.bincount(load_digits().target)
+    in_test = np.bincount(digits.test.labels)
+    assert np.abs(in_test - in_all * 360 / 1797).max() < 1
+    np.testing.assert_array_equal(np.bincount(digits.train.labels) + in_test, in_all)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_the_split_never_changes(digits, part):
+    """Figures of different versions of this project can be compared only as long as this hash stands."""
+    split = getattr(digits, part)
+    content = split.inputs.tobytes() + split.labels.astype("<i4").tobytes()
+    assert hashlib.sha256(content).hexdigest() == SHA256[part]
+
+
+def test_no_scan_is_in_both_parts(digits):
+    scans = sorted(enlarged.tobytes() for part in digits for enlarged in part.inputs)
+    originals = np.rint(enlarge(load_digits().images) * 255 / 16).astype(np.uint8)
+    assert scans == sorted(image.tobytes() for image in originals)
+
+
+def test_enlarge_equals_scipy():
+    images = load_digits().images[:3]
+    centres = (np.arange(28) + 0.5) * 8 / 28 - 0.5
+    points = np.clip(np.stack(np.meshgrid(centres, centres, indexing="ij"), -1), 0, 7)
+    wanted = [RegularGridInterpolator((np.arange(8), np.arange(8)), image)(points) for image in images]
+    np.testing.assert_allclose(enlarge(images), wanted, atol=1e-12)
+
+
+def test_enlarge_by_hand():
+    """One bright row: pixel centres of the enlarged rows lie at (i + 1/2) * 2/7 - 1/2 of the small ones."""
+    image = np.zeros((1, 8, 8))
+    image[0, 1] = 14
+    column = enlarge(image)[0, :, 0]
+    np.testing.assert_allclose(column[:2], 0, atol=1e-12)  # centres -5/14 and -1/14: the edge is repeated
+    np.testing.assert_allclose(column[2:9], [3, 7, 11, 13, 9, 5, 1], atol=1e-12)  # 3/14, 7/14, 11/14, 15/14, ...
+    np.testing.assert_allclose(column[9:], 0, atol=1e-12)

@@ -1,0 +1,125 @@
+import json
+import os
+
+import pytest
+
+from pmapdp import evaluate, export
+from pmapdp.config import Config
+from pmapdp.errors import run_command
+from pmapdp.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a short run, the file exported from it, and the metrics of its last epoch."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    workdir, file = str(folder / "run"), str(folder / "model.zip")
+    config = Config(
+        model="mlp",
+        strategy="pmap",
+        devices=8,
+        per_device_batch_size=16,
+        learning_rate=5e-3,
+        epochs=1,
+        workdir=workdir,
+        progress=False,
+        compile_cache=False,
+    )
+    result = train(config)
+    assert run_command(export.main, [workdir, file]) == 0
+    return workdir, file, result.epochs[-1]
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        [],
+        ["--devices", "3"],
+        ["--strategy", "jit"],
+        ["--strategy", "shard_map", "--devices", "2"],
+        ["--strategy", "single"],
+        ["--strategy=single", "--devices=1"],
+    ],
+)
+def test_same_figures_however_spread(run, capsys, spread):
+    workdir, _, expected = run
+    capsys.readouterr()
+    assert run_command(evaluate.main, [workdir, "--json", *spread]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["test_accuracy"] == expected["test_accuracy"]
+    assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
+    assert result["test_examples"] == expected["test_examples"] == 360
+    assert result["step"] == expected["step"] == 12
+
+
+def test_spread_as_asked(run, capsys):
+    workdir, _, _ = run
+    for arguments, strategy, devices in [
+        ([], "pmap", 8),
+        (["--devices", "3"], "pmap", 3),
+        (["--strategy", "single"], "single", 1),
+    ]:
+        assert run_command(evaluate.main, [workdir, "--json", *arguments]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["strategy"], result["devices"]) == (strategy, devices)
+
+
+def test_exported_has_the_same_figures(run, capsys):
+    _, file, expected = run
+    capsys.readouterr()
+    assert run_command(evaluate.main, ["--exported", file, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["test_accuracy"] == expected["test_accuracy"]
+    assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
+    assert result["test_examples"] == 360
+    assert result["step"] == 12
+
+
+def test_for_people(run, capsys):
+    workdir, file, expected = run
+    figures = f"test loss {expected['test_loss']:.4f}"
+    for arguments in ([workdir], ["--exported", file]):
+        assert run_command(evaluate.main, arguments) == 0
+        first, second, _ = capsys.readouterr().out.splitlines()
+        assert first.startswith(figures)
+        assert first.endswith(f" accuracy {expected['test_accuracy']:.4f}")
+        assert second == "360 examples of digits, after 12 updates"
+
+
+def test_nothing_is_written(run):
+    workdir, _, _ = run
+    before = sorted(os.walk(workdir))
+    assert run_command(evaluate.main, [workdir]) == 0
+    assert sorted(os.walk(workdir)) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "one thing at a time can be evaluated"),
+        (["RUN", "--exported", "FILE"], "one thing at a time can be evaluated"),
+        (["RUN", "RUN"], "one argument too many"),
+        (["nowhere"], "nowhere holds no run"),
+        (["FILE"], "FILE holds no run"),
+        (["--exported", "nowhere.zip"], "nowhere.zip cannot be read (No such file or directory)"),
+        (["--exported", "RUN"], "RUN cannot be read (Is a directory)"),
+        (["--exported"], "--exported needs a value"),
+        (["--exported", "FILE", "--strategy", "jit"], "--strategy has no effect with --exported"),
+        (["--exported", "FILE", "--devices", "2"], "--devices has no effect with --exported"),
+        (["RUN", "--strategy", "pmpa"], "unknown strategy 'pmpa': did you mean 'pmap'?"),
+        (["RUN", "--devices", "two"], "--devices two is not a whole number: try --devices 8"),
+        (["RUN", "--devices", "0"], "--devices 0 must be at least 1"),
+        (["RUN", "--strategy", "single", "--devices", "4"], "--strategy single runs on one device, not 4"),
+        (["RUN", "--devcies", "4"], "unknown argument '--devcies': did you mean '--devices'?"),
+    ],
+)
+def test_mistakes(run, capsys, arguments, sentence):
+    names = {"RUN": run[0], "FILE": run[1]}
+    for name, path in names.items():
+        sentence = sentence.replace(name, path)
+    capsys.readouterr()
+    assert run_command(evaluate.main, [names.get(argument, argument) for argument in arguments]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"error: {sentence}")
+    assert output.err.count("\n") == 1
+    assert output.out == ""

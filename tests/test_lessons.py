@@ -1,0 +1,69 @@
+"""Every lesson: its notebook is what its source says, it runs from top to bottom, and it keeps to its limits."""
+
+import re
+
+import build
+import jupytext
+import nbformat
+import pytest
+
+LESSONS = build.sources()
+MOST_CELLS, MOST_CODE_LINES, MOST_WORDS, MOST_BYTES = 25, 150, 1200, 300_000
+
+
+def source_cells(notebook) -> list[tuple[str, str]]:
+    return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+def code_lines(notebook) -> int:
+    lines = [line.strip() for cell in notebook.cells if cell.cell_type == "code" for line in cell.source.splitlines()]
+    return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def words(notebook) -> int:
+    return sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def test_there_are_lessons():
+    assert [lesson.name[:2] for lesson in LESSONS] == [f"{number:02d}" for number in range(len(LESSONS))]
+    assert len(LESSONS) >= 11
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_notebook_is_in_step_with_its_source(lesson):
+    notebook = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4)
+    nbformat.validate(notebook)
+    again = f"run `python lessons/build.py {lesson.name[:2]}`"
+    assert source_cells(notebook) == source_cells(jupytext.read(lesson)), again
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1)), again
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert "image/svg+xml" in str(outputs), "a lesson has a picture"
+    assert "image/png" not in str(outputs), "pictures are SVG"
+    assert lesson.with_suffix(".ipynb").stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_lesson_keeps_to_its_limits(lesson):
+    notebook = jupytext.read(lesson)
+    assert len(notebook.cells) <= MOST_CELLS
+    assert code_lines(notebook) <= MOST_CODE_LINES
+    assert words(notebook) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(lesson):
+    text = "\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text.replace("\n", " ")):
+        if "://" not in target:
+            assert (build.FOLDER / target.strip()).exists(), target
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_lesson_runs_from_top_to_bottom(lesson):
+    notebook = build.execute(lesson)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert "DeprecationWarning" not in str(outputs)
+    assert "not solved yet" in str(outputs)  # the exercises' stubs, which do not stop the notebook

@@ -1,0 +1,167 @@
+"""The command from start to end: the default recipe with every strategy, its output and its metrics file."""
+
+import dataclasses
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+from launch import environment, train
+
+from pmapdp.config import Config
+
+STRATEGIES = ("pmap", "jit", "shard_map", "single")
+START = {"strategy", "devices", "global_batch_size", "per_device_batch_size", "parameters", "train_examples"}
+START |= {"event", "test_examples", "jax"}
+EPOCH = {"event", "epoch", "step", "train_loss", "train_accuracy", "train_examples", "test_loss", "test_accuracy"}
+EPOCH |= {"test_examples", "learning_rate", "images_per_second", "step_ms"}
+END = {"event", "steps", "compile_seconds", "total_seconds"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """`runs(strategy)`: lines of the metrics file and output of the default recipe; each strategy runs once."""
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+
+    def run(strategy: str):
+        if strategy not in done:
+            file = folder / f"{strategy}.jsonl"
+            # A cache folder of its own, as on a fresh machine.
+            finished = train(
+                *("--strategy", strategy, "--metrics-file", file), env={"XDG_CACHE_HOME": str(folder / strategy)}
+            )
+            assert finished.returncode == 0, finished.stderr
+            done[strategy] = ([json.loads(line) for line in file.read_text().splitlines()], finished.stdout)
+        return done[strategy]
+
+    return run
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_default_recipe_reaches_its_accuracy(runs, strategy):
+    lines, _ = runs(strategy)
+    assert lines[-2]["test_accuracy"] >= 0.97
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_metrics_file_has_the_documented_lines(runs, strategy):
+    (start, *epochs, end), _ = runs(strategy)
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert set(start) == START | fields
+    assert start["event"] == "start"
+    assert start["strategy"] == strategy
+    assert start["devices"] == (1 if strategy == "single" else 8)
+    assert start["global_batch_size"] == 64
+    assert start["per_device_batch_size"] == (64 if strategy == "single" else 8)
+    assert start["parameters"] == 347_146
+    assert (start["train_examples"], start["test_examples"]) == (1437, 360)
+    assert start["jax"] == jax.__version__
+
+    assert len(epochs) == 20
+    for number, epoch in enumerate(epochs, start=1):
+        assert set(epoch) == EPOCH
+        assert epoch["event"] == "epoch"
+        assert epoch["epoch"] == number
+        assert epoch["step"] == number * 23  # 22 batches of 64 and one of 29
+        assert (epoch["train_examples"], epoch["test_examples"]) == (1437, 360)
+        assert epoch["images_per_second"] > 0
+        assert epoch["step_ms"] > 0
+        assert 0 <= epoch["train_accuracy"] <= 1
+
+    assert set(end) == END
+    assert end["event"] == "end"
+    assert end["steps"] == 460
+    assert 0 < end["compile_seconds"] < end["total_seconds"]
+
+
+def test_strategies_report_the_same_figures(runs):
+    """Rounding differs; over one epoch it stays small, over twenty it may move an example or two."""
+    (_, first, *_, last, _), _ = runs("single")
+    for strategy in STRATEGIES[:3]:
+        (_, other_first, *_, other_last, _), _ = runs(strategy)
+        for name in ("train_loss", "test_loss"):
+            assert other_first[name] == pytest.approx(first[name], rel=1e-2)
+        assert other_last["test_accuracy"] == pytest.approx(last["test_accuracy"], abs=0.01)
+        assert other_last["learning_rate"] == last["learning_rate"]
+
+
+def test_output_elsewhere_than_on_a_terminal_is_plain(runs):
+    lines, output = runs("pmap")
+    assert "\x1b" not in output
+    assert "\r" not in output
+    assert "8 simulated CPU devices" in output
+    assert "347,146 parameters" in output
+    assert "1,437 to train and 360 to test" in output
+    assert f"jax {jax.__version__}" in output
+    assert sum(line.startswith("epoch ") and "| test loss " in line for line in output.splitlines()) == 20
+    best = max(line["test_accuracy"] for line in lines[1:-1])
+    assert f"test accuracy: best {best:.4f}" in output
+    assert f"last {lines[-2]['test_accuracy']:.4f}" in output
+    assert "to compile" in output
+
+
+def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    done = train("--model", "mlp", "--devices", 3, "--steps", 25, "--no-progress", "--metrics-file", file)
+    assert done.returncode == 0, done.stderr
+    _, first, second, end = [json.loads(line) for line in file.read_text().splitlines()]
+    assert (first["step"], first["train_examples"]) == (23, 1437)
+    assert (second["step"], second["train_examples"]) == (25, 128)
+    assert end["steps"] == 25
+
+
+def test_a_killed_run_leaves_whole_lines(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-m", "pmapdp.train", "--model", "mlp", "--devices", "2", "--epochs", "1000"]
+    process = subprocess.Popen(
+        [*command, "--metrics-file", str(file)], env=environment(), stdout=subprocess.DEVNULL, cwd=tmp_path
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not file.exists() or file.read_text().count('"epoch"') < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    text = file.read_text()
+    assert text.endswith("\n")
+    events = [json.loads(line)["event"] for line in text.splitlines()]
+    assert events[0] == "start"
+    assert set(events[1:]) == {"epoch"}
+
+
+def test_a_terminal_gets_a_progress_bar():
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pmapdp.train", "--model", "convnet", "--devices", "2", "--epochs", "1"]
+    process = subprocess.Popen(
+        command,
+        env=environment({"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}),
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    output = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # Linux' way to say that the other end is closed
+            break
+        if not part:
+            break
+        output += part
+    os.close(ours)
+    text = output.decode()
+    assert process.wait() == 0, text
+    assert "\x1b[" in text
+    assert "━" in text
+    assert "0/23" in text
+    assert "compiling" in text
+    assert "epoch 1/1" in text
