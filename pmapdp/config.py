@@ -75,7 +75,8 @@ class OptimizationOptions:
     clip_norm: float | None = None
     """Scale the gradient down to this global norm where it is longer."""
     label_smoothing: float = 0.0
-    """Share of the target probability that is spread evenly over the classes, from 0 to below 1."""
+    """Share of the target probability that is spread evenly over the classes, from 0 to below 1. The train loss
+    includes it, the test loss does not."""
 
 
 @dataclass(frozen=True)

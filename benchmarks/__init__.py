@@ -1,0 +1,1 @@
+"""Measurements of pmapdp, each a ratio within one run on one machine."""

@@ -1,0 +1,128 @@
+"""Schedules, update rules, smoothing and precision, against values worked out by hand or in NumPy."""
+
+import dataclasses
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pmapdp import devices
+from pmapdp.config import Config, check
+from pmapdp.data.batches import Batch, Batches
+from pmapdp.data.digits import load
+from pmapdp.errors import UserError
+from pmapdp.objective import metric_sums
+from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.recipes import RECIPES
+from pmapdp.state import Task, create_state
+from pmapdp.steps import make_steps
+
+
+def rates(steps, *, batch=64, per_epoch=10, total=100, **settings) -> list[float]:
+    config = Config(learning_rate=0.1, **settings)
+    check(config)
+    schedule = make_schedule(config, batch, per_epoch, total)
+    return [float(schedule(step)) for step in steps]
+
+
+def test_constant():
+    assert rates([0, 50, 99]) == pytest.approx([0.1] * 3)
+
+
+def test_piecewise_switches_at_the_start_of_an_epoch():
+    found = rates([0, 29, 30, 69, 70, 99], schedule="piecewise", switch_epochs=(3, 7))
+    assert found == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_cosine_ends_at_zero():
+    found = rates([0, 25, 50, 100], schedule="cosine")
+    assert found == pytest.approx([0.1 * (1 + math.cos(math.pi * part)) / 2 for part in (0, 0.25, 0.5, 1)], abs=1e-8)
+
+
+def test_warmup_rises_linearly_and_the_schedule_keeps_its_place():
+    assert rates([0, 5, 10, 29, 30], warmup_steps=10, schedule="piecewise", switch_epochs=(3,)) == pytest.approx(
+        [0, 0.05, 0.1, 0.1, 0.01]
+    )
+    cosine = rates([10, 55, 100], warmup_steps=10, schedule="cosine")
+    assert cosine == pytest.approx([0.1, 0.05, 0], abs=1e-8)
+
+
+def test_scaling_rules():
+    assert rates([0], batch=512, scale_learning_rate="linear") == pytest.approx([0.8])
+    assert rates([0], batch=256, scale_learning_rate="sqrt") == pytest.approx([0.2])
+    assert rates([0], batch=256, scale_learning_rate="linear", base_batch_size=128) == pytest.approx([0.2])
+
+
+def one_update(gradient, parameter=1.0, **settings):
+    config = Config(**settings)
+    optimizer = make_optimizer(config, lambda step: 0.1)
+    params = {"w": jnp.full(len(gradient), parameter)}
+    updates, _ = optimizer.update({"w": jnp.asarray(gradient)}, optimizer.init(params), params)
+    return np.asarray(params["w"] + updates["w"])
+
+
+def test_update_rules():
+    np.testing.assert_allclose(one_update([2.0], optimizer="sgd"), [0.8], rtol=1e-6)
+    np.testing.assert_allclose(one_update([2.0], optimizer="momentum"), [0.8], rtol=1e-6)
+    # Adam's first step is the learning rate, whatever the gradient; decoupled decay adds 0.1 * 0.5 * 1.
+    np.testing.assert_allclose(one_update([2.0], optimizer="adam"), [0.9], rtol=1e-6)
+    np.testing.assert_allclose(one_update([2.0], optimizer="adamw", weight_decay=0.5), [0.85], rtol=1e-6)
+
+
+def test_clipping_scales_the_whole_gradient():
+    np.testing.assert_allclose(one_update([3.0, 4.0], optimizer="sgd", clip_norm=1.0), [0.94, 0.92], rtol=1e-6)
+    np.testing.assert_allclose(one_update([3.0, 4.0], optimizer="sgd", clip_norm=9.0), [0.7, 0.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_equals_numpy(smoothing):
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(5, 10)).astype(np.float32), random.integers(0, 10, 5)
+    weights = np.array([1, 1, 0, 1, 1], np.float32)
+    sums = metric_sums(jnp.asarray(logits), Batch(None, jnp.asarray(labels), None, jnp.asarray(weights)), smoothing)
+    log_p = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+    target = np.eye(10)[labels] * (1 - smoothing) + smoothing / 10
+    np.testing.assert_allclose(sums.loss, (weights * -(target * log_p).sum(-1)).sum(), rtol=1e-5)
+    assert sums.correct == (weights * (logits.argmax(-1) == labels)).sum()
+    assert sums.count == 4
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
+    config = dataclasses.replace(RECIPES["digits"].config, dtype="bfloat16")
+    task = Task("cnn", make_optimizer(config, lambda step: 0.1), dtype="bfloat16")
+    steps = make_steps(strategy, task, devices.choose(8))
+    state = steps.place_state(create_state(task))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    batch = steps.place_batch(next(Batches(load().train, 64, devices=8).epoch(0)))
+    # What is asked of XLA: the CPU's compiler may well compute bfloat16 in float32.
+    lowered = steps.train_step.lower(state, batch)
+    assert "bf16" in lowered.as_text()
+    compiled = lowered.compile().as_text()
+    (reduced,) = re.findall(r"= (\(.*\)|\S+) all-reduce(?:-start)?\(", compiled)
+    assert "bf16" not in reduced
+    assert "f32[5408,64]" in reduced or "f32[64,5408]" in reduced
+    state, _ = steps.train_step(state, batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schedule": "piecewise"}, "--switch-epochs 3 7"),
+        ({"switch_epochs": (3,)}, "--schedule piecewise"),
+        ({"schedule": "piecewise", "switch_epochs": (7, 3)}, "not rising"),
+        ({"weight_decay": 0.1}, "only with adamw"),
+        ({"clip_norm": 0.0}, "must be above 0"),
+        ({"label_smoothing": 1.0}, "from 0 to below 1"),
+        ({"learning_rate": math.nan}, "not a finite number"),
+        ({"learning_rate": -1.0}, "is negative"),
+        ({"checkpoint_every": 5}, "--workdir"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        check(Config(**settings))
