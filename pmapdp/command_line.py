@@ -53,7 +53,7 @@ def parse_with(own: type[Own], arguments: list[str], *, program: str, groups=GRO
     if "per_device_batch_size" in given and "global_batch_size" not in given:
         start = dataclasses.replace(start, global_batch_size=None)
 
-    flags = dataclasses.make_dataclass("Flags", [(group.__name__, group) for group in (*groups, own)])
+    flags = dataclasses.make_dataclass("Flags", [(title(group), group) for group in (*groups, own)])
     names = {group: [field.name for field in dataclasses.fields(group)] for group in groups}
     parsed = tyro.cli(
         flags,
@@ -63,10 +63,15 @@ def parse_with(own: type[Own], arguments: list[str], *, program: str, groups=GRO
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
     )
-    values = {name: getattr(getattr(parsed, group.__name__), name) for group in groups for name in names[group]}
+    values = {name: getattr(getattr(parsed, title(group)), name) for group in groups for name in names[group]}
     config = dataclasses.replace(start, **values, recipe=recipe)
     check(config)
-    return config, getattr(parsed, own.__name__)
+    return config, getattr(parsed, title(own))
+
+
+def title(group: type) -> str:
+    """The heading of an option group in `--help`: "data" for `DataOptions`."""
+    return group.__name__.removesuffix("Options").lower()
 
 
 def check_arguments(arguments: list[str], groups=GROUPS) -> set[str]:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
 
@@ -45,8 +45,7 @@ class ParallelOptions:
     per_device_batch_size: int | None = None
     """Examples per update on one device (instead of the global batch size)."""
     accumulate: int = 1
-    """Micro-batches per device and update, summed before the one all-reduce. Batch norm takes its moments over
-    each of them separately."""
+    """Micro-batches per device and update, summed before the all-reduce; batch norm takes moments over each alone."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class OptimizationOptions:
     warmup_steps: int = 0
     """Updates over which the learning rate first rises linearly from 0."""
     scale_learning_rate: Literal["none", "linear", "sqrt"] = "none"
-    """Multiply the learning rate by k = global batch size / base batch size (linear; Goyal et al. 2017), or by the
-    square root of k (sqrt; for Adam, Malladi et al. 2022)."""
+    """Multiply the learning rate by k = global / base batch size (linear, Goyal et al. 2017), or by its root (sqrt)."""
     base_batch_size: int = 64
     """Global batch size for which the learning rate is meant, where it is scaled."""
     weight_decay: float = 0.0
@@ -75,8 +73,7 @@ class OptimizationOptions:
     clip_norm: float | None = None
     """Scale the gradient down to this global norm where it is longer."""
     label_smoothing: float = 0.0
-    """Share of the target probability that is spread evenly over the classes, from 0 to below 1. The train loss
-    includes it, the test loss does not."""
+    """Share of the target spread over all classes, from 0 to below 1; in the train loss, not in the test loss."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +147,15 @@ class Config(
 
     recipe: str = "digits"
     """Name of the recipe that the other fields started from."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Config":
+        """The configuration whose `dataclasses.asdict` went through JSON; names that it does not know are left out."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
+        }
+        return cls(**settings)
 
 
 def flag(field: str) -> str:

@@ -45,7 +45,7 @@ class Meter:
     never wait for the host; this also bounds how far the host can run ahead of them.
     """
 
-    def __init__(self, totals: Totals = Totals()):  # noqa: B008 (a tuple, never changed)
+    def __init__(self, totals: Totals = Totals()):
         self.totals = totals
         self.last_loss = math.nan
         self.waiting: deque[tuple[int, MetricSums]] = deque()

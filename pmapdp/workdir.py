@@ -162,11 +162,8 @@ def read_config(path: str | Path) -> Config:
     if not file.is_file():
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     content = read_json(file)
-    known = {field.name for field in dataclasses.fields(Config)}
-    values: dict[str, Any] = {name: value for name, value in content["config"].items() if name in known}
-    values |= {"global_batch_size": content["global_batch_size"], "per_device_batch_size": None}
-    settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return Config(**settings)
+    batch_size = {"global_batch_size": content["global_batch_size"], "per_device_batch_size": None}
+    return Config.from_json(content["config"] | batch_size)
 
 
 def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
