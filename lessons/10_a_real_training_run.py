@@ -84,8 +84,8 @@ axes.set(yscale="log", xlabel="epoch, from 0", ylabel="learning rate", xticks=ra
 plt.show()
 
 # %% [markdown]
-# The recipe also scales the rate when the global batch grows, by the square root of the factor, because Adam
-# divides a gradient by its typical size. Here the batch is 64 on 8 devices, as in the tutorial on one, and the rate stays.
+# The recipe also multiplies the rate by k when the global batch is k times as large as the tutorial's 64. Here eight
+# devices share 64 examples, so the rate stays. One setting is ours: label smoothing, which raises the accuracy a little.
 #
 # ## What a checkpoint must hold
 #
@@ -162,7 +162,8 @@ process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 while process.poll() is None and not (runs / "killed" / "checkpoints" / "10").exists():
     time.sleep(0.01)
 process.send_signal(signal.SIGKILL)
-print("exit status", process.wait(), "| checkpoints:", sorted(path.name for path in (runs / "killed/checkpoints").iterdir()))
+names = sorted(path.name for path in (runs / "killed" / "checkpoints").iterdir())
+print("exit status", process.wait(), "| checkpoints:", names)
 
 # %% [markdown]
 # The same command again. It finds the folder, takes the newest checkpoint that is whole, and goes on in the middle
@@ -184,7 +185,8 @@ print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 for strategy, count in (("pmap", 8), ("jit", 3), ("single", 1)):
     other = prepare(dataclasses.replace(config, strategy=strategy, devices=count, per_device_batch_size=8))
     found = other.evaluate(other.steps.place_state(resumed))
-    print(f"{strategy:7s} on {count}: loss {found.mean_loss:.6f}, accuracy {found.accuracy:.4f}, {found.count} examples")
+    figures = f"loss {found.mean_loss:.6f}, accuracy {found.accuracy:.4f}, {found.count} examples"
+    print(f"{strategy:7s} on {count}: {figures}")
     assert abs(found.mean_loss - straight.epochs[-1]["test_loss"]) < 1e-5
     assert found.accuracy == straight.epochs[-1]["test_accuracy"]
 
@@ -221,7 +223,7 @@ assert accuracy == straight.epochs[-1]["test_accuracy"]
 # Both times for this model, on this machine, whose simulated devices share the cores with the writing threads:
 
 # %%
-from pmapdp.checkpoint import Checkpoints  # noqa: E402
+from pmapdp.checkpoint import Checkpoints
 
 checkpoints = Checkpoints(runs / "timed" / "checkpoints")
 for step in (1, 2, 3):  # the first one also starts Orbax
@@ -231,7 +233,8 @@ for step in (1, 2, 3):  # the first one also starts Orbax
     checkpoints.wait()
     written = time.perf_counter() - clock
 checkpoints.close()
-print(f"{devices.describe(jax.devices())}: the loop waits {1000 * waited:.0f} ms, on the disk after {1000 * written:.0f} ms")
+print(devices.describe(jax.devices()))
+print(f"the loop waits {1000 * waited:.0f} ms; the checkpoint is on the disk after {1000 * written:.0f} ms")
 
 # %% [markdown]
 # ## Exercises
@@ -271,7 +274,8 @@ check("10_a_real_training_run", "next_examples", next_examples);
 # **3. All or nothing.** Write `text` to `path` so that another process sees the old file or the new one, and never half
 # of it, whenever the writer is killed. Return `path`.
 #
-# <details><summary>Hint</summary>Write another file in the same folder, then `os.replace` it: renaming is atomic.</details>
+# <details><summary>Hint</summary>Write another file in the same folder, then `os.replace` it: a rename is
+# whole.</details>
 
 
 # %%

@@ -63,7 +63,8 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
         verdict = Verdict(True, f"{exercise}: right")
     except NotYetError as reason:
         if called and not began:
-            verdict = Verdict(False, f"{exercise}: not solved yet; replace the `...` by your code and run the cell again")
+            message = "not solved yet; replace the `...` by your code and run the cell again"
+            verdict = Verdict(False, f"{exercise}: {message}")
         else:
             verdict = Verdict(False, f"{exercise}: not yet: {reason}")
     except Exception as error:  # an answer may fail in any way; the notebook goes on

@@ -60,9 +60,7 @@ def box(axes: Axes, x: float, y: float, text: str, *, device: int | None = None,
             edgecolor=colour,
         )
     )
-    axes.text(
-        x + width / 2, y + height / 2, text, ha="center", va="center", color=INK if device is None else "white"
-    )
+    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=INK if device is None else "white")
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, device: int | None = None) -> None:

@@ -58,7 +58,7 @@ def parse_with(own: type[Own], arguments: list[str], *, program: str, groups=GRO
     parsed = tyro.cli(
         flags,
         prog=program if not has_recipe else f"{program} {recipe}",
-        description="Recipes: " + "; ".join(f"{name}: {each.summary}" for name, each in RECIPES.items()) + ".",
+        description="\n".join(["Recipes:", *(f"  {name}: {each.summary}" for name, each in RECIPES.items())]),
         default=flags(*(group(**{name: getattr(start, name) for name in names[group]}) for group in groups), own()),
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),

@@ -12,7 +12,7 @@ def convolve(x, kernel, stride, padding):
 
 
 def dropout_mask(seed, step, index):
-    """The mask of one example as README and layers document it: from seed, update, index and layer 0."""
+    """The mask of one example, from seed, update, index and layer 0 as `pmapdp.models.layers` documents it."""
     key = jax.random.key(seed)
     for number in (step, index, 0):
         key = jax.random.fold_in(key, number)

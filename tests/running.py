@@ -1,19 +1,19 @@
-"""Starts the project's commands as a user would, each in a process of its own."""
+"""Commands that run beside the test, to be killed or watched; `launch.py` has those that it waits for."""
 
-import os
 import subprocess
 import sys
+
+from launch import environment
 
 
 def start(*arguments: object, module: str = "pmapdp.train", **options) -> subprocess.Popen:
     """A running `python -m MODULE ARGUMENTS`; its stdout and stderr are pipes of text."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=environment(),
         **options,
     )
 

@@ -64,7 +64,7 @@ def test_replicas_differ_without_the_all_reduce(strategy, initial, monkeypatch):
     assert all(np.abs(other - first).max() > 1e-6 for other in others)
 
 
-@pytest.mark.parametrize("strategy", (*PARALLEL, "single"))
+@pytest.mark.parametrize("strategy", [*PARALLEL, "single"])
 def test_the_gradient_is_that_of_the_mean_loss(strategy, initial):
     assert gradient_ratio(strategy, initial) == pytest.approx(1, rel=1e-4)
 

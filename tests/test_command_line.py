@@ -41,7 +41,7 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--devices", "-1"], ["--devices -1", "at least 1", "try --devices 8"]),
         (["--devices", "two"], ["--devices two", "whole number", "try --devices 8"]),
         (["--devices"], ["--devices", "needs a value", "--devices 8"]),
-        (["--global-batch-size", "0"], ["--global-batch-size 0", "at least 1", "try --global-batch-size 8"]),
+        (["--global-batch-size", "0"], ["--global-batch-size 0", "at least 1", "try --global-batch-size 64"]),
         (["--per-device-batch-size", "0"], ["--per-device-batch-size 0", "try --per-device-batch-size 8"]),
         (["--epochs", "0"], ["--epochs 0", "at least 1", "try --epochs 10"]),
         (["--steps", "-5"], ["--steps -5", "at least 1", "try --steps 100"]),

@@ -62,7 +62,8 @@ def test_asked_late_for_what_is_there_already_is_fine():
 def test_importing_starts_nothing_and_sets_nothing():
     code = (
         "import os; before = dict(os.environ); import pmapdp.train, pmapdp.steps.pmap;"
-        "assert os.environ == before; import jax; jax.config.update('jax_num_cpu_devices', 6); print(len(jax.devices()))"
+        "assert os.environ == before; import jax; jax.config.update('jax_num_cpu_devices', 6);"
+        "print(len(jax.devices()))"
     )
     done = python("-c", code)
     assert done.stdout == "6\n", done.stderr

@@ -96,7 +96,8 @@ def test_output_elsewhere_than_on_a_terminal_is_plain(runs):
     assert "\r" not in output
     assert "8 simulated CPU devices" in output
     assert "347,146 parameters" in output
-    assert "1,437 to train and 360 to test" in output
+    assert "1,437" in output
+    assert "360" in output
     assert f"jax {jax.__version__}" in output
     assert sum(line.startswith("epoch ") and "| test loss " in line for line in output.splitlines()) == 20
     best = max(line["test_accuracy"] for line in lines[1:-1])

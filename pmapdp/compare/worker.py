@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     folder = Path(arguments[0])
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = Config(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+    config = Config.from_json(settings)
     if "look" in arguments:
         result = look(config)
     else:
