@@ -1,6 +1,6 @@
 """What the compile cache saves: `python -m benchmarks.compile_cache [--rounds 3] [flags of pmapdp.train]`.
 
-Starts the same training twice with a cache folder that is empty at first. Prints how long the first update and the first
+Starts the same training twice with a cache folder that is empty at first. Prints how long the first update and first
 evaluation took, tracing and compiling included, and how long the whole command took.
 """
 

@@ -36,7 +36,7 @@ class Collective(NamedTuple):
     """
 
     kind: str
-    count: int
+    count: int  # type: ignore[assignment]  # the tuple's own method of this name is not needed
     bytes: int
 
 

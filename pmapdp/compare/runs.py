@@ -68,7 +68,8 @@ def compare(config: Config, options: CompareOptions, say: Callable[[str], None] 
         B = job["global_batch_size"]
         config = dataclasses.replace(config, global_batch_size=B, per_device_batch_size=None)
         counts = sorted(set(options.device_counts)) or [job["devices"]]
-        plan = [("single", 1)] + [(strategy, N) for N in counts for strategy in dict.fromkeys(options.strategies)]
+        plan: list[tuple[Any, int]] = [("single", 1)]
+        plan += [(strategy, N) for N in counts for strategy in dict.fromkeys(options.strategies)]
         runs: list[dict[str, Any]] = []
         for number, (strategy, N) in enumerate(plan):
             say(f"run {number + 1} of {len(plan)}: {strategy} on {N} device{'s' if N > 1 else ''}")

@@ -53,10 +53,11 @@ def code(markup: str) -> str:
 def marked(old: str, new: str) -> tuple[str, str]:
     """Both lines as HTML, with the words that are in one alone in `<mark>`; lines with little in common have none."""
     words = [re.findall(r"\w+|\s+|.", line) for line in (old, new)]
-    matcher = difflib.SequenceMatcher(None, *words, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
     if matcher.ratio() < 0.5:
         return escape(old), escape(new)
-    before, after = [], []
+    before: list[str] = []
+    after: list[str] = []
     for kind, l1, l2, r1, r2 in matcher.get_opcodes():
         for pieces, part in ((before, words[0][l1:l2]), (after, words[1][r1:r2])):
             markup = escape("".join(part))

@@ -1,0 +1,147 @@
+"""`python -m pmapdp.compare`: a real comparison, its report, and its page."""
+
+import html.parser
+import json
+import re
+
+import pytest
+from launch import python
+
+from pmapdp.compare.page import page
+from pmapdp.compare.sources import source
+
+JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.05", "--steps", "12"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    files = ["--json", folder / "report.json", "--html", folder / "page.html"]
+    done = python("-m", "pmapdp.compare", *JOB, "--device-counts", "2", "4", "--strategies", "pmap", "jit", *files)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((folder / "report.json").read_text()), (folder / "page.html").read_text()
+
+
+class Tags(html.parser.HTMLParser):
+    """The nesting of a page's tags; fails where one is closed that is not open."""
+
+    VOID = frozenset({"meta", "br", "link", "hr", "img", "input"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_every_run_is_reported(compared):
+    _, report, _ = compared
+    assert [(run["strategy"], run["devices"]) for run in report["runs"]] == [
+        ("single", 1),
+        ("pmap", 2),
+        ("jit", 2),
+        ("pmap", 4),
+        ("jit", 4),
+    ]
+    parameters = 669_706 * 4
+    for run in report["runs"]:
+        assert run["error"] is None
+        assert len(run["losses"]) == 12
+        assert run["compile_seconds"] > 0
+        assert run["first_step_seconds"] > run["compile_seconds"]
+        assert run["step_ms"]["low"] <= run["step_ms"]["median"] <= run["step_ms"]["high"]
+        assert run["parameter_bytes"] == parameters
+        # Momentum keeps one number a parameter, and the schedule its int32 count.
+        assert run["optimizer_bytes"] == parameters + 4
+
+
+def test_results_are_those_of_a_single_device(compared):
+    _, report, _ = compared
+    single = report["runs"][0]
+    for run in report["runs"][1:]:
+        assert run["largest_difference"] < 1e-5
+        assert run["losses"] == pytest.approx(single["losses"], rel=1e-4)
+        (collective,) = run["collectives"]
+        assert (collective["kind"], collective["count"]) == ("all-reduce", 1)
+        assert collective["bytes"] >= 669_706 * 4
+    assert single["collectives"] == []
+
+
+def test_rows_lie_in_equal_contiguous_parts(compared):
+    _, report, _ = compared
+    for run in report["runs"]:
+        rows = len(run["batch"]["devices"]) // run["devices"]
+        assert run["batch"]["devices"] == [device for device in range(run["devices"]) for _ in range(rows)]
+
+
+def test_table(compared):
+    out, _, _ = compared
+    for name in ("single", "pmap × 4", "jit × 2", "images/s", "1 all-reduce", "Simulated devices share the cores"):
+        assert name in out
+
+
+def test_page_is_whole_and_needs_no_network(compared):
+    _, _, text = compared
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    for _, attributes in tags.seen:
+        for name in ("src", "href", "srcset"):
+            assert not (attributes.get(name) or "#").startswith(("http", "//"))
+    assert not re.search(r"@import|url\(\s*['\"]?http", text)
+    assert "$" not in re.sub(r"<code>.*?</code>", "", text, flags=re.DOTALL)  # no placeholder is left
+    pictures = [attributes for tag, attributes in tags.seen if tag == "svg"]
+    assert len(pictures) >= 5
+    assert text.count("<title") >= 6  # the page's and one for each picture
+    assert "steps/pmap.py" in text
+    assert "steps/shard_map.py" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_page_shows_the_real_sources(compared):
+    _, _, text = compared
+    cells = "".join(re.findall(r"<code>(.*?)</code>", text, flags=re.DOTALL))
+    plain = html.unescape(re.sub(r"<[^>]*>", "", cells))
+    for strategy in ("pmap", "jit", "shard_map"):
+        for line in source(strategy).splitlines():
+            assert line in plain
+
+
+def test_page_escapes_what_it_shows(compared):
+    _, report, _ = compared
+    hostile = json.loads(json.dumps(report))
+    hostile["config"]["dataset"] = "<script>alert(1)</script>"
+    hostile["runs"][1]["error"] = "<b>& gone"
+    text = page(hostile)
+    assert "<script>alert" not in text
+    assert "<b>& gone" not in text
+    assert "&lt;b&gt;&amp; gone" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--strategies", "pmpa"], "did you mean 'pmap'"),
+        (["--steps", "0"], "try --steps 100"),
+        (["--device-counts", "0"], "not positive"),
+        (["--html", "/nowhere/page.html"], "does not exist"),
+        (["--model", "cnm"], "did you mean 'cnn'"),
+        (["digts"], "did you mean 'digits'"),
+        (["--global-batch-size", "5000"], "the training set of digits has 1437"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, words):
+    done = python("-m", "pmapdp.compare", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
