@@ -171,7 +171,7 @@ assert abs(wrong[0][0] - tried[0][0]).max() > 1e-3
 random = np.random.default_rng(0)
 history = []
 started = time.perf_counter()
-for epoch in range(20):
+for _ in range(20):
     order = random.permutation(len(x))
     for start in range(0, len(x), 32):
         batch = order[start : start + 32]

@@ -18,7 +18,9 @@ def gradient_length(answer):
     found, right = np.asarray(length(x)), np.linalg.norm(a + 2 * x)
     require(found.shape == (), f"the length is one number of shape (), yours has {found.shape}")
     require(not np.isclose(found, right**2, rtol=1e-4), "this is the square of the length: take the root")
-    require(np.allclose(found, right, rtol=1e-4), f"for a gradient {a + 2 * x} the length is {right:.4f}, not {found:.4f}")
+    require(
+        np.allclose(found, right, rtol=1e-4), f"for a gradient {a + 2 * x} the length is {right:.4f}, not {found:.4f}"
+    )
     require(np.allclose(jax.jit(length)(x), right, rtol=1e-4), "the function does not work under jit: use jnp, not np")
 
 
@@ -42,9 +44,7 @@ def relu_power(answer):
         found = np.asarray(jax.jit(answer, static_argnums=1)(x, 2))
     except jax.errors.TracerBoolConversionError:
         require(False, "`if` cannot look at values under jit: compute both and choose with jnp.where")
-    require(
-        np.allclose(found[:2], 0), f"where x is negative the result is 0, yours is {found[:2]}: set it to 0 first"
-    )
+    require(np.allclose(found[:2], 0), f"where x is negative the result is 0, yours is {found[:2]}: set it to 0 first")
     require(np.allclose(found[2:], [0.25, 9]), f"for x = 0.5 and 3 and n = 2 the result is 0.25 and 9, not {found[2:]}")
     slope = np.asarray(jax.grad(lambda x: answer(x, 1.5).sum())(x))
     require(

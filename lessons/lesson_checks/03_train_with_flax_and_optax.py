@@ -48,14 +48,16 @@ def warmup(answer):
 def decayed(answer):
     """Weights shrink, biases stay, the nesting too."""
     random = np.random.default_rng()
-    params = {"a": {"kernel": random.normal(size=(3, 2)), "bias": random.normal(size=2)}, "b": [random.normal(size=(2, 2, 2))]}
+    params = {
+        "a": {"kernel": random.normal(size=(3, 2)), "bias": random.normal(size=2)},
+        "b": [random.normal(size=(2, 2, 2))],
+    }
     found = answer(params, 0.5)
     require(jax.tree.structure(found) == jax.tree.structure(params), "the result must be nested like `params`")
-    require(
-        not np.allclose(found["a"]["bias"], 0.5 * params["a"]["bias"]), "the bias was changed too: it has one axis"
-    )
+    require(not np.allclose(found["a"]["bias"], 0.5 * params["a"]["bias"]), "the bias was changed too: it has one axis")
     require(np.allclose(found["a"]["bias"], params["a"]["bias"]), "the bias must stay as it is")
     require(
-        np.allclose(found["a"]["kernel"], 0.5 * params["a"]["kernel"]) and np.allclose(found["b"][0], 0.5 * params["b"][0]),
+        np.allclose(found["a"]["kernel"], 0.5 * params["a"]["kernel"])
+        and np.allclose(found["b"][0], 0.5 * params["b"][0]),
         "every array with more than one axis is multiplied, also one with three",
     )
