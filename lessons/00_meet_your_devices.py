@@ -93,7 +93,7 @@ drawing.box(picture, 6.3, 0.1, "host: x [8, 1]", width=5, height=0.9)
 for d in range(8):
     left = 0.2 + 2.2 * d
     drawing.arrow(picture, (8.8, 1.0), (left + 0.9, 2.2), device=d)
-    drawing.box(picture, left, 2.2, f"device {d}\n[1]", device=d, height=1.2)
+    drawing.box(picture, left, 2.2, f"row {d}\n[1]", device=d, height=1.2)
     drawing.arrow(picture, (left + 0.9, 3.4), (left + 0.9, 4.1), device=d)
 drawing.box(picture, 0.2, 4.1, "one pool of threads (NPROC of them) runs the work of all devices", width=17.2)
 cores = devices.cores()

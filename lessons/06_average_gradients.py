@@ -103,9 +103,9 @@ drawing.box(picture, 3.0, 0.2, "images [64, 28, 28, 1]", width=15.6)
 drawing.box(picture, 3.0, 5.4, "pmean: the average of the eight gradients, on every device", width=15.6, height=1.0)
 for d in range(N):
     left = 3.0 + 1.98 * d
-    drawing.box(picture, left, 1.7, f"{8 * d} to {8 * d + 7}\n[8, ...]", device=d, width=1.75, height=1.1)
+    drawing.box(picture, left, 1.7, f"rows\n{8 * d}-{8 * d + 7}", device=d, width=1.75, height=1.1)
     drawing.box(picture, left, 3.5, f"g{d}", device=d, width=1.75, height=0.9)
-    drawing.box(picture, left, 7.2, "w - 0.1 g", device=d, width=1.75, height=0.9)
+    drawing.box(picture, left, 7.2, "new w", device=d, width=1.75, height=0.9)
     for start, end in ((1.0, 1.7), (2.8, 3.5), (4.4, 5.4), (6.4, 7.2)):
         drawing.arrow(picture, (left + 0.87, start), (left + 0.87, end), device=d)
 

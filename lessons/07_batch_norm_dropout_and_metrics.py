@@ -74,7 +74,7 @@ for d, top in enumerate([0.9, 3.1]):
     drawing.arrow(axes, (7.5, top + 0.4), (8.4, [2.1, 2.7][d]), device=d)
     drawing.arrow(axes, (11.2, [2.1, 2.7][d]), (12.0, top + 0.4), device=d)
     drawing.box(axes, 12.1, top, "13 / 4", device=d, width=1.7)
-drawing.box(axes, 8.5, 1.9, "psum: 13 and 4", width=2.6, height=1.0)
+drawing.box(axes, 8.5, 1.9, "psum:\n13 and 4", width=2.6, height=1.0)
 plt.show()
 
 # %% [markdown]

@@ -62,13 +62,20 @@ for x, text in ((3.2, "you hand in"), (9.4, "your program sees"), (15.6, "gradie
     axes.text(x, 0.5, text, weight="bold")
 for row, name in enumerate(["pmap", "jit", "shard_map"]):
     top, apart, programs = 1.9 + 2.4 * row, 1.22 if name == "pmap" else 1.1, 1 if name == "jit" else 4
-    axes.text(0, top + 0.4, name, weight="bold", va="center")
+    axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
     axes.text(3.2, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], cut along B")
     axes.text(9.4, top - 0.25, "[B, D], once" if name == "jit" else "[b, D], N times")
     for d in range(4):
         drawing.box(axes, 3.2 + apart * d, top, "b", device=d, width=1.1)
     for d in range(programs):
-        drawing.box(axes, 9.4 + 1.22 * d, top, "step", device=[d, None][name == "jit"], width=5.98 / programs - 0.395)
+        drawing.box(
+            axes,
+            9.4 + 1.22 * d,
+            top,
+            "step" if name == "jit" else "f",
+            device=[d, None][name == "jit"],
+            width=4.77 if name == "jit" else 1.1,
+        )
     drawing.box(axes, 15.6, top, "the compiler" if name == "jit" else "you: lax.psum", width=4.2)
     for x in (8.15, 14.35):
         drawing.arrow(axes, (x, top + 0.4), (x + 1.15, top + 0.4))

@@ -128,18 +128,13 @@ print("equal, bit for bit:", len(jax.tree.leaves(saved)), "arrays, for example",
 # %% [markdown]
 # ## A run in a folder
 #
-# With a workdir the trainer writes everything there. Three epochs, to keep the lesson short.
+# With a workdir the trainer writes everything there: checkpoints, a log, `events.out.*` for `tensorboard --logdir DIR`, and the
+# same figures in `metrics.jsonl`, one JSON object a line, which any tool reads. Three epochs, to keep the lesson short.
 
 # %%
 config = dataclasses.replace(config, epochs=3, switch_epochs=(1, 2))  # <- changed: three epochs instead of twelve
 straight = train(dataclasses.replace(config, workdir=str(runs / "straight")))  # <- new: a folder for the run
-print(*sorted(path.name for path in (runs / "straight").iterdir()), sep="\n")
-
-# %% [markdown]
-# `events.out.*` is for TensorBoard: `tensorboard --logdir DIR`. The same figures stand in `metrics.jsonl`, one
-# JSON object a line, which any tool reads:
-
-# %%
+print(*sorted(path.name for path in (runs / "straight").iterdir()))
 lines = [json.loads(line) for line in (runs / "straight" / "metrics.jsonl").read_text().splitlines()]
 print([line["event"] for line in lines])
 for line in lines[1:-1]:
@@ -152,6 +147,9 @@ assert all(line["train_examples"] == job.train_batches.examples for line in line
 # Now the same job as a command, in a process of its own, with a checkpoint every five updates. As soon as the second
 # checkpoint is there we end the process with SIGKILL, which no program can catch: it has no time to save anything. A
 # name with `tmp` in the list below is a checkpoint that was just being written; the next start removes it.
+#
+# Then the same command again. It takes the newest checkpoint that is whole, and goes on in the middle of the epoch. How
+# large will the difference to the run that was never killed be?
 
 # %%
 flags = {"dataset": DATASET, "per-device-batch-size": 8, "epochs": 3, "checkpoint-every": 5, "workdir": runs / "killed"}
@@ -165,11 +163,6 @@ process.send_signal(signal.SIGKILL)
 names = sorted(path.name for path in (runs / "killed" / "checkpoints").iterdir())
 print("exit status", process.wait(), "| checkpoints:", names)
 
-# %% [markdown]
-# The same command again. It finds the folder, takes the newest checkpoint that is whole, and goes on in the middle
-# of the epoch. How large will the difference to the run that was never killed be?
-
-# %%
 again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 print(*[line for line in again.splitlines() if "restored" in line or "epoch 3" in line or "best" in line], sep="\n")
 _, resumed, _ = load_run(runs / "killed")
@@ -239,10 +232,23 @@ print(f"the loop waits {1000 * waited:.0f} ms; the checkpoint is on the disk aft
 # %% [markdown]
 # ## Exercises
 #
-# **1. Where am I?** A run was killed after `step` updates. Return the epoch (from 0) in which it goes on, and how many
+# **1. `where`**: a run was killed after `step` updates. Return the epoch (from 0) in which it goes on, and how many
 # updates of that epoch are done.
 #
 # <details><summary>Hint</summary>Whole epochs are in the quotient, the rest is the remainder: `divmod`.</details>
+#
+# **2. `next_examples`**: the indices of the next batch from the seed and the number of updates alone. The order of an epoch
+# is `np.random.default_rng([seed, epoch]).permutation(examples)`; a batch never crosses the end of an epoch, so the
+# last one may be shorter.
+#
+# <details><summary>Hint</summary>An epoch has `-(-examples // batch_size)` updates: rounded up, because the short last
+# batch counts. Then use your `where`, and slice the order.</details>
+#
+# **3. `write_whole`**: write `text` to `path` so that another process sees the old file or the new one, and never half of
+# it, whenever the writer is killed.
+#
+# <details><summary>Hint</summary>Write another file in the same folder, then `os.replace` it: a rename is
+# whole.</details>
 
 
 # %%
@@ -251,40 +257,18 @@ def where(step, steps_per_epoch):
     ...  # your code: 1 line
 
 
-check("10_a_real_training_run", "where", where);
-
-# %% [markdown]
-# **2. Which examples come next?** Return the indices of the next batch from the seed and the number of updates alone.
-# The order of an epoch is `np.random.default_rng([seed, epoch]).permutation(examples)`; a batch never crosses the end
-# of an epoch, so the last one may be shorter.
-#
-# <details><summary>Hint</summary>An epoch has `-(-examples // batch_size)` updates: rounded up, because the short last
-# batch counts. Then use your `where`, and slice the order.</details>
-
-
-# %%
 def next_examples(seed, step, batch_size, examples):
     """Indices of the batch for update number `step`, from 0."""
     ...  # your code: 3 to 5 lines
 
 
-check("10_a_real_training_run", "next_examples", next_examples);
-
-# %% [markdown]
-# **3. All or nothing.** Write `text` to `path` so that another process sees the old file or the new one, and never half
-# of it, whenever the writer is killed. Return `path`.
-#
-# <details><summary>Hint</summary>Write another file in the same folder, then `os.replace` it: a rename is
-# whole.</details>
-
-
-# %%
 def write_whole(path, text):
     """Replace the content of `path`; returns it."""
     ...  # your code: 3 to 4 lines
 
 
-check("10_a_real_training_run", "write_whole", write_whole);
+for exercise in (where, next_examples, write_whole):
+    check("10_a_real_training_run", exercise.__name__, exercise)
 
 # %% [markdown]
 # Solutions: [solutions/10_a_real_training_run.py](solutions/10_a_real_training_run.py)
