@@ -46,6 +46,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False):
+        # What fails is said in one sentence below; Orbax' log would print warnings and a traceback beside it.
+        logging.getLogger("absl").addFilter(not_from_orbax)
         self.folder, self.damaged = folder, folder.parent / "damaged"
         newest = checkpoint_managers.LatestN(keep)
         best = checkpoint_managers.BestN(
@@ -58,8 +60,6 @@ class Checkpoints:
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
         )
-        # What fails is said in one sentence below; Orbax' log would print a traceback beside it.
-        logging.getLogger("absl").addFilter(not_from_orbax)
         self.manager = self.open()
 
     def open(self) -> ocp.CheckpointManager:

@@ -96,6 +96,21 @@ def test_the_same_command_again_is_already_done(finished):
     assert load_run(folder)[2] == before
 
 
+def test_reading_a_run_prints_no_warnings_and_leaves_what_is_being_written(finished, tmp_path):
+    folder, _ = finished
+    half_written = folder / "checkpoints" / "99.orbax-checkpoint-tmp"
+    half_written.mkdir()
+    try:
+        out, err = run(folder, "--strategy", "jit", "--devices", 3, module="pmapdp.evaluate")
+        assert "360 examples" in out
+        assert err == ""
+        _, err = run(folder, tmp_path / "model.zip", module="pmapdp.export")
+        assert err == ""
+        assert half_written.is_dir()
+    finally:
+        half_written.rmdir()
+
+
 def test_another_configuration_is_refused_with_its_fields(finished):
     folder, _ = finished
     message = refused("--model", "cnn", "--devices", 2, "--epochs", 3, "--workdir", folder)
