@@ -1,33 +1,11 @@
-"""The exercises of lesson 00: stubs are unsolved, solutions pass, wrong answers get the message that helps."""
+"""The exercises of lesson 00: wrong answers get the message that helps."""
 
 import jax
 import numpy as np
 import pytest
-from checks import check, load
-
-from pmapdp import devices
+from checks import check
 
 LESSON = "00_meet_your_devices"
-EXERCISES = ("place_rows", "add_on", "environment")
-
-
-@pytest.fixture(autouse=True)
-def eight_devices():
-    devices.simulate(8)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_stub_is_reported_as_unsolved(exercise):
-    verdict = check(LESSON, exercise, lambda *arguments: None)
-    assert not verdict.solved
-    assert "not solved yet" in verdict.message
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(exercise):
-    for _ in range(3):
-        verdict = check(LESSON, exercise, getattr(load("solutions", LESSON), exercise))
-        assert verdict.solved, verdict.message
 
 
 WRONG = {

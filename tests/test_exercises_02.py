@@ -1,27 +1,12 @@
-"""The exercises of lesson 02: stubs are unsolved, solutions pass, wrong answers get the message that helps."""
+"""The exercises of lesson 02: wrong answers get the message that helps."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import check, load
+from checks import check
 
 LESSON = "02_differentiate_compile_vectorize"
-EXERCISES = ("gradient_length", "pairwise", "relu_power")
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_stub_is_reported_as_unsolved(exercise):
-    verdict = check(LESSON, exercise, lambda *arguments: None)
-    assert not verdict.solved
-    assert "not solved yet" in verdict.message
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(exercise):
-    for _ in range(3):
-        verdict = check(LESSON, exercise, getattr(load("solutions", LESSON), exercise))
-        assert verdict.solved, verdict.message
 
 
 def distances_of_b_to_a(a, b):

@@ -1,25 +1,10 @@
-"""The exercises of lesson 03: stubs are unsolved, solutions pass, wrong answers get the message that helps."""
+"""The exercises of lesson 03: wrong answers get the message that helps."""
 
 import jax
 import pytest
-from checks import check, load
+from checks import check
 
 LESSON = "03_train_with_flax_and_optax"
-EXERCISES = ("momentum_step", "warmup", "decayed")
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_stub_is_reported_as_unsolved(exercise):
-    verdict = check(LESSON, exercise, lambda *arguments: None)
-    assert not verdict.solved
-    assert "not solved yet" in verdict.message
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(exercise):
-    for _ in range(3):
-        verdict = check(LESSON, exercise, getattr(load("solutions", LESSON), exercise))
-        assert verdict.solved, verdict.message
 
 
 def in_place(parameter, velocity, gradient, rate):

@@ -1,32 +1,10 @@
-"""The exercises of lesson 05: stubs are unsolved, solutions pass, wrong answers get the message that helps."""
+"""The exercises of lesson 05: wrong answers get the message that helps."""
 
 import pytest
-from checks import check, load
+from checks import check
 from jax import lax
 
-from pmapdp import devices
-
 LESSON = "05_talk_between_devices"
-EXERCISES = ("global_max", "broadcast", "normalised")
-
-
-@pytest.fixture(autouse=True)
-def eight_devices():
-    devices.simulate(8)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_stub_is_reported_as_unsolved(exercise):
-    verdict = check(LESSON, exercise, lambda *arguments: None)
-    assert not verdict.solved
-    assert "not solved yet" in verdict.message
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(exercise):
-    for _ in range(3):
-        verdict = check(LESSON, exercise, getattr(load("solutions", LESSON), exercise))
-        assert verdict.solved, verdict.message
 
 
 @pytest.mark.parametrize(

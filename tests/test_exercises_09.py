@@ -1,36 +1,14 @@
-"""The exercises of lesson 09: stubs are unsolved, solutions pass, wrong answers get the message that helps."""
+"""The exercises of lesson 09: wrong answers get the message that helps."""
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from checks import check, load
+from checks import check
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pmapdp import devices
-
 LESSON = "09_three_ways_side_by_side"
-EXERCISES = ("gradient", "as_global", "length_ratio")
-
-
-@pytest.fixture(autouse=True)
-def eight_devices():
-    devices.simulate(8)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_stub_is_reported_as_unsolved(exercise):
-    verdict = check(LESSON, exercise, lambda *arguments: None)
-    assert not verdict.solved
-    assert "not solved yet" in verdict.message
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(exercise):
-    for _ in range(5):
-        verdict = check(LESSON, exercise, getattr(load("solutions", LESSON), exercise))
-        assert verdict.solved, verdict.message
 
 
 def varying(w):

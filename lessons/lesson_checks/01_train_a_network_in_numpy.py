@@ -49,8 +49,8 @@ def layer_backward(answer):
 def batches(answer):
     """All examples once, in order, the last batch with what is left."""
     random = np.random.default_rng()
-    n, size = int(random.integers(20, 40)), int(random.integers(6, 9))
-    n += n % size == 0
+    size = int(random.integers(6, 9))
+    n = size * int(random.integers(3, 6)) + int(random.integers(1, 3))  # a last batch of one or two
     order = random.permutation(n)
     found = answer(order, size)
     require(isinstance(found, list), "return a list of arrays")
