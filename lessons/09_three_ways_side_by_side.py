@@ -57,28 +57,21 @@ replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 # the all-reduce? Four devices are drawn, each in its colour.
 
 # %%
-axes = drawing.canvas(21, 8.4)
-for x, text in ((3.2, "you hand in"), (9.4, "your program sees"), (15.6, "gradients are added up by")):
+axes = drawing.canvas(21, 8)
+for x, text in ((3.6, "you hand in"), (9.4, "your program sees"), (16, "who adds up")):
     axes.text(x, 0.5, text, weight="bold")
 for row, name in enumerate(["pmap", "jit", "shard_map"]):
-    top, apart, programs = 1.9 + 2.4 * row, 1.22 if name == "pmap" else 1.1, 1 if name == "jit" else 4
+    top, programs, width = (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)
     axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
-    axes.text(3.2, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], cut along B")
+    axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], cut along B")
     axes.text(9.4, top - 0.25, "[B, D], once" if name == "jit" else "[b, D], N times")
     for d in range(4):
-        drawing.box(axes, 3.2 + apart * d, top, "b", device=d, width=1.1)
+        drawing.box(axes, 3.6 + (1.22 if name == "pmap" else 1.1) * d, top, "b", device=d, width=1.1)
     for d in range(programs):
-        drawing.box(
-            axes,
-            9.4 + 1.22 * d,
-            top,
-            "step" if name == "jit" else "f",
-            device=[d, None][name == "jit"],
-            width=4.77 if name == "jit" else 1.1,
-        )
-    drawing.box(axes, 15.6, top, "the compiler" if name == "jit" else "you: lax.psum", width=4.2)
-    for x in (8.15, 14.35):
-        drawing.arrow(axes, (x, top + 0.4), (x + 1.15, top + 0.4))
+        drawing.box(axes, 9.4 + 1.45 * d, top, "step", device=d if programs > 1 else None, width=width)
+    drawing.box(axes, 16, top, "the compiler" if name == "jit" else "you: lax.psum", width=4.6)
+    for x in (8.5, 15.15):
+        drawing.arrow(axes, (x, top + 0.4), (x + 0.85, top + 0.4))
 
 # %% [markdown]
 # `shard_map` stands between the others: **the arrays of jit, the program of pmap.**
@@ -125,7 +118,7 @@ for other in (shard_map, jit):
     assert sum("psum(" in line for line in lines) == (2 if other is jit else 0)
 
 # %% [markdown]
-# None: `train_step` is not in the first diff. From pmap to `shard_map` the reshape goes, and the wrapper changes: `in_axes`
+# None: `train_step` is not in the first diff. From pmap to `shard_map` the reshape goes, and in the wrapper `in_axes`
 # become `in_specs`, `out_axes` become `out_specs`. From pmap to jit both `psum` go too. What jit adds,
 # `accumulated_sums`, is for several micro-batches per update only: a `shard_map` inside jit, where we do want to say
 # when the devices talk.
@@ -151,8 +144,8 @@ for strategy in ("single", "pmap", "jit", "shard_map"):
     difference = max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), *ends)))
     print(f"{strategy:9s} differs by {difference:.0e}", *collectives(step.as_text()))
     assert difference < 1e-5
-    expected = [("all-reduce", 1, 4 * (count_parameters(state.params) + 3))]  # float32 gradients, and three sums
-    assert collectives(step.as_text()) == ([] if strategy == "single" else expected)
+    numbers = count_parameters(state.params) + 3  # of 4 bytes each
+    assert collectives(step.as_text()) == [("all-reduce", 1, 4 * numbers)] * (strategy != "single")
 
 # %% [markdown]
 # Three sources, one all-reduce each: 347,146 gradients and the sums of loss, right answers and examples.
@@ -170,15 +163,11 @@ def mean_of_gradient(w, x):
     return lax.pmean(jax.grad(loss)(w, x), "data")
 
 
-def gradient_of_mean(w, x):
-    return jax.grad(mean_loss)(w, x)  # <- changed: the pmean is inside
-
-
 found = []
-for f in (mean_of_gradient, gradient_of_mean):
+for name, f in (("pmean(grad)", mean_of_gradient), ("grad(pmean)", jax.grad(mean_loss))):  # <- the 2nd: pmean inside
     for checked in (True, False):
         found.append([float(shard.data) for shard in on_devices(f, checked)(w, placed).addressable_shards])
-        print(f"{f.__name__}, check_vma={checked!s:5}: the devices hold {found[-1]}")
+        print(f"{name}, check_vma={checked!s:5}: the devices hold {found[-1]}")
 assert found == [[N * x.mean()] * N, [x.mean()] * N, [x.mean()] * N, x.reshape(N, 2).mean(1).tolist()]
 
 # %% [markdown]
@@ -191,8 +180,9 @@ assert found == [[N * x.mean()] * N, [x.mean()] * N, [x.mean()] * N, x.reshape(N
 # own examples.
 #
 # The intermediate program, the *jaxpr*, shows why. `V:data` marks what varies. To multiply `w` with varying data, JAX
-# first makes a varying copy of it (`pvary`; constants too). The derivative of "copy to all" is "sum over all", so `grad` adds a psum
-# that nobody wrote. After it all devices hold the same sum, and the mean of N equal numbers is that number.
+# first makes a varying copy of it (`pvary`; constants too). The derivative of "copy to all" is "sum over all", so
+# `grad` adds a psum that nobody wrote. After it all devices hold the same sum, and the mean of N equal numbers is
+# that number.
 #
 # The same bookkeeping is a help elsewhere: forget the all-reduce of the loss, and JAX refuses to call the result whole.
 
@@ -222,7 +212,7 @@ for name, optimizer, expected in (("SGD", optax.sgd(1e-3), N), ("Adam", optax.ad
         gradients, sums = lax.psum((gradients, sums), "data")
         return body.update(state, gradients, sums, batch_stats), sums
 
-    ways = on_devices(trapped_step, True), make_steps("single", task, chosen).train_step  # <- changed: the check
+    ways = on_devices(trapped_step), make_steps("single", task, chosen).train_step  # <- changed: the check is on
     trapped, right = (optax.tree.norm(optax.tree.sub(way(start, batch)[0].params, start.params)) for way in ways)
     print(f"{name}: the update is {trapped / right:.3f} times as long as on one device")
     np.testing.assert_allclose(trapped / right, expected, rtol=1e-2)
@@ -287,10 +277,9 @@ for _ in range(5):
 new = jax.device_get(W)  # <- changed: no [0]
 
 print(*[(a.shape, a.sharding.spec, "a device holds", a.addressable_shards[0].data.shape) for a in (W, x)], sep="\n")
-for arrays in ((W, x, y), jax.device_get((W, x, y))):  # <- the second time: not placed
-    found = collectives(jit_step.lower(*arrays).compile().as_text())
-    print(type(arrays[1]).__name__, found)
-assert not found
+found = [collectives(jit_step.lower(*a).compile().as_text()) for a in ((W, x, y), jax.device_get((W, x, y)))]
+print("placed:", found[0], "| not placed:", found[1])
+assert not found[1]
 np.testing.assert_allclose(new, old, rtol=0, atol=1e-6)
 
 # %% [markdown]
@@ -301,9 +290,9 @@ np.testing.assert_allclose(new, old, rtol=0, atol=1e-6)
 #
 # | you want | use | because |
 # | --- | --- | --- |
-# | a new data-parallel trainer | `jit` | the program of one device: no collective to forget, batch norm stays as it is |
+# | a new data-parallel trainer | `jit` | one device's program: no collective to forget, batch norm stays as it is |
 # | parts of the model on different devices | `jit` | other shardings, same program |
-# | to say when devices talk: `ppermute`, one sum for many micro-batches | `shard_map` | takes jit's arrays, inside jit |
+# | to say when devices talk: `ppermute`, one sum for many micro-batches | `shard_map` | takes jit's arrays, in jit |
 # | to run the pmap program you have | `pmap` | maintained, but gets nothing new: move it when you next change it |
 # | to learn what each device does | `pmap` | one idea more than the program of one device |
 #
