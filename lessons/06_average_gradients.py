@@ -212,7 +212,7 @@ assert all(distance(copy, together) == 0 for copy in copies(together))
 for d in range(N):
     plt.plot(range(1, 21), np.array(drift)[:, d], color=drawing.DEVICE_COLOURS[d], label=f"device {d}")
 plt.axhline(distance(alone, together), color=drawing.INK, linestyle="--", label="with pmean")
-plt.gca().set(yscale="log", xlabel="update", ylabel="distance from one device", xticks=range(0, 21, 5))
+plt.gca().set(xlabel="update", ylabel="distance from one device", xticks=range(0, 21, 5))
 plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
@@ -327,14 +327,16 @@ print(inspect.getsource(Body.update))
 # %% [markdown]
 # ## What it costs
 #
-# pmapdp's step with the same global batches on 1, 2, 4 and 8 simulated devices, and the proof that its parameters are
-# yours. **Predict:** which number of devices is fastest?
+# pmapdp's step with the same global batches on 1, 2, 4 and 8 simulated devices, now in float32 as in real training, and
+# the proof that its parameters are yours within 1e-4. **Predict:** which number of devices is fastest?
 
 # %%
-print(f"{devices.describe(chosen)}, jax {jax.__version__}, 64 examples a step, float64")
+print(f"{devices.describe(chosen)}, jax {jax.__version__}, 64 examples a step, float32")
+task32 = Task("cnn", optax.sgd(RATE))
+start32 = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, start)
 for count in (1, 2, 4, 8):
-    steps = make_steps("pmap", task, chosen[:count])
-    state, times = steps.place_state(start), []
+    steps = make_steps("pmap", task32, chosen[:count])
+    state, times = steps.place_state(start32), []
     for batch in batches:
         parts = jax.block_until_ready(steps.place_batch(batch))
         clock = time.perf_counter()
@@ -344,7 +346,7 @@ for count in (1, 2, 4, 8):
     print(
         f"{count} x {64 // count:2d} examples: {1000 * min(times):5.1f} ms for the fastest step, {far:.0e} from yours"
     )
-    assert far < 1e-12
+    assert far < 1e-4
 
 # %% [markdown]
 # This is no speed-up, whichever row came out first. Simulated devices share the cores of this machine, and the 64
