@@ -123,7 +123,8 @@ def global_gradient(answer):
     N = 4
     w, x, y = linear_problem(N)
     weights = np.ones_like(y)
-    weights[1, 1:] = 0  # device 1: a single example
+    weights[1, 1:] = 0  # device 1: a single example, and far off, so that its share of the mean tells answers apart
+    y[1, 0] = x[1, 0] @ w + 10
 
     def expected():
         return summed_gradient(w, x, y, weights) / weights.sum()
