@@ -66,14 +66,14 @@ class Recorder:
             }
         )
 
-    def epoch(self, results: dict[str, Any], state: TrainState | None) -> None:
-        """The results of an epoch; `state`, on the host, for histograms where they were asked for."""
+    def epoch(self, results: dict[str, Any], state: TrainState) -> None:
+        """The results of an epoch; `state`, on the devices, for histograms where they were asked for."""
         self.write("epoch", **results)
         self.report.results(results)
         if self.tensorboard:
             self.tensorboard.scalars(results)
-            if self.config.histograms and state is not None:
-                self.tensorboard.histograms(self.job, state)
+            if self.config.histograms:
+                self.tensorboard.histograms(self.job, self.job.steps.fetch(state))
 
     def close(self) -> None:
         """Write what is left and close all files."""

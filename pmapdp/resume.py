@@ -19,7 +19,7 @@ class Progress:
     """How far a run has come.
 
     Attributes:
-        state: `TrainState` on the host.
+        state: `TrainState` on the devices of the run.
         step: updates made.
         totals: metric sums of the epoch that is not finished yet, so that its figures still cover every example.
     """
@@ -51,14 +51,14 @@ class Keeper:
         """The initial state, or that of the newest whole checkpoint in the workdir."""
         job, config = self.job, self.job.config
         if self.workdir is None:
-            return Progress(create_state(job.task))
+            return Progress(create_state(job.task, job.steps.state_sharding))
         continued = self.workdir.start(config, job.global_batch_size)
         self.checkpoints = Checkpoints(Path(self.workdir.path) / "checkpoints", config.keep_checkpoints)
-        found, warnings = self.checkpoints.restore(job.task)
+        found, warnings = self.checkpoints.restore(job.task, job.steps.state_sharding)
         self.messages += [f"warning: {warning}" for warning in warnings]
         if found is None:
             self.messages += ["no checkpoint in the workdir yet: a new training"] if continued else ["a new training"]
-            return Progress(create_state(job.task))
+            return Progress(create_state(job.task, job.steps.state_sharding))
         progress = found.progress
         self.best, self.last = progress["best"], progress["last"]
         self.messages.append(f"restored from the checkpoint of step {progress['step']:,}")
@@ -74,7 +74,7 @@ class Keeper:
 
         Args:
             step: updates made.
-            state: `TrainState` on the host.
+            state: `TrainState` on the devices.
             totals: metric sums of the unfinished epoch.
             results: metrics of the epoch that just ended.
         """

@@ -79,9 +79,17 @@ def initial_state(task: Task) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, batch_stats, task.optimizer.init(params))
 
 
-def create_state(task: Task) -> TrainState:
-    """The state before the first update, as NumPy arrays on the host."""
-    return jax.device_get(jax.jit(lambda: initial_state(task))())
+def create_state(task: Task, sharding: Any = None) -> TrainState:
+    """The state before the first update.
+
+    Args:
+        task: what is trained.
+        sharding: where the arrays are made, one sharding or a pytree of them like the state; with None they are
+            NumPy arrays on the host.
+    """
+    if sharding is None:
+        return jax.device_get(jax.jit(initial_state, static_argnums=0)(task))
+    return jax.jit(initial_state, static_argnums=0, out_shardings=sharding)(task)
 
 
 def count_parameters(params: Any) -> int:

@@ -65,7 +65,7 @@ def train(config: Config) -> Result:
         stop = stack.enter_context(listening())
         profiler = Profiler(Path(config.workdir) / "profile" if config.profile and config.workdir else None)
 
-        state, step, totals = steps.place_state(progress.state), progress.step, progress.totals
+        state, step, totals = progress.state, progress.step, progress.totals
         compile_seconds = 0.0
         history: list[dict[str, Any]] = []
         while step < job.total_steps:
@@ -88,7 +88,7 @@ def train(config: Config) -> Result:
                 if step == min((epoch + 1) * batches.steps, job.total_steps):
                     break
                 if stop or keeper.due(step):
-                    keeper.save(step, steps.fetch(state), meter.finish())
+                    keeper.save(step, state, meter.finish())
                 if stop:
                     keeper.stop(stop, step)
             totals = meter.finish()
@@ -100,11 +100,10 @@ def train(config: Config) -> Result:
                 compile_seconds += time.perf_counter() - clock
             results = epoch_results(job, epoch, step, meter, tested)
             history.append(results)
-            host = steps.fetch(state)
-            recorder.epoch(results, host)
+            recorder.epoch(results, state)
             if step == (epoch + 1) * batches.steps:
                 totals = Totals()
-            keeper.save(step, host, totals, results)
+            keeper.save(step, state, totals, results)
             if stop:
                 keeper.stop(stop, step)
 

@@ -32,7 +32,7 @@ def convnet():
         """Loss sum and parameters after one update of the first state."""
         if strategy not in steps:
             steps[strategy] = make_steps(strategy, task, jax.devices()[:8])
-        place_state, place_batch, train_step, _, fetch = steps[strategy]
+        place_state, place_batch, train_step, _, fetch, _ = steps[strategy]
         after, sums = fetch(train_step(place_state(state), place_batch(batch)))
         return float(sums.loss), after
 

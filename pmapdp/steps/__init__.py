@@ -1,6 +1,6 @@
 """The heart: one training step, written four ways. Compare two files of this folder with `diff`.
 
-Every file has `make_steps(task, devices)`, which returns the same five functions.
+Every file has `make_steps(task, devices)`, which returns the same five functions and says where the state lies.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ class Steps(NamedTuple):
         train_step: (state, batch) to (state, `MetricSums`), one update; the given state's memory is reused.
         eval_step: (state, batch) to `MetricSums`.
         fetch: devices back to the host, one copy, no device axis.
+        state_sharding: where the state's arrays lie: one sharding for all, or a pytree of them like the state.
     """
 
     place_state: Callable[[Any], Any]
@@ -27,6 +28,7 @@ class Steps(NamedTuple):
     train_step: Callable[[Any, Any], Any]
     eval_step: Callable[[Any, Any], Any]
     fetch: Callable[[Any], Any]
+    state_sharding: Any
 
 
 def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Steps:

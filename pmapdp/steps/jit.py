@@ -59,4 +59,5 @@ def make_steps(task: Task, devices) -> Steps:
         jax.jit(train_step, out_shardings=replicated, donate_argnums=0),
         jax.jit(eval_step, out_shardings=replicated),
         jax.device_get,
+        replicated,
     )

@@ -45,4 +45,5 @@ def make_steps(task: Task, devices) -> Steps:
         jax.pmap(train_step, **axes, donate_argnums=0),
         jax.pmap(eval_step, **axes),
         jax.device_get,
+        replicated,
     )

@@ -48,4 +48,5 @@ def make_steps(task: Task, devices) -> Steps:
         jax.jit(jax.shard_map(train_step, **axes, check_vma=False), donate_argnums=0),
         jax.jit(jax.shard_map(eval_step, **axes, check_vma=False)),
         jax.device_get,
+        replicated,
     )
