@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pmapdp.models.convolution import convolve
 from pmapdp.models.layers import EVALUATION, BatchNorm, Context, Dropout, scale_pixels
 
 
@@ -20,11 +21,12 @@ class ConvNet(nnx.Module):
             "kernel_init": nnx.initializers.glorot_uniform(),
             "rngs": rngs,
         }
-        self.conv1 = nnx.Conv(1, 12, (3, 3), padding="SAME", use_bias=False, **options)
+        convolution: dict[str, Any] = options | {"conv_general_dilated": convolve}
+        self.conv1 = nnx.Conv(1, 12, (3, 3), padding="SAME", use_bias=False, **convolution)
         self.norm1 = BatchNorm(12, param_dtype=param_dtype)
-        self.conv2 = nnx.Conv(12, 24, (6, 6), strides=2, padding="VALID", use_bias=False, **options)
+        self.conv2 = nnx.Conv(12, 24, (6, 6), strides=2, padding="VALID", use_bias=False, **convolution)
         self.norm2 = BatchNorm(24, param_dtype=param_dtype)
-        self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", **options)
+        self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", **convolution)
         self.norm3 = BatchNorm(32, param_dtype=param_dtype)
         self.hidden = nnx.Linear(32, 256, **options)
         self.dropout = Dropout(0.5)

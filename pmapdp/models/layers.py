@@ -115,9 +115,11 @@ def max_pool_2x2(x: jax.Array) -> jax.Array:
     `reduce_window` (select-and-scatter) takes more than half of a training step on CPU; that of a maximum is
     elementwise, and fuses with its neighbours on accelerators too.
     """
-    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    rows = jnp.maximum(x[:, 0:H:2], x[:, 1:H:2])
-    return jnp.maximum(rows[:, :, 0:W:2], rows[:, :, 1:W:2])
+    b, H, W, C = x.shape
+    h, w = H // 2, W // 2
+    windows = x[:, : 2 * h, : 2 * w].reshape(b, h, 2, w, 2, C)
+    rows = jnp.maximum(windows[:, :, 0], windows[:, :, 1])
+    return jnp.maximum(rows[:, :, :, 0], rows[:, :, :, 1])
 
 
 def scale_pixels(images: jax.Array, dtype) -> jax.Array:
