@@ -13,7 +13,7 @@ MOST = 2**20  # largest batch or number of micro-batches that is tried
 
 REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
     "split the optimizer (ZeRO-1)": ("", lambda plan: replace(plan, split_optimizer=True)),
-    "bfloat16 all-reduce": ("", lambda plan: replace(plan, reduce_bytes=2)),
+    "bfloat16 all-reduce": ("gradients are rounded", lambda plan: replace(plan, reduce_bytes=2)),
     "accumulate 4 micro-batches": (
         "global batch x 4",
         lambda plan: replace(plan, accumulate=4 * plan.accumulate),
@@ -22,7 +22,7 @@ REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
         "global batch x 4, more activations",
         lambda plan: replace(plan, per_device_batch=4 * plan.per_device_batch),
     ),
-    "overlap with the backward pass": ("", lambda plan: replace(plan, overlap=1.0)),
+    "overlap with the backward pass": ("several smaller all-reduces", lambda plan: replace(plan, overlap=1.0)),
 }
 
 

@@ -35,10 +35,10 @@ def bandwidth(level: Level, N: int) -> float:
 def scatter_or_gather(n: float, N: int, level: Level) -> float:
     """A reduce-scatter to, or an all-gather of, N equal parts of an array of n bytes, around rings.
 
-    Around a ring of N: N - 1 messages of n / N bytes (P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms
-    for clusters of workstations", 2009). On a torus the array is cut into as many parts as there are axes, which go around
-    the axes in different order, so that all links are busy (N. Jain and Y. Sabharwal, "Optimal bucket algorithms for large
-    MPI collectives on torus interconnects", 2010).
+    Around a ring of N: N - 1 messages of n / N bytes (P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations", 2009). On a torus the array is cut into as many parts as there are axes,
+    which go around the axes in different order, so that all links are busy (N. Jain and Y. Sabharwal, "Optimal bucket
+    algorithms for large MPI collectives on torus interconnects", 2010).
     """
     if N == 1:
         return 0.0
@@ -54,9 +54,9 @@ def ring_all_reduce(n: float, N: int, level: Level) -> float:
 def tree_all_reduce(n: float, N: int, level: Level) -> float:
     """A reduction to the roots of two binary trees, then a broadcast from them.
 
-    Each tree carries half of the array in k pieces, and every device is a leaf of one tree and an inner node of the other;
-    each of the two phases takes 2 ceil(log2 N) + 2 k messages of n / (2 k) bytes, and k is chosen best (P. Sanders,
-    J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009).
+    Each tree carries half of the array in k pieces, and every device is a leaf of one tree and an inner node of the
+    other; each of the two phases takes 2 ceil(log2 N) + 2 k messages of n / (2 k) bytes, and k is chosen best
+    (P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009).
     """
     if N == 1:
         return 0.0
@@ -108,7 +108,10 @@ def all_reduce(n: float, N: int, levels: Sequence[Level], algorithm: str = "best
 
 
 def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
-    """A reduce-scatter over all levels, around rings: each outer level has 1 / members of the bytes. All-gather: the same."""
+    """A reduce-scatter over all levels, around rings; an all-gather takes as long.
+
+    Each level has 1 / members of the bytes of the level inside it.
+    """
     seconds = 0.0
     for members, level in zip(spread(N, levels), levels, strict=True):
         seconds += scatter_or_gather(n, members, level)

@@ -75,8 +75,8 @@ H100 = Hardware(
     sources=("NVIDIA H100 Tensor Core GPU datasheet", "NVIDIA DGX H100 datasheet", NCCL),
 )
 
-# JAX multiplies float32 on a TPU in bfloat16 by default, so both have one peak. Google gives the interconnect's bandwidth
-# per chip for both directions together: 400 and 1,200 GB/s.
+# JAX multiplies float32 on a TPU in bfloat16 by default, so both have one peak. Google gives the interconnect's
+# bandwidth per chip for both directions together: 400 and 1,200 GB/s.
 TPU_V5E = Hardware(
     "Google TPU v5e, pods of 16 x 16 chips in a 2D torus, joined by the data centre's network",
     peak={"bfloat16": 197e12, "float32": 197e12},
@@ -99,9 +99,9 @@ TPU_V5P = Hardware(
     sources=("Google Cloud documentation, TPU v5p", BOOK),
 )
 
-# The machine of a published run, to compare with (`checks.published`): Goyal et al., "Accurate, large minibatch SGD",
-# arXiv:1706.02677, 2017, section 4: servers of 8 GPUs that share one network card of 50 Gbit/s. NVLink of the P100: 80 GB/s
-# each way (NVIDIA Tesla P100 datasheet). Over Ethernet 20 microseconds a message are assumed.
+# The machine of a published run, to compare with (`checks.check_published`): Goyal et al., "Accurate, large minibatch
+# SGD", arXiv:1706.02677, 2017, section 4: servers of 8 GPUs that share one network card of 50 Gbit/s. NVLink of the
+# P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet).
 P100 = Hardware(
     "NVIDIA Tesla P100, servers of 8 joined by NVLink, one Ethernet card of 50 Gbit/s per server",
     peak={"float32": 10.6e12},

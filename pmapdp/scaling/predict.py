@@ -5,7 +5,6 @@ what the slower of arithmetic and memory takes (S. Williams, A. Waterman, D. Pat
 pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pmapdp.scaling.costs import all_reduce, reduce_scatter
@@ -13,8 +12,8 @@ from pmapdp.scaling.hardware import Hardware
 from pmapdp.scaling.workloads import Workload
 
 BACKWARD = 2 / 3
-# Chowdhery et al., "PaLM", arXiv:2204.02311, 2022, table 3, lists trainings of large language models that attain 21 to 46 %
-# of the peak. Small networks attain far less.
+# Chowdhery et al., "PaLM", arXiv:2204.02311, 2022, table 3, lists trainings of large language models that attain 21 to
+# 46 % of the peak. Small networks attain far less.
 UTILIZATION = 0.4
 
 LEFT_OUT = (
@@ -37,11 +36,11 @@ class Plan:
         optimizer: sgd, momentum or adam.
         reduce_bytes: of one gradient in the all-reduce: 4 is float32, 2 bfloat16.
         split_optimizer: each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al.,
-            "ZeRO: memory optimizations toward training trillion parameter models", 2020): reduce-scatter of the gradients,
-            update, all-gather of the parameters.
-        overlap: share of the last backward pass behind which communication can hide, from 0 to 1. Our steps have 0: one
-            all-reduce after all gradients; DistributedDataParallel sends buckets during the pass (S. Li et al., "PyTorch
-            Distributed", 2020).
+            "ZeRO: memory optimizations toward training trillion parameter models", 2020): reduce-scatter of the
+            gradients, update, all-gather of the parameters.
+        overlap: share of the last backward pass behind which communication can hide, from 0 to 1. Our steps have 0:
+            one all-reduce after all gradients; DistributedDataParallel sends buckets during the pass (S. Li et al.,
+            "PyTorch Distributed", 2020).
         algorithm: ring, tree or best.
         utilization: share of the peak FLOP/s that the passes attain where arithmetic rules.
     """
@@ -139,9 +138,7 @@ def strong_speedup(workload: Workload, hardware: Hardware, N: int, plan: Plan, g
     return predict(workload, hardware, 1, one).step / predict(workload, hardware, N, many).step
 
 
-def device_counts(hardware: Hardware, most: int = 4096) -> Iterator[int]:
+def device_counts(hardware: Hardware, most: int = 4096) -> list[int]:
     """Powers of two from 1 to `most`, or to what the hardware joins."""
-    N = 1
-    while N <= min(most, hardware.most_devices):
-        yield N
-        N *= 2
+    most = min(most, hardware.most_devices)
+    return [2**power for power in range(most.bit_length())]

@@ -13,7 +13,12 @@ from pmapdp.state import Task, initial_state
 from pmapdp.steps import make_steps
 
 IMAGE = (28, 28, 1)
-OPTIMIZERS = {"sgd": optax.sgd(1e-3), "momentum": optax.sgd(1e-3, momentum=0.9), "adam": optax.adam(1e-3)}
+OPTIMIZERS = {
+    "sgd": optax.sgd(1e-3),
+    "momentum": optax.sgd(1e-3, momentum=0.9),
+    "adam": optax.adam(1e-3),
+    "adamw": optax.adamw(1e-3),
+}
 
 
 def step_shapes(strategy: str, task: Task, devices: list[jax.Device], per_device_batch: int) -> tuple[Any, Any]:
@@ -82,7 +87,11 @@ def convolution_flops(equation: Any) -> int:
         dilation = given["lhs_dilation"][axis]
         inside = (place >= 0) & (place <= (image[image_axis] - 1) * dilation) & (place % dilation == 0)
         pairs *= int(inside.sum())
-    batch, outputs, inputs_per_group = result[numbers.out_spec[0]], kernel[numbers.rhs_spec[0]], kernel[numbers.rhs_spec[1]]
+    batch, outputs, inputs_per_group = (
+        result[numbers.out_spec[0]],
+        kernel[numbers.rhs_spec[0]],
+        kernel[numbers.rhs_spec[1]],
+    )
     return 2 * pairs * batch * outputs * inputs_per_group // given["batch_group_count"]
 
 
@@ -95,3 +104,8 @@ def step_flops(task: Task, batch_size: int) -> int:
 def parameter_count(task: Task) -> int:
     """Number of trainable scalars; none of them is made."""
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: initial_state(task)).params))
+
+
+def statistics_of(task: Task) -> list[int]:
+    """Sizes of the running statistics of batch norm, two arrays a layer; empty where there is none."""
+    return [leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: initial_state(task)).batch_stats)]

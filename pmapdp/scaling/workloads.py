@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 # Of optimizer state beside each parameter, in numbers: momentum keeps one, Adam two (optax; Kingma and Ba, 2015).
-OPTIMIZER_SLOTS = {"sgd": 0, "momentum": 1, "adam": 2}
+OPTIMIZER_SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ PUBLISHED = {
         "resnet-50",
         parameters=25_557_032,
         flops=3 * 2 * 4.09e9,
-        source="He et al., arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224: torchvision's model card",
+        source="He et al., arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224: torchvision's "
+        "documentation of resnet50",
     ),
     "gpt-2": Workload(
         "gpt-2",
@@ -52,4 +53,23 @@ PUBLISHED = {
         "arXiv:2001.08361, 2020",
     ),
 }
-OURS = ("mlp", "cnn", "convnet")
+
+
+def from_counts(name: str, counts: dict) -> Workload:
+    """One of our models, from two compiled steps of different batch sizes: what grows between them is an example's.
+
+    Args:
+        name: of the model.
+        counts: what `worker.count` found.
+    """
+    small, large = counts["batches"]
+    flops, moved = ((counts[key][1] - counts[key][0]) / (large - small) for key in ("flops", "bytes"))
+    return Workload(
+        name,
+        parameters=counts["parameters"],
+        flops=flops,
+        bytes=moved,
+        # The compiled step has the update in it, which a prediction counts by itself.
+        fixed_bytes=max(0.0, counts["bytes"][0] - small * moved - counts["update_bytes"]),
+        source="XLA's cost analysis of the compiled step, on the CPU",
+    )

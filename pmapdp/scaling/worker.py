@@ -1,0 +1,165 @@
+"""A process of the checks: `python -m pmapdp.scaling.worker TASK ARGUMENTS`. Not meant to be started by hand.
+
+It prints one line of JSON. Each check needs another number of simulated devices, or several processes, and a process
+cannot change either.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.data.batches import Batch
+from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_count, statistics_of, step_flops
+from pmapdp.scaling.workloads import Workload
+from pmapdp.state import Task, create_state
+from pmapdp.steps import make_steps
+
+SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
+STEP_BATCH = 64
+
+
+def count(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
+    """Operations and bytes of a step on one device: the compiler's analysis and our own count, at two batch sizes."""
+    task = Task(model, OPTIMIZERS[optimizer], dtype=dtype)
+    found: dict[str, Any] = {
+        "parameters": parameter_count(task),
+        "batches": [64, 128],
+        "flops": [],
+        "bytes": [],
+        "own": [],
+    }
+    found["update_bytes"] = Workload(model, found["parameters"], 0).update_bytes(optimizer)
+    for size in found["batches"]:
+        analysis = compile_step("single", task, jax.devices()[:1], size).cost_analysis()
+        found["flops"].append(analysis["flops"])
+        found["bytes"].append(analysis["bytes accessed"])
+        found["own"].append(step_flops(task, size))
+    return found
+
+
+def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
+    """The collectives of a step for N simulated devices."""
+    devices.simulate(int(N))
+    task = Task(model, OPTIMIZERS["adam"])
+    clock = time.perf_counter()
+    program = compile_step(strategy, task, jax.devices()[: int(N)], 8)
+    return {
+        "devices": int(N),
+        "seconds": time.perf_counter() - clock,
+        "collectives": [each._asdict() for each in collectives(program.as_text())],
+        **exchanged(model),
+    }
+
+
+def exchanged(model: str) -> dict[str, Any]:
+    """What the bytes of a step's all-reduce follow from."""
+    task = Task(model, OPTIMIZERS["adam"])
+    return {"parameters": parameter_count(task), "statistics": statistics_of(task)}
+
+
+def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
+    """All-reduces and whole training steps, timed on simulated devices of this machine."""
+    devices.simulate(max(map(int, counts)))
+    here = jax.devices()
+    timed = [entry for N in map(int, counts) for entry in time_all_reduces(here[:N], int(repeats))]
+    steps = [{"devices": N, "seconds": time_step(model, here[:N], int(repeats))} for N in (1, *map(int, counts))]
+    return {"all_reduces": timed, "steps": steps, **exchanged(model)}
+
+
+def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
+    """One of two processes of one device each: the same over gloo, and a step of process 0 while process 1 waits."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
+    both, own = jax.devices(), jax.local_devices()
+    timed = time_all_reduces(both, int(repeats))
+    steps = [{"devices": 1, "seconds": time_step(model, own, int(repeats))}] if rank == "0" else []
+    multihost_utils.sync_global_devices("process 0 has timed its own step")
+    steps.append({"devices": 2, "seconds": time_step(model, both, int(repeats))})
+    return {"all_reduces": timed, "steps": steps, **exchanged(model)}
+
+
+def least_seconds(run: Callable[[], Any], repeats: int) -> float:
+    """Fastest of several `run()`s, each until its result is there. The first two compile and warm up, and do not count.
+
+    The fastest, because whatever else the machine does only ever adds time, and the model knows nothing of it.
+    """
+    times = []
+    for _ in range(repeats + 2):
+        clock = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - clock)
+    return min(times[2:])
+
+
+def from_shards(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec, dtype=np.float32) -> jax.Array:
+    """An array of ones; each process fills the shards of its own devices."""
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(
+        shape, sharding, lambda index: np.ones(sharding.shard_shape(shape), dtype), dtype=dtype
+    )
+
+
+def time_all_reduces(group: Sequence[jax.Device], repeats: int) -> list[dict[str, Any]]:
+    """Seconds of an all-reduce of each size over `group`."""
+    N, mesh = len(group), Mesh(np.array(group), ("data",))
+    spec = PartitionSpec("data")
+
+    def mean(x):
+        return lax.psum(x, "data") / N  # divided, so that repeating it does not overflow
+
+    reduce = jax.jit(jax.shard_map(mean, mesh=mesh, in_specs=spec, out_specs=spec), donate_argnums=0)
+    timed = []
+    for size in SIZES:
+        held = [from_shards(mesh, (N, size // 4), spec)]
+
+        def run(held=held):
+            held[0] = reduce(held[0])
+            return held[0]
+
+        timed.append({"devices": N, "bytes": size, "seconds": least_seconds(run, repeats)})
+    return timed
+
+
+def time_step(model: str, group: Sequence[jax.Device], repeats: int) -> float:
+    """Seconds of a training step with `STEP_BATCH` examples on each device of `group`."""
+    task, N = Task(model, OPTIMIZERS["adam"]), len(group)
+    steps, mesh = make_steps("shard_map", task, group), Mesh(np.array(group), ("data",))
+    rows, split = (N * STEP_BATCH,), PartitionSpec("data")
+    state = jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index]),
+        create_state(task),
+    )
+    batch = Batch(
+        from_shards(mesh, (*rows, *IMAGE), split, np.uint8),
+        from_shards(mesh, rows, split, np.int32),
+        from_shards(mesh, rows, split, np.int32),
+        from_shards(mesh, rows, split),
+    )
+    held = [state]
+
+    def run():
+        held[0], sums = steps.train_step(held[0], batch)
+        return held[0], sums
+
+    return least_seconds(run, repeats)
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "count": count,
+    "compiled": compiled,
+    "simulated": simulated,
+    "gloo": gloo,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(TASKS[sys.argv[1]](*sys.argv[2:])))
