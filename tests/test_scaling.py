@@ -121,7 +121,7 @@ def test_a_published_run_is_predicted_within_five_percent():
 
 
 def test_a_failing_check_is_one_sentence():
-    with pytest.raises(checks.UserError, match="a check failed .*KeyError.*try --no-check"):
+    with pytest.raises(checks.UserError, match=r"a check failed .*KeyError.*try --no-check"):
         checks.results(checks.start("no such task"))
 
 

@@ -21,7 +21,7 @@ from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_count, statistics_of, step_flops
 from pmapdp.scaling.workloads import Workload
-from pmapdp.state import Task, create_state
+from pmapdp.state import Task, TrainState, create_state
 from pmapdp.steps import make_steps
 
 SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
@@ -70,9 +70,10 @@ def exchanged(model: str) -> dict[str, Any]:
 def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
     """All-reduces and whole training steps, timed on simulated devices of this machine."""
     devices.simulate(max(map(int, counts)))
-    here = jax.devices()
+    here, task = jax.devices(), Task(model, OPTIMIZERS["adam"])
+    state = create_state(task)
     timed = [entry for N in map(int, counts) for entry in time_all_reduces(here[:N], int(repeats))]
-    steps = [{"devices": N, "seconds": time_step(model, here[:N], int(repeats))} for N in (1, *map(int, counts))]
+    steps = [{"devices": N, "seconds": time_step(task, state, here[:N], int(repeats))} for N in (1, *map(int, counts))]
     return {"all_reduces": timed, "steps": steps, **exchanged(model)}
 
 
@@ -80,11 +81,12 @@ def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
     """One of two processes of one device each: the same over gloo, and a step of process 0 while process 1 waits."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
-    both, own = jax.devices(), jax.local_devices()
+    both, own, task = jax.devices(), jax.local_devices(), Task(model, OPTIMIZERS["adam"])
+    state = create_state(task)
     timed = time_all_reduces(both, int(repeats))
-    steps = [{"devices": 1, "seconds": time_step(model, own, int(repeats))}] if rank == "0" else []
+    steps = [{"devices": 1, "seconds": time_step(task, state, own, int(repeats))}] if rank == "0" else []
     multihost_utils.sync_global_devices("process 0 has timed its own step")
-    steps.append({"devices": 2, "seconds": time_step(model, both, int(repeats))})
+    steps.append({"devices": 2, "seconds": time_step(task, state, both, int(repeats))})
     return {"all_reduces": timed, "steps": steps, **exchanged(model)}
 
 
@@ -130,14 +132,14 @@ def time_all_reduces(group: Sequence[jax.Device], repeats: int) -> list[dict[str
     return timed
 
 
-def time_step(model: str, group: Sequence[jax.Device], repeats: int) -> float:
-    """Seconds of a training step with `STEP_BATCH` examples on each device of `group`."""
-    task, N = Task(model, OPTIMIZERS["adam"]), len(group)
+def time_step(task: Task, state: TrainState, group: Sequence[jax.Device], repeats: int) -> float:
+    """Seconds of a training step with `STEP_BATCH` examples on each device of `group`, from a state on the host."""
+    N = len(group)
     steps, mesh = make_steps("shard_map", task, group), Mesh(np.array(group), ("data",))
     rows, split = (N * STEP_BATCH,), PartitionSpec("data")
-    state = jax.tree.map(
+    placed = jax.tree.map(
         lambda x: jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index]),
-        create_state(task),
+        state,
     )
     batch = Batch(
         from_shards(mesh, (*rows, *IMAGE), split, np.uint8),
@@ -145,7 +147,7 @@ def time_step(model: str, group: Sequence[jax.Device], repeats: int) -> float:
         from_shards(mesh, rows, split, np.int32),
         from_shards(mesh, rows, split),
     )
-    held = [state]
+    held = [placed]
 
     def run():
         held[0], sums = steps.train_step(held[0], batch)
