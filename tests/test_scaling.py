@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
@@ -149,6 +150,21 @@ def test_the_command(tmp_path, capsys):
             assert 0 <= float(x) <= width
         assert "prefers-color-scheme: dark" in text
         assert "predicted" in text
+
+
+def test_the_pictures_and_figures_of_the_readme_are_the_commands(tmp_path):
+    files = ["--output", str(tmp_path), "--json", str(tmp_path / "r.json")]
+    assert run_command(main, ["--workload", "resnet-50", "--no-check", *files]) == 0
+    root = Path(__file__).parent.parent
+    for name in ("weak.svg", "strong.svg"):
+        kept = (root / "benchmarks" / "scaling" / name).read_text()
+        assert kept == (tmp_path / name).read_text(), "python -m pmapdp.scaling --workload resnet-50 --output ..."
+    readme = (root / "README.md").read_text()
+    machines = json.loads((tmp_path / "r.json").read_text())["hardware"].values()
+    for N in (8, 512, 4096):
+        rows = [row for machine in machines for row in machine["rows"] if row["devices"] == N]
+        shares = " | ".join(f"{100 * row['communication_share']:.1f} %" for row in rows)
+        assert f"| {N:,} | {shares} |" in readme
 
 
 @pytest.mark.parametrize(

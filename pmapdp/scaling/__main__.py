@@ -69,6 +69,11 @@ def main(arguments: list[str]) -> None:
     report = make_report(workload, plan, options.hardware, options.device_counts, options.strong_batch_size)
     checks = run_checks(config, counts) if options.check else []
     report["checks"] = [check.as_json() for check in checks]
+    if options.json:
+        write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
+    if options.output:
+        write_atomically(Path(options.output) / "weak.svg", weak_picture(report) + "\n")
+        write_atomically(Path(options.output) / "strong.svg", strong_picture(report) + "\n")
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(
@@ -83,11 +88,6 @@ def main(arguments: list[str]) -> None:
     print_answers(report, console)
     print_checks(checks, console)
     console.print("The predictions leave out: " + "; ".join(report["left_out"]) + ".", markup=False, soft_wrap=True)
-    if options.json:
-        write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
-    if options.output:
-        write_atomically(Path(options.output) / "weak.svg", weak_picture(report) + "\n")
-        write_atomically(Path(options.output) / "strong.svg", strong_picture(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ LEFT_OUT = (
     "the time to launch kernels and programs, which rules small models on fast devices",
     "input, evaluation, checkpoints, and waiting for the slowest device",
     "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
+    "reduce-scatters and all-gathers by trees: ours are rings, whose latency makes ZeRO-1 dear on many nodes",
     "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
     "how many updates a larger global batch needs to reach the same loss",
 )
@@ -40,7 +41,7 @@ class Plan:
             gradients, update, all-gather of the parameters.
         overlap: share of the last backward pass behind which communication can hide, from 0 to 1. Our steps have 0:
             one all-reduce after all gradients; DistributedDataParallel sends buckets during the pass (S. Li et al.,
-            "PyTorch Distributed", 2020).
+            "PyTorch Distributed", 2020); the last bucket, which nothing can hide, is not counted.
         algorithm: ring, tree or best.
         utilization: share of the peak FLOP/s that the passes attain where arithmetic rules.
     """
