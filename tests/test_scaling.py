@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pmapdp.errors import run_command
+from pmapdp.errors import UserError, run_command
 from pmapdp.scaling import checks
 from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.advice import GOAL, accumulation_for_goal, answers, batch_for_goal
 from pmapdp.scaling.hardware import HARDWARE
 from pmapdp.scaling.predict import Plan, predict, strong_speedup, weak_efficiency
+from pmapdp.scaling.processes import results, start
 from pmapdp.scaling.programs import OPTIMIZERS, compile_step, matrix_flops, step_flops
 from pmapdp.scaling.workloads import PUBLISHED, Workload, from_counts
 from pmapdp.state import Task
@@ -112,7 +113,16 @@ def test_simulated_devices_and_two_processes_are_measured_and_predicted():
         assert len(reduces) == sizes
         assert len(steps) == sizes / 6
         assert all(line.found > 0 and line.predicted > 0 and np.isfinite(line.error) for line in check.lines)
-        assert check.constants["seconds_per_byte"] > 0
+        assert check.constants["seconds_per_byte"] >= 0
+
+
+def test_simulated_devices_share_the_cores_of_one():
+    constants = {"start_seconds": 1e-3, "latency_seconds": 2e-3, "seconds_per_byte": 1e-9}
+    constants |= {"step_of_one_device_seconds": 10e-3, "all_reduce_bytes": 1e6}
+    one, four = checks.predict_here(constants, (1, 4))
+    assert (one["step"], one["communication"], one["weak_efficiency"]) == (10e-3, 0, 1)
+    assert four["step"] == pytest.approx(4 * 10e-3 + 1e-3 + 4 * (2e-3 + 1e-3))
+    assert four["communication_share"] == pytest.approx(13 / 53)
 
 
 def test_a_published_run_is_predicted_within_five_percent():
@@ -122,8 +132,10 @@ def test_a_published_run_is_predicted_within_five_percent():
 
 
 def test_a_failing_check_is_one_sentence():
-    with pytest.raises(checks.UserError, match=r"a check failed .*KeyError.*try --no-check"):
-        checks.results(checks.start("no such task"))
+    with pytest.raises(UserError, match=r"a check failed .*KeyError.*try --no-check"):
+        results(start("no such task"))
+    with pytest.raises(UserError, match=r"a check failed \(4096 devices cannot be simulated"):
+        results(start("compiled", "mlp", "jit", 4096))
 
 
 def test_the_command(tmp_path, capsys):

@@ -26,13 +26,15 @@ from pmapdp.scaling.checks import (
     check_published,
     check_simulated,
     count_step,
+    predict_here,
 )
 from pmapdp.scaling.options import GROUPS, ScalingOptions, check_options, make_plan
 from pmapdp.scaling.report import make_report
-from pmapdp.scaling.table import print_answers, print_checks, print_predictions
+from pmapdp.scaling.table import print_answers, print_checks, print_here, print_predictions
 from pmapdp.scaling.workloads import PUBLISHED, Workload, from_counts
 from pmapdp.workdir import write_atomically
 
+HERE = (1, 2, 8, 64, 512)  # simulated devices of this machine
 WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
 
 
@@ -41,17 +43,17 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def run_checks(config: Config, counts: dict | None) -> list[Check]:
-    """All checks; the recipe's model is what is compiled and run, also where a published workload is predicted."""
-    checks = [check_published()]
+def run_checks(config: Config, counts: dict | None) -> dict[str, Check]:
+    """All checks, by name. The recipe's model is compiled and run, also where the workload is a published one."""
+    checks = {"published": check_published()}
     if counts:
-        checks.append(check_count(config.model, counts))
+        checks["count"] = check_count(config.model, counts)
     say("check: compiling for up to 512 simulated devices")
-    checks.append(check_compiled(config.model, "jit"))
+    checks["compiled"] = check_compiled(config.model, "jit")
     say("check: measuring on up to 8 simulated devices")
-    checks.append(check_simulated(config.model))
+    checks["simulated"] = check_simulated(config.model)
     say("check: measuring two processes over gloo")
-    checks.append(check_gloo(config.model))
+    checks["gloo"] = check_gloo(config.model)
     return checks
 
 
@@ -67,8 +69,10 @@ def main(arguments: list[str]) -> None:
     else:
         workload = PUBLISHED[options.workload]
     report = make_report(workload, plan, options.hardware, options.device_counts, options.strong_batch_size)
-    checks = run_checks(config, counts) if options.check else []
-    report["checks"] = [check.as_json() for check in checks]
+    checks = run_checks(config, counts) if options.check else {}
+    report["checks"] = {name: check.as_json() for name, check in checks.items()}
+    if "simulated" in checks:
+        report["here"] = predict_here(checks["simulated"].constants, HERE)
     if options.json:
         write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
     if options.output:
@@ -86,7 +90,9 @@ def main(arguments: list[str]) -> None:
     )
     print_predictions(report, console)
     print_answers(report, console)
-    print_checks(checks, console)
+    print_checks(list(checks.values()), console)
+    if "here" in report:
+        print_here(report["here"], console)
     console.print("The predictions leave out: " + "; ".join(report["left_out"]) + ".", markup=False, soft_wrap=True)
 
 

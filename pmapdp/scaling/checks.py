@@ -1,23 +1,19 @@
 """The model against what can be known here: compiled programs, simulated devices, two processes, a published run."""
 
-import json
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pmapdp.errors import UserError
-from pmapdp.scaling.costs import all_reduce
+from pmapdp.scaling.costs import all_reduce, shared_memory_all_reduce
 from pmapdp.scaling.fit import Comparison, fit, leave_out, predicted_seconds, ring_terms, shared_memory_terms
 from pmapdp.scaling.hardware import P100
+from pmapdp.scaling.processes import results, start
 from pmapdp.scaling.workloads import PUBLISHED
 
 COMPILED_FOR = (2, 8, 64, 512)
 SIMULATED = (2, 4, 8)
 REPEATS = 15  # of which the fastest counts
-SECONDS_ALLOWED = 300
 
 
 @dataclass(frozen=True)
@@ -54,36 +50,6 @@ class Check:
         return {**asdict(self), "lines": [{**asdict(line), "error": line.error} for line in self.lines]}
 
 
-def start(*arguments: object) -> subprocess.Popen:
-    """A worker process on `arguments`, with stdout and stderr as pipes."""
-    command = [sys.executable, "-m", "pmapdp.scaling.worker", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def results(*processes: subprocess.Popen) -> list[dict[str, Any]]:
-    """What workers that run at the same time have found; if one fails all are ended.
-
-    Raises:
-        UserError: one failed or took too long; says its last line.
-    """
-    found = []
-    try:
-        for process in processes:
-            out, errors = process.communicate(timeout=SECONDS_ALLOWED)
-            if process.returncode:
-                last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-                raise UserError(f"a check failed ({last.removeprefix('error: ')}): try --no-check")
-            found.append(json.loads(out.strip().splitlines()[-1]))
-    except subprocess.TimeoutExpired:
-        raise UserError(f"a check took over {SECONDS_ALLOWED} seconds: try --no-check") from None
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    return found
-
-
 def predicted_exchange(parameters: int, statistics: Sequence[int]) -> tuple[int, int]:
     """All-reduces in a data-parallel step, and their bytes.
 
@@ -117,7 +83,13 @@ def check_simulated(model: str, counts: Sequence[int] = SIMULATED, repeats: int 
     begin, latency, byte_time = unknowns = fit(rows, shared_memory_terms).tolist()
     reduce_time = {N: predicted_seconds(unknowns, shared_memory_terms(N, gradient_bytes(found))) for N in counts}
     lines += step_lines(found["steps"], reduce_time)
-    constants = {"start_seconds": begin, "latency_seconds": latency, "seconds_per_byte": byte_time}
+    constants = {
+        "start_seconds": begin,
+        "latency_seconds": latency,
+        "seconds_per_byte": byte_time,
+        "step_of_one_device_seconds": step_alone(found["steps"]),
+        "all_reduce_bytes": gradient_bytes(found),
+    }
     return Check(
         "simulated devices of this machine; all-reduces from a fit to the other numbers of devices", lines, constants
     )
@@ -153,12 +125,45 @@ def as_lines(comparisons: Sequence[Comparison]) -> list[Line]:
 
 def step_lines(steps: Sequence[dict[str, Any]], reduce_time: dict[int, float]) -> list[Line]:
     """Whole steps: N devices share the cores that one device had, so they take N times its step, and the all-reduce."""
-    alone = next(step["seconds"] for step in steps if step["devices"] == 1)
+    alone = step_alone(steps)
     return [
         Line(f"{N} devices: whole step", N * alone + reduce_time[N], step["seconds"], "s")
         for step in steps
         if (N := step["devices"]) > 1
     ]
+
+
+def step_alone(steps: Sequence[dict[str, Any]]) -> float:
+    """Seconds of a step on one device."""
+    return next(step["seconds"] for step in steps if step["devices"] == 1)
+
+
+def predict_here(constants: dict[str, float], counts: Sequence[int]) -> list[dict[str, float]]:
+    """Steps of N simulated devices of this machine, from the constants that `check_simulated` has measured."""
+    rows = []
+    for N in counts:
+        compute = N * constants["step_of_one_device_seconds"]
+        reduce = 0.0
+        if N > 1:
+            reduce = shared_memory_all_reduce(
+                constants["all_reduce_bytes"],
+                N,
+                start=constants["start_seconds"],
+                latency=constants["latency_seconds"],
+                byte_seconds=constants["seconds_per_byte"],
+            )
+        step = compute + reduce
+        rows.append(
+            {
+                "devices": N,
+                "step": step,
+                "compute": compute,
+                "communication": reduce,
+                "communication_share": reduce / step,
+                "weak_efficiency": constants["step_of_one_device_seconds"] / step,
+            }
+        )
+    return rows
 
 
 def check_published() -> Check:

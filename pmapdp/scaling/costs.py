@@ -119,9 +119,9 @@ def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
     return seconds
 
 
-def shared_memory_all_reduce(n: float, N: int, *, start: float, latency: float, bandwidth: float) -> float:
-    """An all-reduce of N simulated devices, which share one memory and its cores: start + N (latency + n / bandwidth).
+def shared_memory_all_reduce(n: float, N: int, *, start: float, latency: float, byte_seconds: float) -> float:
+    """An all-reduce of N simulated devices, which share one memory and its cores: start + N (latency + n byte_seconds).
 
     However the devices divide the sum among them, N arrays are read and N results written by the same cores.
     """
-    return start + N * (latency + n / bandwidth)
+    return start + N * (latency + n * byte_seconds)

@@ -64,5 +64,5 @@ def make_report(
         "strong_batch": strong_batch,
         "hardware": machines,
         "left_out": list(LEFT_OUT),
-        "checks": [],
+        "checks": {},
     }

@@ -56,6 +56,22 @@ def print_predictions(report: dict[str, Any], console: Console) -> None:
         console.print(table)
 
 
+def print_here(rows: list[dict[str, float]], console: Console) -> None:
+    """A table for the simulated devices of this machine."""
+    table = Table(
+        *("devices", "step", "compute", "all-reduce", "waiting", "weak efficiency"),
+        title="simulated devices of this machine, which share its cores; predicted from constants measured above",
+        title_justify="left",
+    )
+    for row in rows:
+        table.add_row(
+            f"{row['devices']:,}",
+            *(seconds(row[key]) for key in ("step", "compute", "communication")),
+            *(percent(row[key]) for key in ("communication_share", "weak_efficiency")),
+        )
+    console.print(table)
+
+
 def print_answers(report: dict[str, Any], console: Console) -> None:
     """When does it pay? One table for each hardware."""
     for name, machine in report["hardware"].items():
@@ -104,6 +120,6 @@ def constants(check: Check) -> list[str]:
         label = name.removesuffix("_seconds").replace("_", " ")
         if name == "seconds_per_byte":
             found.append(f"{1e-9 / value:.2f} GB/s" if value else "bandwidth too high to see")
-        else:
+        elif name.endswith("_seconds"):
             found.append(f"{label} {seconds(value)}")
     return found

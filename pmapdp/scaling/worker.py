@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
+from pmapdp.errors import run_command
 from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_count, statistics_of, step_flops
 from pmapdp.scaling.workloads import Workload
 from pmapdp.state import Task, TrainState, create_state
@@ -163,5 +164,11 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "gloo": gloo,
 }
 
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    print(json.dumps(TASKS[arguments[0]](*arguments[1:])))
+
+
 if __name__ == "__main__":
-    print(json.dumps(TASKS[sys.argv[1]](*sys.argv[2:])))
+    sys.exit(run_command(main))
