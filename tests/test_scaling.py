@@ -15,6 +15,7 @@ from pmapdp.scaling import checks
 from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.advice import GOAL, accumulation_for_goal, answers, batch_for_goal
 from pmapdp.scaling.hardware import HARDWARE
+from pmapdp.scaling.here import predict_here
 from pmapdp.scaling.predict import Plan, predict, strong_speedup, weak_efficiency
 from pmapdp.scaling.processes import results, start
 from pmapdp.scaling.programs import OPTIMIZERS, compile_step, matrix_flops, step_flops
@@ -118,11 +119,11 @@ def test_simulated_devices_and_two_processes_are_measured_and_predicted():
 
 def test_simulated_devices_share_the_cores_of_one():
     constants = {"start_seconds": 1e-3, "latency_seconds": 2e-3, "seconds_per_byte": 1e-9}
-    constants |= {"step_of_one_device_seconds": 10e-3, "all_reduce_bytes": 1e6}
-    one, four = checks.predict_here(constants, (1, 4))
+    constants |= {"step_of_one_device_seconds": 10e-3, "all_reduce_bytes": 1e6, "all_reduce_arrays": 5}
+    one, four = predict_here(constants, (1, 4))
     assert (one["step"], one["communication"], one["weak_efficiency"]) == (10e-3, 0, 1)
-    assert four["step"] == pytest.approx(4 * 10e-3 + 1e-3 + 4 * (2e-3 + 1e-3))
-    assert four["communication_share"] == pytest.approx(13 / 53)
+    assert four["step"] == pytest.approx(4 * 10e-3 + 5 * (1e-3 + 4 * 2e-3) + 4 * 1e-3)
+    assert four["communication_share"] == pytest.approx(49 / 89)
 
 
 def test_a_published_run_is_predicted_within_five_percent():

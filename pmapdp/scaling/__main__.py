@@ -26,8 +26,8 @@ from pmapdp.scaling.checks import (
     check_published,
     check_simulated,
     count_step,
-    predict_here,
 )
+from pmapdp.scaling.here import predict_here
 from pmapdp.scaling.options import GROUPS, ScalingOptions, check_options, make_plan
 from pmapdp.scaling.report import make_report
 from pmapdp.scaling.table import print_answers, print_checks, print_here, print_predictions

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pmapdp.scaling.costs import all_reduce, shared_memory_all_reduce
-from pmapdp.scaling.fit import Comparison, fit, leave_out, predicted_seconds, ring_terms, shared_memory_terms
+from pmapdp.scaling.costs import all_reduce
+from pmapdp.scaling.fit import Comparison, Terms, fit, leave_out, predicted_seconds, ring_terms, shared_memory_terms
 from pmapdp.scaling.hardware import P100
 from pmapdp.scaling.processes import results, start
 from pmapdp.scaling.workloads import PUBLISHED
@@ -81,14 +81,15 @@ def check_simulated(model: str, counts: Sequence[int] = SIMULATED, repeats: int 
     rows = found["all_reduces"]
     lines = as_lines(leave_out(rows, shared_memory_terms, lambda row: row["devices"]))
     begin, latency, byte_time = unknowns = fit(rows, shared_memory_terms).tolist()
-    reduce_time = {N: predicted_seconds(unknowns, shared_memory_terms(N, gradient_bytes(found))) for N in counts}
+    reduce_time = {N: exchange_seconds(found, unknowns, shared_memory_terms, N) for N in counts}
     lines += step_lines(found["steps"], reduce_time)
     constants = {
         "start_seconds": begin,
         "latency_seconds": latency,
         "seconds_per_byte": byte_time,
         "step_of_one_device_seconds": step_alone(found["steps"]),
-        "all_reduce_bytes": gradient_bytes(found),
+        "all_reduce_arrays": exchanged(found)[0],
+        "all_reduce_bytes": exchanged(found)[1],
     }
     return Check(
         "simulated devices of this machine; all-reduces from a fit to the other numbers of devices", lines, constants
@@ -104,15 +105,25 @@ def check_gloo(model: str, repeats: int = REPEATS) -> Check:
     rows = found["all_reduces"]
     lines = as_lines(leave_out(rows, ring_terms, lambda row: row["bytes"]))
     unknowns = fit(rows, ring_terms).tolist()
-    reduce_time = {2: predicted_seconds(unknowns, ring_terms(2, gradient_bytes(found)))}
+    reduce_time = {2: exchange_seconds(found, unknowns, ring_terms, 2)}
     lines += step_lines(found["steps"], reduce_time)
     constants = {"latency_seconds": unknowns[0], "seconds_per_byte": unknowns[1]}
     return Check("two processes over gloo; all-reduces from a fit to the other sizes", lines, constants)
 
 
-def gradient_bytes(found: dict[str, Any]) -> int:
-    """Bytes that a step all-reduces."""
-    return predicted_exchange(found["parameters"], found["statistics"])[1]
+def exchanged(found: dict[str, Any]) -> tuple[int, int]:
+    """Arrays that a step all-reduces, and their bytes.
+
+    XLA's collectives on the CPU take the arrays of one all-reduce one after the other: each has its own latency.
+    """
+    count, size = predicted_exchange(found["parameters"], found["statistics"])
+    return found["arrays"] + 3 + (count - 1), size
+
+
+def exchange_seconds(found: dict[str, Any], unknowns: Sequence[float], terms: Terms, N: int) -> float:
+    """What the fitted unknowns predict for all arrays of a step."""
+    arrays, size = exchanged(found)
+    return arrays * predicted_seconds(unknowns, terms(N, size / arrays))
 
 
 def as_lines(comparisons: Sequence[Comparison]) -> list[Line]:
@@ -136,34 +147,6 @@ def step_lines(steps: Sequence[dict[str, Any]], reduce_time: dict[int, float]) -
 def step_alone(steps: Sequence[dict[str, Any]]) -> float:
     """Seconds of a step on one device."""
     return next(step["seconds"] for step in steps if step["devices"] == 1)
-
-
-def predict_here(constants: dict[str, float], counts: Sequence[int]) -> list[dict[str, float]]:
-    """Steps of N simulated devices of this machine, from the constants that `check_simulated` has measured."""
-    rows = []
-    for N in counts:
-        compute = N * constants["step_of_one_device_seconds"]
-        reduce = 0.0
-        if N > 1:
-            reduce = shared_memory_all_reduce(
-                constants["all_reduce_bytes"],
-                N,
-                start=constants["start_seconds"],
-                latency=constants["latency_seconds"],
-                byte_seconds=constants["seconds_per_byte"],
-            )
-        step = compute + reduce
-        rows.append(
-            {
-                "devices": N,
-                "step": step,
-                "compute": compute,
-                "communication": reduce,
-                "communication_share": reduce / step,
-                "weak_efficiency": constants["step_of_one_device_seconds"] / step,
-            }
-        )
-    return rows
 
 
 def check_published() -> Check:

@@ -101,9 +101,9 @@ def step_flops(task: Task, batch_size: int) -> int:
     return matrix_flops(train_step, *step_shapes("single", task, jax.devices()[:1], batch_size))
 
 
-def parameter_count(task: Task) -> int:
-    """Number of trainable scalars; none of them is made."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: initial_state(task)).params))
+def parameter_sizes(task: Task) -> list[int]:
+    """Numbers in each parameter array; none of them is made."""
+    return [leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: initial_state(task)).params)]
 
 
 def statistics_of(task: Task) -> list[int]:

@@ -20,7 +20,7 @@ from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.errors import run_command
-from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_count, statistics_of, step_flops
+from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_sizes, statistics_of, step_flops
 from pmapdp.scaling.workloads import Workload
 from pmapdp.state import Task, TrainState, create_state
 from pmapdp.steps import make_steps
@@ -33,7 +33,7 @@ def count(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
     """Operations and bytes of a step on one device: the compiler's analysis and our own count, at two batch sizes."""
     task = Task(model, OPTIMIZERS[optimizer], dtype=dtype)
     found: dict[str, Any] = {
-        "parameters": parameter_count(task),
+        "parameters": sum(parameter_sizes(task)),
         "batches": [64, 128],
         "flops": [],
         "bytes": [],
@@ -60,9 +60,10 @@ def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
 
 
 def exchanged(model: str) -> dict[str, Any]:
-    """What the bytes of a step's all-reduce follow from."""
+    """What number, arrays and bytes of a step's all-reduces follow from."""
     task = Task(model, OPTIMIZERS["adam"])
-    return {"parameters": parameter_count(task), "statistics": statistics_of(task)}
+    sizes, statistics = parameter_sizes(task), statistics_of(task)
+    return {"parameters": sum(sizes), "arrays": len(sizes), "statistics": statistics}
 
 
 def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
