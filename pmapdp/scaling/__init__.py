@@ -1,0 +1,1 @@
+"""Scaling past this machine, predicted and checked: `python -m pmapdp.scaling`."""

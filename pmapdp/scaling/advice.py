@@ -1,0 +1,84 @@
+"""When does it pay? Each remedy for communication against the plain plan, in predicted numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pmapdp.scaling.hardware import Hardware
+from pmapdp.scaling.predict import Plan, predict, weak_efficiency
+from pmapdp.scaling.workloads import Workload
+
+PAYS = 0.01  # a gain below this is not worth a line of code
+GOAL = 0.9  # of the throughput per device that one device alone has
+MOST = 2**20  # largest batch or number of micro-batches that is tried
+
+REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
+    "split the optimizer (ZeRO-1)": ("", lambda plan: replace(plan, split_optimizer=True)),
+    "bfloat16 all-reduce": ("gradients are rounded", lambda plan: replace(plan, reduce_bytes=2)),
+    "accumulate 4 micro-batches": (
+        "global batch x 4",
+        lambda plan: replace(plan, accumulate=4 * plan.accumulate),
+    ),
+    "4 x the batch per device": (
+        "global batch x 4, more activations",
+        lambda plan: replace(plan, per_device_batch=4 * plan.per_device_batch),
+    ),
+    "overlap with the backward pass": ("several smaller all-reduces", lambda plan: replace(plan, overlap=1.0)),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one remedy brings on N devices.
+
+    Attributes:
+        remedy: its name.
+        devices: N.
+        gain: examples/s over those of the plain plan, less 1; 0.1 is a tenth more.
+        state_bytes_saved: on each device.
+        price: what it costs beside time; empty where nothing.
+    """
+
+    remedy: str
+    devices: int
+    gain: float
+    state_bytes_saved: float
+    price: str
+
+    @property
+    def pays(self) -> bool:
+        """Whether throughput grows by more than a hundredth."""
+        return self.gain > PAYS
+
+
+def answers(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> list[Answer]:
+    """Every remedy, alone, on N devices."""
+    plain = predict(workload, hardware, N, plan)
+    found = []
+    for name, (price, change) in REMEDIES.items():
+        other = predict(workload, hardware, N, change(plan))
+        gain = other.examples_per_second / plain.examples_per_second - 1
+        found.append(Answer(name, N, gain, plain.state_bytes - other.state_bytes, price))
+    return found
+
+
+def least(works: Callable[[int], bool]) -> int | None:
+    """The smallest power of two up to `MOST` for which `works`; None where there is none."""
+    size = 1
+    while size <= MOST:
+        if works(size):
+            return size
+        size *= 2
+    return None
+
+
+def batch_for_goal(workload: Workload, hardware: Hardware, N: int, plan: Plan, goal: float = GOAL) -> int | None:
+    """Least batch per device, a power of two, with which N devices reach `goal` of one device's throughput each."""
+    return least(lambda b: weak_efficiency(workload, hardware, N, replace(plan, per_device_batch=b)) >= goal)
+
+
+def accumulation_for_goal(workload: Workload, hardware: Hardware, N: int, plan: Plan, goal: float = GOAL) -> int | None:
+    """Least number of micro-batches per update, a power of two, that reaches `goal`.
+
+    One device is given as many micro-batches as each of N, so that only communication counts.
+    """
+    return least(lambda K: weak_efficiency(workload, hardware, N, replace(plan, accumulate=K)) >= goal)

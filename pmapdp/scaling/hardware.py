@@ -1,0 +1,117 @@
+"""Named hardware: published figures of devices and of the links between them, each with its source.
+
+Bandwidths are the vendors' peak figures. What a program attains of them is less; see `pmapdp.scaling.predict`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Level:
+    """Devices that are joined alike: those of a node, or the nodes of a cluster.
+
+    Attributes:
+        devices: the most members that this level joins; a member is a device, or a whole group of the level inside.
+        latency: seconds that a message takes beside its bytes.
+        bandwidth: bytes/s that one device sends over all its links of this level while it receives as many.
+        axes: of a torus, along each of which lies a ring; 1 is a single ring.
+        wraps_from: members along an axis from which on its ends are joined; a shorter axis has half the bandwidth.
+        trees: whether the library also runs trees here, as it can where a switch joins any two members.
+        latency_source: where `latency` is from.
+    """
+
+    devices: int
+    latency: float
+    bandwidth: float
+    axes: int = 1
+    wraps_from: int = 1
+    trees: bool = True
+    latency_source: str = ""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device and its surroundings.
+
+    Attributes:
+        title: what it is.
+        peak: FLOP/s of matrix products by the dtype of the computation, dense, with JAX's default precision.
+        memory_bandwidth: bytes/s between the device and its own memory.
+        memory: bytes of that memory.
+        levels: from the inside out.
+        sources: of the figures.
+    """
+
+    title: str
+    peak: dict[str, float]
+    memory_bandwidth: float
+    memory: float
+    levels: tuple[Level, ...]
+    sources: tuple[str, ...]
+
+    @property
+    def most_devices(self) -> int:
+        """The largest number of devices that the levels join."""
+        total = 1
+        for level in self.levels:
+            total *= level.devices
+        return total
+
+
+NCCL = "NCCL's own cost model, NVIDIA/nccl src/graph/tuning.cc, hwLat, ring with protocol LL128"
+BOOK = "Austin et al., How to Scale Your Model, 2025, jax-ml.github.io/scaling-book"
+
+# LL128 carries 120 bytes of data in each 128; NVLink gives 450 GB/s each way, and every GPU of a DGX H100 has a network
+# card of 400 Gbit/s. JAX multiplies float32 in TF32 there.
+H100 = Hardware(
+    "NVIDIA H100 SXM, nodes of 8 joined by NVLink, one InfiniBand NDR card of 400 Gbit/s per GPU",
+    peak={"bfloat16": 989.4e12, "float32": 494.7e12},
+    memory_bandwidth=3.35e12,
+    memory=80e9,
+    levels=(
+        Level(8, 1.9e-6, 450e9 * 120 / 128, latency_source=NCCL),
+        Level(1024, 4.0e-6, 50e9 * 120 / 128, latency_source=NCCL),
+    ),
+    sources=("NVIDIA H100 Tensor Core GPU datasheet", "NVIDIA DGX H100 datasheet", NCCL),
+)
+
+# JAX multiplies float32 on a TPU in bfloat16 by default, so both have one peak. Google gives the interconnect's
+# bandwidth per chip for both directions together: 400 and 1,200 GB/s.
+TPU_V5E = Hardware(
+    "Google TPU v5e, pods of 16 x 16 chips in a 2D torus, joined by the data centre's network",
+    peak={"bfloat16": 197e12, "float32": 197e12},
+    memory_bandwidth=819e9,
+    memory=16e9,
+    levels=(
+        Level(256, 1e-6, 200e9, axes=2, wraps_from=16, trees=False, latency_source=BOOK),
+        # 6.4 Tbit/s per pod of 256 chips.
+        Level(64, 50e-6, 6.4e12 / 8 / 256, latency_source="assumed: a way through two hosts and the network"),
+    ),
+    sources=("Google Cloud documentation, TPU v5e", BOOK),
+)
+
+TPU_V5P = Hardware(
+    "Google TPU v5p, up to 6,144 chips of a pod in a 3D torus",
+    peak={"bfloat16": 459e12, "float32": 459e12},
+    memory_bandwidth=2765e9,
+    memory=95e9,
+    levels=(Level(6144, 1e-6, 600e9, axes=3, wraps_from=4, trees=False, latency_source=BOOK),),
+    sources=("Google Cloud documentation, TPU v5p", BOOK),
+)
+
+# The machine of a published run, to compare with (`checks.check_published`): Goyal et al., "Accurate, large minibatch
+# SGD", arXiv:1706.02677, 2017, section 4: servers of 8 GPUs that share one network card of 50 Gbit/s. NVLink of the
+# P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet).
+P100 = Hardware(
+    "NVIDIA Tesla P100, servers of 8 joined by NVLink, one Ethernet card of 50 Gbit/s per server",
+    peak={"float32": 10.6e12},
+    memory_bandwidth=732e9,
+    memory=16e9,
+    levels=(
+        Level(8, 1.9e-6, 80e9, latency_source=NCCL),
+        Level(64, 20e-6, 50e9 / 8 / 8, latency_source="assumed: TCP over Ethernet"),
+    ),
+    sources=("NVIDIA Tesla P100 datasheet", "Goyal et al., arXiv:1706.02677, 2017"),
+)
+
+HARDWARE = {"h100": H100, "tpu-v5e": TPU_V5E, "tpu-v5p": TPU_V5P, "p100": P100}

@@ -1,0 +1,145 @@
+"""From a workload, a hardware and a plan to the seconds of a step. Predictions, not measurements.
+
+A step is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the update. The passes take
+what the slower of arithmetic and memory takes (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the backward
+pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
+"""
+
+from dataclasses import dataclass, replace
+
+from pmapdp.scaling.costs import all_reduce, reduce_scatter
+from pmapdp.scaling.hardware import Hardware
+from pmapdp.scaling.workloads import Workload
+
+BACKWARD = 2 / 3
+# Chowdhery et al., "PaLM", arXiv:2204.02311, 2022, table 3, lists trainings of large language models that attain 21 to
+# 46 % of the peak. Small networks attain far less.
+UTILIZATION = 0.4
+
+LEFT_OUT = (
+    "the time to launch kernels and programs, which rules small models on fast devices",
+    "input, evaluation, checkpoints, and waiting for the slowest device",
+    "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
+    "reduce-scatters and all-gathers by trees: ours are rings, whose latency makes ZeRO-1 dear on many nodes",
+    "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
+    "how many updates a larger global batch needs to reach the same loss",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the training is spread.
+
+    Attributes:
+        per_device_batch: b, examples of one micro-batch on one device; may be a fraction, as a mean.
+        accumulate: K, micro-batches per update.
+        dtype: of the computation.
+        optimizer: sgd, momentum or adam.
+        reduce_bytes: of one gradient in the all-reduce: 4 is float32, 2 bfloat16.
+        split_optimizer: each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al.,
+            "ZeRO: memory optimizations toward training trillion parameter models", 2020): reduce-scatter of the
+            gradients, update, all-gather of the parameters.
+        overlap: share of the last backward pass behind which communication can hide, from 0 to 1. Our steps have 0:
+            one all-reduce after all gradients; DistributedDataParallel sends buckets during the pass (S. Li et al.,
+            "PyTorch Distributed", 2020); the last bucket, which nothing can hide, is not counted.
+        algorithm: ring, tree or best.
+        utilization: share of the peak FLOP/s that the passes attain where arithmetic rules.
+    """
+
+    per_device_batch: float = 64
+    accumulate: int = 1
+    dtype: str = "float32"
+    optimizer: str = "adam"
+    reduce_bytes: int = 4
+    split_optimizer: bool = False
+    overlap: float = 0.0
+    algorithm: str = "best"
+    utilization: float = UTILIZATION
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted step.
+
+    Attributes:
+        devices: N.
+        examples: in the step, over all devices.
+        compute: seconds of all forward and backward passes.
+        update: seconds of the optimizer's update.
+        communication: seconds that the collectives take.
+        exposed: those of them that hide behind no computation.
+        state_bytes: parameters, gradients and optimizer state on one device; activations are not counted.
+    """
+
+    devices: int
+    examples: float
+    compute: float
+    update: float
+    communication: float
+    exposed: float
+    state_bytes: float
+
+    @property
+    def step(self) -> float:
+        """Seconds of the step."""
+        return self.compute + self.update + self.exposed
+
+    @property
+    def communication_share(self) -> float:
+        """Share of the step in which devices wait for each other's numbers."""
+        return self.exposed / self.step
+
+    @property
+    def examples_per_second(self) -> float:
+        """Over all devices."""
+        return self.examples / self.step
+
+
+def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
+    """A step of `plan` on N devices.
+
+    Raises:
+        UserError: N devices cannot be joined.
+    """
+    parts = N if plan.split_optimizer else 1
+    compute = plan.accumulate * pass_seconds(workload, hardware, plan)
+    update = workload.update_bytes(plan.optimizer) / parts / hardware.memory_bandwidth
+    gradients, parameters = plan.reduce_bytes * workload.parameters, 4 * workload.parameters
+    if plan.split_optimizer:
+        communication = reduce_scatter(gradients, N, hardware.levels) + reduce_scatter(parameters, N, hardware.levels)
+    else:
+        communication = all_reduce(gradients, N, hardware.levels, plan.algorithm)
+    hidden = plan.overlap * BACKWARD * compute / plan.accumulate
+    return Prediction(
+        devices=N,
+        examples=N * plan.per_device_batch * plan.accumulate,
+        compute=compute,
+        update=update,
+        communication=communication,
+        exposed=max(0.0, communication - hidden),
+        state_bytes=8 * workload.parameters + workload.state_bytes(plan.optimizer) / parts,
+    )
+
+
+def pass_seconds(workload: Workload, hardware: Hardware, plan: Plan) -> float:
+    """Forward and backward pass of one micro-batch on one device."""
+    arithmetic = plan.per_device_batch * workload.flops / (plan.utilization * hardware.peak[plan.dtype])
+    memory = (plan.per_device_batch * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth
+    return max(arithmetic, memory)
+
+
+def weak_efficiency(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> float:
+    """Time of a step on one device over that on N, each with the same batch per device."""
+    return predict(workload, hardware, 1, plan).step / predict(workload, hardware, N, plan).step
+
+
+def strong_speedup(workload: Workload, hardware: Hardware, N: int, plan: Plan, global_batch: int) -> float:
+    """Time of a step of `global_batch` examples on one device over that on N devices."""
+    one, many = (replace(plan, per_device_batch=global_batch / devices) for devices in (1, N))
+    return predict(workload, hardware, 1, one).step / predict(workload, hardware, N, many).step
+
+
+def device_counts(hardware: Hardware, most: int = 4096) -> list[int]:
+    """Powers of two from 1 to `most`, or to what the hardware joins."""
+    most = min(most, hardware.most_devices)
+    return [2**power for power in range(most.bit_length())]

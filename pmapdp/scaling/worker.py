@@ -1,0 +1,174 @@
+"""A process of the checks: `python -m pmapdp.scaling.worker TASK ARGUMENTS`. Not meant to be started by hand.
+
+It prints one line of JSON. Each check needs another number of simulated devices, or several processes, and a process
+cannot change either.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.data.batches import Batch
+from pmapdp.errors import run_command
+from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_sizes, statistics_of, step_flops
+from pmapdp.scaling.workloads import Workload
+from pmapdp.state import Task, TrainState, create_state
+from pmapdp.steps import make_steps
+
+SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
+STEP_BATCH = 64
+
+
+def count(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
+    """Operations and bytes of a step on one device: the compiler's analysis and our own count, at two batch sizes."""
+    task = Task(model, OPTIMIZERS[optimizer], dtype=dtype)
+    found: dict[str, Any] = {
+        "parameters": sum(parameter_sizes(task)),
+        "batches": [64, 128],
+        "flops": [],
+        "bytes": [],
+        "own": [],
+    }
+    found["update_bytes"] = Workload(model, found["parameters"], 0).update_bytes(optimizer)
+    for size in found["batches"]:
+        analysis = compile_step("single", task, jax.devices()[:1], size).cost_analysis()
+        found["flops"].append(analysis["flops"])
+        found["bytes"].append(analysis["bytes accessed"])
+        found["own"].append(step_flops(task, size))
+    return found
+
+
+def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
+    """The collectives of a step for N simulated devices."""
+    devices.simulate(int(N))
+    task = Task(model, OPTIMIZERS["adam"])
+    program = compile_step(strategy, task, jax.devices()[: int(N)], 8)
+    return {
+        "collectives": [each._asdict() for each in collectives(program.as_text())],
+        **exchanged(model),
+    }
+
+
+def exchanged(model: str) -> dict[str, Any]:
+    """What number, arrays and bytes of a step's all-reduces follow from."""
+    task = Task(model, OPTIMIZERS["adam"])
+    sizes, statistics = parameter_sizes(task), statistics_of(task)
+    return {"parameters": sum(sizes), "arrays": len(sizes), "statistics": statistics}
+
+
+def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
+    """All-reduces and whole training steps, timed on simulated devices of this machine."""
+    devices.simulate(max(map(int, counts)))
+    here, task = jax.devices(), Task(model, OPTIMIZERS["adam"])
+    state = create_state(task)
+    timed = [entry for N in map(int, counts) for entry in time_all_reduces(here[:N], int(repeats))]
+    steps = [{"devices": N, "seconds": time_step(task, state, here[:N], int(repeats))} for N in (1, *map(int, counts))]
+    return {"all_reduces": timed, "steps": steps, **exchanged(model)}
+
+
+def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
+    """One of two processes of one device each: the same over gloo, and a step of process 0 while process 1 waits."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
+    # One device of each process, also where the environment asks for more.
+    both = [next(device for device in jax.devices() if device.process_index == process) for process in (0, 1)]
+    own, task = jax.local_devices()[:1], Task(model, OPTIMIZERS["adam"])
+    state = create_state(task)
+    timed = time_all_reduces(both, int(repeats))
+    steps = [{"devices": 1, "seconds": time_step(task, state, own, int(repeats))}] if rank == "0" else []
+    multihost_utils.sync_global_devices("process 0 has timed its own step")
+    steps.append({"devices": 2, "seconds": time_step(task, state, both, int(repeats))})
+    return {"all_reduces": timed, "steps": steps, **exchanged(model)}
+
+
+def least_seconds(run: Callable[[], Any], repeats: int) -> float:
+    """Fastest of several `run()`s, each until its result is there. The first two compile and warm up, and do not count.
+
+    The fastest, because whatever else the machine does only ever adds time, and the model knows nothing of it.
+    """
+    times = []
+    for _ in range(repeats + 2):
+        clock = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - clock)
+    return min(times[2:])
+
+
+def from_shards(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec, dtype=np.float32) -> jax.Array:
+    """An array of ones; each process fills the shards of its own devices."""
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(
+        shape, sharding, lambda index: np.ones(sharding.shard_shape(shape), dtype), dtype=dtype
+    )
+
+
+def time_all_reduces(group: Sequence[jax.Device], repeats: int) -> list[dict[str, Any]]:
+    """Seconds of an all-reduce of each size over `group`."""
+    N, mesh = len(group), Mesh(np.array(group), ("data",))
+    spec = PartitionSpec("data")
+
+    def mean(x):
+        return lax.psum(x, "data") / N  # divided, so that repeating it does not overflow
+
+    reduce = jax.jit(jax.shard_map(mean, mesh=mesh, in_specs=spec, out_specs=spec), donate_argnums=0)
+    timed = []
+    for size in SIZES:
+        held = [from_shards(mesh, (N, size // 4), spec)]
+
+        def run(held=held):
+            held[0] = reduce(held[0])
+            return held[0]
+
+        timed.append({"devices": N, "bytes": size, "seconds": least_seconds(run, repeats)})
+    return timed
+
+
+def time_step(task: Task, state: TrainState, group: Sequence[jax.Device], repeats: int) -> float:
+    """Seconds of a training step with `STEP_BATCH` examples on each device of `group`, from a state on the host."""
+    N = len(group)
+    steps, mesh = make_steps("shard_map", task, group), Mesh(np.array(group), ("data",))
+    rows, split = (N * STEP_BATCH,), PartitionSpec("data")
+    placed = jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index]),
+        state,
+    )
+    batch = Batch(
+        from_shards(mesh, (*rows, *IMAGE), split, np.uint8),
+        from_shards(mesh, rows, split, np.int32),
+        from_shards(mesh, rows, split, np.int32),
+        from_shards(mesh, rows, split),
+    )
+    held = [placed]
+
+    def run():
+        held[0], sums = steps.train_step(held[0], batch)
+        return held[0], sums
+
+    return least_seconds(run, repeats)
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "count": count,
+    "compiled": compiled,
+    "simulated": simulated,
+    "gloo": gloo,
+}
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    print(json.dumps(TASKS[arguments[0]](*arguments[1:])))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,153 @@
+"""The formulas of the collectives against algorithms that are carried out and counted, and in their limits."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.errors import UserError
+from pmapdp.scaling.costs import (
+    all_reduce,
+    bandwidth,
+    reduce_scatter,
+    ring_all_reduce,
+    scatter_or_gather,
+    sides,
+    spread,
+    tree_all_reduce,
+)
+from pmapdp.scaling.fit import fit, leave_out, ring_terms, shared_memory_terms
+from pmapdp.scaling.hardware import HARDWARE, Level
+
+LINK = Level(4096, latency=2e-6, bandwidth=1e9)
+NO_LATENCY = Level(4096, latency=0.0, bandwidth=1e9)
+
+
+def ring_by_hand(parts: np.ndarray) -> tuple[np.ndarray, int, int]:
+    """A ring all-reduce of `[N, N, length]` (device, part): the result, messages and numbers sent by each device."""
+    N, held = len(parts), parts.copy()
+    messages = numbers = 0
+    for step in range(2 * (N - 1)):
+        sent = [((d - step) % N if step < N - 1 else (d + 1 - (step - N + 1)) % N) for d in range(N)]
+        packets = [held[d, part].copy() for d, part in enumerate(sent)]
+        for d, part in enumerate(sent):
+            receiver = (d + 1) % N
+            held[receiver, part] = packets[d] + (held[receiver, part] if step < N - 1 else 0)
+        messages, numbers = messages + 1, numbers + packets[0].size
+    return held, messages, numbers
+
+
+@pytest.mark.parametrize("N", [2, 3, 5, 8])
+def test_ring_costs_what_its_messages_cost(N):
+    parts = np.random.default_rng(N).integers(0, 100, (N, N, 4)).astype(float)
+    held, messages, numbers = ring_by_hand(parts)
+    np.testing.assert_array_equal(held, np.broadcast_to(parts.sum(0), held.shape))
+    seconds = messages * LINK.latency + 8 * numbers / LINK.bandwidth
+    assert ring_all_reduce(parts[0].nbytes, N, LINK) == pytest.approx(seconds, rel=1e-12)
+
+
+def broadcast_steps(N: int, pieces: int) -> int:
+    """Steps until all nodes of one binary tree hold all pieces; a node sends one piece to one child in a step."""
+    held = [pieces] + [0] * (N - 1)
+    steps = 0
+    while min(held) < pieces:
+        before, steps = list(held), steps + 1
+        for node in range(N):
+            children = [child for child in (2 * node + 1, 2 * node + 2) if child < N and before[child] < before[node]]
+            if children:
+                held[min(children, key=lambda child: (before[child], child))] += 1
+    return steps
+
+
+@pytest.mark.parametrize("N", [2, 3, 7, 8, 31, 64])
+@pytest.mark.parametrize("pieces", [1, 2, 10])
+def test_a_pipelined_tree_needs_no_more_steps_than_the_formula_says(N, pieces):
+    assert broadcast_steps(N, pieces) <= 2 * math.ceil(math.log2(N)) + 2 * pieces
+
+
+@pytest.mark.parametrize("n", [1e2, 1e5, 1e8])
+@pytest.mark.parametrize("N", [2, 8, 1000])
+def test_tree_takes_the_best_number_of_pieces(n, N):
+    height = math.ceil(math.log2(N))
+    every = (2 * (2 * height + 2 * k) * (LINK.latency + n / LINK.bandwidth / (2 * k)) for k in range(1, 5000))
+    assert tree_all_reduce(n, N, LINK) == pytest.approx(min(every), rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", [ring_all_reduce, tree_all_reduce])
+def test_limits(algorithm):
+    n = 1e6
+    assert algorithm(n, 1, LINK) == 0
+    assert algorithm(n, 4096, NO_LATENCY) == pytest.approx(2 * n / NO_LATENCY.bandwidth, rel=1e-3)
+
+
+def test_trees_win_on_many_devices_and_rings_with_many_bytes():
+    assert tree_all_reduce(1e3, 1024, LINK) < ring_all_reduce(1e3, 1024, LINK) / 30
+    assert ring_all_reduce(1e9, 4, LINK) < tree_all_reduce(1e9, 4, LINK)
+    assert all_reduce(1e3, 1024, [LINK]) == tree_all_reduce(1e3, 1024, LINK)
+    assert all_reduce(1e9, 4, [LINK]) == ring_all_reduce(1e9, 4, LINK)
+
+
+def test_two_levels_of_equal_links_move_what_one_ring_moves():
+    inner, outer = (Level(members, 0.0, 1e9) for members in (8, 64))
+    flat = Level(512, 0.0, 1e9)
+    assert all_reduce(1e8, 512, [inner, outer], "ring") == pytest.approx(ring_all_reduce(1e8, 512, flat), rel=1e-12)
+    twice = 2 * reduce_scatter(1e8, 512, [inner, outer])
+    assert twice == pytest.approx(all_reduce(1e8, 512, [inner, outer], "ring"), rel=1e-12)
+
+
+def test_a_torus_uses_all_its_links():
+    assert [sides(N, 2) for N in (1, 8, 64, 256)] == [[1, 1], [2, 4], [8, 8], [16, 16]]
+    assert [sides(N, 3) for N in (8, 512, 4096)] == [[2, 2, 2], [8, 8, 8], [16, 16, 16]]
+    pod = HARDWARE["tpu-v5e"].levels[0]
+    assert bandwidth(pod, 256) == pod.bandwidth
+    assert bandwidth(pod, 8) == pod.bandwidth / 2  # neither axis closes into a ring
+    assert bandwidth(pod, 2) == pod.bandwidth / 4  # and one axis has no link in use
+    hops = 2 * (15 + 15) * pod.latency
+    assert ring_all_reduce(0, 256, pod) == pytest.approx(hops)
+
+
+def test_groups_must_be_whole():
+    levels = HARDWARE["h100"].levels
+    assert spread(4, levels) == [4, 1]
+    assert spread(24, levels) == [8, 3]
+    for N, words in ((12, "do not fill whole groups of 8: try 8"), (8 * 1024 * 2, "more than the 8,192")):
+        with pytest.raises(UserError, match=words):
+            spread(N, levels)
+
+
+def test_bytes_are_those_of_a_compiled_program():
+    N, n = 8, 8 * 1000 * 4
+    mesh = Mesh(np.array(devices.choose(N)), ("data",))
+
+    def both(x):
+        part = lax.psum_scatter(x[0], "data", tiled=True)
+        return lax.all_gather(2 * part, "data", tiled=True)[None]
+
+    specs = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
+    program = jax.jit(jax.shard_map(both, mesh=mesh, **specs)).lower(np.zeros((N, n // 4), np.float32)).compile()
+    found = {each.kind: each.bytes for each in collectives(program.as_text())}
+    assert found == {"all-gather": n, "reduce-scatter": n // N}
+    # Each device sends N - 1 messages of the scattered size in both.
+    sent = (N - 1) * found["reduce-scatter"] + (N - 1) * found["all-gather"] // N
+    assert 2 * scatter_or_gather(n, N, NO_LATENCY) == pytest.approx(sent / NO_LATENCY.bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("terms", "unknowns", "counts"),
+    [(shared_memory_terms, (5e-5, 3e-5, 2e-10), (2, 4, 8)), (ring_terms, (1e-4, 5e-10), (2,))],
+)
+def test_a_fit_finds_the_constants_that_made_the_times(terms, unknowns, counts):
+    rows = [
+        {"devices": N, "bytes": n, "seconds": float(np.dot(unknowns, terms(N, n)))}
+        for N in counts
+        for n in (1e4, 1e5, 1e6, 1e7)
+    ]
+    np.testing.assert_allclose(fit(rows, terms), unknowns, rtol=1e-6)
+    assert all(abs(each.error) < 1e-6 for each in leave_out(rows, terms, lambda row: row["bytes"]))
+    rows[-1]["seconds"] *= 2
+    assert leave_out(rows, terms, lambda row: row["bytes"])[-1].error == pytest.approx(-0.5, abs=1e-6)
