@@ -26,7 +26,7 @@ from pmapdp.state import Task, TrainState, create_state
 from pmapdp.steps import make_steps
 
 BATCH, SEED = 18, 3
-TRAIN, TEST = random_split(83, seed=1), random_split(29, seed=2)
+TRAIN, TEST = random_split(83, seed=1), random_split(29, seed=2)  # of the models of images
 OPTIMIZERS = {"adam": lambda: optax.adam(1e-3), "sgd": lambda: optax.sgd(0.1)}
 
 
