@@ -47,7 +47,7 @@ class Case(NamedTuple):
     @property
     def reference_name(self) -> str:
         """Accumulation must change nothing where there is no batch norm: the same reference."""
-        return self.name if self.model in ("convnet", "text_mlp") else self._replace(accumulate=1).name
+        return self.name if self.model == "convnet" else self._replace(accumulate=1).name
 
     def task(self, accumulate: int) -> Task:
         return Task(self.model, OPTIMIZERS[self.optimizer](), seed=SEED, dtype=self.dtype, accumulate=accumulate)
@@ -59,7 +59,6 @@ CASES = (
     Case("convnet"),
     Case("text_mlp", counts=(1, 3, 8)),
     Case("transformer", counts=(1, 7)),
-    Case("text_mlp", "sgd", accumulate=2, counts=(2,)),
     Case("mlp", accumulate=2, counts=(1, 4)),
     Case("mlp", accumulate=3, counts=(8,)),
     Case("cnn", accumulate=2, counts=(3, 8)),
