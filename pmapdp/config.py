@@ -16,8 +16,9 @@ from pmapdp.errors import UserError, unknown
 class DataOptions:
     """What is learnt from."""
 
-    dataset: Literal["digits", "mnist", "fashion-mnist"] = "digits"
-    """digits (1,797 real scans, no network needed), mnist or fashion-mnist (60,000 + 10,000 images)."""
+    dataset: Literal["digits", "mnist", "fashion-mnist", "imdb", "reviews"] = "digits"
+    """digits (1,797 real scans, built in), mnist or fashion-mnist (60,000 + 10,000 images), imdb (25,000 + 25,000
+    film reviews) or reviews (4,000 + 1,000 synthetic ones, built in)."""
     data_dir: str | None = None
     """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
 
@@ -26,8 +27,9 @@ class DataOptions:
 class ModelOptions:
     """What is trained."""
 
-    model: Literal["mlp", "cnn", "convnet"] = "cnn"
-    """mlp (670k parameters), cnn (347k) or convnet (49k; with batch norm and dropout)."""
+    model: Literal["mlp", "cnn", "convnet", "text_mlp", "transformer"] = "cnn"
+    """mlp (670k parameters), cnn (347k) or convnet (49k; with batch norm and dropout) for images; text_mlp (58k; with
+    batch norm) or transformer (600k) for texts."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs."""
 

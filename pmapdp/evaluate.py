@@ -18,7 +18,7 @@ import tyro
 
 from pmapdp.arguments import parse_arguments
 from pmapdp.config import Config
-from pmapdp.data import load
+from pmapdp.data import load, load_corpus
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import describe
@@ -73,6 +73,14 @@ def evaluate_exported(exported: Exported, split: Split) -> Totals:
     return totals
 
 
+def read_test_set(exported: Exported, dataset: str, data_dir: str | None) -> Split:
+    """The test set as an exported model takes it; texts go through the view in its file, as strings do in use."""
+    if exported.view is None:
+        return load(dataset, data_dir).test
+    texts = load_corpus(dataset, data_dir).test
+    return Split(exported.view(texts.texts), texts.labels)
+
+
 def from_workdir(workdir: str, options: Options) -> tuple[Totals, dict[str, Any]]:
     """The figures of the newest checkpoint of a run, and what they are of."""
     config = evaluation_config(read_config(workdir), options)
@@ -97,7 +105,7 @@ def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
     dataset = exported.metadata.get("dataset")
     if dataset not in LABELS:
         raise UserError(f"{path} was made for the data set {dataset}, and there is none of that name here")
-    totals = evaluate_exported(exported, load(dataset, options.data_dir).test)
+    totals = evaluate_exported(exported, read_test_set(exported, dataset, options.data_dir))
     facts = {
         "dataset": dataset,
         "step": exported.metadata.get("step"),

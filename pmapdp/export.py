@@ -5,6 +5,7 @@ The file is a zip without compression, and NumPy takes it for one of its own (.n
     metadata.json    labels, metrics, shapes and types, versions
     model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
     arrays/*.npy     parameters and running statistics
+    text/*           of a model of texts: the vocabulary (.json) and, for tf-idf weights, the idf weights (.npy)
     SHA256SUMS       the checksums of the others
 
 Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers) and NumPy are enough:
@@ -24,12 +25,17 @@ Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers)
 `outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
 `jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.exported.load_exported`.
 
+A model of texts takes what its view of them makes of strings, metadata["view"]: "tfidf" or "tokens". With our code
+that is `load_exported(...).view(texts)`. Without it, the tf-idf weights are scikit-learn's, as `pmapdp/data/tfidf.py`
+shows: a `TfidfVectorizer` with the vocabulary and `idf_` of the file, its columns filled up with zeros.
+
 How long such a file can be read: JAX promises that a program runs on a JAX up to six months newer and up to three
 weeks older than the one that exported it (docs.jax.dev, "Exporting and serializing staged-out computations",
 section on compatibility guarantees). For longer keep the checkpoint, and export it again.
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import sys
@@ -49,18 +55,28 @@ from flax import nnx
 
 from pmapdp.archive import write_archive
 from pmapdp.arguments import parse_arguments
+from pmapdp.data import CORPORA, load_with_view
+from pmapdp.data.tfidf import FEATURES
+from pmapdp.data.tokens import LENGTH
 from pmapdp.errors import run_command
-from pmapdp.exported import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM
+from pmapdp.exported import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
 from pmapdp.labels import LABELS
+from pmapdp.models import VIEWS
 from pmapdp.state import Task, TrainState, count_parameters, make_task
 from pmapdp.workdir import load_run
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-INPUT = {"dtype": "uint8", "shape": ["batch", 28, 28, 1]}
+INPUTS: dict[str, dict[str, Any]] = {
+    "images": {"dtype": "uint8", "shape": ["batch", 28, 28, 1]},
+    "tfidf": {"dtype": "float32", "shape": ["batch", FEATURES]},
+    "tokens": {"dtype": "int32", "shape": ["batch", LENGTH]},
+}
 METRICS = ("test_loss", "test_accuracy", "test_examples")
 
 
-def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: dict[str, Any]) -> None:
+def export_model(
+    task: Task, state: TrainState, path: str | Path, *, metadata: dict[str, Any], view: Any = None
+) -> None:
     """Write the model of `state` to the zip `path`, which is there whole or not at all.
 
     Args:
@@ -68,6 +84,7 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
         state: `TrainState` on the host.
         path: overwritten if it exists.
         metadata: JSON to keep beside the model; `labels`, the names of the C classes, is needed.
+        view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
 
     Raises:
         UserError: `path` cannot be written.
@@ -82,8 +99,9 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    shape = jax.export.symbolic_shape(", ".join(map(str, INPUT["shape"])))
-    inputs = jax.ShapeDtypeStruct(shape, INPUT["dtype"])
+    input_type = INPUTS[VIEWS[task.model]]
+    shape = jax.export.symbolic_shape(", ".join(map(str, input_type["shape"])))
+    inputs = jax.ShapeDtypeStruct(shape, input_type["dtype"])
     with jax.enable_x64(task.dtype == "float64"), short_locations():
         model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
         program = bytes(model.serialize())
@@ -97,13 +115,27 @@ def export_model(task: Task, state: TrainState, path: str | Path, *, metadata: d
         "platforms": PLATFORMS,
         "model": task.model,
         "dtype": task.dtype,
-        "input": INPUT,
+        "view": VIEWS[task.model],
+        "input": input_type,
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
     }
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
-    write_archive(path, files | {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()})
+    files |= {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()}
+    write_archive(path, files | (view_files(view) if view else {}))
+
+
+def view_files(view: Any) -> dict[str, bytes]:
+    """What a view of texts knows, as files: every array as NumPy's, every list as JSON."""
+    files = {}
+    for field in dataclasses.fields(view):
+        value = getattr(view, field.name)
+        if isinstance(value, np.ndarray):
+            files[f"{TEXT}{field.name}.npy"] = npy_bytes(value)
+        else:
+            files[f"{TEXT}{field.name}.json"] = json.dumps(value, ensure_ascii=False).encode()
+    return files
 
 
 @contextlib.contextmanager
@@ -137,6 +169,8 @@ class Options:
     """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
     file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
     """The file to write, for example model.zip; replaced if it exists."""
+    data_dir: str | None = None
+    """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
 
 
 def main(arguments: list[str]) -> None:
@@ -152,7 +186,10 @@ def main(arguments: list[str]) -> None:
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
         "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
     }
-    export_model(task, state, options.file, metadata=metadata)
+    view = None
+    if config.dataset in CORPORA:
+        view = load_with_view(config.dataset, options.data_dir or config.data_dir, VIEWS[config.model])[1]
+    export_model(task, state, options.file, metadata=metadata, view=view)
     megabytes = Path(options.file).stat().st_size / 1e6
     print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
     if metadata["metrics"]:

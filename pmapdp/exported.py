@@ -13,10 +13,11 @@ import jax.export
 import numpy as np
 
 from pmapdp.archive import read_archive
+from pmapdp.data import TEXT_VIEWS
 from pmapdp.errors import UserError
 
 FORMAT, FORMAT_VERSION = "pmapdp model", 1
-METADATA, PROGRAM, ARRAYS = "metadata.json", "model.jax", "arrays/"
+METADATA, PROGRAM, ARRAYS, TEXT = "metadata.json", "model.jax", "arrays/", "text/"
 EXAMPLES_PER_CALL = 256
 
 
@@ -28,11 +29,13 @@ class Exported:
         metadata: what is known about it: `labels`, `metrics`, `input` (shape and type) and more.
         model: the network; its arguments are the arrays and the inputs.
         arrays: parameters and running statistics.
+        view: of a model of texts, what turns n strings into its inputs; None for a model of images.
     """
 
     metadata: dict[str, Any]
     model: jax.export.Exported
     arrays: dict[str, np.ndarray]
+    view: Any = None
 
     @cached_property
     def compiled(self) -> Any:
@@ -91,4 +94,17 @@ def load_exported(path: str | Path) -> Exported:
             f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
             f"({reason}): use jax {metadata['jax']}, or export the model again with this one"
         ) from None
-    return Exported(metadata, model, arrays)
+    return Exported(metadata, model, arrays, read_view(metadata, files))
+
+
+def read_view(metadata: dict[str, Any], files: dict[str, bytes]) -> Any:
+    """The view of texts that `pmapdp.export.view_files` wrote; None where the model takes images."""
+    view = TEXT_VIEWS.get(metadata.get("view", "images"))
+    if view is None:
+        return None
+    values = {}
+    for name, content in files.items():
+        if name.startswith(TEXT):
+            field, kind = name.removeprefix(TEXT).rsplit(".", 1)
+            values[field] = json.loads(content) if kind == "json" else np.load(io.BytesIO(content), allow_pickle=False)
+    return view(**values)

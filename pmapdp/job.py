@@ -9,11 +9,12 @@ import jax
 
 from pmapdp import devices as device_module
 from pmapdp.config import Config, check
-from pmapdp.data import load
+from pmapdp.data import CORPORA, load
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
 from pmapdp.metrics import Meter, Totals
+from pmapdp.models import VIEWS
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.state import Task, make_task
 from pmapdp.steps import Steps, make_steps
@@ -69,10 +70,11 @@ def prepare(config: Config) -> Job:
         UserError: the configuration fits neither itself, nor the machine, nor the data.
     """
     check(config)
+    check_pair(config.model, config.dataset)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     devices = device_module.choose(1 if config.strategy == "single" else config.devices)
-    data = load(config.dataset, config.data_dir)
+    data = load(config.dataset, config.data_dir, VIEWS[config.model])
     B = global_batch_size(config, len(devices), len(data.train.labels))
     train_batches = Batches(data.train, B, devices=len(devices), accumulate=config.accumulate, shuffle_seed=config.seed)
     test_size = max(B, EVALUATION_BATCH_PER_DEVICE * len(devices))
@@ -91,6 +93,22 @@ def prepare(config: Config) -> Job:
         task=task,
         steps=make_steps(config.strategy, task, devices),
     )
+
+
+def check_pair(model: str, dataset: str) -> None:
+    """Refuse a model of images for texts, and the other way round.
+
+    Raises:
+        UserError: with the models that fit the data set.
+    """
+    takes_images, holds_images = VIEWS[model] == "images", dataset not in CORPORA
+    if takes_images != holds_images:
+        fitting = [f"--model {name}" for name, view in VIEWS.items() if (view == "images") == holds_images]
+        raise UserError(
+            f"--model {model} takes {'images' if takes_images else 'texts'}, and --dataset {dataset} holds "
+            f"{'images' if holds_images else 'texts'}: use {', '.join(fitting[:-1])} or {fitting[-1]}, or "
+            f"--dataset {'digits' if takes_images else 'reviews'}"
+        )
 
 
 def global_batch_size(config: Config, devices: int, examples: int) -> int:

@@ -1,6 +1,7 @@
 """The names of the classes of each data set, in the order of their numbers."""
 
 DIGITS = tuple("0123456789")
+SENTIMENTS = ("negative", "positive")
 LABELS = {
     "digits": DIGITS,
     "mnist": DIGITS,
@@ -16,4 +17,6 @@ LABELS = {
         "bag",
         "ankle boot",
     ),
+    "imdb": SENTIMENTS,
+    "reviews": SENTIMENTS,
 }

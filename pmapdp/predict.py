@@ -1,14 +1,16 @@
-"""Look at images with an exported model: `python -m pmapdp.predict model.zip FILE...`.
+"""Ask an exported model: `python -m pmapdp.predict MODEL INPUT...`, where inputs are image files or texts.
 
-python -m pmapdp.predict model.zip digit.png            # file, class and its probability
-python -m pmapdp.predict model.zip *.png --json         # one JSON object a line
-python -m pmapdp.predict model.zip images.npy           # one line for every image in the array
+python -m pmapdp.predict model.zip digit.png                  # file, class and its probability
+python -m pmapdp.predict model.zip *.png --json               # one JSON object a line
+python -m pmapdp.predict model.zip images.npy                 # one line for every image in the array
+python -m pmapdp.predict sentiment.zip "a wonderful film"     # class, probability and text
+python -m pmapdp.predict sentiment.zip --lines reviews.txt    # one line for every line; - is standard input
 """
 
 import json
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -17,21 +19,31 @@ from pmapdp.arguments import parse_arguments
 from pmapdp.errors import UserError, run_command
 from pmapdp.exported import Exported, load_exported
 from pmapdp.images import read_images
+from pmapdp.lines import read_lines
+
+PROGRAM = "python -m pmapdp.predict"
+SHOWN_LETTERS = 60
 
 
 @dataclass(frozen=True)
 class Options:
-    """Say what images show: one line per image with the file, the class and its probability.
+    """Say which class each input is of, and how probable the model takes it to be.
 
-    Images are PNG or JPEG files, or .npy arrays of uint8 ([28, 28] or [n, 28, 28]), of the size that the model was
-    trained on. They are taken as they are: digits and clothes must be light on a dark ground, as in the data sets.
-    Colours become grey.
+    Of a model of images, the inputs are PNG or JPEG files, or .npy arrays of uint8 ([28, 28] or [n, 28, 28]), of the
+    size that the model was trained on. They are taken as they are: digits and clothes must be light on a dark ground,
+    as in the data sets. Colours become grey.
+
+    Of a model of texts, every input is a text itself; --lines reads them from a file.
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A file that python -m pmapdp.export wrote."""
-    file: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE...", help_behavior_hint="")]
-    """Images, or arrays of images."""
+    input: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[INPUT...]", help_behavior_hint="")
+    ] = ()
+    """Files with images, or texts."""
+    lines: str | None = None
+    """Model of texts: take every line of this file as a text, or of standard input where it is "-"."""
     json: bool = False
     """Print one JSON object a line, with the probabilities of all classes."""
 
@@ -47,32 +59,81 @@ def image_size(exported: Exported, path: str) -> tuple[int, int]:
             return height, width
         case other:
             raise UserError(
-                f"{path} takes {other['dtype']} of shape {other['shape']}, and this command reads grey images: call "
-                "it from Python with pmapdp.exported.load_exported"
+                f"{path} takes {other['dtype']} of shape {other['shape']}, and this command reads grey images and "
+                "texts: call it from Python with pmapdp.exported.load_exported"
             )
 
 
-def main(arguments: list[str]) -> None:
-    """The command. All files are read before the first line is printed, so that a mistake leaves nothing half done."""
-    options = parse_arguments(Options, arguments, program="python -m pmapdp.predict", example="model.zip digit.png")
-    exported = load_exported(options.model)
-    height, width = image_size(exported, options.model)
-    parts = [read_images(path, height, width) for path in options.file]
-    classes, probabilities = exported.predict(np.concatenate(parts))
+class Inputs(NamedTuple):
+    """What a model is asked.
 
-    images = [
-        (path, index, len(part)) for path, part in zip(options.file, parts, strict=True) for index in range(len(part))
-    ]
+    Attributes:
+        known: what is known about each of the n inputs, for JSON.
+        names: n names to show.
+        arrays: `[n, ...]`, as the model takes them.
+    """
+
+    known: list[dict[str, Any]]
+    names: list[str]
+    arrays: np.ndarray
+
+
+def read_texts(exported: Exported, options: Options) -> Inputs:
+    """The texts on the command line and in the file of texts.
+
+    Raises:
+        UserError: there is none, or the file cannot be read.
+    """
+    texts = [*options.input, *(read_lines(options.lines) if options.lines else [])]
+    if not texts:
+        raise UserError(f'INPUT is missing: try {PROGRAM} {options.model} "a wonderful film"')
+    return Inputs([{"text": text} for text in texts], [shorten(text) for text in texts], exported.view(texts))
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text, on one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_LETTERS else text[: SHOWN_LETTERS - 3] + "..."
+
+
+def read_files(exported: Exported, options: Options) -> Inputs:
+    """The images in the files on the command line.
+
+    Raises:
+        UserError: there is none, or a file is no image that the model takes.
+    """
+    height, width = image_size(exported, options.model)
+    if options.lines:
+        raise UserError(f"--lines {options.lines} is for models of texts, and {options.model} takes images: name files")
+    if not options.input:
+        raise UserError(f"INPUT is missing: try {PROGRAM} {options.model} digit.png")
+    known, names, parts = [], [], []
+    for path in options.input:
+        parts.append(part := read_images(path, height, width))
+        known += [{"file": path, "index": index} for index in range(len(part))]
+        names += [path] if len(part) == 1 else [f"{path}[{index}]" for index in range(len(part))]
+    return Inputs(known, names, np.concatenate(parts))
+
+
+def main(arguments: list[str]) -> None:
+    """The command. All is read before the first line is printed, so that a mistake leaves nothing half done."""
+    options = parse_arguments(Options, arguments, program=PROGRAM, example="model.zip digit.png")
+    exported = load_exported(options.model)
+    inputs = read_files(exported, options) if exported.view is None else read_texts(exported, options)
+    classes, probabilities = exported.predict(inputs.arrays)
     labels = exported.metadata["labels"]
+    answers = [(labels[number], float(row[number])) for number, row in zip(classes, probabilities, strict=True)]
     if options.json:
-        for (path, index, _), number, row in zip(images, classes, probabilities, strict=True):
-            result = {"file": path, "index": index, "class": labels[number], "probability": float(row[number])}
+        for known, (label, probability), row in zip(inputs.known, answers, probabilities, strict=True):
+            result = known | {"class": label, "probability": probability}
             print(json.dumps(result | {"probabilities": dict(zip(labels, row.tolist(), strict=True))}))
         return
-    names = [path if count == 1 else f"{path}[{index}]" for path, index, count in images]
-    name_width, label_width = max(map(len, names)), max(map(len, labels))
-    for name, number, row in zip(names, classes, probabilities, strict=True):
-        print(f"{name:<{name_width}}  {labels[number]:<{label_width}}  {row[number]:.4f}")
+    name_width, label_width = max(map(len, inputs.names)), max(map(len, labels))
+    for name, (label, probability) in zip(inputs.names, answers, strict=True):
+        if exported.view is None:
+            print(f"{name:<{name_width}}  {label:<{label_width}}  {probability:.4f}")
+        else:  # texts are long and differ in length: they come last
+            print(f"{label:<{label_width}}  {probability:.4f}  {name}")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class Report:
             return
         self.shown = now
         speed = meter.examples_per_second or 0
-        text = f"loss {meter.last_loss:.4f}  accuracy {meter.totals.accuracy:.4f}  {speed:,.0f} images/s"
+        text = f"loss {meter.last_loss:.4f}  accuracy {meter.totals.accuracy:.4f}  {speed:,.0f} examples/s"
         if self.bar:
             self.bar.update(self.task, completed=step, text=text)
         else:
@@ -97,7 +97,7 @@ class Report:
             f" | train loss {results['train_loss']:.4f} accuracy {results['train_accuracy']:.4f}"
             f" | test loss {results['test_loss']:.4f} accuracy {results['test_accuracy']:.4f}"
             f" | lr {results['learning_rate']:.3g}"
-            + (f" | {step_ms:.1f} ms/step, {speed:,.0f} images/s" if speed else " | one step, not timed")
+            + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one step, not timed")
         )
 
     def end(self, best: dict[str, Any], last: dict[str, Any], compile_seconds: float, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Eight simulated devices for the tests that run in pytest's own process, and where the real MNIST is.
+"""Eight simulated devices for the tests that run in pytest's own process, and where the real MNIST and IMDB are.
 
 A process cannot change its number of devices: tests of other counts start processes of their own.
 """
@@ -9,14 +9,16 @@ from pathlib import Path
 import jax
 import pytest
 
-from pmapdp.data import default_data_dir
+from pmapdp.data import default_data_dir, imdb
 from pmapdp.devices import simulate
 
 MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
+IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
+    config.addinivalue_line("markers", "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,6 +35,18 @@ def mnist_folder() -> Path:
     if not (folder / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").is_file():
         message = f"MNIST IS NOT TESTED: it is not in {folder}; set PMAPDP_DATA to the folder that holds MNIST/raw"
         if MNIST_REQUIRED:
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def imdb_folder() -> Path:
+    """The folder of data sets that holds IMDB's reviews; with PMAPDP_REQUIRE_IMDB=1 they must be there."""
+    folder = default_data_dir()
+    if not any((folder / name).exists() for name in (imdb.FOLDER, *imdb.ARCHIVES)):
+        message = f"IMDB IS NOT TESTED: it is not in {folder}; set PMAPDP_DATA to the folder that holds {imdb.FOLDER}"
+        if IMDB_REQUIRED:
             pytest.fail(message)
         pytest.skip(message)
     return folder

@@ -18,15 +18,15 @@ import numpy as np
 import numpy_mlp
 import optax
 import plain_convnet
-from examples import random_split, whole_batch
+from examples import random_split_for, whole_batch
 
 from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import Split
 from pmapdp.devices import choose
 from pmapdp.state import Task, TrainState, create_state
 from pmapdp.steps import make_steps
 
 BATCH, SEED = 18, 3
-TRAIN, TEST = random_split(83, seed=1), random_split(29, seed=2)
 OPTIMIZERS = {"adam": lambda: optax.adam(1e-3), "sgd": lambda: optax.sgd(0.1)}
 
 
@@ -57,6 +57,8 @@ CASES = (
     Case("mlp"),
     Case("cnn"),
     Case("convnet"),
+    Case("text_mlp", counts=(1, 3, 8)),
+    Case("transformer", counts=(1, 7)),
     Case("mlp", accumulate=2, counts=(1, 4)),
     Case("mlp", accumulate=3, counts=(8,)),
     Case("cnn", accumulate=2, counts=(3, 8)),
@@ -77,9 +79,15 @@ def first_state(model: str, optimizer: str, dtype: str) -> TrainState:
     return create_state(Case(model, optimizer, dtype).task(accumulate=1))
 
 
-def epoch_order() -> list[np.ndarray]:
+@functools.cache
+def data(model: str) -> tuple[Split, Split]:
+    """The examples to train and to test, as `model` takes them."""
+    return random_split_for(model, 83, seed=1), random_split_for(model, 29, seed=2)
+
+
+def epoch_order(train: Split) -> list[np.ndarray]:
     """The indices of each global batch of the first epoch, without padding."""
-    order = Batches(TRAIN, BATCH, shuffle_seed=SEED).order(0)
+    order = Batches(train, BATCH, shuffle_seed=SEED).order(0)
     return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
 
 
@@ -110,16 +118,17 @@ def flat(tree) -> np.ndarray:
 
 def reference(case: Case) -> dict[str, np.ndarray]:
     """What every strategy must come to."""
-    orders = epoch_order()
+    train, test = data(case.model)
+    orders = epoch_order(train)
     state = first_state(case.model, case.optimizer, case.dtype)
     if case.reference == "numpy":
-        batches = [(TRAIN.inputs[order], TRAIN.labels[order]) for order in orders]
+        batches = [(train.inputs[order], train.labels[order]) for order in orders]
         return {"params": flat(numpy_mlp.train(state.params, batches, learning_rate=0.1))}
     if case.reference == "plain":
         size = -(-BATCH // case.accumulate)
         batches = [
             [
-                (TRAIN.inputs[part], TRAIN.labels[part], part)
+                (train.inputs[part], train.labels[part], part)
                 for part in (order[start : start + size] for start in range(0, len(order), size))
             ]
             for order in orders
@@ -129,16 +138,17 @@ def reference(case: Case) -> dict[str, np.ndarray]:
         )
         return {"params": flat(params), "batch_stats": flat(batch_stats)}
     steps = make_steps("single", case.task(accumulate=1), jax.devices()[:1])
-    train_batches = [whole_batch(TRAIN, order) for order in orders]
-    return run(steps, state, train_batches, [whole_batch(TEST, np.arange(len(TEST.labels)))])
+    train_batches = [whole_batch(train, order) for order in orders]
+    return run(steps, state, train_batches, [whole_batch(test, np.arange(len(test.labels)))])
 
 
 def differences(case: Case, strategy: str, devices, wanted: dict[str, np.ndarray]) -> dict[str, float]:
     """The largest absolute difference of each quantity of the reference."""
     N, task = len(devices), case.task(case.accumulate)
-    train_batches = Batches(TRAIN, BATCH, devices=N, accumulate=case.accumulate, shuffle_seed=SEED).epoch(0)
+    train, test = data(case.model)
+    train_batches = Batches(train, BATCH, devices=N, accumulate=case.accumulate, shuffle_seed=SEED).epoch(0)
     evaluates = case.accumulate == 1 and "test_loss" in wanted  # accumulation does not concern evaluation
-    test_batches = Batches(TEST, 2 * N + 1, devices=N).epoch(0) if evaluates else ()
+    test_batches = Batches(test, 2 * N + 1, devices=N).epoch(0) if evaluates else ()
     state = first_state(case.model, case.optimizer, case.dtype)
     found = run(make_steps(strategy, task, devices), state, train_batches, test_batches)
     return {

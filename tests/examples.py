@@ -1,9 +1,12 @@
-"""Small random data for tests of the training step; what the images show does not matter there."""
+"""Small random data for tests of the training step; what the inputs show does not matter there."""
 
 import numpy as np
 
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
+from pmapdp.data.tfidf import FEATURES
+from pmapdp.data.tokens import LENGTH, PADDING, UNKNOWN, VOCABULARY
+from pmapdp.models import VIEWS
 
 
 def random_split(examples: int, seed: int = 0) -> Split:
@@ -11,6 +14,22 @@ def random_split(examples: int, seed: int = 0) -> Split:
     generator = np.random.default_rng(seed)
     images = generator.integers(0, 256, (examples, 28, 28, 1), np.uint8)
     return Split(images, generator.integers(0, 10, examples, np.int32))
+
+
+def random_split_for(model: str, examples: int, seed: int = 0) -> Split:
+    """`examples` random inputs as `model` takes them, with labels of its classes."""
+    generator = np.random.default_rng(seed)
+    match VIEWS[model]:
+        case "images":
+            return random_split(examples, seed)
+        case "tfidf":
+            weights = np.where(generator.random((examples, FEATURES)) < 0.03, generator.random((examples, FEATURES)), 0)
+            inputs = (weights / np.linalg.norm(weights, axis=1, keepdims=True)).astype(np.float32)
+        case "tokens":
+            lengths = generator.integers(0, LENGTH + 1, (examples, 1))  # an empty text among them would be no mistake
+            ids = generator.integers(UNKNOWN, VOCABULARY, (examples, LENGTH), np.int32)
+            inputs = np.where(np.arange(LENGTH) < lengths, ids, PADDING).astype(np.int32)
+    return Split(inputs, generator.integers(0, 2, examples, np.int32))
 
 
 def whole_batch(split: Split, indices: np.ndarray) -> Batch:

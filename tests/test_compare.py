@@ -85,7 +85,7 @@ def test_rows_lie_in_equal_contiguous_parts(compared):
 
 def test_table(compared):
     out, _, _ = compared
-    for name in ("single", "pmap × 4", "jit × 2", "images/s", "1 all-reduce", "Simulated devices share the cores"):
+    for name in ("single", "pmap × 4", "jit × 2", "examples/s", "1 all-reduce", "Simulated devices share the cores"):
         assert name in out
 
 

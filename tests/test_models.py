@@ -7,18 +7,22 @@ import numpy_mlp
 import optax
 import plain_convnet
 import pytest
-from examples import random_split
+from examples import random_split, random_split_for
 from flax import nnx
 from jax import lax
 
-from pmapdp.models import MODELS
+from pmapdp.models import MODELS, VIEWS
 from pmapdp.models.layers import BatchNorm, Context, max_pool_2x2
 from pmapdp.objective import example_keys
 from pmapdp.state import Task, count_parameters, create_state
 
 SPLIT = random_split(6)
-PARAMETERS = {"mlp": 669_706, "cnn": 347_146, "convnet": 49_242}
-RUNNING_STATISTICS = {"mlp": 0, "cnn": 0, "convnet": 136}
+# Of the transformer: embeddings; twice two norms, four projections with biases and the MLP; norm and logits.
+BLOCK = 4 * 64 + 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64
+TRANSFORMER = (8192 + 128) * 64 + 2 * BLOCK + 2 * 64 + 64 * 2 + 2
+PARAMETERS = {"mlp": 669_706, "cnn": 347_146, "convnet": 49_242, "text_mlp": 57_746, "transformer": TRANSFORMER}
+RUNNING_STATISTICS = {"mlp": 0, "cnn": 0, "convnet": 136, "text_mlp": 96, "transformer": 0}
+CLASSES = {"images": 10, "tfidf": 2, "tokens": 2}
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +38,8 @@ def test_numbers_of_parameters_and_running_statistics(model, states):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_have_one_column_a_class(model):
-    logits = MODELS[model](rngs=nnx.Rngs(0))(jnp.asarray(SPLIT.inputs))
-    assert logits.shape == (6, 10)
+    logits = MODELS[model](rngs=nnx.Rngs(0))(jnp.asarray(random_split_for(model, 6).inputs))
+    assert logits.shape == (6, CLASSES[VIEWS[model]])
     assert logits.dtype == jnp.float32
 
 

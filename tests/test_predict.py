@@ -158,15 +158,16 @@ def test_bad_files(folder, capsys, name):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "MODEL and FILE are missing: try python -m pmapdp.predict model.zip digit.png"),
-        (["model.zip"], "FILE is missing: try python -m pmapdp.predict model.zip digit.png"),
+        ([], "MODEL is missing: try python -m pmapdp.predict model.zip digit.png"),
+        (["model.zip"], "INPUT is missing: try python -m pmapdp.predict model.zip digit.png"),
+        (["model.zip", "--lines", "texts.txt"], "--lines texts.txt is for models of texts, and model.zip takes images"),
         (["model.zip", "missing.png"], "missing.png cannot be read (No such file or directory)"),
         (["model.zip", "."], ". cannot be read (Is a directory)"),
         (["missing.zip", "digit.png"], "missing.zip cannot be read (No such file or directory)"),
         (["digit.png", "model.zip"], "digit.png is no zip: name a file made with python -m pmapdp.export"),
         (["cut.zip", "digit.png"], "cut.zip is damaged, it was cut short or altered: copy it again"),
         (["other.zip", "digit.png"], "other.zip is a zip, but was not made with python -m pmapdp.export"),
-        (["text.zip", "digit.png"], "text.zip takes string of shape ['batch'], and this command reads grey images"),
+        (["text.zip", "digit.png"], "text.zip takes string of shape ['batch'], and this command reads grey images and"),
         (["model.zip", "digit.png", "--jsn"], "unknown argument '--jsn': did you mean '--json'?"),
         (["model.zip", "digit.png", "-j"], "unknown argument '-j'"),
     ],
@@ -198,4 +199,4 @@ def test_help(capsys):
     with pytest.raises(SystemExit) as stopped:
         predict.main(["--help"])
     assert stopped.value.code == 0
-    assert "MODEL FILE..." in capsys.readouterr().out
+    assert "MODEL [INPUT...]" in capsys.readouterr().out

@@ -86,7 +86,7 @@ def time_group(job: Job, state: Any, group: Iterable[Batch]) -> tuple[Any, list[
 
 
 def speed(groups: list[tuple[float, int, int]]) -> dict[str, Any]:
-    """Milliseconds a step (median and the quartiles around it) and images/s, from (seconds, steps, examples)."""
+    """Milliseconds a step (median and the quartiles around it) and examples/s, from (seconds, steps, examples)."""
     if not groups:
         return {"step_ms": None, "images_per_second": None}
     times = [1000 * seconds / steps for seconds, steps, _ in groups]

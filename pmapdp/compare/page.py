@@ -80,14 +80,14 @@ def panel(title: str, note: str, picture: str) -> str:
 
 
 def speed(runs: list[dict[str, Any]]) -> str:
-    """Bars for images/s, step time and the wait before the first step."""
+    """Bars for examples/s, step time and the wait before the first step."""
     timed = [run for run in runs if run["step_ms"]]
     waits = [
         Bar(run, [(run["first_step_seconds"], run["strategy"])], f"{run['first_step_seconds']:.2f} s") for run in runs
     ]
     panels = ""
     if timed:
-        images = [
+        speeds = [
             Bar(run, [(run["images_per_second"], run["strategy"])], f"{run['images_per_second']:,.0f}") for run in timed
         ]
         times = [
@@ -99,7 +99,7 @@ def speed(runs: list[dict[str, Any]]) -> str:
             )
             for run in timed
         ]
-        panels += panel("Images per second", "Longer is better.", bars("images", "Images per second", images))
+        panels += panel("Examples per second", "Longer is better.", bars("examples", "Examples per second", speeds))
         panels += panel(
             "Time of a step",
             "Shorter is better; the mark spans the middle half.",
@@ -149,7 +149,7 @@ def sharding(number: int, run: dict[str, Any]) -> str:
     """How a batch lies on the devices of a run."""
     batch = run["batch"]
     whole, one = ([str(length) for length in batch[name]] for name in ("shape", "shard_shape"))
-    note = f"{batch['sharding']}; images [{', '.join(whole)}], of which one device holds [{', '.join(one)}]"
+    note = f"{batch['sharding']}; inputs [{', '.join(whole)}], of which one device holds [{', '.join(one)}]"
     if batch["padding"]:
         note += f"; {len(batch['padding'])} rows are padding (pale)"
     return panel(run_name(run), note, batch_rows(f"batch{number}", run))

@@ -66,7 +66,7 @@ def table_rows(runs: list[dict[str, Any]]) -> list[Row]:
             lambda run: milliseconds(run["step_ms"]),
         ),
         (
-            "images/s",
+            "examples/s",
             "median over the same groups",
             lambda run: "\u2013" if run["images_per_second"] is None else f"{run['images_per_second']:,.0f}",
         ),

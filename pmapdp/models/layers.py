@@ -64,15 +64,24 @@ class BatchNorm(nnx.Module):
     """Batch normalisation over the global batch, without its padding, under every strategy.
 
     Ioffe and Szegedy, "Batch normalization", ICML 2015. Momentum, epsilon and the (biased) running variance
-    are those of Keras. There is a bias and no scale, as in the networks here, where a ReLU and a linear layer follow.
+    are those of Keras. There is no scale, as in the networks here, where a ReLU and a linear layer or a linear layer
+    alone follow; and there is a bias unless `use_bias` is False.
 
     Flax' own layer averages the devices' means, which is wrong as soon as devices hold different numbers
     of valid examples; here the devices add sums and counts.
     """
 
-    def __init__(self, features: int, *, momentum: float = 0.99, epsilon: float = 1e-3, param_dtype=jnp.float32):
+    def __init__(
+        self,
+        features: int,
+        *,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        use_bias: bool = True,
+        param_dtype=jnp.float32,
+    ):
         self.momentum, self.epsilon = momentum, epsilon
-        self.bias = nnx.Param(jnp.zeros(features, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(features, param_dtype)) if use_bias else None
         self.mean = nnx.BatchStat(jnp.zeros(features, param_dtype))
         self.variance = nnx.BatchStat(jnp.ones(features, param_dtype))
 
@@ -86,7 +95,9 @@ class BatchNorm(nnx.Module):
             self.variance[...] = momentum * self.variance[...] + (1 - momentum) * variance
         else:
             mean, variance = self.mean[...], self.variance[...]
-        y = (wide - mean) * lax.rsqrt(variance + self.epsilon) + self.bias[...]
+        y = (wide - mean) * lax.rsqrt(variance + self.epsilon)
+        if self.bias is not None:
+            y += self.bias[...]
         return y.astype(x.dtype)
 
     def moments(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,0 +1,95 @@
+"""Short film reviews that this file makes itself: for trying out models of text where IMDB is not at hand.
+
+They are synthetic. A grammar gives each review one to four sentences, most of which speak for its class. A quarter of
+the verdicts are negated ("not at all dull" is praise), so that who only counts words mistakes some.
+"""
+
+from random import Random
+
+import numpy as np
+
+from pmapdp.data.dataset import Corpus, Texts
+
+TRAIN_EXAMPLES, TEST_EXAMPLES = 4000, 1000
+NEGATED = 0.25  # share of the verdicts that say the opposite of an adjective
+OPPOSED = 0.4  # share of the reviews with three verdicts in which one speaks against the other two
+
+THINGS = (
+    "acting", "plot", "story", "script", "music", "dialogue", "ending", "beginning", "camera work", "cast", "pacing",
+    "humour", "lead actor", "lead actress", "direction", "soundtrack", "editing", "scenery", "first half", "last scene",
+)  # fmt: skip
+ADJECTIVES = (
+    ("terrible", "boring", "awful", "dull", "weak", "predictable", "clumsy", "tedious", "lifeless", "silly"),
+    ("wonderful", "gripping", "superb", "lively", "strong", "surprising", "elegant", "moving", "fresh", "witty"),
+)  # fmt: skip
+DEGREES = ("", "", "really ", "quite ", "simply ", "rather ", "truly ")
+VERDICTS = (
+    "the {thing} was {degree}{adjective}",
+    "i found the {thing} {degree}{adjective}",
+    "{degree}{adjective} {thing}",
+)
+NEGATIONS = (
+    "the {thing} was not {adjective}",
+    "the {thing} was never {adjective}",
+    "i did not find the {thing} {adjective}",
+    "nobody can call the {thing} {adjective}",
+    "the {thing} was anything but {adjective}",
+    "the {thing} was not at all {adjective}",
+)
+FACTS = (
+    "we saw it on a {day}",
+    "it runs for {minutes} minutes",
+    "the film is set in {place}",
+    "my {friend} had chosen it",
+    "it was made after a novel from {place}",
+    "the cinema was half empty on that {day}",
+)
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+PLACES = ("paris", "a small town", "the desert", "tokyo", "the mountains", "lagos", "a submarine", "the suburbs")
+FRIENDS = ("brother", "sister", "neighbour", "colleague", "mother", "father", "friend")
+
+
+def load() -> Corpus:
+    """4,000 reviews to train and 1,000 to test, half of each negative (0) and half positive (1); no two are equal."""
+    random = Random(0)
+    found: dict[str, int] = {}
+    while len(found) < TRAIN_EXAMPLES + TEST_EXAMPLES:
+        label = len(found) % 2
+        text = review(random, label)
+        if text not in found:
+            found[text] = label
+    texts, labels = list(found), np.array(list(found.values()), np.int32)
+    return Corpus(
+        Texts(texts[:TRAIN_EXAMPLES], labels[:TRAIN_EXAMPLES]), Texts(texts[TRAIN_EXAMPLES:], labels[TRAIN_EXAMPLES:])
+    )
+
+
+def review(random: Random, label: int) -> str:
+    """A review of class `label`: one verdict or three, most of that class, and perhaps a fact."""
+    verdicts = random.choice((1, 3, 3))
+    opposed = verdicts == 3 and random.random() < OPPOSED
+    sentences = [verdict(random, label) for _ in range(verdicts - opposed)]
+    if opposed:
+        sentences.append(verdict(random, 1 - label))
+    if random.random() < 0.5:
+        sentences.append(fact(random))
+    random.shuffle(sentences)
+    return " ".join(sentence[0].upper() + sentence[1:] + random.choice(".!.") for sentence in sentences)
+
+
+def verdict(random: Random, label: int) -> str:
+    """A sentence that speaks for class `label`."""
+    negated = random.random() < NEGATED
+    form = random.choice(NEGATIONS if negated else VERDICTS)
+    adjective = random.choice(ADJECTIVES[1 - label if negated else label])
+    return form.format(thing=random.choice(THINGS), adjective=adjective, degree=random.choice(DEGREES))
+
+
+def fact(random: Random) -> str:
+    """A sentence that speaks for neither class."""
+    return random.choice(FACTS).format(
+        day=random.choice(DAYS),
+        minutes=random.randrange(80, 180),
+        place=random.choice(PLACES),
+        friend=random.choice(FRIENDS),
+    )

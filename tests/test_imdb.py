@@ -1,0 +1,189 @@
+"""Reading IMDB's reviews: tree and archive, hostile and damaged archives, and the known facts of the real ones.
+
+The last run where PMAPDP_DATA names a folder that holds them; with PMAPDP_REQUIRE_IMDB=1 they may not skip.
+"""
+
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
+
+import numpy as np
+import pytest
+from launch import train
+
+from pmapdp.data import imdb, load_corpus
+from pmapdp.errors import UserError
+
+# Three reviews in each of the four folders, in no order; numbers sort as numbers.
+REVIEWS = {
+    f"aclImdb/{part}/{name}/{number}_{stars}.txt": f"{part} {name} {number} caf\u00e9<br />\u2026"
+    for part in ("test", "train")
+    for name, stars in (("pos", 10), ("neg", 1))
+    for number in (10, 2, 0)
+}
+
+
+def member(name, content=b"", **fields):
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+def archive(*extra, reviews=REVIEWS, **options) -> bytes:
+    """A .tar.gz of the reviews, with `extra` members before them."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz", **options) as tar:
+        for info, content in (*extra, *(member(name, text.encode()) for name, text in reviews.items())):
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def read(folder, content: bytes | None = None):
+    if content is not None:
+        (folder / "aclImdb.tar.gz").write_bytes(content)
+    return imdb.load(folder, reviews_per_class=3)
+
+
+def refusal(folder, content: bytes) -> str:
+    """The sentence with which an archive is refused; nothing may have been written."""
+    with pytest.raises(UserError) as error:
+        read(folder, content)
+    assert os.listdir(folder) == ["aclImdb.tar.gz"]
+    text = str(error.value)
+    assert text.startswith(f"{folder / 'aclImdb.tar.gz'} ")
+    assert "--dataset reviews" in text
+    assert "\n" not in text
+    return text
+
+
+def test_order_of_the_examples(tmp_path):
+    """Negative reviews first, each class by rising number, whatever the order in the archive."""
+    corpus = read(tmp_path, archive())
+    for part, texts in zip(("train", "test"), corpus, strict=True):
+        names = [" ".join(text.split()[:3]) for text in texts.texts]
+        assert names == [f"{part} {name} {number}" for name in ("neg", "pos") for number in (0, 2, 10)]
+        assert texts.labels.tolist() == [0, 0, 0, 1, 1, 1]
+        assert texts.labels.dtype == np.int32
+        assert texts.texts[0].endswith("caf\u00e9<br />\u2026")
+
+
+def test_tree_and_archives_give_the_same(tmp_path):
+    for folder in ("tree", "archive", "original"):
+        (tmp_path / folder).mkdir()
+    for name, text in REVIEWS.items():
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (tmp_path / "tree" / "aclImdb" / "train" / "pos" / "notes.txt").write_text("no review")
+    (tmp_path / "original" / "aclImdb_v1.tar.gz").write_bytes(archive())
+    expected = read(tmp_path / "archive", archive())
+    for folder in ("tree", "original"):
+        for found, wanted in zip(read(tmp_path / folder), expected, strict=True):
+            assert found.texts == wanted.texts
+            np.testing.assert_array_equal(found.labels, wanted.labels)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        member("../aclImdb/train/neg/5_1.txt", b"outside"),
+        member("/aclImdb/train/neg/5_1.txt", b"at the root"),
+        member("aclImdb/train/neg/../../../5_1.txt", b"outside"),
+        member("aclImdb/train/unsup/5_0.txt", b"without a label"),
+        member("aclImdb/train/neg/5_1.txt\n", b"a line break"),
+        member("aclImdb/train/neg/5_1.txt", type=tarfile.SYMTYPE, linkname="/etc/hostname"),
+        member("aclImdb/train/neg/5_1.txt", type=tarfile.LNKTYPE, linkname="aclImdb/train/neg/0_1.txt"),
+        member("aclImdb/train/neg/5_1.txt", type=tarfile.DIRTYPE),
+        member("aclImdb/train/neg/5_1.txt", type=tarfile.CHRTYPE),
+        member("aclImdb/train/neg/5_1.txt", type=tarfile.FIFOTYPE),
+        member("aclImdb/README", b"x" * (2 << 20)),
+    ],
+    ids=lambda extra: repr(extra[0]),
+)
+def test_what_is_no_plain_file_of_a_review_is_passed_over(tmp_path, extra):
+    corpus = read(tmp_path, archive(extra))
+    assert [len(part.texts) for part in corpus] == [6, 6]
+    assert os.listdir(tmp_path) == ["aclImdb.tar.gz"]
+
+
+def test_a_huge_review_is_refused(tmp_path):
+    huge = member("aclImdb/train/neg/5_1.txt", b"a" * ((1 << 20) + 1))
+    assert "5_1.txt is longer than 1,048,576 bytes" in refusal(tmp_path, archive(huge))
+
+
+def test_a_huge_header_is_refused(tmp_path):
+    """tarfile would read all of it into memory."""
+    info, _ = member("aclImdb/train/neg/5_1.txt", pax_headers={"comment": "a" * (4 << 20)})
+    assert "a part of it is longer than" in refusal(tmp_path, archive((info, b""), format=tarfile.PAX_FORMAT))
+
+
+def test_an_archive_that_is_huge_once_unpacked_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(imdb, "LARGEST_ARCHIVE", 1 << 20)
+    bomb = member("aclImdb/README", bytes(2 << 20))
+    assert "unpacked it is longer than 1,048,576 bytes" in refusal(tmp_path, archive(bomb))
+    assert "unpacked it is longer than 1,048,576 bytes" in refusal(tmp_path, archive() + gzip.compress(bytes(2 << 20)))
+
+
+def test_a_chain_of_headers_that_never_ends_is_refused(tmp_path):
+    name = member("././@LongLink", b"a" * 512, type=tarfile.GNUTYPE_LONGNAME)
+    assert "cannot be read" in refusal(tmp_path, archive(*[name] * 3000))
+
+
+def test_archives_that_are_cut_short(tmp_path):
+    whole = archive()
+    for length in [*range(0, len(whole), 40), len(whole) - 9, len(whole) - 1]:
+        refusal(tmp_path, whole[:length])
+
+
+def test_altered_archives(tmp_path):
+    """Any bit of the compressed data: gzip's checksum at the end finds what the format lets pass."""
+    whole = archive()
+    for position in range(20, len(whole), 7):
+        altered = bytearray(whole)
+        altered[position] ^= 1 << position % 8
+        assert "cannot be read (" in refusal(tmp_path, bytes(altered))
+
+
+def test_other_mistakes(tmp_path):
+    twice = member("./aclImdb/train/neg/0_2.txt", b"the number 0 again")
+    assert "two reviews have the number 0" in refusal(tmp_path, archive(twice))
+    assert "codec can't decode" in refusal(tmp_path, archive(member("aclImdb/train/neg/5_1.txt", b"\xff\xfe")))
+    assert "has 4 reviews in train/neg where 3 belong" in refusal(
+        tmp_path, archive(member("aclImdb/train/neg/5_1.txt", b"one more"))
+    )
+    fewer = {name: text for name, text in REVIEWS.items() if "test/pos/2_" not in name}
+    assert "has 2 reviews in test/pos where 3 belong" in refusal(tmp_path, archive(reviews=fewer))
+    assert "Not a gzipped file" in refusal(tmp_path, b"hello")
+
+
+def test_a_missing_data_set_says_how_to_get_it(tmp_path):
+    with pytest.raises(UserError, match=re.escape(str(tmp_path))) as error:
+        load_corpus("imdb", str(tmp_path))
+    text = str(error.value)
+    assert "aclImdb_v1.tar.gz" in text
+    assert "--data-dir" in text
+    assert "--dataset reviews" in text
+
+
+@pytest.mark.imdb
+def test_the_real_reviews(imdb_folder):
+    for texts in load_corpus("imdb", str(imdb_folder)):
+        assert np.bincount(texts.labels).tolist() == [12_500, 12_500]
+        assert max(len(text.split()) for text in texts.texts) <= 2470
+        assert sum("<br />" in text for text in texts.texts) == pytest.approx(14_600, abs=200)
+
+
+@pytest.mark.imdb
+def test_dtensor_data_reaches_its_accuracy(imdb_folder, tmp_path):
+    """0.865 is what logistic regression and this network reach on one device, rounded down."""
+    metrics = tmp_path / "metrics.jsonl"
+    done = train("dtensor-data", "--data-dir", imdb_folder, "--metrics-file", metrics, timeout=600)
+    assert done.returncode == 0, done.stderr
+    epochs = [json.loads(line) for line in metrics.read_text().splitlines()][1:-1]
+    assert all(epoch["test_examples"] == 25_000 for epoch in epochs)
+    assert max(epoch["test_accuracy"] for epoch in epochs) >= 0.865
