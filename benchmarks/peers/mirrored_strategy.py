@@ -1,0 +1,63 @@
+"""TensorFlow's MirroredStrategy with Keras' fit on the CNN of its tutorial.
+
+    python mirrored_strategy.py DATA.npz DEVICES PER_DEVICE_BATCH EXAMPLES EPOCHS
+
+Prints one line of JSON an epoch: {"examples_per_second": ...}. The devices are logical CPU devices.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", KERAS_BACKEND="tensorflow", CUDA_VISIBLE_DEVICES="-1")
+
+import numpy as np
+import tensorflow as tf
+
+
+class Clock(tf.keras.callbacks.Callback):
+    """Times each epoch."""
+
+    def __init__(self, examples: int):
+        super().__init__()
+        self.examples = examples
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Start the clock."""
+        self.start = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Print the speed."""
+        print(json.dumps({"examples_per_second": self.examples / (time.perf_counter() - self.start)}), flush=True)
+
+
+def main() -> None:
+    """The command."""
+    devices, per_device, examples, epochs = map(int, sys.argv[2:])
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+    with np.load(sys.argv[1]) as data:
+        images, labels = data["images"][:examples].astype(np.float32) / 255, data["labels"][:examples]
+    batch = devices * per_device
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).cache().shuffle(10_000)
+    batches = batches.batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{device}" for device in range(devices)])
+    with strategy.scope():
+        layers = tf.keras.layers
+        model = tf.keras.Sequential(
+            [
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(10),
+            ]
+        )
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=tf.keras.optimizers.Adam(), loss=loss, metrics=["accuracy"])
+    model.fit(batches, epochs=epochs, verbose=0, callbacks=[Clock(examples // batch * batch)])
+
+
+if __name__ == "__main__":
+    main()
