@@ -31,6 +31,9 @@ from pmapdp.state import Task, TrainState, make_task
 FREE_FIELDS = {
     "strategy",
     "devices",
+    "mesh",
+    "layout",
+    "shard_state",
     "global_batch_size",
     "per_device_batch_size",
     "data_dir",

@@ -19,6 +19,8 @@ class BatchOptions:
     """Examples per update on one device, at the largest number of devices; all runs get the same global batch."""
     accumulate: int = 1
     """Micro-batches per device and update, summed before the one all-reduce."""
+    shard_state: Literal["none", "optimizer", "parameters"] = "none"
+    """Split over the devices: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
     seed: int = 0
     """Determines the initial parameters, the order of the examples and dropout."""
 
