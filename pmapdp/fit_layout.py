@@ -53,7 +53,7 @@ def fit_layout(config: Config, devices: Sequence[jax.Device], task: Task, inputs
         ("the inputs", task.input_axes[1:], inputs[: len(task.input_axes) - 1]),
     ]
     known = {name for _, each, _ in arrays for name in each if name} | {BATCH}
-    check_names(config, rules, by_hand, known, sizes)
+    check_names(config.layout, task.model, rules, by_hand, known, sizes)
     rules = {name: axes for name, axes in rules.items() if name in known}
     check_conflicts(config, rules, [*arrays, ("a batch", (BATCH, *task.input_axes[1:]), ())])
     check_sizes(config, rules, arrays, sizes)
@@ -79,19 +79,21 @@ def named_arrays(shapes: Any, names: Any) -> list[tuple[str, Names, tuple[int, .
     ]
 
 
-def check_names(config: Config, rules: Rules, by_hand: set[str], known: set[str], sizes: dict[str, int]) -> None:
+def check_names(
+    layout: str, model: str, rules: Rules, by_hand: set[str], known: set[str], sizes: dict[str, int]
+) -> None:
     """Refuse rules for axes that do not exist."""
     for name in sorted(by_hand - known):
-        raise unknown(f"axis of --model {config.model} in --layout {config.layout}", name, sorted(known))
+        raise unknown(f"axis of the model {model} in --layout {layout}", name, sorted(known))
     for name, axes in rules.items():
         for axis in axes:
             if axis not in sizes and (name in known or name in by_hand):
                 if difflib.get_close_matches(axis, sizes, n=1):
-                    raise unknown(f"axis of the mesh {mesh_text(sizes)} in --layout {config.layout}", axis, sizes)
+                    raise unknown(f"axis of the mesh {mesh_text(sizes)} in --layout {layout}", axis, sizes)
                 places = math.prod(sizes.values())
                 works = next((f"{places // size},{axis}={size}" for size in (2, 3, 5, 7) if places % size == 0), None)
                 raise UserError(
-                    f"--layout {config.layout} splits {name} over {axis}, which is no axis of the mesh "
+                    f"--layout {layout} splits {name} over {axis}, which is no axis of the mesh "
                     f"{mesh_text(sizes)}: try "
                     + (f"--mesh {DATA}={works}" if works else f"--layout {name}={next(iter(sizes))}")
                 )

@@ -118,4 +118,17 @@ BLOG_MLP = Recipe(
     ),
 )
 
-RECIPES = {"digits": DIGITS, "mirrored": MIRRORED, "keras-guide": KERAS_GUIDE, "blog-mlp": BLOG_MLP}
+# "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers, in a program of its own
+# (`nnx_mesh.py`), to which only the settings of the mesh apply.
+NNX_MESH = Recipe(
+    "two matrices on a 2x4 mesh, from Flax' guide to scaling up; five steps on random numbers",
+    Config(recipe="nnx-mesh", strategy="jit", mesh="data=2,model=4", layout="model"),
+)
+
+RECIPES = {
+    "digits": DIGITS,
+    "mirrored": MIRRORED,
+    "keras-guide": KERAS_GUIDE,
+    "blog-mlp": BLOG_MLP,
+    "nnx-mesh": NNX_MESH,
+}
