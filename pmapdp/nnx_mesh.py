@@ -26,7 +26,7 @@ from pmapdp.errors import UserError
 from pmapdp.fit_layout import fit_layout, number_of_devices
 from pmapdp.recipes import RECIPES
 from pmapdp.report import Report
-from pmapdp.sharding import Layout, constrain, data_parallel, state_line
+from pmapdp.sharding import Layout, data_parallel, state_line
 from pmapdp.state import Task, TrainState, create_state
 
 SIZE, BATCH, STEPS = 1024, 8, 5
@@ -93,18 +93,17 @@ def examples(layout: Layout, task: Regression) -> tuple[jax.Array, jax.Array]:
 def make_train_step(task: Regression, layout: Layout) -> Callable[..., tuple[TrainState, jax.Array]]:
     """(state, inputs, targets) to the new state and the loss before the update, a mean over all numbers."""
     structure, places = task.model_structure(), layout.state(task)
-    in_use, parts = (layout.params(task, split=each and layout.shard_state != "none") for each in (False, True))
 
     def place(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
-        return constrain(x, layout.array(names, x.shape))
+        return jax.lax.with_sharding_constraint(x, layout.array(names, x.shape))
 
     def train_step(state: TrainState, inputs: jax.Array, targets: jax.Array) -> tuple[TrainState, jax.Array]:
         def loss(params: Any) -> jax.Array:
             return jnp.square(nnx.merge(structure, params)(inputs, place) - targets).mean()
 
-        value, gradients = jax.value_and_grad(loss)(constrain(state.params, in_use))
+        value, gradients = jax.value_and_grad(loss)(layout.gathered(task, state.params))
         updates, optimizer_state = task.optimizer.update(
-            constrain(gradients, parts), state.optimizer_state, state.params
+            layout.scattered(task, gradients), state.optimizer_state, state.params
         )
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, state.batch_stats, optimizer_state), value

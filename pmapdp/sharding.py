@@ -147,6 +147,18 @@ class Layout:
             ),
         )
 
+    def gathered(self, task: Task, params: Any) -> Any:
+        """Inside `jit`: the parameters as the model needs them, without the cuts of `shard_state`."""
+        if self.shard_state == "none":
+            return params
+        return lax.with_sharding_constraint(params, self.params(task, split=False))
+
+    def scattered(self, task: Task, gradients: Any) -> Any:
+        """Inside `jit`: the gradients as the optimizer state lies, so that each device updates what it keeps."""
+        if self.shard_state == "none":
+            return gradients
+        return lax.with_sharding_constraint(gradients, self.params(task, split=True))
+
     def array(self, names: Names, shape: Sequence[int], *, split: bool = False) -> NamedSharding:
         """The sharding of an array with named axes; with `split` it is cut over the batch's axes too, where it can."""
         sizes = dict(self.mesh.shape)
@@ -167,11 +179,6 @@ def is_array(leaf: Any) -> bool:
 def data_parallel(devices: Sequence[jax.Device], shard_state: str = "none") -> Layout:
     """One axis, over which the batch is split."""
     return Layout(Mesh(np.array(devices), (DATA,)), shard_state=shard_state)
-
-
-def constrain(tree: Any, shardings: Any) -> Any:
-    """Inside `jit`: values that are to lie so; None says nothing."""
-    return tree if shardings is None else lax.with_sharding_constraint(tree, shardings)
 
 
 def bytes_on_a_device(tree: Any) -> int:

@@ -1,6 +1,6 @@
 """`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 08 teaches this file.
 
-How a layout splits the state is lesson 11 and 12.
+Lessons 11 and 12 give it other layouts.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.sharding import Layout, constrain, data_parallel
+from pmapdp.sharding import Layout, data_parallel
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
 from pmapdp.steps.body import Body
@@ -21,10 +21,7 @@ def make_steps(task: Task, devices, layout: Layout | None = None) -> Steps:
     and the state lies whole on each. A layout splits the state too: the step stays the same."""
     body = Body(task)
     layout = layout or data_parallel(devices)
-    replicated, split = layout.whole, layout.batch(task)
-    state_sharding, params_in_use, gradient_parts = layout.state(task), None, None
-    if layout.shard_state != "none":  # ZeRO: the optimizer needs a part of each gradient, the model all parameters
-        params_in_use, gradient_parts = (layout.params(task, split=each) for each in (False, True))
+    replicated, split, state_sharding = layout.whole, layout.batch(task), layout.state(task)
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, state_sharding)
@@ -33,12 +30,12 @@ def make_steps(task: Task, devices, layout: Layout | None = None) -> Steps:
         return jax.device_put(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
-        in_use = dataclasses.replace(state, params=constrain(state.params, params_in_use))
+        in_use = dataclasses.replace(state, params=layout.gathered(task, state.params))
         if task.accumulate == 1:
             gradients, sums, batch_stats = body.gradient_sums(in_use, batch)
         else:
             gradients, sums, batch_stats = accumulated_sums(in_use, batch)
-        return body.update(state, constrain(gradients, gradient_parts), sums, batch_stats), sums
+        return body.update(state, layout.scattered(task, gradients), sums, batch_stats), sums
 
     def accumulated_sums(state: TrainState, batch: Batch):
         """Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up
