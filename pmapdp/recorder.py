@@ -58,7 +58,8 @@ class Recorder:
         self.report.header(
             {
                 "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
-                "devices": describe(job.devices) + (f", {job.layout.text}" if job.layout and config.mesh else ""),
+                "devices": describe(job.devices)
+                + (f", {job.layout.text}" if job.layout and (config.mesh or config.layout != "data") else ""),
                 "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
                 + micro_batches,
                 "model": f"{config.model}, {facts['parameters']:,} parameters",

@@ -31,7 +31,7 @@ def make_steps(task: Task, devices, layout: Layout | None = None) -> Steps:
 
     def train_step(state: TrainState, batch: Batch):
         in_use = dataclasses.replace(state, params=layout.gathered(task, state.params))
-        if task.accumulate == 1:
+        if task.accumulate == 1 or layout.batch_shards == 1:
             gradients, sums, batch_stats = body.gradient_sums(in_use, batch)
         else:
             gradients, sums, batch_stats = accumulated_sums(in_use, batch)
