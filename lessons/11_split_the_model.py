@@ -108,10 +108,13 @@ for row, layout in enumerate(RULES):
     for column, name in enumerate(NAMES):
         left, sharding = 3 + 3.9 * column, placed(layout, name)
         axes.text(left + 1.5, top - 0.12, f"{name} {sharding.shard_shape(SHAPES[name])}", ha="center", fontsize=8)
-        for device, (rows, columns) in reversed(list(sharding.devices_indices_map(SHAPES[name]).items())):
-            (n, m), (r0, r1, _), (c0, c1, _) = SHAPES[name], rows.indices(SHAPES[name][0]), columns.indices(SHAPES[name][1])
-            drawing.box(axes, left + 3 * c0 / m, top + 2.2 * r0 / n, str(device.id), device=device.id,
-                        width=3 * (c1 - c0) / m - 0.05, height=2.2 * (r1 - r0) / n - 0.05)  # fmt: skip
+        (n, m), drawn = SHAPES[name], set()
+        for device, (rows, columns) in sharding.devices_indices_map(SHAPES[name]).items():
+            (r0, r1, _), (c0, c1, _) = rows.indices(n), columns.indices(m)
+            if (r0, c0) not in drawn:  # a part that several devices hold, in the colour of the first
+                drawing.box(axes, left + 3 * c0 / m, top + 2.2 * r0 / n, str(device.id) if r1 - r0 > n // 8 else "",
+                            device=device.id, width=3 * (c1 - c0) / m - 0.05, height=2.2 * (r1 - r0) / n - 0.05)  # fmt: skip
+            drawn.add((r0, c0))
 plt.show()
 
 # %% [markdown]
