@@ -29,9 +29,8 @@ CASES = [
     ("mlp", 1, "jit", 8, {"shard_state": "optimizer"}, 0.43),
     ("mlp", 1, "jit", 7, {"shard_state": "parameters"}, 0.49),
     ("mlp", 1, "jit", 8, {"shard_state": "parameters"}, 0.15),
-    ("mlp", 1, "pmap", 8, {"shard_state": "optimizer"}, 0.43),
+    ("mlp", 2, "pmap", 8, {"shard_state": "optimizer"}, 0.43),
     ("mlp", 1, "shard_map", 7, {"shard_state": "optimizer"}, 0.66),
-    ("convnet", 2, "shard_map", 8, {"shard_state": "optimizer"}, 0.43),
 ]
 
 
@@ -64,9 +63,9 @@ def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumu
     def task(clip) -> Task:
         return Task(model, optax.chain(clip(CLIP), optax.adam(1e-3)), 3, "float64", accumulate=accumulate)
 
-    if (model, accumulate) not in references:
-        references[model, accumulate] = five_updates("single", task(optax.clip_by_global_norm), jax.devices()[:1])
-    alone, wanted = references[model, accumulate]
+    if model not in references:
+        references[model] = five_updates("single", task(optax.clip_by_global_norm), jax.devices()[:1])
+    alone, wanted = references[model]
 
     config = Config(strategy=strategy, model=model, **options)
     layout = fit_layout(config, jax.devices()[:devices], task(clip_by_global_norm), SPLIT.inputs.shape[1:])

@@ -19,8 +19,6 @@ class BatchOptions:
     """Examples per update on one device, at the largest number of devices; all runs get the same global batch."""
     accumulate: int = 1
     """Micro-batches per device and update, summed before the one all-reduce."""
-    shard_state: Literal["none", "optimizer", "parameters"] = "none"
-    """Split over the devices: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
     seed: int = 0
     """Determines the initial parameters, the order of the examples and dropout."""
 
@@ -39,6 +37,8 @@ class CompareOptions:
     """Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices."""
     steps: int = 100
     """Updates of each run. The default is short: enough to see equal losses and a steady speed."""
+    shard_state: Literal["none", "optimizer", "parameters"] = "none"
+    """Split over the devices: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
     json: str | None = None
     """Write all results to this file."""
     html: str | None = None

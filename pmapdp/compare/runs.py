@@ -59,7 +59,7 @@ def compare(config: Config, options: CompareOptions, say: Callable[[str], None] 
         UserError: the job cannot run on this machine with the largest number of devices.
     """
     most = max(options.device_counts, default=None)
-    split = config.shard_state
+    split = options.shard_state
     config = dataclasses.replace(
         config, strategy="jit", devices=most, steps=options.steps, mesh=None, layout="data", shard_state="none"
     )
