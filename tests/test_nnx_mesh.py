@@ -14,7 +14,7 @@ from pmapdp.config import Config
 from pmapdp.fit_layout import fit_layout
 from pmapdp.sharding import data_parallel
 
-# Of the guide's program on one device with current JAX, made without this project (../shared/SYSTEMS.md).
+# Of the guide's program on one device with current JAX, made without this project.
 ONE_DEVICE = [1.493, 0.820, 0.558, 0.411, 0.298]
 
 
