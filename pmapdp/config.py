@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
+from pmapdp.layout import check_mesh, check_shard_state
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class ParallelOptions:
     """Examples per update on one device (instead of the global batch size)."""
     accumulate: int = 1
     """Micro-batches per device and update, summed before the all-reduce; batch norm takes moments over each alone."""
+    mesh: str | None = None
+    """Axes of the devices and their sizes, for example data=4,model=2 (jit); default: data, over all of them."""
+    layout: str = "data"
+    """What is split over which mesh axis (jit): data (the batch), model (hidden and heads too), spatial (features
+    too), and rules such as hidden=model or embed=none, separated by commas."""
+    shard_state: Literal["none", "optimizer", "parameters"] = "none"
+    """Split over the data axis: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,8 @@ def check(config: Config) -> None:
         raise UserError(
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
+    check_mesh(config.mesh, config.layout, config.strategy, config.devices)
+    check_shard_state(config.shard_state, config.strategy)
     require(config.learning_rate >= 0, "learning_rate", "is negative", 0.001)
     require(config.seed >= 0, "seed", "is negative", 0)
     require(config.warmup_steps >= 0, "warmup_steps", "is negative", 0)

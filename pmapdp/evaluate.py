@@ -53,8 +53,13 @@ def evaluation_config(config: Config, options: Options) -> Config:
     """The configuration of a run, spread as `options` say. The batch size of training plays no part here."""
     strategy = options.strategy or config.strategy
     devices = config.devices if options.devices is None and strategy != "single" else options.devices
+    # Another number of devices or strategy has no use for the run's mesh; evaluation needs no optimizer state.
+    same = options.strategy is None and options.devices is None
     return dataclasses.replace(
         config,
+        mesh=config.mesh if same else None,
+        layout=config.layout if same else "data",
+        shard_state="none",
         strategy=strategy,
         devices=devices,
         data_dir=options.data_dir or config.data_dir,

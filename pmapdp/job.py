@@ -13,9 +13,11 @@ from pmapdp.data import CORPORA, load
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
+from pmapdp.fit_layout import fit_layout, number_of_devices
 from pmapdp.metrics import Meter, Totals
 from pmapdp.models import VIEWS
 from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.sharding import Layout
 from pmapdp.state import Task, make_task
 from pmapdp.steps import Steps, make_steps
 
@@ -37,6 +39,7 @@ class Job:
         schedule: number of updates made to learning rate.
         task: model, objective and update rule.
         steps: the strategy's five functions.
+        layout: how the arrays lie on the devices; None for a single one.
     """
 
     config: Config
@@ -49,11 +52,17 @@ class Job:
     schedule: Callable[[Any], Any]
     task: Task
     steps: Steps
+    layout: Layout | None = None
+
+    @property
+    def batch_shards(self) -> int:
+        """Into how many parts the global batch is split: N, or less where a mesh splits the model too."""
+        return self.layout.batch_shards if self.layout else 1
 
     @property
     def per_device_batch_size(self) -> int:
         """b, the largest number of examples that one device gets in an update."""
-        return math.ceil(self.global_batch_size / len(self.devices))
+        return math.ceil(self.global_batch_size / self.batch_shards)
 
     def evaluate(self, state: Any) -> Totals:
         """Loss and accuracy of a placed state over exactly the test set."""
@@ -73,11 +82,16 @@ def prepare(config: Config) -> Job:
     check_pair(config.model, config.dataset)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    devices = device_module.choose(1 if config.strategy == "single" else config.devices)
+    devices = device_module.choose(1 if config.strategy == "single" else number_of_devices(config))
     data = load(config.dataset, config.data_dir, VIEWS[config.model])
-    B = global_batch_size(config, len(devices), len(data.train.labels))
-    train_batches = Batches(data.train, B, devices=len(devices), accumulate=config.accumulate, shuffle_seed=config.seed)
-    test_size = max(B, EVALUATION_BATCH_PER_DEVICE * len(devices))
+    layout = None
+    if config.strategy != "single":  # the layout needs no learning rate, which depends on how the batch is split
+        any_rate = make_task(config, make_optimizer(config, lambda step: 0.0))
+        layout = fit_layout(config, devices, any_rate, data.train.inputs.shape[1:])
+    shards = layout.batch_shards if layout else 1
+    B = global_batch_size(config, shards, len(data.train.labels))
+    train_batches = Batches(data.train, B, devices=shards, accumulate=config.accumulate, shuffle_seed=config.seed)
+    test_size = max(B, EVALUATION_BATCH_PER_DEVICE * shards)
     all_steps = config.epochs * train_batches.steps
     schedule = make_schedule(config, B, train_batches.steps, all_steps)
     task = make_task(config, make_optimizer(config, schedule))
@@ -87,11 +101,12 @@ def prepare(config: Config) -> Job:
         data=data,
         global_batch_size=B,
         train_batches=train_batches,
-        test_batches=Batches(data.test, test_size, devices=len(devices)),
+        test_batches=Batches(data.test, test_size, devices=shards),
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=schedule,
         task=task,
-        steps=make_steps(config.strategy, task, devices),
+        steps=make_steps(config.strategy, task, devices, layout),
+        layout=layout,
     )
 
 

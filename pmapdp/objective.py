@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from pmapdp.data.batches import Batch
-from pmapdp.models.layers import Context
+from pmapdp.models.layers import AxisName, Context
 from pmapdp.state import Task
 
 
@@ -53,7 +53,7 @@ def training_sums(
     *,
     task: Task,
     structure: nnx.GraphDef,
-    axis_name: str | None,
+    axis_name: AxisName,
 ) -> tuple[jax.Array, tuple[MetricSums, Any]]:
     """Forward pass in training: the loss summed over the examples here, then (metrics, new batch statistics)."""
     # Batch norm assigns to its variables, so the trace needs fresh ones: copy=True.

@@ -1,5 +1,6 @@
 """Named configurations: every setting of a published system in one place. Flags on the command line override them."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from pmapdp.config import Config
@@ -137,6 +138,18 @@ DTENSOR_DATA = Recipe(
     ),
 )
 
+# The same network and step on other meshes, as the tutorial has them; only the layout differs.
+DTENSOR_MODEL = Recipe(
+    "the same on 4 x 2 devices, the hidden units split over two",
+    dataclasses.replace(DTENSOR_DATA.config, recipe="dtensor-model", mesh="data=4,model=2", layout="model"),
+)
+DTENSOR_SPATIAL = Recipe(
+    "the same on 2 x 2 x 2 devices, the features split over two as well",
+    dataclasses.replace(
+        DTENSOR_DATA.config, recipe="dtensor-spatial", mesh="data=2,feature=2,model=2", layout="spatial"
+    ),
+)
+
 # Ours: to show that what holds for networks of a few matrices holds for a transformer.
 IMDB_TRANSFORMER = Recipe(
     "a small transformer on the words of IMDB's reviews",
@@ -153,6 +166,24 @@ IMDB_TRANSFORMER = Recipe(
     ),
 )
 
+# "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers, in a program of its own
+# (`nnx_mesh.py`), to which only the settings of the mesh apply.
+NNX_MESH = Recipe(
+    "two matrices on a 2x4 mesh, from Flax' guide to scaling up; five steps on random numbers",
+    Config(recipe="nnx-mesh", strategy="jit", mesh="data=2,model=4", layout="model"),
+)
+
 RECIPES = {
-    recipe.config.recipe: recipe for recipe in (DIGITS, MIRRORED, KERAS_GUIDE, BLOG_MLP, DTENSOR_DATA, IMDB_TRANSFORMER)
+    recipe.config.recipe: recipe
+    for recipe in (
+        DIGITS,
+        MIRRORED,
+        KERAS_GUIDE,
+        BLOG_MLP,
+        DTENSOR_DATA,
+        DTENSOR_MODEL,
+        DTENSOR_SPATIAL,
+        IMDB_TRANSFORMER,
+        NNX_MESH,
+    )
 }

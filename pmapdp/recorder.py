@@ -11,6 +11,7 @@ from pmapdp.devices import describe
 from pmapdp.job import Job
 from pmapdp.metrics import MetricsFile
 from pmapdp.report import Report
+from pmapdp.sharding import bytes_on_a_device, state_line
 from pmapdp.state import TrainState, count_parameters
 from pmapdp.tensorboard import TensorBoard
 
@@ -47,6 +48,7 @@ class Recorder:
             "parameters": count_parameters(state.params),
             "train_examples": job.train_batches.examples,
             "test_examples": job.test_batches.examples,
+            "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
             "jax": jax.__version__,
         }
         self.write("start", **(dataclasses.asdict(config) | facts))
@@ -56,10 +58,12 @@ class Recorder:
         self.report.header(
             {
                 "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
-                "devices": describe(job.devices),
+                "devices": describe(job.devices)
+                + (f", {job.layout.text}" if job.layout and (config.mesh or config.layout != "data") else ""),
                 "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
                 + micro_batches,
                 "model": f"{config.model}, {facts['parameters']:,} parameters",
+                "state": state_line(state),
                 "data": f"{config.dataset}, {facts['train_examples']:,} to train, {facts['test_examples']:,} to test",
                 "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch",
                 "started": f"by hand, 1 process, jax {jax.__version__}, Python {sys.version.split()[0]}",

@@ -61,6 +61,11 @@ class Task:
             rngs=nnx.Rngs(self.seed), dtype=jnp.dtype(self.dtype), param_dtype=jnp.dtype(self.param_dtype)
         )
 
+    @property
+    def input_axes(self) -> tuple[str, ...]:
+        """Logical names of the axes of the model's inputs: its own `input_axes`, or the examples alone."""
+        return getattr(MODELS[self.model], "input_axes", ("batch",))
+
     def model_structure(self) -> nnx.GraphDef:
         """The model without its arrays; no memory is used for them."""
         return nnx.split(nnx.eval_shape(self.build_model))[0]

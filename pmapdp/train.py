@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pmapdp import compile_cache
+from pmapdp import compile_cache, nnx_mesh
 from pmapdp.command_line import parse
 from pmapdp.config import Config
 from pmapdp.errors import run_command
@@ -140,7 +140,11 @@ def epoch_results(job: Job, epoch: int, step: int, meter: Meter, tested: Totals)
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    train(parse(arguments))
+    config = parse(arguments)
+    if config.recipe == "nnx-mesh":
+        nnx_mesh.run(config)
+    else:
+        train(config)
 
 
 if __name__ == "__main__":

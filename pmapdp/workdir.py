@@ -29,8 +29,12 @@ from pmapdp.state import Task, TrainState, make_task
 # What a run may change when it goes on: how it is spread, shown and written, and where it stops early. The batch
 # size is compared as the global one, whichever way it was given.
 FREE_FIELDS = {
+    "recipe",  # a name; the settings that it stands for are compared
     "strategy",
     "devices",
+    "mesh",
+    "layout",
+    "shard_state",
     "global_batch_size",
     "per_device_batch_size",
     "data_dir",

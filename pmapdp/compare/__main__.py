@@ -20,7 +20,7 @@ from pmapdp.compare.options import GROUPS, CompareOptions, check_options
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
 from pmapdp.compare.table import print_table
-from pmapdp.errors import run_command
+from pmapdp.errors import UserError, run_command
 from pmapdp.workdir import write_atomically
 
 WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=GROUPS)
     check_options(options)
+    if config.recipe == "nnx-mesh":
+        raise UserError("nnx-mesh is five steps on random numbers, with nothing to compare: try the recipe digits")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
     console.print(summary(report), markup=False, soft_wrap=True)

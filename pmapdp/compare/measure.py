@@ -14,6 +14,7 @@ from pmapdp.config import Config
 from pmapdp.data.batches import Batch
 from pmapdp.errors import DivergedError
 from pmapdp.job import Job, prepare
+from pmapdp.sharding import bytes_on_a_device
 from pmapdp.state import create_state
 
 LARGEST_GROUP = 20
@@ -28,7 +29,7 @@ def measure(config: Config) -> tuple[dict[str, Any], Any]:
     started = time.perf_counter()
     jax.config.update("jax_enable_compilation_cache", False)  # a program read from a cache compiles in no time
     job = prepare(config)
-    state = job.steps.place_state(create_state(job.task))
+    state = create_state(job.task, job.steps.state_sharding)
     batches = itertools.islice(all_batches(job), job.total_steps)
     placed = job.steps.place_batch(first := next(batches))
 
@@ -56,9 +57,9 @@ def measure(config: Config) -> tuple[dict[str, Any], Any]:
         "compile_seconds": compile_seconds,
         "first_step_seconds": first_step_seconds,
         **speed(groups[1:]),  # the first group warms caches up
-        "parameter_bytes": most_bytes(state.params),
-        "optimizer_bytes": most_bytes(state.optimizer_state),
-        "batch_bytes": most_bytes(placed),
+        "parameter_bytes": bytes_on_a_device(state.params),
+        "optimizer_bytes": bytes_on_a_device(state.optimizer_state),
+        "batch_bytes": bytes_on_a_device(placed),
         "collectives": [each._asdict() for each in collectives(compiled.as_text())],
         "batch": layout(job, first),
     }, job.steps.fetch(state)
@@ -95,15 +96,6 @@ def speed(groups: list[tuple[float, int, int]]) -> dict[str, Any]:
         "step_ms": {"median": statistics.median(times), "low": low, "high": high, "groups": len(groups)},
         "images_per_second": statistics.median(examples / seconds for seconds, _, examples in groups),
     }
-
-
-def most_bytes(tree: Any) -> int:
-    """Bytes of a placed pytree on the device that holds most of it."""
-    held: dict[jax.Device, int] = {}
-    for leaf in jax.tree.leaves(tree):
-        for shard in leaf.addressable_shards:
-            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
-    return max(held.values(), default=0)
 
 
 def layout(job: Job, batch: Batch) -> dict[str, Any]:

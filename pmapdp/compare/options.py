@@ -37,6 +37,8 @@ class CompareOptions:
     """Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices."""
     steps: int = 100
     """Updates of each run. The default is short: enough to see equal losses and a steady speed."""
+    shard_state: Literal["none", "optimizer", "parameters"] = "none"
+    """Split over the devices: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
     json: str | None = None
     """Write all results to this file."""
     html: str | None = None

@@ -59,7 +59,10 @@ def compare(config: Config, options: CompareOptions, say: Callable[[str], None] 
         UserError: the job cannot run on this machine with the largest number of devices.
     """
     most = max(options.device_counts, default=None)
-    config = dataclasses.replace(config, strategy="pmap", devices=most, steps=options.steps)
+    split = options.shard_state
+    config = dataclasses.replace(
+        config, strategy="jit", devices=most, steps=options.steps, mesh=None, layout="data", shard_state="none"
+    )
     with TemporaryDirectory(prefix="pmapdp-compare-") as temporary:
         try:
             job = work(config, Path(temporary, "look"), "look")
@@ -73,7 +76,9 @@ def compare(config: Config, options: CompareOptions, say: Callable[[str], None] 
         runs: list[dict[str, Any]] = []
         for number, (strategy, N) in enumerate(plan):
             say(f"run {number + 1} of {len(plan)}: {strategy} on {N} device{'s' if N > 1 else ''}")
-            run = dataclasses.replace(config, strategy=strategy, devices=N)
+            run = dataclasses.replace(
+                config, strategy=strategy, devices=N, shard_state="none" if strategy == "single" else split
+            )
             result: dict[str, Any] = {"strategy": strategy, "devices": N, "error": None}
             try:
                 result |= work(run, Path(temporary, str(number)))
@@ -82,7 +87,7 @@ def compare(config: Config, options: CompareOptions, say: Callable[[str], None] 
             except WorkerError as error:
                 result["error"] = str(error)
             runs.append(result)
-    settings = dataclasses.asdict(config)
+    settings = dataclasses.asdict(config) | {"shard_state": split}
     for field in ("strategy", "devices"):
         del settings[field]
     return {"config": settings, "job": job, "runs": runs}

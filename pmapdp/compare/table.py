@@ -42,6 +42,11 @@ def exchanged(collectives: list[dict[str, Any]]) -> str:
     return "; ".join(f"{each['count']} {each['kind']}, {size(each['bytes'])}" for each in collectives)
 
 
+def state_bytes(run: dict[str, Any]) -> int:
+    """Parameters and optimizer state on one device."""
+    return run["parameter_bytes"] + run["optimizer_bytes"]
+
+
 def difference(run: dict[str, Any]) -> str:
     """The largest difference to the single device."""
     if run["strategy"] == "single":
@@ -72,6 +77,11 @@ def table_rows(runs: list[dict[str, Any]]) -> list[Row]:
         ),
         ("parameters", "bytes on one device", lambda run: size(run["parameter_bytes"])),
         ("optimizer state", "bytes on one device", lambda run: size(run["optimizer_bytes"])),
+        (
+            "share",
+            "of the bytes of parameters and optimizer state, on one device",
+            lambda run: f"{state_bytes(run) / state_bytes(runs[0]):.3f}" if not runs[0]["error"] else "\u2013",
+        ),
         ("batch", "bytes on one device", lambda run: size(run["batch_bytes"])),
         (
             "collectives",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pmapdp.models.layers import EVALUATION, Context, max_pool_2x2, scale_pixels
+from pmapdp.models.linear import linear
 
 
 class CNN(nnx.Module):
@@ -21,8 +22,8 @@ class CNN(nnx.Module):
             "rngs": rngs,
         }
         self.conv = nnx.Conv(1, 32, (3, 3), padding="VALID", **options)
-        self.hidden = nnx.Linear(13 * 13 * 32, 64, **options)
-        self.logits = nnx.Linear(64, 10, **options)
+        self.hidden = linear(13 * 13 * 32, 64, ("features", "hidden"), **options)
+        self.logits = linear(64, 10, ("hidden", "classes"), **options)
 
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""

@@ -8,6 +8,7 @@ from flax import nnx
 
 from pmapdp.models.convolution import convolve
 from pmapdp.models.layers import EVALUATION, BatchNorm, Context, Dropout, scale_pixels
+from pmapdp.models.linear import linear
 
 
 class ConvNet(nnx.Module):
@@ -28,9 +29,9 @@ class ConvNet(nnx.Module):
         self.norm2 = BatchNorm(24, param_dtype=param_dtype)
         self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", **convolution)
         self.norm3 = BatchNorm(32, param_dtype=param_dtype)
-        self.hidden = nnx.Linear(32, 256, **options)
+        self.hidden = linear(32, 256, ("features", "hidden"), **options)
         self.dropout = Dropout(0.5)
-        self.logits = nnx.Linear(256, 10, **options)
+        self.logits = linear(256, 10, ("hidden", "classes"), **options)
 
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; in training `context` needs the examples' keys."""

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+AxisName = str | tuple[str, ...] | None
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -21,14 +23,14 @@ class Context:
         weights: `[b]`, 1 for an example and 0 for padding; None means that all count.
         keys: `[b]` random keys, one an example; needed by dropout in training.
         train: True in training, False in evaluation.
-        axis_name: the mapped axis over which the global batch is split (`pmap`, `shard_map`), or None where
+        axis_name: the mapped axis (or axes) over which the global batch is split (`pmap`, `shard_map`), or None where
             the arrays hold the global batch (`jit`, a single device).
     """
 
     weights: jax.Array | None = None
     keys: jax.Array | None = None
     train: bool = field(default=False, metadata={"static": True})
-    axis_name: str | None = field(default=None, metadata={"static": True})
+    axis_name: AxisName = field(default=None, metadata={"static": True})
 
 
 EVALUATION = Context()

@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pmapdp.models.layers import EVALUATION, Context, scale_pixels
+from pmapdp.models.linear import linear
 
 
 class MLP(nnx.Module):
     """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits."""
+
+    input_axes = ("batch", "features")  # the features are an image's rows: devices that split rows split features
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
@@ -23,9 +26,9 @@ class MLP(nnx.Module):
             "kernel_init": nnx.initializers.normal(1e-2),
             "rngs": rngs,
         }
-        self.hidden1 = nnx.Linear(784, 512, **options)
-        self.hidden2 = nnx.Linear(512, 512, **options)
-        self.logits = nnx.Linear(512, 10, **options)
+        self.hidden1 = linear(784, 512, ("features", "hidden"), **options)
+        self.hidden2 = linear(512, 512, ("hidden", "embed"), **options)
+        self.logits = linear(512, 10, ("embed", "classes"), **options)
 
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""

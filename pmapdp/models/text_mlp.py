@@ -21,6 +21,8 @@ class TextMLP(nnx.Module):
     takes the running moments of training, and an example has one answer, alone and in any batch.
     """
 
+    input_axes = ("batch", "features")
+
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
         kernel, bias = nnx.initializers.glorot_uniform(), nnx.initializers.zeros_init()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pmapdp.sharding import Layout
 from pmapdp.state import Task
 
 
@@ -31,9 +32,21 @@ class Steps(NamedTuple):
     state_sharding: Any
 
 
-def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Steps:
-    """The five functions of `strategy`: pmap, jit, shard_map or single."""
-    from pmapdp.steps import jit, pmap, shard_map, single
+def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device], layout: Layout | None = None) -> Steps:
+    """The five functions of `strategy`: pmap, jit, shard_map or single.
 
-    modules = {"pmap": pmap, "jit": jit, "shard_map": shard_map, "single": single}
+    Args:
+        strategy: which.
+        task: what is trained.
+        devices: N devices.
+        layout: how the arrays lie on them, for jit; default: the batch is split, the state is whole. pmap and
+            shard_map take of it whether the optimizer state is split.
+    """
+    from pmapdp.steps import jit, pmap, shard_map, single, split_optimizer
+
+    if strategy == "jit":
+        return jit.make_steps(task, devices, layout)
+    if layout is not None and layout.shard_state == "optimizer":
+        return split_optimizer.make_steps(strategy, task, devices)
+    modules = {"pmap": pmap, "shard_map": shard_map, "single": single}
     return modules[strategy].make_steps(task, devices)

@@ -3,7 +3,6 @@
 Between the two stands the all-reduce, which each file of this folder does in its own way.
 """
 
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import optax
 from jax import lax
 
 from pmapdp.data.batches import Batch
+from pmapdp.models.layers import AxisName
 from pmapdp.objective import MetricSums, evaluation_sums, training_sums
 from pmapdp.state import Task, TrainState
 
@@ -25,13 +25,10 @@ class Body:
             all devices in the middle of the model; None where arrays hold the global batch.
     """
 
-    def __init__(self, task: Task, *, axis_name: str | None = None):
+    def __init__(self, task: Task, *, axis_name: AxisName = None):
         self.task, self.axis_name = task, axis_name
-
-    @cached_property
-    def structure(self):
-        """The model without its arrays."""
-        return self.task.model_structure()
+        # Made here and not inside a step: in a `shard_map` Flax would look for the logical names of axes in its mesh.
+        self.structure = task.model_structure()
 
     def gradient_sums(self, state: TrainState, batch: Batch) -> tuple[Any, MetricSums, Any]:
         """Gradients of the summed loss over the examples here, their metrics, and the new batch statistics."""
@@ -64,10 +61,17 @@ class Body:
         (batch_stats, (gradients, sums)), _ = lax.scan(accumulate, first, rest)
         return gradients, sums, batch_stats
 
-    def update(self, state: TrainState, gradients: Any, sums: MetricSums, batch_stats: Any) -> TrainState:
-        """One optimizer update, from sums over the global batch: the gradient is sum(w * g) / sum(w)."""
+    def update(
+        self, state: TrainState, gradients: Any, sums: MetricSums, batch_stats: Any, global_norm: Any = optax.tree.norm
+    ) -> TrainState:
+        """One optimizer update, from sums over the global batch: the gradient is sum(w * g) / sum(w).
+
+        `global_norm` takes the gradients to their length; it must be given where they are only a part of all.
+        """
         gradients = jax.tree.map(lambda g: g / sums.count.astype(g.dtype), gradients)
-        updates, optimizer_state = self.task.optimizer.update(gradients, state.optimizer_state, state.params)
+        updates, optimizer_state = optax.with_extra_args_support(self.task.optimizer).update(
+            gradients, state.optimizer_state, state.params, global_norm=global_norm
+        )
         return TrainState(state.step + 1, optax.apply_updates(state.params, updates), batch_stats, optimizer_state)
 
     def evaluation_sums(self, state: TrainState, batch: Batch) -> MetricSums:
