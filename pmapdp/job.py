@@ -1,11 +1,13 @@
 """A configuration made concrete: devices, data in batches, the task and the strategy's five functions."""
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from pmapdp import devices as device_module
 from pmapdp.config import Config, check
@@ -15,6 +17,7 @@ from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.state import Task, make_task
 from pmapdp.steps import Steps, make_steps
 
@@ -36,6 +39,7 @@ class Job:
         schedule: number of updates made to learning rate.
         task: model, objective and update rule.
         steps: the strategy's five functions.
+        peers: the processes that own the devices.
     """
 
     config: Config
@@ -48,6 +52,7 @@ class Job:
     schedule: Callable[[Any], Any]
     task: Task
     steps: Steps
+    peers: Peers = ALONE
 
     @property
     def per_device_batch_size(self) -> int:
@@ -62,20 +67,24 @@ class Job:
         return meter.finish()
 
 
-def prepare(config: Config) -> Job:
+def prepare(config: Config, peers: Peers = ALONE) -> Job:
     """Find the devices, read the data, build the task and the steps. Nothing is compiled yet.
 
     Raises:
-        UserError: the configuration fits neither itself, nor the machine, nor the data.
+        UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
     """
     check(config)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    devices = device_module.choose(1 if config.strategy == "single" else config.devices)
+    local = device_module.choose(1 if config.strategy == "single" else config.devices)
     data = load(config.dataset, config.data_dir)
-    B = global_batch_size(config, len(devices), len(data.train.labels))
-    train_batches = Batches(data.train, B, devices=len(devices), accumulate=config.accumulate, shuffle_seed=config.seed)
-    test_size = max(B, EVALUATION_BATCH_PER_DEVICE * len(devices))
+    peers.require_same("devices and data", own_facts(local, data, config))
+    devices = device_module.of_all_processes(local)
+    N, first = len(devices), devices.index(local[0])
+    here = range(first, first + len(local))
+    B = global_batch_size(config, N, len(data.train.labels))
+    train_batches = Batches(data.train, B, devices=N, here=here, accumulate=config.accumulate, shuffle_seed=config.seed)
+    test_size = max(B, EVALUATION_BATCH_PER_DEVICE * N)
     all_steps = config.epochs * train_batches.steps
     schedule = make_schedule(config, B, train_batches.steps, all_steps)
     task = make_task(config, make_optimizer(config, schedule))
@@ -85,12 +94,25 @@ def prepare(config: Config) -> Job:
         data=data,
         global_batch_size=B,
         train_batches=train_batches,
-        test_batches=Batches(data.test, test_size, devices=len(devices)),
+        test_batches=Batches(data.test, test_size, devices=N, here=here),
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=schedule,
         task=task,
         steps=make_steps(config.strategy, task, devices),
+        peers=peers,
     )
+
+
+def own_facts(devices: list[jax.Device], data: DataSet, config: Config) -> dict[str, Any]:
+    """What one process brings to a run with others, under the names that a user knows."""
+    content = hashlib.sha256()
+    for array in jax.tree.leaves(data):
+        content.update(np.ascontiguousarray(array).data)
+    return {
+        "the number of its devices": len(devices),
+        "the kind of its devices": devices[0].device_kind,
+        f"the content of the data set {config.dataset}": content.hexdigest()[:16],
+    }
 
 
 def global_batch_size(config: Config, devices: int, examples: int) -> int:

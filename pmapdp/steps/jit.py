@@ -10,6 +10,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
 from pmapdp.steps.body import Body
+from pmapdp.steps.placing import fetch, place
 
 AXIS = "data"
 
@@ -24,7 +25,7 @@ def make_steps(task: Task, devices) -> Steps:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
-        return jax.device_put(batch, split)
+        return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
         if task.accumulate == 1:
@@ -58,6 +59,6 @@ def make_steps(task: Task, devices) -> Steps:
         place_batch,
         jax.jit(train_step, out_shardings=replicated, donate_argnums=0),
         jax.jit(eval_step, out_shardings=replicated),
-        jax.device_get,
+        fetch,
         replicated,
     )
