@@ -5,10 +5,20 @@ of ours can be said. So the client speaks to a thread of its own process, which 
 and sees the end of that connection first.
 """
 
+import contextlib
 import functools
 import socket
 import threading
 from collections.abc import Callable
+
+
+class Connection:
+    """One connection of the client, and the one to the coordinator that goes with it."""
+
+    def __init__(self, client: socket.socket, upstream: socket.socket):
+        self.client, self.upstream = client, upstream
+        self.ending = threading.Lock()
+        self.ended = False
 
 
 class Relay:
@@ -42,19 +52,27 @@ class Relay:
                 client.close()  # the client tries again
                 continue
             upstream.settimeout(None)
-            start_thread(functools.partial(self.copy, client, upstream))
-            start_thread(functools.partial(self.copy, upstream, client, from_coordinator=True))
+            connection = Connection(client, upstream)
+            start_thread(functools.partial(self.copy, connection, client, upstream))
+            start_thread(functools.partial(self.copy, connection, upstream, client))
 
-    def copy(self, source: socket.socket, target: socket.socket, *, from_coordinator: bool = False) -> None:
-        """Hand on all bytes of `source`."""
+    def copy(self, connection: "Connection", source: socket.socket, target: socket.socket) -> None:
+        """Hand on all bytes of `source`; then close the connection, whichever side ended it."""
+        side = source
         try:
             while data := source.recv(1 << 16):
+                side = target
                 target.sendall(data)
+                side = source
         except OSError:  # reset: an end as well
             pass
-        if from_coordinator:
-            self.lost()
+        with connection.ending:
+            if not connection.ended and side is connection.upstream:
+                self.lost()
+            connection.ended = True
         for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes the other thread
             each.close()
 
     def close(self) -> None:

@@ -19,9 +19,9 @@ GO_ON = "start the same command again, and a run with a workdir goes on from its
 class Watch:
     """Two threads: one talks to the store, which may block for long; one looks at the clock.
 
-    A beat is at most a twelfth of the timeout, and a process is lost after three quarters of it: with the time to
-    read and to say so, all have ended before it is over. JAX has heartbeats too; its timeout is set longer, because it
-    would abort the process from C++.
+    A beat is at most a twelfth of the timeout, and a process is lost after six tenths of it: with the time to read
+    and to tell the others, all have ended before it is over. JAX has heartbeats too; its timeout is set longer, because
+    it would abort the process from C++.
 
     Args:
         store: where the signs of life are.
@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(self, store: Store, agreement: StopAgreement, timeout: float):
         self.store, self.agreement = store, agreement
-        self.beat, self.patience = min(2.0, timeout / 12), 0.75 * timeout
+        self.beat, self.patience = min(2.0, timeout / 12), 0.6 * timeout
         self.closed = threading.Event()
         self.ending = threading.Lock()
         self.answered = time.monotonic()
