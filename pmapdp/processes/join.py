@@ -2,14 +2,16 @@
 
 import contextlib
 import dataclasses
+import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 from jax._src import clusters  # the address must be known before jax.distributed.initialize, which finds it in here
-from jax.errors import JaxRuntimeError
 
 from pmapdp.config import Config, flag
 from pmapdp.errors import UserError
@@ -141,32 +143,38 @@ def wait_for_coordinator(place: Place, seconds: float) -> None:
 
 
 def connect(place: Place, relay: Relay | None, options: ProcessesOptions) -> None:
-    """Let JAX connect the processes.
-
-    Raises:
-        UserError: not all have come in time.
-    """
+    """Let JAX connect the processes; ends this one with a sentence where not all come in time."""
     # JAX' own handler of SIGTERM and its heartbeats stay out of the way of ours.
     jax.config.update("jax_enable_preemption_service", False)
     address = f"{place.host}:{place.port}"
-    try:
-        jax.distributed.initialize(
-            relay.address if relay else address,
-            place.processes,
-            place.process,
-            local_device_ids=place.local_devices,
-            cluster_detection_method="deactivate",
-            initialization_timeout=options.join_timeout,
-            heartbeat_timeout_seconds=2 * options.heartbeat_timeout + 10,
-            shutdown_timeout_seconds=options.heartbeat_timeout,
-            coordinator_bind_address=address if place.loopback else None,
+
+    def give_up(reason: str) -> None:
+        """End the process from a thread: JAX would abort it without a sentence, or wait on."""
+        print(
+            f"error: not all {place.processes} processes have come ({reason}): start each once with its own "
+            "--process-id, or give them more time with --join-timeout",
+            file=sys.stderr,
+            flush=True,
         )
-    except JaxRuntimeError as error:
-        raise UserError(
-            f"not all {place.processes} processes have come within {options.join_timeout} s "
-            f"({str(error).strip().splitlines()[0][:120]}): start each with its own --process-id, or give them more "
-            "time with --join-timeout"
-        ) from error
+        os._exit(UserError.status)
+
+    if relay:
+        relay.lost = lambda: give_up("process 0 has ended")
+    timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
+    timer.daemon = True
+    timer.start()
+    jax.distributed.initialize(
+        relay.address if relay else address,
+        place.processes,
+        place.process,
+        local_device_ids=place.local_devices,
+        cluster_detection_method="deactivate",
+        initialization_timeout=2 * options.join_timeout + 60,
+        heartbeat_timeout_seconds=2 * options.heartbeat_timeout + 10,
+        shutdown_timeout_seconds=options.heartbeat_timeout,
+        coordinator_bind_address=address if place.loopback else None,
+    )
+    timer.cancel()
 
 
 def facts(config: Config) -> dict[str, object]:
