@@ -89,8 +89,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         log.close()
 
     try:
-        files = {"socket": "munge.socket", "key-file": key.name, "pid-file": "munged.pid", "log-file": "munged.log"}
-        start("munged", "-F", "--force", "--seed-file=/dev/null", *(f"--{n}={folder / f}" for n, f in files.items()))
+        files = {"socket": "munge.socket", "key-file": key.name, "seed-file": "munge.seed"}
+        files |= {"pid-file": "munged.pid", "log-file": "munged.log"}
+        start("munged", "-F", "--force", *(f"--{n}={folder / f}" for n, f in files.items()))
         wait_until(lambda: (folder / "munge.socket").exists(), folder)
         start("slurmctld", "-D", "-i")
         for node in ("127.0.0.1", "127.0.0.2"):

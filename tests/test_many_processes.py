@@ -32,9 +32,11 @@ def test_strategies_equal_one_device(tmp_path, count, devices, model, strategies
     address = (f"127.0.0.1:{free_port()}", count)
     workers = [
         subprocess.Popen(
-            list(
-                map(str, [sys.executable, "processes_worker.py", devices, model, tmp_path, coordinator, count, process])
-            ),
+            [
+                sys.executable,
+                "processes_worker.py",
+                *map(str, (devices, model, strategies, tmp_path, *address, process)),
+            ],
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

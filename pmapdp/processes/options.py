@@ -53,7 +53,7 @@ def check_options(options: ProcessesOptions) -> None:
     for flag, value, least in (
         ("--heartbeat-timeout", options.heartbeat_timeout, 2),
         ("--join-timeout", options.join_timeout, 1),
-        ("--num-processes", options.num_processes or 1, 1),
+        ("--num-processes", 1 if options.num_processes is None else options.num_processes, 1),
     ):
         if value < least:
             raise UserError(f"{flag} {value} is too small: use at least {flag} {least}")
