@@ -87,9 +87,8 @@ def main() -> None:
                 Batches(TEST, 2 * N + 1, devices=N, here=here).epoch(0),
             )
             if wanted:
-                differences[strategy] = {
-                    name: float(np.abs(found[name] - wanted[name]).max(initial=0)) for name in wanted
-                }
+                apart = {name: np.abs(found[name] - wanted[name]).max(initial=0) for name in wanted}
+                differences[strategy] = {name: float(difference) for name, difference in apart.items()}
             content[strategy] = hashlib.sha256(found["params"].tobytes()).hexdigest()
         report = {"differences": differences, "devices": N, "rows": reading.rows, "params": content}
         (Path(output) / str(peers.process)).write_text(json.dumps(report))
