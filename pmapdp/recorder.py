@@ -61,6 +61,7 @@ class Recorder:
         self.write("start", **(dataclasses.asdict(config) | facts))
         if self.first_step:
             self.write("resume", step=self.first_step)
+        processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
         self.report.header(
             {
@@ -71,7 +72,7 @@ class Recorder:
                 "model": f"{config.model}, {facts['parameters']:,} parameters",
                 "data": f"{config.dataset}, {facts['train_examples']:,} to train, {facts['test_examples']:,} to test",
                 "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch",
-                "started": f"{job.peers.count} process(es), jax {jax.__version__}, Python {sys.version.split()[0]}",
+                "started": f"{processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
             }
         )
 
