@@ -77,7 +77,11 @@ def prepare(config: Config, peers: Peers = ALONE) -> Job:
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     local = device_module.choose(1 if config.strategy == "single" else config.devices)
+    if not peers.first:
+        peers.wait("the data set")  # process 0 may have to download it
     data = load(config.dataset, config.data_dir)
+    if peers.first:
+        peers.wait("the data set")
     peers.require_same("devices and data", own_facts(local, data, config))
     devices = device_module.of_all_processes(local)
     N, first = len(devices), devices.index(local[0])
