@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from pmapdp.errors import UserError
+from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.state import Task, TrainState, initial_state
 
 
@@ -43,9 +44,11 @@ class Checkpoints:
         folder: made if it is missing.
         keep: how many of the newest are kept, beside the one with the best test accuracy.
         only_read: leave the folder as it is, also what a run is just writing there.
+        peers: the processes that write and read each its part of a checkpoint; all make the same calls.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False):
+    def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False, peers: Peers = ALONE):
+        self.peers = peers
         # What fails is said in one sentence below; Orbax' log would print warnings and a traceback beside it.
         logging.getLogger("absl").addFilter(not_from_orbax)
         self.folder, self.damaged = folder, folder.parent / "damaged"
@@ -161,22 +164,30 @@ class Checkpoints:
             template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
         else:
             template = abstract_state(shapes, sharding)
-        parts = self.manager.restore(
-            step,
-            args=ocp.args.Composite(state=ocp.args.StandardRestore(template), progress=ocp.args.JsonRestore()),
-        )
+        error = None
+        try:
+            parts = self.manager.restore(
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardRestore(template), progress=ocp.args.JsonRestore()),
+            )
+        except Exception as damage:
+            error = damage
+        self.peers.require_all("reading", error)  # or else one would wait for the others in the checksum
         if checksum(parts.state) != parts.progress["checksum"]:
             raise ValueError("its checksum is wrong")
         return Checkpoint(parts.state, parts.progress)
 
     def set_aside(self, step: int) -> Path:
         """Move the checkpoint of `step` out of the way; returns where it lies now."""
-        self.damaged.mkdir(exist_ok=True)
         target = self.damaged / str(step)
         while target.exists():
             target = target.with_name(target.name + "_")
-        os.replace(self.folder / str(step), target)
         self.manager.close()
+        self.peers.wait("where to put it")
+        if self.peers.first:
+            self.damaged.mkdir(exist_ok=True)
+            os.replace(self.folder / str(step), target)
+        self.peers.wait("setting aside")
         self.manager = self.open()
         return target
 

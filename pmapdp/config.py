@@ -213,7 +213,7 @@ def check(config: Config) -> None:
         raise UserError(
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
-    check_mesh(config.mesh, config.layout, config.strategy, config.devices)
+    check_mesh(config.mesh, config.layout, config.strategy)
     check_shard_state(config.shard_state, config.strategy)
     require(config.learning_rate >= 0, "learning_rate", "is negative", 0.001)
     require(config.seed >= 0, "seed", "is negative", 0)

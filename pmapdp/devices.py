@@ -76,7 +76,7 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
 
 
 def choose(count: int | None = None) -> list[jax.Device]:
-    """The devices of a run: the first `count`, or all accelerators, or 8 simulated CPU devices.
+    """The devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices.
 
     Raises:
         UserError: `count` is not positive or more than there are.
@@ -88,7 +88,7 @@ def choose(count: int | None = None) -> list[jax.Device]:
         simulate(given[1] if given else DEFAULT_SIMULATED)
     elif count <= MOST_SIMULATED:  # more can only be asked of accelerators, and is refused below
         simulate(count)
-    devices = jax.devices()
+    devices = jax.local_devices()
     if count is not None and count > len(devices):
         kind = devices[0].platform
         advice = "" if kind == "cpu" else " (or set JAX_PLATFORMS=cpu to simulate more)"
@@ -99,9 +99,21 @@ def choose(count: int | None = None) -> list[jax.Device]:
     return devices[:count]
 
 
+def of_all_processes(local: list[jax.Device]) -> list[jax.Device]:
+    """The devices of a run: the first `len(local)` of every process, process by process; `local` where it is alone."""
+    if jax.process_count() == 1:
+        return local
+    platform = local[0].platform
+    return [d for p in range(jax.process_count()) for d in jax.local_devices(p, platform)[: len(local)]]
+
+
 def describe(devices: list[jax.Device]) -> str:
     """One line for a header, for example `8 simulated CPU devices on 2 cores`."""
     number, kind = len(devices), devices[0].device_kind
+    processes = len({device.process_index for device in devices})
+    if processes > 1:
+        here = [device for device in devices if device.process_index == jax.process_index()]
+        return f"{number} in {processes} processes, each {describe(here)}"
     if devices[0].platform != "cpu":
         return f"{number} x {kind}"
     if number == 1:

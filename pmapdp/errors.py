@@ -51,13 +51,23 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     """Run `main(arguments)`; turn a `UserError` into one line on stderr and return the exit status."""
     try:
         main(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    except StoppedError as stopped:
-        print(stopped, file=sys.stderr)
-        return stopped.status
-    except KeyboardInterrupt:
-        print("stopped by the keyboard", file=sys.stderr)
-        return 130
+    except BaseException as error:
+        status = report(error)
+        if status is None:
+            raise
+        return status
     return 0
+
+
+def report(error: BaseException) -> int | None:
+    """Print the sentence of an error that has one, and return its exit status; None for any other."""
+    if isinstance(error, UserError):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.status
+    if isinstance(error, StoppedError):
+        print(error, file=sys.stderr, flush=True)
+        return error.status
+    if isinstance(error, KeyboardInterrupt):
+        print("stopped by the keyboard", file=sys.stderr, flush=True)
+        return 130
+    return None

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError, unknown
-from pmapdp.layout import BATCH, DATA, NAMED, Rules, mesh_text, parse_layout, parse_mesh
+from pmapdp.layout import BATCH, DATA, NAMED, Rules, check_places, mesh_text, parse_layout, parse_mesh
 from pmapdp.sharding import IndivisibleError, Layout, Names, logical_names, partition
 from pmapdp.state import Task, initial_state
 
@@ -37,9 +37,12 @@ def fit_layout(config: Config, devices: Sequence[jax.Device], task: Task, inputs
         inputs: shape of one example.
 
     Raises:
-        UserError: a rule names an axis that neither mesh nor model has, two rules ask for the same mesh axis, a size
-            does not divide, or a mesh axis is left without work.
+        UserError: the mesh has not as many places as there are devices, a rule names an axis that neither mesh nor
+            model has, two rules ask for the same mesh axis, a size does not divide, or a mesh axis is left without
+            work.
     """
+    if config.mesh:
+        check_places(config.mesh, len(devices))
     sizes = parse_mesh(config.mesh) if config.mesh else {DATA: len(devices)}
     names, stat_names, rules = logical_names(task)
     asked, by_hand = parse_layout(config.layout)

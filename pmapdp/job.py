@@ -1,11 +1,13 @@
 """A configuration made concrete: devices, data in batches, the task and the strategy's five functions."""
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from pmapdp import devices as device_module
 from pmapdp.config import Config, check
@@ -17,6 +19,7 @@ from pmapdp.fit_layout import fit_layout, number_of_devices
 from pmapdp.metrics import Meter, Totals
 from pmapdp.models import VIEWS
 from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.sharding import Layout
 from pmapdp.state import Task, make_task
 from pmapdp.steps import Steps, make_steps
@@ -40,6 +43,7 @@ class Job:
         task: model, objective and update rule.
         steps: the strategy's five functions.
         layout: how the arrays lie on the devices; None for a single one.
+        peers: the processes that own the devices.
     """
 
     config: Config
@@ -53,6 +57,7 @@ class Job:
     task: Task
     steps: Steps
     layout: Layout | None = None
+    peers: Peers = ALONE
 
     @property
     def batch_shards(self) -> int:
@@ -72,25 +77,34 @@ class Job:
         return meter.finish()
 
 
-def prepare(config: Config) -> Job:
+def prepare(config: Config, peers: Peers = ALONE) -> Job:
     """Find the devices, read the data, build the task and the steps. Nothing is compiled yet.
 
     Raises:
-        UserError: the configuration fits neither itself, nor the machine, nor the data.
+        UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
     """
     check(config)
     check_pair(config.model, config.dataset)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    devices = device_module.choose(1 if config.strategy == "single" else number_of_devices(config))
+    local = device_module.choose(1 if config.strategy == "single" else devices_here(config, peers))
+    if not peers.first:
+        peers.wait("the data set")  # process 0 may have to download it
     data = load(config.dataset, config.data_dir, VIEWS[config.model])
+    if peers.first:
+        peers.wait("the data set")
+    peers.require_same("devices and data", own_facts(local, data, config))
+    devices = device_module.of_all_processes(local)
     layout = None
     if config.strategy != "single":  # the layout needs no learning rate, which depends on how the batch is split
         any_rate = make_task(config, make_optimizer(config, lambda step: 0.0))
         layout = fit_layout(config, devices, any_rate, data.train.inputs.shape[1:])
     shards = layout.batch_shards if layout else 1
+    here = layout.shards_on(local, any_rate) if layout else range(1)
     B = global_batch_size(config, shards, len(data.train.labels))
-    train_batches = Batches(data.train, B, devices=shards, accumulate=config.accumulate, shuffle_seed=config.seed)
+    train_batches = Batches(
+        data.train, B, devices=shards, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
+    )
     test_size = max(B, EVALUATION_BATCH_PER_DEVICE * shards)
     all_steps = config.epochs * train_batches.steps
     schedule = make_schedule(config, B, train_batches.steps, all_steps)
@@ -101,12 +115,13 @@ def prepare(config: Config) -> Job:
         data=data,
         global_batch_size=B,
         train_batches=train_batches,
-        test_batches=Batches(data.test, test_size, devices=shards),
+        test_batches=Batches(data.test, test_size, devices=shards, here=here),
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=schedule,
         task=task,
         steps=make_steps(config.strategy, task, devices, layout),
         layout=layout,
+        peers=peers,
     )
 
 
@@ -124,6 +139,24 @@ def check_pair(model: str, dataset: str) -> None:
             f"{'images' if holds_images else 'texts'}: use {', '.join(fitting[:-1])} or {fitting[-1]}, or "
             f"--dataset {'digits' if takes_images else 'reviews'}"
         )
+
+
+def devices_here(config: Config, peers: Peers) -> int | None:
+    """How many devices this process is to have; None where the configuration says nothing."""
+    number = number_of_devices(config)
+    return number // peers.count if number and config.devices is None else number
+
+
+def own_facts(devices: list[jax.Device], data: DataSet, config: Config) -> dict[str, Any]:
+    """What one process brings to a run with others, under the names that a user knows."""
+    content = hashlib.sha256()
+    for array in jax.tree.leaves(data):
+        content.update(np.ascontiguousarray(array).data)
+    return {
+        "the number of its devices": len(devices),
+        "the kind of its devices": devices[0].device_kind,
+        f"the content of the data set {config.dataset}": content.hexdigest()[:16],
+    }
 
 
 def global_batch_size(config: Config, devices: int, examples: int) -> int:

@@ -63,7 +63,7 @@ def parse_layout(text: str) -> tuple[Rules, set[str]]:
     return rules, by_hand
 
 
-def check_mesh(mesh: str | None, layout: str, strategy: str, devices: int | None) -> None:
+def check_mesh(mesh: str | None, layout: str, strategy: str) -> None:
     """Refuse a mesh or layout that no run can work with, whatever the model.
 
     Raises:
@@ -78,11 +78,19 @@ def check_mesh(mesh: str | None, layout: str, strategy: str, devices: int | None
     if reason and (mesh or layout != DATA):
         given = f"--mesh {mesh}" if mesh else f"--layout {layout}"
         raise UserError(f"{given} cannot be had with --strategy {strategy}, for {reason}: use --strategy jit")
-    if mesh is None:
-        return
+    if mesh is not None:
+        parse_mesh(mesh)
+
+
+def check_places(mesh: str, devices: int) -> None:
+    """Refuse a mesh that has not as many places as there are devices in all processes.
+
+    Raises:
+        UserError: with a mesh that has.
+    """
     sizes = parse_mesh(mesh)
     places = math.prod(sizes.values())
-    if devices is not None and places != devices:
+    if places != devices:
         first, rest = next(iter(sizes)), places // next(iter(sizes.values()))
         works = mesh_text(sizes | {first: devices // rest} if devices % rest == 0 else {DATA: devices})
         raise UserError(f"--mesh {mesh} has {places} places for {devices} device(s): try --mesh {works}")

@@ -17,7 +17,7 @@ from pmapdp.tensorboard import TensorBoard
 
 
 class Recorder:
-    """Hands each event of a run to all that want it.
+    """Hands each event of a run to all that want it; on other processes than the first it writes nothing.
 
     Args:
         job: the run.
@@ -27,9 +27,18 @@ class Recorder:
     def __init__(self, job: Job, first_step: int = 0):
         config = self.config = job.config
         self.job = job
-        folder = Path(config.workdir) if config.workdir else None
-        self.report = Report(progress=config.progress, epochs=config.epochs, log=folder and folder / "log.txt")
-        self.files = [MetricsFile(config.metrics_file), MetricsFile(folder and folder / "metrics.jsonl")]
+        writes = job.peers.first
+        folder = Path(config.workdir) if config.workdir and writes else None
+        self.report = Report(
+            progress=config.progress and writes,
+            epochs=config.epochs,
+            log=folder and folder / "log.txt",
+            quiet=not writes,
+        )
+        self.files = [
+            MetricsFile(config.metrics_file if writes else None),
+            MetricsFile(folder and folder / "metrics.jsonl"),
+        ]
         self.tensorboard = TensorBoard(folder, first_step) if folder else None
         self.first_step = first_step
 
@@ -54,6 +63,7 @@ class Recorder:
         self.write("start", **(dataclasses.asdict(config) | facts))
         if self.first_step:
             self.write("resume", step=self.first_step)
+        processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
         self.report.header(
             {
@@ -66,7 +76,7 @@ class Recorder:
                 "state": state_line(state),
                 "data": f"{config.dataset}, {facts['train_examples']:,} to train, {facts['test_examples']:,} to test",
                 "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch",
-                "started": f"by hand, 1 process, jax {jax.__version__}, Python {sys.version.split()[0]}",
+                "started": f"{processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
             }
         )
 
@@ -74,10 +84,11 @@ class Recorder:
         """The results of an epoch; `state`, on the devices, for histograms where they were asked for."""
         self.write("epoch", **results)
         self.report.results(results)
+        whole = self.job.steps.fetch(state) if self.config.histograms else None  # by all processes
         if self.tensorboard:
             self.tensorboard.scalars(results)
-            if self.config.histograms:
-                self.tensorboard.histograms(self.job, self.job.steps.fetch(state))
+            if whole is not None:
+                self.tensorboard.histograms(self.job, whole)
 
     def close(self) -> None:
         """Write what is left and close all files."""

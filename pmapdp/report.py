@@ -21,13 +21,14 @@ class Report:
         progress: whether to show progress inside an epoch.
         epochs: number of epochs in the run.
         log: file to which all lines are appended too.
+        quiet: print nothing.
 
     Raises:
         UserError: the log cannot be written.
     """
 
-    def __init__(self, *, progress: bool, epochs: int, log: Path | None = None):
-        self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False)
+    def __init__(self, *, progress: bool, epochs: int, log: Path | None = None, quiet: bool = False):
+        self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False, quiet=quiet)
         self.progress, self.epochs = progress, epochs
         self.bar: Progress | None = None
         self.shown = 0.0

@@ -11,7 +11,8 @@ from pmapdp.job import Job
 from pmapdp.metrics import Totals
 from pmapdp.signals import StopRequest
 from pmapdp.state import TrainState, create_state
-from pmapdp.workdir import Workdir
+from pmapdp.steps.placing import over_all_processes
+from pmapdp.workdir import Workdir, require_shared
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,18 @@ class Keeper:
         self.messages: list[str] = []
         self.best: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
-        self.workdir = Workdir(job.config.workdir) if job.config.workdir else None
+        self.workdir = Workdir(job.config.workdir) if job.config.workdir and job.peers.first else None
         self.checkpoints: Checkpoints | None = None
 
     def begin(self) -> Progress:
         """The initial state, or that of the newest whole checkpoint in the workdir."""
         job, config = self.job, self.job.config
-        if self.workdir is None:
+        if config.workdir is None:
             return Progress(create_state(job.task, job.steps.state_sharding))
-        continued = self.workdir.start(config, job.global_batch_size)
-        self.checkpoints = Checkpoints(Path(self.workdir.path) / "checkpoints", config.keep_checkpoints)
+        continued = self.workdir.start(config, job.global_batch_size) if self.workdir else False
+        job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
+        require_shared(config.workdir)
+        self.checkpoints = Checkpoints(Path(config.workdir) / "checkpoints", config.keep_checkpoints, peers=job.peers)
         found, warnings = self.checkpoints.restore(job.task, job.steps.state_sharding)
         self.messages += [f"warning: {warning}" for warning in warnings]
         if found is None:
@@ -84,6 +87,7 @@ class Keeper:
                 self.best = results
         if self.checkpoints is not None:
             progress = {"step": step, "totals": list(dataclasses.astuple(totals)), "best": self.best, "last": self.last}
+            state = over_all_processes(state, self.job.steps.state_sharding)
             self.checkpoints.save(step, state, progress, results["test_accuracy"] if results else None)
 
     def stop(self, request: StopRequest, step: int) -> NoReturn:
@@ -95,8 +99,8 @@ class Keeper:
         assert request.signal is not None
         self.wait()
         kept = (
-            f"a checkpoint is in {self.workdir.path}, and the same command goes on from it"
-            if self.workdir
+            f"a checkpoint is in {self.job.config.workdir}, and the same command goes on from it"
+            if self.job.config.workdir
             else "nothing was kept; with --workdir runs/first a run can go on"
         )
         raise StoppedError(f"stopped by {request.signal.name} after step {step:,}: {kept}", 128 + request.signal.value)

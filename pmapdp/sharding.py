@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.errors import UserError
 from pmapdp.layout import BATCH, DATA, Rules, mesh_text
 from pmapdp.state import Task, TrainState, initial_state
 
@@ -98,6 +99,31 @@ class Layout:
     def batch_shards(self) -> int:
         """Into how many parts the examples are split."""
         return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
+
+    def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
+        """The numbers, from 0, of the batch's parts that lie on these devices of one process, which reads those.
+
+        Raises:
+            UserError: they are not side by side, or another axis of the inputs is split between processes.
+        """
+        names = self.mesh.axis_names
+        places = [
+            dict(zip(names, place, strict=True)) for place, d in np.ndenumerate(self.mesh.devices) if d in devices
+        ]
+        sizes = [self.mesh.shape[axis] for axis in self.batch_axes]
+        found = {
+            int(np.ravel_multi_index([place[a] for a in self.batch_axes], sizes)) if sizes else 0 for place in places
+        }
+        whole = [axis for name in task.input_axes[1:] for axis in self.rules.get(name, ())]
+        cut = [axis for axis in whole if len({place[axis] for place in places}) < self.mesh.shape[axis]]
+        rows = range(min(found), max(found) + 1)
+        if cut or len(rows) > len(found):
+            raise UserError(
+                f"--mesh {mesh_text(dict(self.mesh.shape))} splits examples between processes of {len(devices)} "
+                "devices, and each reads whole examples that follow one another: name the axes of the batch first, and "
+                f"make the product of the others divide {len(devices)}"
+            )
+        return rows
 
     @property
     def text(self) -> str:

@@ -5,24 +5,44 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from pmapdp.processes.agreement import StopAgreement
+
 
 class StopRequest:
-    """Whether a signal asked the run to stop, and which."""
+    """Whether a signal asked the run to stop, and which.
 
-    def __init__(self) -> None:
+    Args:
+        agreement: among several processes, which all stop after the same update; None for a process alone.
+    """
+
+    def __init__(self, agreement: StopAgreement | None = None):
+        self.agreement = agreement
         self.signal: signal.Signals | None = None
 
+    def note(self, number: int) -> None:
+        """A signal has come."""
+        self.signal = signal.Signals(number)
+        if self.agreement:
+            self.agreement.signal = self.signal
+
+    def begin(self, step: int) -> None:
+        """Update `step` begins."""
+        if self.agreement:
+            self.agreement.begin(step)
+            if self.agreement.reached:
+                self.signal = self.agreement.signal
+
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return self.signal is not None and (self.agreement is None or self.agreement.reached)
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[StopRequest]:
+def listening(agreement: StopAgreement | None = None) -> Iterator[StopRequest]:
     """Note the first SIGTERM or SIGINT in the `StopRequest`; a second one has its usual, immediate effect.
 
     Outside the main thread Python cannot catch signals, and they keep their usual effect.
     """
-    request = StopRequest()
+    request = StopRequest(agreement)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -33,7 +53,7 @@ def listening() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
     def note(number: int, frame: object) -> None:
-        request.signal = signal.Signals(number)
+        request.note(number)
         restore()
 
     for number in before:

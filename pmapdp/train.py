@@ -4,6 +4,7 @@
     python -m pmapdp.train --strategy jit --devices 4         # the same job, split by the compiler
     python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
     python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command goes on
+    srun python -m pmapdp.train --distributed                 # several processes, started by Slurm
 
 Lesson 10 teaches this file.
 """
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp import compile_cache, nnx_mesh
-from pmapdp.command_line import parse
+from pmapdp.command_line import parse_with
 from pmapdp.config import Config
-from pmapdp.errors import run_command
+from pmapdp.errors import UserError, run_command
 from pmapdp.finish import check_on_one_device, compare_with_reported, draw_sharding
 from pmapdp.job import Job, prepare
 from pmapdp.metrics import Meter, Totals
+from pmapdp.processes.join import joined
+from pmapdp.processes.options import ProcessesOptions
+from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.profile import Profiler
 from pmapdp.recorder import Recorder
 from pmapdp.resume import Keeper
@@ -42,8 +46,12 @@ class Result:
     epochs: list[dict[str, Any]]
 
 
-def train(config: Config) -> Result:
+def train(config: Config, peers: Peers = ALONE) -> Result:
     """Run `config` from start to end, or go on with the run in its workdir.
+
+    Args:
+        config: what to do.
+        peers: the processes that take part; all call this function alike.
 
     Raises:
         UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
@@ -53,7 +61,7 @@ def train(config: Config) -> Result:
     started = time.perf_counter()
     if config.compile_cache:
         compile_cache.enable()
-    job = prepare(config)
+    job = prepare(config, peers)
     steps, batches = job.steps, job.train_batches
     with contextlib.ExitStack() as stack:
         keeper = stack.enter_context(contextlib.closing(Keeper(job)))
@@ -62,8 +70,10 @@ def train(config: Config) -> Result:
         recorder.start(progress.state)
         for warning in keeper.messages:
             recorder.report.line(warning)
-        stop = stack.enter_context(listening())
-        profiler = Profiler(Path(config.workdir) / "profile" if config.profile and config.workdir else None)
+        stop = stack.enter_context(listening(peers.agreement))
+        profiled = config.profile and config.workdir and peers.first
+        profiler = Profiler(Path(str(config.workdir)) / "profile" if profiled else None)
+        stack.enter_context(peers.failing_together())
 
         state, step, totals = progress.state, progress.step, progress.totals
         compile_seconds = 0.0
@@ -75,11 +85,12 @@ def train(config: Config) -> Result:
             for batch in batches.epoch(epoch, done):
                 profiler.before_step(state)
                 placed = steps.place_batch(batch)
-                if config.draw_sharding and step == 0:
+                if config.draw_sharding and step == 0 and peers.first:
                     draw_sharding(placed)
+                stop.begin(step + 1)
                 state, sums = steps.train_step(state, placed)
                 step += 1
-                meter.add(step, sums, batch.examples)
+                meter.add(step, sums, batches.size(step - 1 - epoch * batches.steps))
                 if step == progress.step + 1:  # traced and compiled just now: not timed as a step
                     compile_seconds += meter.restart_clock()
                 recorder.report.step(step - epoch * batches.steps, meter)
@@ -114,7 +125,7 @@ def train(config: Config) -> Result:
         recorder.write("end", steps=step, compile_seconds=compile_seconds, total_seconds=seconds)
         recorder.report.end(keeper.best, keeper.last, compile_seconds, seconds)
         host = steps.fetch(state)
-        if config.check_on_one_device:
+        if config.check_on_one_device and peers.first:
             recorder.report.line(check_on_one_device(job, host, keeper.last))
         compare_with_reported(recorder.report, config, history)
         return Result(host, history)
@@ -140,11 +151,14 @@ def epoch_results(job: Job, epoch: int, step: int, meter: Meter, tested: Totals)
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    config = parse(arguments)
+    config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
     if config.recipe == "nnx-mesh":
+        if options.several:
+            raise UserError("recipe nnx-mesh runs in one process: leave --distributed and --coordinator out")
         nnx_mesh.run(config)
-    else:
-        train(config)
+        return
+    with joined(options, config) as peers:
+        train(config, peers)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import fcntl
 import json
 import os
 import shutil
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,22 @@ class Workdir:
             file.unlink(missing_ok=True)
         for file in self.path.glob("events.out.tfevents.*"):
             file.unlink()
+
+
+def require_shared(path: str | Path, seconds: float = 10) -> None:
+    """Look whether process 0 has written into the folder of this name that this process sees.
+
+    Raises:
+        UserError: it has not; a network file system gets `seconds` to show it.
+    """
+    deadline = time.monotonic() + seconds
+    while not (Path(path) / "config.json").exists():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"--workdir {path} on {socket.gethostname()} is not the folder that process 0 writes to: name one "
+                "that all processes share, by its full path"
+            )
+        time.sleep(0.1)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -92,8 +92,7 @@ def test_more_devices_than_were_simulated(capsys):
 
 def test_more_devices_than_accelerators(capsys, monkeypatch):
     accelerators = [types.SimpleNamespace(platform="gpu", device_kind="H200")] * 2
-    real = jax.devices
-    monkeypatch.setattr(jax, "devices", lambda backend=None: real(backend) if backend else accelerators)
+    monkeypatch.setattr(jax, "local_devices", lambda: accelerators)
     line = error_of(capsys, "--devices", "4")
     assert "--devices 4 is more than the 2 gpu device(s) here: use at most --devices 2" in line
 

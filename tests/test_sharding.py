@@ -13,7 +13,7 @@ from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.fit_layout import fit_layout, number_of_devices
 from pmapdp.optimizer import clip_by_global_norm
-from pmapdp.sharding import bytes_on_a_device
+from pmapdp.sharding import Layout, bytes_on_a_device
 from pmapdp.state import Task, create_state, initial_state
 from pmapdp.steps import make_steps
 
@@ -118,3 +118,21 @@ def test_what_cannot_be_is_refused_in_a_sentence(options, message):
     with pytest.raises(UserError, match=re.escape(message)) as error:
         fit_layout(config, devices, Task("mlp", optax.adam(1e-3)), (28, 28, 1))
     assert "\n" not in str(error.value)
+
+
+def test_a_process_reads_the_rows_of_its_devices():
+    """As if each process owned some of the 8 devices; real processes train in test_many_processes.py."""
+    task = Task("mlp", optax.sgd(0.1))
+
+    def rows(mesh: str, layout: str, owned: range) -> range:
+        config = Config(model="mlp", strategy="jit", mesh=mesh, layout=layout)
+        fitted: Layout = fit_layout(config, jax.devices()[:8], task, (28, 28, 1))
+        return fitted.shards_on([jax.devices()[d] for d in owned], task)
+
+    assert rows("data=8", "data", range(2, 4)) == range(2, 4)
+    assert rows("data=4,model=2", "model", range(4, 8)) == range(2, 4)
+    assert rows("data=4,model=2", "model", range(1)) == range(1)
+    assert rows("model=2,data=4", "model", range(4)) == range(4)
+    assert rows("data=2,feature=2,model=2", "spatial", range(4, 8)) == range(1, 2)
+    with pytest.raises(UserError, match="name the axes of the batch first"):
+        rows("data=2,feature=2,model=2", "spatial", range(2))

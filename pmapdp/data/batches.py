@@ -45,6 +45,8 @@ class Batches:
         split: the examples.
         batch_size: B, examples per batch; the last batch of an epoch holds what is left.
         devices: N, over which a batch is split.
+        here: numbers (from 0) of those of the N devices whose rows are wanted; None for all. With several processes
+            each reads only the rows of its own devices.
         accumulate: K, micro-batches per device and update.
         shuffle_seed: seed of the order; None keeps the order of the data set (for evaluation).
     """
@@ -55,11 +57,13 @@ class Batches:
         batch_size: int,
         *,
         devices: int = 1,
+        here: range | None = None,
         accumulate: int = 1,
         shuffle_seed: int | None = None,
     ):
         self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
         self.devices, self.accumulate = devices, accumulate
+        self.here = here or range(devices)
         self.examples = len(split.labels)
         self.steps = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
@@ -76,16 +80,20 @@ class Batches:
         return np.random.default_rng([self.shuffle_seed, epoch]).permutation(self.examples)
 
     def take(self, indices: np.ndarray) -> Batch:
-        """The batch of these examples, padded with copies of example 0 at weight 0."""
+        """The batch of these examples, padded with copies of example 0 at weight 0; the rows of the devices here."""
         K, N = self.accumulate, self.devices
         rows = np.full((K, N * self.share), -1, np.int32)
         for micro_batch in range(K):
             part = indices[micro_batch * self.micro_batch : (micro_batch + 1) * self.micro_batch]
             rows[micro_batch, : len(part)] = part
-        order = rows.reshape(K, N, self.share).swapaxes(0, 1).reshape(-1)
+        order = rows.reshape(K, N, self.share).swapaxes(0, 1)[self.here.start : self.here.stop].reshape(-1)
         weights = (order >= 0).astype(np.float32)
         order = np.maximum(order, 0)
         return Batch(self.split.inputs[order], self.split.labels[order], order, weights)
+
+    def size(self, step: int) -> int:
+        """Examples in the batch of `step` (from 0) of an epoch, over all devices and without padding."""
+        return min(self.batch_size, self.examples - step * self.batch_size)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` (from 0), starting at its step `first_step` (from 0)."""

@@ -14,6 +14,7 @@ from pmapdp.sharding import Layout, data_parallel
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
 from pmapdp.steps.body import Body
+from pmapdp.steps.placing import fetch, place
 
 
 def make_steps(task: Task, devices, layout: Layout | None = None) -> Steps:
@@ -27,7 +28,7 @@ def make_steps(task: Task, devices, layout: Layout | None = None) -> Steps:
         return jax.device_put(state, state_sharding)
 
     def place_batch(batch: Batch) -> Batch:
-        return jax.device_put(batch, split)
+        return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
         in_use = dataclasses.replace(state, params=layout.gathered(task, state.params))
@@ -66,6 +67,6 @@ def make_steps(task: Task, devices, layout: Layout | None = None) -> Steps:
         place_batch,
         jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0),
         jax.jit(eval_step, out_shardings=replicated),
-        jax.device_get,
+        fetch,
         state_sharding,
     )

@@ -11,6 +11,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
 from pmapdp.steps.body import Body
+from pmapdp.steps.placing import fetch, place
 
 AXIS = "data"
 
@@ -19,14 +20,15 @@ def make_steps(task: Task, devices) -> Steps:
     """The step of one of N devices: it sees the whole state and `[b, ...]` of a batch `[N, b, ...]`."""
     body = Body(task, axis_name=AXIS)
     mesh = Mesh(np.array(devices), (AXIS,))
+    here = mesh.local_mesh.size
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
-        per_device = jax.tree.map(lambda x: x.reshape(len(devices), -1, *x.shape[1:]), batch)
-        return jax.device_put(per_device, split)
+        per_device = jax.tree.map(lambda x: x.reshape(here, -1, *x.shape[1:]), batch)
+        return place(per_device, split)
 
     def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
@@ -44,6 +46,6 @@ def make_steps(task: Task, devices) -> Steps:
         place_batch,
         jax.pmap(train_step, **axes, donate_argnums=0),
         jax.pmap(eval_step, **axes),
-        jax.device_get,
+        fetch,
         replicated,
     )

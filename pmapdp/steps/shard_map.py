@@ -11,6 +11,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
 from pmapdp.steps.body import Body
+from pmapdp.steps.placing import fetch, place
 
 AXIS = "data"
 
@@ -25,7 +26,7 @@ def make_steps(task: Task, devices) -> Steps:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
-        return jax.device_put(batch, split)
+        return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
@@ -47,6 +48,6 @@ def make_steps(task: Task, devices) -> Steps:
         place_batch,
         jax.jit(jax.shard_map(train_step, **axes, check_vma=False), donate_argnums=0),
         jax.jit(jax.shard_map(eval_step, **axes, check_vma=False)),
-        jax.device_get,
+        fetch,
         replicated,
     )

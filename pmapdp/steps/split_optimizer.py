@@ -21,6 +21,7 @@ from pmapdp.sharding import data_parallel, split_dimension
 from pmapdp.state import Task, TrainState, initial_state
 from pmapdp.steps import Steps
 from pmapdp.steps.body import Body
+from pmapdp.steps.placing import fetch, place
 
 WHOLE = -1
 
@@ -112,13 +113,13 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
     def place_batch(batch: Batch) -> Batch:
         if strategy == "pmap":
             batch = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
-        return jax.device_put(batch, split)
+        return place(batch, split)
 
     return Steps(
         place_state,
         place_batch,
         jax.jit(train, out_shardings=(state_sharding, replicated), donate_argnums=0),
         jax.jit(evaluate, out_shardings=replicated),
-        jax.device_get,
+        fetch,
         state_sharding,
     )

@@ -1,0 +1,54 @@
+"""After which update all processes stop, when a signal reached one of them or all."""
+
+import signal
+import threading
+from collections.abc import Mapping
+
+from pmapdp.processes.store import Store
+
+
+class StopAgreement:
+    """Agrees on the update after which to stop, without a collective.
+
+    No process may stop on its own: the others would wait for it in the next all-reduce. So a process that got a
+    signal publishes which update it has begun, and begins no other until it knows what all have begun. The rest
+    do the same once they see that (in a thread, as the main one may be waiting for the devices). All stop after the
+    update that follows the furthest. The idea is that of `multihost_utils.reached_preemption_sync_point`, which
+    knows no other signal than SIGTERM and takes its handler.
+    """
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.changed = threading.Condition()
+        self.begun = 0
+        self.published = False
+        self.last: int | None = None
+        self.signal: signal.Signals | None = None
+
+    def begin(self, step: int) -> None:
+        """Say that update `step` begins; waits while the processes are agreeing."""
+        with self.changed:
+            while self.published and self.last is None:
+                self.changed.wait()
+            self.begun = step
+
+    @property
+    def reached(self) -> bool:
+        """Whether the update that was begun last is the one after which all stop."""
+        return self.last is not None and self.begun >= self.last
+
+    def advance(self, said: Mapping[str, str]) -> None:
+        """Go on with agreeing; called now and then with what the processes have published under `stop`."""
+        if self.last is not None or (self.signal is None and not said):
+            return
+        if not self.published:
+            if self.signal is None:
+                self.signal = signal.Signals(int(next(iter(said.values())).split()[0]))
+            with self.changed:
+                self.published = True
+                begun = self.begun
+            self.store.set(f"stop/{self.store.process}", f"{self.signal.value} {begun}")
+        elif len(said) == self.store.count:
+            with self.changed:
+                self.last = 1 + max(int(each.split()[1]) for each in said.values())
+                self.changed.notify_all()

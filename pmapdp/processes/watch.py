@@ -1,0 +1,102 @@
+"""Signs of life: every process gives them, and ends with one sentence where another's stay away."""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from pmapdp.processes.agreement import StopAgreement
+from pmapdp.processes.relay import start_thread
+from pmapdp.processes.store import Store
+
+LOST = 4  # exit status of a process that ended because of another
+GO_ON = "start the same command again, and a run with a workdir goes on from its last checkpoint"
+
+
+class Watch:
+    """Two threads: one talks to the store, which may block for long; one looks at the clock.
+
+    A beat is at most a twelfth of the timeout, and a process is lost after six tenths of it: with the time to read
+    and to tell the others, all have ended before it is over. JAX has heartbeats too; its timeout is set longer, because
+    it would abort the process from C++.
+
+    Args:
+        store: where the signs of life are.
+        agreement: is advanced at each beat.
+        timeout: seconds after which a process without a sign of life has ended the others.
+    """
+
+    def __init__(self, store: Store, agreement: StopAgreement, timeout: float):
+        self.store, self.agreement = store, agreement
+        self.beat, self.patience = min(2.0, timeout / 12), 0.6 * timeout
+        self.closed = threading.Event()
+        self.ending = threading.Lock()
+        self.answered = time.monotonic()
+        self.signs: dict[int, tuple[float, str]] = {}  # of each process: when it last changed, and what it was
+        start_thread(self.talk)
+        start_thread(self.look_at_the_clock)
+
+    def talk(self) -> None:
+        """Give signs of life and read those of the others."""
+        host = socket.gethostname()
+        number = 0
+        while not self.closed.wait(self.beat):
+            number += 1
+            try:
+                self.store.set(f"alive/{self.store.process}", f"{number} {host}")
+                alive, ended = self.store.entries("alive"), self.store.entries("ended")
+                self.agreement.advance(self.store.entries("stop"))
+            except Exception:  # the clock decides what it means that the coordinator does not answer
+                continue
+            now = self.answered = time.monotonic()
+            for process, sign in alive.items():
+                if self.signs.get(int(process), (0, ""))[1] != sign:
+                    self.signs[int(process)] = now, sign
+            for process, content in ended.items():
+                if int(process) != self.store.process:
+                    time.sleep(self.beat)  # this process may be about to say the same by itself
+                    sentence = json.loads(content)
+                    said_by = "" if sentence.startswith("process ") else f"process {process} ended: "
+                    self.end(said_by + sentence)
+
+    def look_at_the_clock(self) -> None:
+        """End the process when another one is lost."""
+        while not self.closed.wait(self.beat / 2):
+            now = time.monotonic()
+            if now - self.answered > self.patience:
+                self.end(
+                    f"process 0 of {self.store.count}, the coordinator, has not answered for {self.patience:.0f} s "
+                    f"(it hangs, or the network between is down): {GO_ON}"
+                )
+            for process, (changed, sign) in list(self.signs.items()):
+                if process != self.store.process and now - changed > self.patience:
+                    self.end(
+                        f"process {process} of {self.store.count} on {sign.split()[1]} has given no sign of life for "
+                        f"{self.patience:.0f} s (it was killed, hangs, or has lost its network): {GO_ON}"
+                    )
+
+    def coordinator_lost(self) -> None:
+        """The connection to process 0 has been closed from its side."""
+        if not self.closed.is_set():
+            self.end(f"process 0 of {self.store.count}, the coordinator, has ended: {GO_ON}")
+
+    def end(self, sentence: str, status: int = LOST) -> NoReturn:
+        """Say why, tell the others, and end the process at once: its main thread may wait for a lost one forever."""
+        with self.ending:  # held to the end, so that only one sentence is said
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
+            self.tell(sentence)
+            os._exit(status)
+
+    def tell(self, sentence: str) -> None:
+        """Let the other processes end for the same reason. Process 0 waits until they have read it."""
+        teller = start_thread(lambda: self.store.set(f"ended/{self.store.process}", json.dumps(sentence)))
+        teller.join(2 * self.beat)
+        if self.store.process == 0:
+            time.sleep(3 * self.beat)
+
+    def close(self) -> None:
+        """The run is over: the others may go."""
+        self.closed.set()
