@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
-from contract_worker import SEED, TEST, TRAIN, flat
+from contract_worker import SEED, data, flat
 from examples import whole_batch
 
 from pmapdp import devices as device_module
@@ -67,24 +67,25 @@ def main() -> None:
         devices = device_module.of_all_processes(local)
         N, first = len(devices), devices.index(local[0])
         here = range(first, first + len(local))
+        train, test = data(model)
         task = Task(model, optax.adam(1e-3), seed=SEED, dtype="float64")
-        order = Batches(TRAIN, BATCH, shuffle_seed=SEED).order(0)
+        order = Batches(train, BATCH, shuffle_seed=SEED).order(0)
         alone = make_steps("single", task, local[:1])
         wanted = peers.first and run(
             alone,
             alone.place_state(create_state(task)),
-            [whole_batch(TRAIN, order[start : start + BATCH]) for start in range(0, len(order), BATCH)],
-            [whole_batch(TEST, np.arange(len(TEST.labels)))],
+            [whole_batch(train, order[start : start + BATCH]) for start in range(0, len(order), BATCH)],
+            [whole_batch(test, np.arange(len(test.labels)))],
         )
-        differences, content, reading = {}, {}, Reading(TRAIN.inputs)
+        differences, content, reading = {}, {}, Reading(train.inputs)
         for strategy in strategies.split(","):
             reading.rows = []
             steps = make_steps(strategy, task, devices)
             found = run(
                 steps,
                 create_state(task, steps.state_sharding),
-                Batches(TRAIN._replace(inputs=reading), BATCH, devices=N, here=here, shuffle_seed=SEED).epoch(0),
-                Batches(TEST, 2 * N + 1, devices=N, here=here).epoch(0),
+                Batches(train._replace(inputs=reading), BATCH, devices=N, here=here, shuffle_seed=SEED).epoch(0),
+                Batches(test, 2 * N + 1, devices=N, here=here).epoch(0),
             )
             if wanted:
                 apart = {name: np.abs(found[name] - wanted[name]).max(initial=0) for name in wanted}

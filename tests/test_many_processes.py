@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from contract_worker import TRAIN
+from examples import random_split
 from launch import environment
 from processes import by_hand, end_of, free_port, running, train_together
 from running import run
@@ -65,8 +65,9 @@ def test_strategies_equal_one_device(tmp_path, count, devices, model, strategies
 
 
 def test_the_parts_of_all_processes_make_up_the_batch():
-    whole = list(Batches(TRAIN, 18, devices=6, accumulate=2, shuffle_seed=3).epoch(0))
-    parts = [list(Batches(TRAIN, 18, devices=6, here=here, accumulate=2, shuffle_seed=3).epoch(0))
+    train = random_split(83, seed=1)
+    whole = list(Batches(train, 18, devices=6, accumulate=2, shuffle_seed=3).epoch(0))
+    parts = [list(Batches(train, 18, devices=6, here=here, accumulate=2, shuffle_seed=3).epoch(0))
              for here in (range(4), range(4, 6))]  # fmt: skip
     for batch, *own in zip(whole, *parts, strict=True):
         for name in batch._fields:

@@ -71,4 +71,4 @@ def test_a_state_made_in_parts_never_is_there_as_a_whole():
     assert split["state"] == whole["state"] == 6 * 4 * 2048**2 + 8  # two matrices, twice as much for Adam, two counts
     assert split["largest_shard"] * 8 == whole["largest_shard"] == 4 * 2048**2
     assert split["grown"] < 2.5 * split["state"]
-    assert whole["grown"] > 8 * whole["state"]
+    assert whole["grown"] > 6 * whole["state"]  # eight copies, less what was free in the process before
