@@ -114,8 +114,9 @@ def tiles(x: jax.Array) -> jax.Array:
         return d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]
 
     rows, columns = x.shape[1] - 3, x.shape[2] - 3
-    by_rows = transform([x[:, i : i + rows : 2] for i in range(4)])
-    return jnp.stack([v for d in by_rows for v in transform([d[:, :, j : j + columns : 2] for j in range(4)])])
+    by_rows = jnp.stack(transform([x[:, i : i + rows : 2] for i in range(4)]))
+    V = jnp.stack(transform([by_rows[:, :, :, j : j + columns : 2] for j in range(4)]), 1)
+    return V.reshape(16, *V.shape[2:])
 
 
 def tiles_transpose(V: jax.Array) -> jax.Array:
@@ -140,10 +141,8 @@ def kernel_tiles(kernel: jax.Array, stride: int) -> jax.Array:
         _, _, C, F = kernel.shape
         kernel = kernel.reshape(3, 2, 3, 2, C, F).swapaxes(1, 2).reshape(3, 3, 4 * C, F)
 
-    def transform(g):
-        return g[0], (g[0] + g[1] + g[2]) / 2, (g[0] - g[1] + g[2]) / 2, g[2]
-
-    return jnp.stack([u for g in transform(kernel) for u in transform(g)])
+    G = jnp.asarray([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], kernel.dtype)
+    return jnp.einsum("ik,jl,klcf->ijcf", G, G, kernel).reshape(16, *kernel.shape[2:])
 
 
 def pixels(M: jax.Array) -> jax.Array:
