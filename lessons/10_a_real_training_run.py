@@ -17,8 +17,8 @@
 # After this lesson you can run a training with a schedule and checkpoints, kill it and go on as if nothing had
 # happened, watch it in TensorBoard, and hand the trained model to somebody who has none of your code.
 #
-# About 20 minutes · before: [09 Three ways side by side](09_three_ways_side_by_side.ipynb) · next: the
-# [README](../README.md), for work of your own
+# About 20 minutes · before: [09 Three ways side by side](09_three_ways_side_by_side.ipynb) · next:
+# [11 Split the model](11_split_the_model.ipynb)
 #
 # The job is the one of TensorFlow's MirroredStrategy tutorial: a small convolutional network, Adam, twelve epochs, and
 # a learning rate that falls twice. So far you wrote the step. Now `pmapdp.train` runs it; this lesson looks at what a

@@ -17,7 +17,8 @@
 # the whole; name axes instead of devices; and split state that is only a copy of itself (ZeRO, fully sharded data
 # parallelism).
 #
-# About 25 minutes · before: [11 Split the model](11_split_the_model.ipynb)
+# About 25 minutes · before: [11 Split the model](11_split_the_model.ipynb) · next:
+# [13 Train with many processes](13_many_processes.ipynb)
 #
 # A model that does not fit on one device must not be made on one device first.
 

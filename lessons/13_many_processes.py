@@ -17,8 +17,8 @@
 # After this lesson you can start several processes that train together, say which examples each of them reads and what
 # only process 0 does, and say what happens when one of them dies.
 #
-# About 25 minutes · before: [10 A real training run](10_a_real_training_run.ipynb) · next: the [README](../README.md),
-# for work of your own
+# About 25 minutes · before: [12 Born sharded](12_born_sharded.ipynb) · next:
+# [14 Measure, and scale](14_measure_and_scale.ipynb)
 #
 # One machine has a handful of devices. More machines mean more processes: each runs the same program, and owns only
 # the devices of its machine. Here both processes run on your machine and talk over its loopback interface.

@@ -17,7 +17,7 @@
 # After this lesson you can time a training step honestly, read from a compiled program and from a profile what it does,
 # and say what a thousand devices would do, and how far to believe it.
 #
-# About 30 minutes · before: [10 A real training run](10_a_real_training_run.ipynb) · next: the
+# About 30 minutes · before: [13 Train with many processes](13_many_processes.ipynb) · next: the
 # [README](../README.md), for work of your own
 #
 # Letters: N devices, b examples on each, n bytes in an all-reduce, a latency, B bandwidth.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.objective import MetricSums
 
@@ -26,8 +24,7 @@ class Totals:
 
     def add(self, sums: MetricSums) -> "Totals":
         """The sums over these examples and those."""
-        loss, correct, count = jax.device_get(sums)
-        return Totals(self.loss + float(loss), self.correct + float(correct), self.count + int(count))
+        return Totals(self.loss + float(sums.loss), self.correct + float(sums.correct), self.count + int(sums.count))
 
     @property
     def mean_loss(self) -> float:

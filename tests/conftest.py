@@ -6,6 +6,10 @@ A process cannot change its number of devices: tests of other counts start proce
 import os
 from pathlib import Path
 
+from launch import QUICK_COMPILATION
+
+os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
+
 import jax
 import pytest
 

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+# Most of a test's time is compilation. These only spare the code generator some work; the programs of XLA, their
+# collectives and their results stay what they are.
+QUICK_COMPILATION = "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
 JAX_VARIABLES = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA")
 
 
@@ -14,7 +17,7 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if name not in JAX_VARIABLES and not name.startswith("JAX_")
     }
-    return kept | {"JAX_PLATFORMS": "cpu", "COLUMNS": "100"} | dict(changes or {})
+    return kept | {"JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": QUICK_COMPILATION} | dict(changes or {})
 
 
 def python(*arguments: object, env: Mapping[str, str] | None = None, timeout: float = 300):

@@ -103,7 +103,7 @@ def test_tree_and_archives_give_the_same(tmp_path):
         member("aclImdb/train/neg/5_1.txt", type=tarfile.FIFOTYPE),
         member("aclImdb/README", b"x" * (2 << 20)),
     ],
-    ids=lambda extra: repr(extra[0]),
+    ids=lambda extra: f"{extra[0].name!r}, type {extra[0].type.decode()}",
 )
 def test_what_is_no_plain_file_of_a_review_is_passed_over(tmp_path, extra):
     corpus = read(tmp_path, archive(extra))

@@ -17,7 +17,7 @@ from pmapdp.config import Config
 
 STRATEGIES = ("pmap", "jit", "shard_map", "single")
 START = {"strategy", "devices", "global_batch_size", "per_device_batch_size", "parameters", "train_examples"}
-START |= {"event", "test_examples", "jax"}
+START |= {"event", "test_examples", "jax", "state_bytes_on_a_device"}
 EPOCH = {"event", "epoch", "step", "train_loss", "train_accuracy", "train_examples", "test_loss", "test_accuracy"}
 EPOCH |= {"test_examples", "learning_rate", "images_per_second", "step_ms"}
 END = {"event", "steps", "compile_seconds", "total_seconds"}

@@ -14,7 +14,7 @@ import jax
 from jax._src import clusters  # the address must be known before jax.distributed.initialize, which finds it in here
 
 from pmapdp.config import Config, flag
-from pmapdp.errors import UserError
+from pmapdp.errors import StoppedError, UserError
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.options import ProcessesOptions, check_options
 from pmapdp.processes.peers import Joined, Peers
@@ -80,7 +80,11 @@ def joined(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
     peers = Joined(store, watch)
     with peers.failing_together():
         peers.require_same("start", facts(config))
-        yield peers
+        try:
+            yield peers
+        except StoppedError:  # all stop after the same update
+            leave(store, watch)
+            raise
     leave(store, watch)
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import NoReturn
 
+from pmapdp.processes.aborts import hold
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.relay import start_thread
 from pmapdp.processes.store import Store
@@ -36,6 +37,7 @@ class Watch:
         self.ending = threading.Lock()
         self.answered = time.monotonic()
         self.signs: dict[int, tuple[float, str]] = {}  # of each process: when it last changed, and what it was
+        hold(self.aborting)
         start_thread(self.talk)
         start_thread(self.look_at_the_clock)
 
@@ -82,6 +84,11 @@ class Watch:
         """The connection to process 0 has been closed from its side."""
         if not self.closed.is_set():
             self.end(f"process 0 of {self.store.count}, the coordinator, has ended: {GO_ON}")
+
+    def aborting(self) -> None:
+        """C++ is about to abort, mostly because another process is lost: leave it to the clock to say which."""
+        if not self.closed.wait(1.5 * self.patience):
+            self.end(f"a connection between the processes broke: {GO_ON}")
 
     def end(self, sentence: str, status: int = LOST) -> NoReturn:
         """Say why, tell the others, and end the process at once: its main thread may wait for a lost one forever."""
