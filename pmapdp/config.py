@@ -18,8 +18,7 @@ class DataOptions:
     """What is learnt from."""
 
     dataset: Literal["digits", "mnist", "fashion-mnist", "imdb", "reviews"] = "digits"
-    """digits (1,797 real scans, built in), mnist or fashion-mnist (60,000 + 10,000 images), imdb (25,000 + 25,000
-    film reviews) or reviews (4,000 + 1,000 synthetic ones, built in)."""
+    """digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (synthetic texts)."""
     data_dir: str | None = None
     """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
 
@@ -29,8 +28,7 @@ class ModelOptions:
     """What is trained."""
 
     model: Literal["mlp", "cnn", "convnet", "text_mlp", "transformer"] = "cnn"
-    """mlp (670k parameters), cnn (347k) or convnet (49k; with batch norm and dropout) for images; text_mlp (58k; with
-    batch norm) or transformer (600k) for texts."""
+    """For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); for texts: text_mlp, transformer."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs."""
 
@@ -52,8 +50,7 @@ class ParallelOptions:
     mesh: str | None = None
     """Axes of the devices and their sizes, for example data=4,model=2 (jit); default: data, over all of them."""
     layout: str = "data"
-    """What is split over which mesh axis (jit): data (the batch), model (hidden and heads too), spatial (features
-    too), and rules such as hidden=model or embed=none, separated by commas."""
+    """data (splits the batch), model (hidden and heads too), spatial (features too), or rules: hidden=model,..."""
     shard_state: Literal["none", "optimizer", "parameters"] = "none"
     """Split over the data axis: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
 
