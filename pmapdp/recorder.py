@@ -76,7 +76,7 @@ class Recorder:
                 "state": state_line(state),
                 "data": f"{config.dataset}, {facts['train_examples']:,} to train, {facts['test_examples']:,} to test",
                 "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch",
-                "started": f"{processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
+                "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
             }
         )
 

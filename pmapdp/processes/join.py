@@ -78,6 +78,8 @@ def joined(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
     if relay:
         relay.lost = watch.coordinator_lost
     peers = Joined(store, watch)
+    if not options.by_hand:
+        peers.started = "by a launcher"
     with peers.failing_together():
         peers.require_same("start", facts(config))
         try:

@@ -21,11 +21,13 @@ class Peers:
     Attributes:
         process: number of this process, from 0.
         count: number of processes.
+        started: who started them, for the header.
         agreement: when all stop; None where there is nobody to agree with.
     """
 
     process = 0
     count = 1
+    started = "by hand"
     agreement: StopAgreement | None = None
 
     @property
