@@ -5,7 +5,6 @@ that made it, so any other may go on from it.
 """
 
 import contextlib
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from pmapdp import failed_writes
 from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.state import Task, TrainState, initial_state
@@ -49,8 +49,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False, peers: Peers = ALONE):
         self.peers = peers
-        # What fails is said in one sentence below; Orbax' log would print warnings and a traceback beside it.
-        logging.getLogger("absl").addFilter(not_from_orbax)
+        failed_writes.keep_quiet()
         self.folder, self.damaged = folder, folder.parent / "damaged"
         newest = checkpoint_managers.LatestN(keep)
         best = checkpoint_managers.BestN(
@@ -195,11 +194,6 @@ class Checkpoints:
         """Finish writing and release Orbax' threads."""
         self.wait()
         self.manager.close()
-
-
-def not_from_orbax(record: logging.LogRecord) -> bool:
-    """Whether a line of the log was written by something else than Orbax."""
-    return "orbax" not in record.pathname
 
 
 def abstract_state(shapes: TrainState, sharding: Any) -> TrainState:
