@@ -20,6 +20,30 @@ MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"
 
 
+# The files that take longest, longest first: begun last, one of them would leave the other cores idle at the end.
+LONGEST = (
+    "test_contracts.py",
+    "test_lost_processes.py",
+    "test_resume.py",
+    "test_lessons.py",
+    "test_many_processes.py",
+    "test_workdir.py",
+    "test_sharding.py",
+    "test_train.py",
+    "test_launchers.py",
+)
+
+
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores: tests that wait for signals and timeouts leave their core to another."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items):
+    order = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
     config.addinivalue_line("markers", "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)")
