@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pmapdp.models.layers import EVALUATION, Context, max_pool_2x2, scale_pixels
+from pmapdp.models.convolution import convolve_and_pool
+from pmapdp.models.layers import EVALUATION, Context, scale_pixels
 from pmapdp.models.linear import linear
 
 
@@ -28,6 +29,8 @@ class CNN(nnx.Module):
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""
         x = scale_pixels(images, self.dtype)
-        x = nnx.relu(max_pool_2x2(self.conv(x)))  # ReLU after the pooling is the same, and has a quarter of the work
+        kernel, bias = self.conv.kernel[...].astype(self.dtype), self.conv.bias[...].astype(self.dtype)
+        # Bias and ReLU after the pooling give the same numbers, and have a quarter of the work.
+        x = nnx.relu(convolve_and_pool(x, kernel) + bias)
         x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
         return self.logits(x)

@@ -22,12 +22,12 @@ class ConvNet(nnx.Module):
             "kernel_init": nnx.initializers.glorot_uniform(),
             "rngs": rngs,
         }
-        convolution: dict[str, Any] = options | {"conv_general_dilated": convolve}  # no gain for the small third one
+        convolution: dict[str, Any] = options | {"conv_general_dilated": convolve}
         self.conv1 = nnx.Conv(1, 12, (3, 3), padding="SAME", use_bias=False, **convolution)
         self.norm1 = BatchNorm(12, param_dtype=param_dtype)
         self.conv2 = nnx.Conv(12, 24, (6, 6), strides=2, padding="VALID", use_bias=False, **convolution)
         self.norm2 = BatchNorm(24, param_dtype=param_dtype)
-        self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", **options)
+        self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", **convolution)
         self.norm3 = BatchNorm(32, param_dtype=param_dtype)
         self.hidden = linear(32, 256, ("features", "hidden"), **options)
         self.dropout = Dropout(0.5)

@@ -1,20 +1,21 @@
-"""Convolution as matrix products where XLA's own is slow: on CPU. Elsewhere it stays XLA's.
+"""Convolution written for the CPU where XLA's own is slow there. On accelerators it stays XLA's.
 
-What it is worth on a CPU is measured by `python -m benchmarks.convolution`. A kernel with stride 2 becomes one with
-stride 1 on four times the channels: the four pixels of each 2x2 block lie side by side (space to depth). A 3x3
-kernel with stride 1 then takes 16 products for 4 pixels instead of 36 (Winograd's F(2x2, 3x3), as in Lavin and Gray,
-"Fast algorithms for convolutional neural networks", CVPR 2016, whose letters are used here).
+What it is worth is measured by `python -m benchmarks.convolution`.
 
-Shapes: b examples, H x W pixels, C channels in, F out; h x w tiles of 2x2 pixels of the output, read from tiles of
-4x4 pixels of the input that overlap by two.
+Shapes: b examples, H x W pixels, C channels in, F out.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from pmapdp.models.layers import max_pool_2x2
+from pmapdp.models.winograd import winograd
+
+FEW = 32  # with fewer examples the transforms of Winograd's algorithm cost more than they save
+LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def convolve(images: jax.Array, kernel: jax.Array, strides, padding, **options: Any) -> jax.Array:
@@ -44,123 +45,69 @@ def convolve(images: jax.Array, kernel: jax.Array, strides, padding, **options: 
     if not plain or dilated:
         return general(images, kernel)
     if channels == 1 and tuple(strides) == (1, 1):
-        return lax.platform_dependent(
-            images,
-            kernel,
-            cpu=lambda x, k: patches(padded(x), rows, columns) @ k.reshape(-1, k.shape[-1]),
-            default=general,
-        )
+        return lax.platform_dependent(images, kernel, cpu=lambda x, k: one_channel(padded(x), k), default=general)
     stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), tuple(strides)))
-    if stride and height % (2 * stride) == width % (2 * stride) == 0:
+    if stride and height % (2 * stride) == width % (2 * stride) == 0 and len(images) >= FEW:
         return lax.platform_dependent(images, kernel, cpu=lambda x, k: winograd(padded(x), k, stride), default=general)
     return general(images, kernel)
 
 
-def patches(images: jax.Array, rows: int, columns: int) -> jax.Array:
-    """What the kernel sees at each pixel of its output: `[b, H, W, C]` to `[b, H', W', rows * columns * C]`."""
-    H, W = images.shape[1] - rows + 1, images.shape[2] - columns + 1
-    return jnp.concatenate([images[:, i : i + H, j : j + W] for i in range(rows) for j in range(columns)], -1)
+@jax.custom_vjp
+def one_channel(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`[b, H, W, 1]` without padding, stride 1: a sum of shifted images, which XLA computes in one pass.
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def winograd(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """Convolution of images that need no padding, with 3x3 at stride 1 or 6x6 at stride 2.
-
-    The gradient is written out: of the transforms below, JAX would pad each of 16 slices to the full size and add.
+    The gradient of that sum would take a pass for each element of the kernel, so it is XLA's for a convolution.
     """
-    return forward(images, kernel, stride)[0]
+    rows, columns, _, _ = kernel.shape
+    H, W = images.shape[1] - rows + 1, images.shape[2] - columns + 1
+    return sum(images[:, i : i + H, j : j + W] * kernel[i, j, 0] for i in range(rows) for j in range(columns))
 
 
-def forward(images: jax.Array, kernel: jax.Array, stride: int) -> tuple[jax.Array, Any]:
-    """The convolution, and what its gradient needs."""
-    V = tiles(space_to_depth(images) if stride == 2 else images)
-    _, b, h, w, *_ = V.shape
-    V = V.reshape(16, b * h * w, -1)
-    M = jnp.einsum("tmc,tcf->tmf", V, kernel_tiles(kernel, stride))
-    return pixels(M.reshape(16, b, h, w, -1)), (V, kernel)
+def one_channel_forward(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+    """The value, and what the gradient needs."""
+    return one_channel(images, kernel), (images, kernel)
 
 
-def backward(stride: int, residuals: Any, dY: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Gradients of images and kernel from that of the output, `[b, 2h, 2w, F]`."""
-    V, kernel = residuals
-    b, H, W, F = dY.shape
-    U, kernel_tiles_transpose = jax.vjp(lambda kernel: kernel_tiles(kernel, stride), kernel)
-    dM = pixels_transpose(dY).reshape(16, -1, F)
-    (d_kernel,) = kernel_tiles_transpose(jnp.einsum("tmc,tmf->tcf", V, dM))
-    dV = jnp.einsum("tmf,tcf->tmc", dM, U).reshape(16, b, H // 2, W // 2, *[stride] * (2 * (stride - 1)), -1)
-    d_images = tiles_transpose(dV)
-    return depth_to_space(d_images) if stride == 2 else d_images, d_kernel
+def one_channel_backward(residuals: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Gradients of images and kernel."""
+    _, transpose = jax.vjp(
+        lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=LAYOUT), *residuals
+    )
+    return transpose(gradient)
 
 
-winograd.defvjp(forward, backward)
+one_channel.defvjp(one_channel_forward, one_channel_backward)
 
 
-def space_to_depth(x: jax.Array) -> jax.Array:
-    """`[b, H, W, C]` to `[b, H / 2, W / 2, 2, 2, C]`."""
-    b, H, W, C = x.shape
-    return x.reshape(b, H // 2, 2, W // 2, 2, C).swapaxes(2, 3)
+def convolve_and_pool(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A 3x3 convolution without padding, then the maximum over windows of 2x2: `max_pool_2x2(convolution)`.
 
+    A window of the pooling sees 4x4 pixels. The convolution at each of its four corners is a matrix product of these
+    pixels with the kernel, put into that corner of a 4x4 kernel. So the maximum is taken over four products, and the
+    convolved images are never brought into the order of their pixels.
 
-def depth_to_space(x: jax.Array) -> jax.Array:
-    """The inverse of `space_to_depth`."""
-    b, H, W, _, _, C = x.shape
-    return x.swapaxes(2, 3).reshape(b, 2 * H, 2 * W, C)
+    Args:
+        images: `[b, H, W, 1]`.
+        kernel: `[3, 3, 1, F]`.
 
+    Returns:
+        `[b, (H - 2) // 2, (W - 2) // 2, F]`.
+    """
 
-def tiles(x: jax.Array) -> jax.Array:
-    """V = B' d B of each tile d of 4x4 pixels: `[b, 2h + 2, 2w + 2, ...]` to `[16, b, h, w, ...]`."""
+    def general(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return max_pool_2x2(lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=LAYOUT))
 
-    def transform(d):
-        return d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]
+    def four_products(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        h, w = ((size - 2) // 2 for size in images.shape[1:3])
+        shifted = [images[:, i : i + 2 * h - 1 : 2, j : j + 2 * w - 1 : 2] for i in range(4) for j in range(4)]
+        pixels = jnp.concatenate(shifted, -1).reshape(-1, 16)  # as one matrix: products of batches take twice as long
+        products = [
+            pixels @ jnp.pad(kernel[:, :, 0], ((i, 1 - i), (j, 1 - j), (0, 0))).reshape(16, -1)
+            for i in range(2)
+            for j in range(2)
+        ]
+        return jnp.maximum(jnp.maximum(*products[:2]), jnp.maximum(*products[2:])).reshape(-1, h, w, kernel.shape[-1])
 
-    rows, columns = x.shape[1] - 3, x.shape[2] - 3
-    by_rows = jnp.stack(transform([x[:, i : i + rows : 2] for i in range(4)]))
-    V = jnp.stack(transform([by_rows[:, :, :, j : j + columns : 2] for j in range(4)]), 1)
-    return V.reshape(16, *V.shape[2:])
-
-
-def tiles_transpose(V: jax.Array) -> jax.Array:
-    """The transpose of the linear `tiles`: tiles that overlap are added."""
-
-    def transform(v):
-        return v[0], v[1] - v[2] + v[3], v[1] + v[2] - v[0], -v[3]
-
-    def overlap(d, axis):
-        first, last = jnp.stack(d[:2], axis + 1), jnp.stack(d[2:], axis + 1)  # two pixels of this tile, two of the next
-        before, after = ([(0, 0)] * axis + [pad] + [(0, 0)] * (first.ndim - axis - 1) for pad in ((1, 0), (0, 1)))
-        x = jnp.pad(first, after) + jnp.pad(last, before)
-        return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-    by_rows = overlap(transform(V.reshape(4, 4, *V.shape[1:])), 2)  # [4, b, 2h + 2, w, ...]
-    return overlap(transform(by_rows), 2)
-
-
-def kernel_tiles(kernel: jax.Array, stride: int) -> jax.Array:
-    """U = G g G' of the kernel: `[3, 3, C, F]` to `[16, C, F]`, or `[6, 6, C, F]` to `[16, 4 C, F]` at stride 2."""
-    if stride == 2:
-        _, _, C, F = kernel.shape
-        kernel = kernel.reshape(3, 2, 3, 2, C, F).swapaxes(1, 2).reshape(3, 3, 4 * C, F)
-
-    G = jnp.asarray([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], kernel.dtype)
-    return jnp.einsum("ik,jl,klcf->ijcf", G, G, kernel).reshape(16, *kernel.shape[2:])
-
-
-def pixels(M: jax.Array) -> jax.Array:
-    """Y = A' m A of each tile: `[16, b, h, w, F]` to `[b, 2h, 2w, F]`."""
-
-    def transform(m):
-        return m[0] + m[1] + m[2], m[1] - m[2] - m[3]
-
-    _, b, h, w, F = M.shape
-    by_rows = transform(M.reshape(4, 4, b, h, w, F))
-    return jnp.stack([jnp.stack(transform(m), 3) for m in by_rows], 2).reshape(b, 2 * h, 2 * w, F)
-
-
-def pixels_transpose(dY: jax.Array) -> jax.Array:
-    """The transpose of the linear `pixels`: `[b, 2h, 2w, F]` to `[16, b, h, w, F]`."""
-
-    def transform(y):
-        return y[0], y[0] + y[1], y[0] - y[1], -y[1]
-
-    by_rows = transform([dY[:, 0::2], dY[:, 1::2]])
-    return jnp.stack([m for y in by_rows for m in transform([y[:, :, 0::2], y[:, :, 1::2]])])
+    if images.dtype == jnp.bfloat16:
+        return general(images, kernel)
+    return lax.platform_dependent(images, kernel, cpu=four_products, default=general)
