@@ -42,7 +42,8 @@ from jax import lax
 from pmapdp import devices
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
-from pmapdp.models.layers import BatchNorm, Context, Dropout
+from pmapdp.models.batch_norm import BatchNorm, moments
+from pmapdp.models.layers import Context, Dropout
 from pmapdp.objective import MetricSums, example_keys
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, pmap
@@ -309,7 +310,7 @@ assert np.isnan(means[-1]) or DATASET != "digits"
 # ## What exactness costs
 #
 # Synchronised batch norm talks in the middle of the network: the source of `moments` below calls `total`
-# three times, and each has a gradient too. Simulated devices share one machine's memory and cores, so the
+# three times, and the gradient calls it once more. Simulated devices share one machine's memory and cores, so the
 # times are those of a small computer doing eight devices' work, and show no speed-up.
 
 
@@ -330,7 +331,7 @@ for name, step in {"synchronised": exact_step, "local": forgetful_compiled}.item
         state, _ = step(state, placed)
     jax.block_until_ready(state)
     print(f"{name}: {all_reduces} all-reduce(s), {(time.perf_counter() - clock) / 5 * 1000:.0f} ms a step")
-print(inspect.getsource(BatchNorm.moments))
+print(inspect.getsource(moments))
 
 # %% [markdown]
 # ## Take away
@@ -339,6 +340,6 @@ print(inspect.getsource(BatchNorm.moments))
 # 2. A layer that mixes examples must talk in the forward pass; randomness belongs to the example.
 # 3. Compare with one device: a wrong replica raises no error.
 #
-# This code lives in `pmapdp/models/layers.py` (batch norm, dropout), `pmapdp/objective.py` (sums, keys) and
+# This code lives in `pmapdp/models/batch_norm.py`, `pmapdp/models/layers.py` (dropout), `pmapdp/objective.py` (sums, keys) and
 # `pmapdp/data/batches.py` (padding). All this wiring disappears in [lesson
 # 08](08_let_the_compiler_do_it.ipynb), where the compiler splits the program of one device.

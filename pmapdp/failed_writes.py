@@ -38,5 +38,6 @@ class WithoutClosedLoops:
         self.hook = hook
 
     def __call__(self, unraisable: Any) -> None:
+        """Take one of them."""
         if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
             self.hook(unraisable)

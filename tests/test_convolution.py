@@ -1,4 +1,4 @@
-"""Convolution by matrix products against XLA's own, in float64: values and both gradients."""
+"""Convolution for CPUs against XLA's own, in float64: values and both gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pmapdp.models.convolution import convolve
+from pmapdp.models.convolution import convolve, convolve_and_pool
+from pmapdp.models.layers import max_pool_2x2
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -18,18 +19,19 @@ def float64():
 
 
 @pytest.mark.parametrize(
-    ("images", "kernel", "stride", "padding", "product"),
+    ("images", "kernel", "stride", "padding", "rewritten"),
     [
         ((3, 28, 28, 1), (3, 3, 1, 32), 1, "VALID", True),  # cnn
         ((3, 28, 28, 1), (3, 3, 1, 12), 1, "SAME", True),  # convnet
-        ((3, 28, 28, 12), (6, 6, 12, 24), 2, "VALID", True),
-        ((3, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),
-        ((2, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", True),
-        ((2, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # an odd number of rows: XLA's
-        ((2, 9, 9, 3), (5, 5, 3, 4), 2, "SAME", False),
+        ((32, 28, 28, 12), (6, 6, 12, 24), 2, "VALID", True),
+        ((32, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),
+        ((32, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", True),
+        ((31, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
+        ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # an odd number of rows
+        ((32, 9, 9, 3), (5, 5, 3, 4), 2, "SAME", False),
     ],
 )
-def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, padding, product):
+def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, padding, rewritten):
     random = np.random.default_rng(0)
     x, k = random.normal(size=images), random.normal(size=kernel)
 
@@ -46,7 +48,24 @@ def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, 
     for mine, other in zip(our_gradients(weights), their_gradients(weights), strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12 * np.abs(other).max())
     compiled = jax.jit(ours).lower(x, k).compile().as_text()
-    assert ("convolution(" not in compiled) == product
+    assert ("convolution(" not in compiled) == rewritten
+
+
+@pytest.mark.parametrize("size", [(28, 28), (9, 12)])
+def test_convolution_with_pooling_is_one_after_the_other(float64, size):
+    random = np.random.default_rng(0)
+    x, k = random.normal(size=(3, *size, 1)), random.normal(size=(3, 3, 1, 8))
+
+    def separately(x, k):
+        return max_pool_2x2(lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=LAYOUT))
+
+    wanted, their_gradients = jax.vjp(separately, x, k)
+    found, our_gradients = jax.vjp(convolve_and_pool, x, k)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+    weights = random.normal(size=wanted.shape)
+    for mine, other in zip(our_gradients(weights), their_gradients(weights), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12 * np.abs(other).max())
+    assert "convolution(" not in jax.jit(convolve_and_pool).lower(x, k).compile().as_text()
 
 
 def test_bfloat16_stays_with_xla():

@@ -12,7 +12,8 @@ from flax import nnx
 from jax import lax
 
 from pmapdp.models import MODELS, VIEWS
-from pmapdp.models.layers import BatchNorm, Context, max_pool_2x2
+from pmapdp.models.batch_norm import BatchNorm, normalise
+from pmapdp.models.layers import Context, max_pool_2x2
 from pmapdp.objective import example_keys
 from pmapdp.state import Task, count_parameters, create_state
 
@@ -151,3 +152,21 @@ def test_batch_norm_of_padding_alone_moves_nothing():
     assert np.isfinite(y).all()
     np.testing.assert_array_equal(layer.mean[...], 0)
     np.testing.assert_array_equal(layer.variance[...], 1)
+
+
+def test_gradient_of_batch_norm_is_that_of_its_formula():
+    """Against JAX's own derivative of the moments' definition, in float64, with one example of weight 0."""
+    with jax.enable_x64(True):
+        random = np.random.default_rng(4)
+        x, weights = random.normal(3.0, 2.0, size=(6, 5, 4, 3)), np.array([1.0, 1, 0, 1, 1, 1])
+        into = random.normal(size=x.shape)  # also into the padding: the formula must hold for any loss
+
+        def by_definition(x):
+            w = jnp.asarray(weights)[:, None, None, None]
+            mean = (w * x).sum((0, 1, 2)) / (5 * 20)
+            variance = (w * (x - mean) ** 2).sum((0, 1, 2)) / (5 * 20)
+            return (into * (x - mean) / jnp.sqrt(variance + 1e-3)).sum()
+
+        wanted = jax.grad(by_definition)(x)
+        found = jax.grad(lambda x: (into * normalise(x, jnp.asarray(weights), 1e-3, None)[0]).sum())(x)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)

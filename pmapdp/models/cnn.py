@@ -29,7 +29,8 @@ class CNN(nnx.Module):
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""
         x = scale_pixels(images, self.dtype)
-        kernel, bias = self.conv.kernel[...].astype(self.dtype), self.conv.bias[...].astype(self.dtype)
+        assert self.conv.bias is not None
+        kernel, bias = (value.astype(self.dtype) for value in (self.conv.kernel[...], self.conv.bias[...]))
         # Bias and ReLU after the pooling give the same numbers, and have a quarter of the work.
         x = nnx.relu(convolve_and_pool(x, kernel) + bias)
         x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))

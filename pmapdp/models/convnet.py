@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.convolution import convolve
-from pmapdp.models.layers import EVALUATION, BatchNorm, Context, Dropout, scale_pixels
+from pmapdp.models.layers import EVALUATION, Context, Dropout, scale_pixels
 from pmapdp.models.linear import linear
 
 

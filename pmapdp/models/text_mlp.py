@@ -8,7 +8,8 @@ from flax import nnx
 
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.models.axes import named
-from pmapdp.models.layers import EVALUATION, BatchNorm, Context
+from pmapdp.models.batch_norm import BatchNorm
+from pmapdp.models.layers import EVALUATION, Context
 
 HIDDEN, CLASSES = 48, 2
 

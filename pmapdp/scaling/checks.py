@@ -53,12 +53,12 @@ class Check:
 def predicted_exchange(parameters: int, statistics: Sequence[int]) -> tuple[int, int]:
     """All-reduces in a data-parallel step, and their bytes.
 
-    One for the gradients and the three sums of the metrics; batch norm adds four to a layer, of one number a channel
-    each: the sums of the values and of their squared distances forward, and two sums of gradients backward. Its
-    running statistics are two arrays a layer.
+    One for the gradients and the three sums of the metrics; batch norm adds three to a layer: forward the
+    sum of the values and that of their squared distances, backward two sums of gradients in one; each has one number
+    a channel. Its running statistics are two arrays a layer.
     """
     layers, channels = len(statistics) // 2, sum(statistics) // 2
-    return 1 + 4 * layers, 4 * (parameters + 3 + 4 * channels)
+    return 1 + 3 * layers, 4 * (parameters + 3 + 4 * channels)
 
 
 def check_compiled(model: str, strategy: str, counts: Sequence[int] = COMPILED_FOR) -> Check:

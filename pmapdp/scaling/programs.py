@@ -58,7 +58,8 @@ def matrix_flops(function: Any, *arguments: Any) -> int:
 
 
 def jaxpr_flops(jaxpr: Any) -> int:
-    """The same for a jaxpr; the body of a scan counts as often as it runs, one of a while loop once."""
+    """The same for a jaxpr; the body of a scan counts as often as it runs, one of a while loop once, and of the
+    branches of a condition (such as the ways to do a thing on different kinds of devices) the longest one."""
     total = 0
     for equation in jaxpr.eqns:
         name, result = equation.primitive.name, equation.outvars[0].aval
@@ -69,7 +70,8 @@ def jaxpr_flops(jaxpr: Any) -> int:
         elif name == "conv_general_dilated":
             total += convolution_flops(equation)
         times = equation.params.get("length", 1) if name == "scan" else 1
-        total += times * sum(jaxpr_flops(inner) for inner in jaxprs_in_params(equation.params))
+        inner = [jaxpr_flops(jaxpr) for jaxpr in jaxprs_in_params(equation.params)]
+        total += times * (max(inner) if name == "cond" else sum(inner))
     return total
 
 
