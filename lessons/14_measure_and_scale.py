@@ -176,7 +176,7 @@ assert own < theirs < 1.5 * own
 
 parameters = count_parameters(held["single"][1].params)
 for count in (2, 8, 64):
-    found = collectives(compile_step("jit", task, everyone[:count], b).as_text())
+    found = collectives(compile_step("shard_map", task, everyone[:count], b).as_text())
     print(f"{count:3d} devices:", *found)
     assert found == [("all-reduce", 1, 4 * (parameters + 3))]  # the gradients, and three sums of the metrics
 

@@ -1,5 +1,6 @@
 """The table and the picture of the results, and the bare loops, which do the trainer's work."""
 
+import json
 import xml.etree.ElementTree as ElementTree
 
 import jax
@@ -26,6 +27,19 @@ def test_the_ratio_is_that_of_the_medians():
     assert "| 10 | 21 | 2.10 | 0.95 |" in summary.table(results)
     assert "up to 95% of their median" in summary.table(results)
     ElementTree.fromstring(summary.picture(results))
+
+
+def test_readme_and_picture_are_those_of_the_results():
+    results = json.loads(summary.RESULTS.read_text())
+    readme = summary.README.read_text()
+    assert summary.table(results) == readme.split(summary.BEGIN)[1].split(summary.END)[0].strip()
+    assert summary.picture(results) == summary.PICTURE.read_text()
+
+
+def test_every_comparison_was_measured_in_three_rounds():
+    results = json.loads(summary.RESULTS.read_text())
+    assert len(summary.measured(results)) == len(comparisons(peers=True))
+    assert {len(values) for values in results["examples_per_second"].values()} == {3}
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])

@@ -49,7 +49,7 @@ def run_checks(config: Config, counts: dict | None) -> dict[str, Check]:
     if counts:
         checks["count"] = check_count(config.model, counts)
     say("check: compiling for up to 512 simulated devices")
-    checks["compiled"] = check_compiled(config.model, "jit")
+    checks["compiled"] = check_compiled(config.model, "shard_map")
     say("check: measuring on up to 8 simulated devices")
     checks["simulated"] = check_simulated(config.model)
     say("check: measuring two processes over gloo")
