@@ -65,7 +65,7 @@ def table(results: dict[str, Any]) -> str:
 def picture(results: dict[str, Any]) -> str:
     """One bar a comparison: the ratio, with a tick at its target."""
     rows = measured(results)
-    left, width, step, top = 360, 330, 22, 46
+    left, width, step, top = 430, 330, 22, 46
     height = top + step * len(rows) + 16
     limit = max(max(ratio(ours, other), pair.target) for pair, ours, other in rows) * 1.12
     light = " ".join(f"--{name}: {pair[0]};" for name, pair in STRATEGY_COLOURS.items())
