@@ -142,13 +142,16 @@ for strategy in ("single", "pmap", "jit", "shard_map"):
     programs[strategy] = [step, state, batch]
     ends = jax.device_get((state.params, programs["single"][1].params))
     difference = max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), *ends)))
-    print(f"{strategy:9s} differs by {difference:.0e}", *collectives(step.as_text()))
+    found = collectives(step.as_text())
+    print(f"{strategy:9s} differs by {difference:.0e}", *found)
     assert difference < 1e-5
     numbers = count_parameters(state.params) + 3  # of 4 bytes each
-    assert collectives(step.as_text()) == [("all-reduce", 1, 4 * numbers)] * (strategy != "single")
+    assert [(each.kind, each.count) for each in found] == [("all-reduce", 1)] * (strategy != "single")
+    assert all(1 <= each.bytes / (4 * numbers) < 1.01 for each in found)
 
 # %% [markdown]
 # Three sources, one all-reduce each: 347,146 gradients and the sums of loss, right answers and examples.
+# The compiler's carries half a percent more: it adds up the four parts of one gradient before it joins them.
 #
 # ## The trap
 #

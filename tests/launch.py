@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 # Most of a test's time is compilation. These only spare the code generator some work; the programs of XLA, their
 # collectives and their results stay what they are.
 QUICK_COMPILATION = "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
+if version("jaxlib").startswith("0.10."):  # its older code generator, which later versions no longer have
+    QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"
 JAX_VARIABLES = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA")
 
 
