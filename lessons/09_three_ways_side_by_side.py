@@ -125,9 +125,9 @@ for other in (shard_map, jit):
 #
 # ## Proof: equal results
 #
-# Three updates of the convolutional network against one device. A batch has 250 examples, which do not divide by 8, so
-# there is padding. Tolerance 1e-5, since float32 rounds (the tests of pmapdp repeat this in float64, within 1e-10). We
-# also list the collectives of each compiled program. **Predict** how many there are.
+# Three updates of the convolutional network against one device. A batch of 250 does not divide by 8: there is
+# padding. Tolerance 1e-5, since float32 rounds (tests repeat this in float64, within 1e-10). We also list each
+# program's collectives. **Predict** how many there are.
 
 # %%
 task, programs = Task("cnn", optax.sgd(0.1)), {}
@@ -150,8 +150,8 @@ for strategy in ("single", "pmap", "jit", "shard_map"):
     assert all(1 <= each.bytes / (4 * numbers) < 1.01 for each in found)
 
 # %% [markdown]
-# Three sources, one all-reduce each: 347,146 gradients and the sums of loss, right answers and examples.
-# The compiler's carries half a percent more: it adds up the four parts of one gradient before it joins them.
+# One all-reduce each: 347,146 gradients and three sums of metrics.
+# jit's carries 0.5 % more: parts of a gradient, not yet joined.
 #
 # ## The trap
 #
