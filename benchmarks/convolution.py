@@ -60,7 +60,7 @@ def with_gradients(function: Callable, layer: Layer) -> Callable:
     first = layer.images[-1] == 1
 
     def run(images, kernel, weights):
-        value, gradients = jax.vjp(lambda x, k: function(x, k), images, kernel)
+        value, gradients = jax.vjp(function, images, kernel)
         return value, gradients(weights)[1:] if first else gradients(weights)
 
     return jax.jit(run)
