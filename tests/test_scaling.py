@@ -125,7 +125,7 @@ def test_simulated_devices_and_two_processes_are_measured_and_predicted():
 
 def test_simulated_devices_share_the_cores_of_one():
     constants = {"start_seconds": 1e-3, "latency_seconds": 2e-3, "seconds_per_byte": 1e-9}
-    constants |= {"step_of_one_device_seconds": 10e-3, "all_reduce_bytes": 1e6, "all_reduce_arrays": 5}
+    constants |= {"step_of_one_device_seconds": 10e-3, "all_reduce_bytes": 1e6, "all_reduces": 5}
     one, four = predict_here(constants, (1, 4))
     assert (one["step"], one["communication"], one["weak_efficiency"]) == (10e-3, 0, 1)
     assert four["step"] == pytest.approx(4 * 10e-3 + 5 * (1e-3 + 4 * 2e-3) + 4 * 1e-3)

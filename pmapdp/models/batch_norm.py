@@ -14,6 +14,8 @@ from jax import lax
 
 from pmapdp.models.layers import AxisName, Context
 
+EXACT = lax.Precision.HIGHEST  # accelerators would round the factors of a product
+
 
 class BatchNorm(nnx.Module):
     """Batch normalisation over the global batch, without its padding, under every strategy.
@@ -51,7 +53,8 @@ class BatchNorm(nnx.Module):
         else:
             y = (wide - self.mean[...]) * lax.rsqrt(self.variance[...] + self.epsilon)
         if self.bias is not None:
-            y += self.bias[...]
+            pixels, W = lines(y)
+            y = (pixels + along(self.bias[...], W)).reshape(x.shape)
         return y.astype(x.dtype)
 
 
@@ -60,17 +63,36 @@ def total(value: jax.Array, axis_name: AxisName) -> jax.Array:
     return value if axis_name is None else lax.psum(value, axis_name)
 
 
+def lines(x: jax.Array) -> tuple[jax.Array, int]:
+    """`[..., W, C]` as a matrix `[L, W * C]` of lines of pixels, and W: a few channels alone would leave a processor's
+    vectors half empty. `[b, C]` is a matrix already, with W = 1."""
+    W = x.shape[-2] if x.ndim > 2 else 1
+    return x.reshape(-1, W * x.shape[-1]), W
+
+
+def along(values: jax.Array, W: int) -> jax.Array:
+    """`[C]` for each of the W pixels of a line: `[W * C]`. A product, because XLA would repeat a copy for each line."""
+    if W == 1:
+        return values
+    return jnp.matmul(values, jnp.tile(jnp.eye(len(values), dtype=values.dtype), W), precision=EXACT)
+
+
+def sums(factors: jax.Array, x: jax.Array, W: int) -> jax.Array:
+    """The sum over the lines, each times its factor `[L]`, and over their pixels: `[C]`."""
+    return jnp.matmul(factors, x, precision=EXACT).reshape(W, -1).sum(0)
+
+
 def moments(x: jax.Array, weights: jax.Array, axis_name: AxisName) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Mean and variance `[C]` of the valid examples of the global batch, and the number of their pixels.
 
     Two passes: E[x^2] - E[x]^2 would lose digits when the mean is large.
     """
-    weights = weights.reshape(-1, *[1] * (x.ndim - 1))
-    axes = tuple(range(x.ndim - 1))
+    pixels, W = lines(x)
+    factors = jnp.repeat(weights, len(pixels) // len(x))
     count = total(weights.sum(), axis_name) * math.prod(x.shape[1:-1])
     divisor = jnp.maximum(count, 1)
-    mean = total((weights * x).sum(axes), axis_name) / divisor
-    variance = total((weights * jnp.square(x - mean)).sum(axes), axis_name) / divisor
+    mean = total(sums(factors, pixels, W), axis_name) / divisor
+    variance = total(sums(factors, jnp.square(pixels - along(mean, W)), W), axis_name) / divisor
     return mean, variance, count
 
 
@@ -88,17 +110,19 @@ def forward(x: jax.Array, weights: jax.Array, epsilon: float, axis_name: AxisNam
     """What `normalise` returns, and what its gradient needs."""
     mean, variance, count = moments(x, weights, axis_name)
     scale = lax.rsqrt(variance + epsilon)
-    y = (x - mean) * scale
+    pixels, W = lines(x)
+    y = ((pixels - along(mean, W)) * along(scale, W)).reshape(x.shape)
     return (y, mean, variance, count), (y, weights, scale, jnp.maximum(count, 1))
 
 
 def backward(epsilon: float, axis_name: AxisName, residuals: Any, gradients: Any) -> tuple[jax.Array, jax.Array]:
     """The gradient of `x`, and zeros for the weights. Section 3 of the paper, with each example's weight."""
     y, weights, scale, count = residuals
-    dy, axes = gradients[0], tuple(range(y.ndim - 1))
-    of_mean, of_scale = total(jnp.stack([dy.sum(axes), (dy * y).sum(axes)]), axis_name) / count
-    dx = scale * (dy - weights.reshape(-1, *[1] * (y.ndim - 1)) * (of_mean + y * of_scale))
-    return dx, jnp.zeros_like(weights)
+    (pixels, W), (dy, _) = lines(y), lines(gradients[0])
+    factors, ones = jnp.repeat(weights, len(pixels) // len(y)), jnp.ones(len(dy), dy.dtype)
+    of_mean, of_scale = total(jnp.stack([sums(ones, dy, W), sums(ones, dy * pixels, W)]), axis_name) / count
+    dx = along(scale, W) * (dy - factors[:, None] * (along(of_mean, W) + pixels * along(of_scale, W)))
+    return dx.reshape(y.shape), jnp.zeros_like(weights)
 
 
 normalise.defvjp(forward, backward)

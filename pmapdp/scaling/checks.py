@@ -55,10 +55,10 @@ def predicted_exchange(parameters: int, statistics: Sequence[int]) -> tuple[int,
 
     One for the gradients and the three sums of the metrics; batch norm adds three to a layer: forward the
     sum of the values and that of their squared distances, backward two sums of gradients in one; each has one number
-    a channel. Its running statistics are two arrays a layer.
+    a channel. With the first of all goes the number of examples. Its running statistics are two arrays a layer.
     """
     layers, channels = len(statistics) // 2, sum(statistics) // 2
-    return 1 + 3 * layers, 4 * (parameters + 3 + 4 * channels)
+    return 1 + 3 * layers, 4 * (parameters + 3 + 4 * channels + bool(layers))
 
 
 def check_compiled(model: str, strategy: str, counts: Sequence[int] = COMPILED_FOR) -> Check:
@@ -83,13 +83,14 @@ def check_simulated(model: str, counts: Sequence[int] = SIMULATED, repeats: int 
     begin, latency, byte_time = unknowns = fit(rows, shared_memory_terms).tolist()
     reduce_time = {N: exchange_seconds(found, unknowns, shared_memory_terms, N) for N in counts}
     lines += step_lines(found["steps"], reduce_time)
+    count, size = predicted_exchange(found["parameters"], found["statistics"])
     constants = {
         "start_seconds": begin,
         "latency_seconds": latency,
         "seconds_per_byte": byte_time,
         "step_of_one_device_seconds": step_alone(found["steps"]),
-        "all_reduce_arrays": exchanged(found)[0],
-        "all_reduce_bytes": exchanged(found)[1],
+        "all_reduces": count,
+        "all_reduce_bytes": size,
     }
     return Check(
         "simulated devices of this machine; all-reduces from a fit to the other numbers of devices", lines, constants
@@ -111,19 +112,10 @@ def check_gloo(model: str, repeats: int = REPEATS) -> Check:
     return Check("two processes over gloo; all-reduces from a fit to the other sizes", lines, constants)
 
 
-def exchanged(found: dict[str, Any]) -> tuple[int, int]:
-    """Arrays that a step all-reduces, and their bytes.
-
-    XLA's collectives on the CPU take the arrays of one all-reduce one after the other: each has its own latency.
-    """
-    count, size = predicted_exchange(found["parameters"], found["statistics"])
-    return found["arrays"] + 3 + (count - 1), size
-
-
 def exchange_seconds(found: dict[str, Any], unknowns: Sequence[float], terms: Terms, N: int) -> float:
-    """What the fitted unknowns predict for all arrays of a step."""
-    arrays, size = exchanged(found)
-    return arrays * predicted_seconds(unknowns, terms(N, size / arrays))
+    """What the fitted unknowns predict for all all-reduces of a step; each has its own latency."""
+    count, size = predicted_exchange(found["parameters"], found["statistics"])
+    return count * predicted_seconds(unknowns, terms(N, size / count))
 
 
 def as_lines(comparisons: Sequence[Comparison]) -> list[Line]:

@@ -12,9 +12,9 @@ def predict_here(constants: dict[str, float], counts: Sequence[int]) -> list[dic
         compute = N * constants["step_of_one_device_seconds"]
         reduce = 0.0
         if N > 1:
-            arrays = constants["all_reduce_arrays"]
-            reduce = arrays * shared_memory_all_reduce(
-                constants["all_reduce_bytes"] / arrays,
+            count = constants["all_reduces"]
+            reduce = count * shared_memory_all_reduce(
+                constants["all_reduce_bytes"] / count,
                 N,
                 start=constants["start_seconds"],
                 latency=constants["latency_seconds"],

@@ -60,10 +60,9 @@ def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
 
 
 def exchanged(model: str) -> dict[str, Any]:
-    """What number, arrays and bytes of a step's all-reduces follow from."""
+    """What number and bytes of a step's all-reduces follow from."""
     task = Task(model, OPTIMIZERS["adam"])
-    sizes, statistics = parameter_sizes(task), statistics_of(task)
-    return {"parameters": sum(sizes), "arrays": len(sizes), "statistics": statistics}
+    return {"parameters": sum(parameter_sizes(task)), "statistics": statistics_of(task)}
 
 
 def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
