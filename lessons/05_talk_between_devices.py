@@ -253,5 +253,5 @@ for exercise in (global_max, broadcast, normalised):
 # - Inside `pmap` collectives name the axis, and all devices must reach the same line.
 # - Simulated devices exchange through memory, so times measured here say nothing about a network.
 #
-# In pmapdp there is one all-reduce a step: the `all_reduce` of [steps/pmap.py](../pmapdp/steps/pmap.py). What a compiled program
+# In pmapdp there is one all-reduce a step: the `lax.psum` of [steps/pmap.py](../pmapdp/steps/pmap.py). What a compiled program
 # exchanges is read by [collectives.py](../pmapdp/collectives.py).

@@ -317,8 +317,8 @@ for exercise in (step, largest_difference, global_gradient):
 #
 # The step is in [pmapdp/steps/pmap.py](../pmapdp/steps/pmap.py), and the update in
 # [pmapdp/steps/body.py](../pmapdp/steps/body.py), which all strategies share. It is your step with sums and counts, any
-# optimizer, and *donated* state: the old parameters' memory is used for the new ones. `all_reduce` is `lax.psum`; on a
-# CPU it makes one vector of all arrays, because simulated devices wait for each other once for each array.
+# optimizer, and *donated* state: the old parameters' memory is used for the new ones. `packed` makes one
+# vector of all arrays on a CPU, because simulated devices wait for each other once for each array.
 
 # %%
 source = inspect.getsource(pmap.make_steps)

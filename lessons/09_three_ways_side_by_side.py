@@ -115,11 +115,11 @@ for other in (shard_map, jit):
     sources = [inspect.getsource(module).splitlines() for module in (pmap, other)]
     lines = list(difflib.unified_diff(*sources, pmap.__name__, other.__name__, n=0, lineterm=""))
     print(*[line for line in lines if not line.startswith("@@")], "", sep="\n")
-    assert sum("all_reduce(" in line for line in lines) == (2 if other is jit else 0)
+    assert sum("lax.psum" in line for line in lines) == (2 if other is jit else 0)
 
 # %% [markdown]
 # None: `train_step` is not in the first diff. From pmap to `shard_map` the reshape goes, and in the wrapper `in_axes`
-# become `in_specs`, `out_axes` become `out_specs`. From pmap to jit both `all_reduce` go too. What jit adds,
+# become `in_specs`, `out_axes` become `out_specs`. From pmap to jit both `psum` go too. What jit adds,
 # `accumulated_sums`, is for several micro-batches per update only: a `shard_map` inside jit, where we do want to say
 # when the devices talk. (`layout`: lesson 11.)
 #

@@ -191,10 +191,10 @@ with jax.profiler.trace(str(folder), create_perfetto_trace=True):
         jax.block_until_ready(one_step("shard_map"))
 operations = longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=1000)
 print(*operations[:6], sep="\n")
-assert any("all-reduce" in line for line in operations)
+assert any("all-reduce" in line or "psum" in line for line in operations)
 
 # %% [markdown]
-# An all-reduce that stands high here mostly *waits*: it ends when the last device has come. `python -m pmapdp.train
+# The all-reduce (`psum`) that stands high here mostly *waits*: it ends when the last device has come. `python -m pmapdp.train
 # --profile` writes the same trace; open it at ui.perfetto.dev to see who waits for whom.
 #
 # ## The cost model

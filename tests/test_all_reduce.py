@@ -1,6 +1,6 @@
 """What the all-reduce is for: without it replicas drift apart, with a sum in place of the mean steps are too long.
 
-The mistakes are put into the real strategies by replacing `all_reduce`, of which pmap and shard_map say one; under
+The mistakes are put into the real strategies by replacing the `lax.psum`, of which pmap and shard_map say one; under
 jit the compiler inserts it, and there is nothing to leave out.
 """
 
@@ -13,7 +13,6 @@ from examples import random_split, whole_batch
 
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
-from pmapdp.steps.all_reduce import all_reduce
 
 N = 8
 SPLIT = random_split(64)
@@ -59,7 +58,7 @@ def test_replicas_stay_equal_bit_for_bit(strategy, initial):
 
 @pytest.mark.parametrize("strategy", EXPLICIT)
 def test_replicas_differ_without_the_all_reduce(strategy, initial, monkeypatch):
-    monkeypatch.setattr(f"pmapdp.steps.{strategy}.all_reduce", lambda values, axis_name: values)
+    monkeypatch.setattr(f"pmapdp.steps.{strategy}.packed", lambda psum: lambda values, axis_name: values)
     after = updated(strategy, initial, 0.1, whole_batch(SPLIT, np.arange(64)))
     first, *others = copies(after.params["logits"]["kernel"])
     assert all(np.abs(other - first).max() > 1e-6 for other in others)
@@ -75,9 +74,9 @@ def test_a_sum_of_the_devices_means_is_caught_by_its_length(strategy, initial, m
     """The usual mistake: gradients are summed over the devices, each divided by its own number of examples."""
 
     def divided_before(values, axis_name):
-        return all_reduce(values[0], axis_name), values[1]
+        return jax.lax.psum(values[0], axis_name), values[1]
 
-    monkeypatch.setattr(f"pmapdp.steps.{strategy}.all_reduce", divided_before)
+    monkeypatch.setattr(f"pmapdp.steps.{strategy}.packed", lambda psum: divided_before)
     assert gradient_ratio(strategy, initial) == pytest.approx(N, rel=1e-4)
 
 
@@ -86,8 +85,8 @@ def test_counting_no_examples_is_caught_by_its_length(strategy, initial, monkeyp
     """The sum over all 64 examples in place of their mean."""
 
     def forget_the_count(values, axis_name):
-        gradients, sums = all_reduce(values, axis_name)
+        gradients, sums = jax.lax.psum(values, axis_name)
         return gradients, sums._replace(count=sums.count / sums.count)
 
-    monkeypatch.setattr(f"pmapdp.steps.{strategy}.all_reduce", forget_the_count)
+    monkeypatch.setattr(f"pmapdp.steps.{strategy}.packed", lambda psum: forget_the_count)
     assert gradient_ratio(strategy, initial) == pytest.approx(64, rel=1e-4)

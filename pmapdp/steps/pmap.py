@@ -4,13 +4,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
-from pmapdp.steps.all_reduce import all_reduce
 from pmapdp.steps.body import Body
+from pmapdp.steps.packing import packed
 from pmapdp.steps.placing import fetch, place
 
 AXIS = "data"
@@ -32,11 +33,11 @@ def make_steps(task: Task, devices) -> Steps:
 
     def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        gradients, sums = all_reduce((gradients, sums), AXIS)
+        gradients, sums = packed(lax.psum)((gradients, sums), AXIS)  # the all-reduce
         return body.update(state, gradients, sums, batch_stats), sums
 
     def eval_step(state: TrainState, batch: Batch):
-        return all_reduce(body.evaluation_sums(state, batch), AXIS)
+        return packed(lax.psum)(body.evaluation_sums(state, batch), AXIS)
 
     # The state goes in and out whole (axis None), so it has no device axis. That what comes out is the same on
     # all devices is the program's promise: pmap does not check it.

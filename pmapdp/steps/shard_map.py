@@ -4,13 +4,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
-from pmapdp.steps.all_reduce import all_reduce
 from pmapdp.steps.body import Body
+from pmapdp.steps.packing import packed
 from pmapdp.steps.placing import fetch, place
 
 AXIS = "data"
@@ -30,14 +31,14 @@ def make_steps(task: Task, devices) -> Steps:
 
     def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        gradients, sums = all_reduce((gradients, sums), AXIS)
+        gradients, sums = packed(lax.psum)((gradients, sums), AXIS)  # the all-reduce
         return body.update(state, gradients, sums, batch_stats), sums
 
     def eval_step(state: TrainState, batch: Batch):
-        return all_reduce(body.evaluation_sums(state, batch), AXIS)
+        return packed(lax.psum)(body.evaluation_sums(state, batch), AXIS)
 
     # With check_vma=True (the default) JAX would itself sum the gradient of a replicated parameter over the
-    # devices, and `all_reduce` above would multiply it by N once more.
+    # devices, and the psum above would multiply it by N once more.
     axes: dict[str, Any] = {
         "mesh": mesh,
         "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
