@@ -1,8 +1,7 @@
 """What convolution written for the CPU is worth: `python -m benchmarks.convolution [--rounds 5]`.
 
 Times the forward pass and the gradients of the convolutions of convnet and cnn (the latter with its pooling), batch 64
-and 8, with XLA's convolution and with pmapdp's, in turn, and prints the ratio of the medians. With a batch of 8 the
-two of stride 2 are XLA's in both.
+and 8, with XLA's convolution and with pmapdp's, in turn, and prints the ratio of the medians.
 """
 
 import argparse

@@ -127,13 +127,14 @@ def test_max_pool_and_its_gradient_equal_reduce_window(shape):
     np.testing.assert_array_equal(found, jax.grad(lambda x: (weights * reduce_window_pool(x)).sum())(x))
 
 
-def test_batch_norm_equals_numpy_also_for_a_large_mean():
+@pytest.mark.parametrize("shape", [(16, 4, 4, 3), (16, 2, 2, 70), (64, 3)])
+def test_batch_norm_equals_numpy_also_for_a_large_mean(shape):
     """A mean of 1,000 and a spread of 1: E[x^2] - E[x]^2 in float32 would be wrong in the first digit."""
-    x = np.random.default_rng(0).normal(1000, 1, (16, 4, 4, 3)).astype(np.float32)
-    layer = BatchNorm(3)
+    x = np.random.default_rng(0).normal(1000, 1, shape).astype(np.float32)
+    layer, axes = BatchNorm(shape[-1]), tuple(range(x.ndim - 1))
     y = layer(jnp.asarray(x), Context(train=True))
     wide = x.astype(np.float64)
-    mean, variance = wide.mean((0, 1, 2)), wide.var((0, 1, 2))
+    mean, variance = wide.mean(axes), wide.var(axes)
     np.testing.assert_allclose(y, (wide - mean) / np.sqrt(variance + 1e-3), atol=2e-3)
     np.testing.assert_allclose(layer.mean[...], 0.01 * mean, rtol=1e-5)
     np.testing.assert_allclose(layer.variance[...], 0.99 + 0.01 * variance, rtol=1e-5)
@@ -154,11 +155,12 @@ def test_batch_norm_of_padding_alone_moves_nothing():
     np.testing.assert_array_equal(layer.variance[...], 1)
 
 
-def test_gradient_of_batch_norm_is_that_of_its_formula():
+@pytest.mark.parametrize("channels", [3, 70])  # few, and as many as fill a processor's vectors
+def test_gradient_of_batch_norm_is_that_of_its_formula(channels):
     """Against JAX's own derivative of the moments' definition, in float64, with one example of weight 0."""
     with jax.enable_x64(True):
         random = np.random.default_rng(4)
-        x, weights = random.normal(3.0, 2.0, size=(6, 5, 4, 3)), np.array([1.0, 1, 0, 1, 1, 1])
+        x, weights = random.normal(3.0, 2.0, size=(6, 5, 4, channels)), np.array([1.0, 1, 0, 1, 1, 1])
         into = random.normal(size=x.shape)  # also into the padding: the formula must hold for any loss
 
         def by_definition(x):

@@ -15,6 +15,7 @@ from jax import lax
 from pmapdp.models.layers import AxisName, Context
 
 EXACT = lax.Precision.HIGHEST  # accelerators would round the factors of a product
+MANY = 64  # channels that fill a processor's vectors
 
 
 class BatchNorm(nnx.Module):
@@ -65,8 +66,8 @@ def total(value: jax.Array, axis_name: AxisName) -> jax.Array:
 
 def lines(x: jax.Array) -> tuple[jax.Array, int]:
     """`[..., W, C]` as a matrix `[L, W * C]` of lines of pixels, and W: a few channels alone would leave a processor's
-    vectors half empty. `[b, C]` is a matrix already, with W = 1."""
-    W = x.shape[-2] if x.ndim > 2 else 1
+    vectors half empty. Where channels are many, or in `[b, C]`, a line is one pixel: W = 1."""
+    W = x.shape[-2] if x.ndim > 2 and x.shape[-1] < MANY else 1
     return x.reshape(-1, W * x.shape[-1]), W
 
 
