@@ -15,7 +15,7 @@ from jax import lax
 from pmapdp.models.layers import max_pool_2x2
 from pmapdp.models.winograd import winograd
 
-FEW = 8  # with fewer examples the transforms of Winograd's algorithm cost more than they save
+FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to be faster
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 

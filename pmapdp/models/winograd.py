@@ -39,7 +39,7 @@ def backward(stride: int, residuals: Any, dY: jax.Array) -> tuple[jax.Array, jax
     V, kernel = residuals
     b, H, W, F = dY.shape
     dM = pixels_transpose(dY).reshape(16, -1, F)
-    # In the order [F, c] this product takes half the time of [c, F]; the small result is transposed later.
+    # In the order [F, c] this product takes less time than in [c, F]; the small result is transposed later.
     dU = products(dM, V, 1, 1)
     dV = products(dM, kernel_tiles(kernel, stride), 2, 2).reshape(16, b, H // 2, W // 2, -1)
     return tiles_transpose(dV, stride), kernel_tiles_transpose(dU, stride)

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 def packed(collective: Callable[..., Any]) -> Callable[..., Any]:
     """`collective`, which is `lax.psum` here, with all arrays of its argument in one vector where it runs on CPUs.
 
-    Simulated devices wait for each other once for each array, processes send a message for each (seen with jax 0.10).
+    Simulated devices would wait for each other once for each array (seen with jax 0.10).
     Accelerators exchange several arrays at once, and are left alone.
     """
 
