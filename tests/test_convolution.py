@@ -26,9 +26,12 @@ def float64():
         ((3, 9, 9, 1), (5, 3, 1, 7), 1, "SAME", True),
         ((8, 28, 28, 12), (6, 6, 12, 24), 2, "VALID", True),
         ((8, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),
-        ((8, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", True),
+        ((8, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", True),  # tiles of 2x2
+        ((8, 9, 6, 3), (3, 3, 3, 5), 1, "SAME", True),  # 3x3
+        ((8, 8, 4, 3), (3, 3, 3, 5), 1, "SAME", True),  # 4x4
+        ((8, 16, 8, 3), (6, 6, 3, 5), 2, "SAME", True),
         ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
-        ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # an odd number of rows
+        ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # no tile divides both
         ((32, 9, 9, 3), (5, 5, 3, 4), 2, "SAME", False),
     ],
 )
@@ -52,6 +55,32 @@ def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, 
     assert ("convolution(" not in compiled) == rewritten
 
 
+@pytest.mark.parametrize(
+    ("images", "kernel", "padding", "error"),
+    [
+        ((8, 28, 28, 12), (6, 6, 12, 24), "VALID", 1e-5),  # tiles of 4x4; seen 5.8e-6
+        ((8, 12, 12, 24), (6, 6, 24, 32), "SAME", 1e-5),  # of 3x3; seen 3.1e-6
+    ],
+)
+def test_rounding_errors_in_float32(images, kernel, padding, error):
+    random = np.random.default_rng(0)
+    x, k = random.normal(size=images), random.normal(size=kernel)
+
+    def values_and_gradients(function, dtype):
+        y, gradients = jax.vjp(
+            lambda x, k: function(x, k, (2, 2), padding, dimension_numbers=LAYOUT), x.astype(dtype), k.astype(dtype)
+        )
+        weights = np.random.default_rng(1).normal(size=y.shape).astype(dtype)
+        return [np.asarray(value) for value in (y, *gradients(weights))]
+
+    found = values_and_gradients(convolve, np.float32)
+    with jax.enable_x64(True):
+        wanted = values_and_gradients(lax.conv_general_dilated, np.float64)
+    for mine, other in zip(found, wanted, strict=True):
+        assert (mine.dtype, other.dtype) == (np.float32, np.float64)
+        np.testing.assert_allclose(mine, other, rtol=0, atol=error * np.abs(other).max())
+
+
 @pytest.mark.parametrize("size", [(28, 28), (9, 12)])
 def test_convolution_with_pooling_is_one_after_the_other(float64, size):
     random = np.random.default_rng(0)
@@ -67,6 +96,13 @@ def test_convolution_with_pooling_is_one_after_the_other(float64, size):
     for mine, other in zip(our_gradients(weights), their_gradients(weights), strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12 * np.abs(other).max())
     assert "convolution(" not in jax.jit(convolve_and_pool).lower(x, k).compile().as_text()
+
+
+def test_images_as_small_as_the_kernel_allows_or_smaller():
+    kernel = jnp.ones((3, 3, 2, 5))
+    for size, wanted in ((3, 1), (2, 0), (1, 0)):
+        found = convolve(jnp.ones((8, size, 6, 2)), kernel, (1, 1), "VALID", dimension_numbers=LAYOUT)
+        np.testing.assert_array_equal(found, jnp.full((8, wanted, 4, 5), 18.0))
 
 
 def test_bfloat16_stays_with_xla():

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pmapdp.models.layers import max_pool_2x2
-from pmapdp.models.winograd import winograd
+from pmapdp.models.winograd import tile_size, winograd
 
 FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to be faster
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -49,9 +49,12 @@ def convolve(images: jax.Array, kernel: jax.Array, strides, padding, **options: 
         return lax.platform_dependent(images, kernel, cpu=lambda x, k: one_channel(padded(x), k), default=general)
     stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), tuple(strides)))
     number = images.shape[0]  # a symbol where a model of any batch size is exported
-    many = isinstance(number, int) and number >= FEW
-    if many and stride and height % (2 * stride) == width % (2 * stride) == 0:
-        return lax.platform_dependent(images, kernel, cpu=lambda x, k: winograd(padded(x), k, stride), default=general)
+    if stride and isinstance(number, int) and number >= FEW and height % stride == width % stride == 0:
+        m = tile_size(height // stride - 2, width // stride - 2)
+        if m:
+            return lax.platform_dependent(
+                images, kernel, cpu=lambda x, k: winograd(padded(x), k, stride, m), default=general
+            )
     return general(images, kernel)
 
 
