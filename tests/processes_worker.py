@@ -77,6 +77,8 @@ def main() -> None:
             [whole_batch(train, order[start : start + BATCH]) for start in range(0, len(order), BATCH)],
             [whole_batch(test, np.arange(len(test.labels)))],
         )
+        # Where processes meet in a program for the first time, they wait no longer than 30 seconds for each other.
+        peers.wait("one device")
         differences, content, reading = {}, {}, Reading(train.inputs)
         for strategy in strategies.split(","):
             reading.rows = []
