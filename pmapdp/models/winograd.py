@@ -4,7 +4,7 @@ Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016, 
 pixels of the output it takes (m + 2)^2 products instead of 9 m^2. A 6x6 kernel with stride S = 2 becomes 3x3 with
 stride 1 on four times the channels: the four pixels of each 2x2 block lie side by side (space to depth).
 
-Rounding errors grow with m: with m = 4 the largest is about 5 millionths of the largest value in float32, ten times
+Rounding errors grow with m: with m = 4 the largest is about 6 millionths of the largest value in float32, ten times
 that of XLA's convolution. So m is at most 4.
 
 Shapes: b examples, H x W pixels, C channels in, F out, c = S * S * C; h x w tiles of m x m pixels of the output, read
