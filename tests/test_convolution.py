@@ -28,7 +28,6 @@ def float64():
         ((8, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),
         ((8, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", True),  # tiles of 2x2
         ((8, 9, 6, 3), (3, 3, 3, 5), 1, "SAME", True),  # 3x3
-        ((8, 8, 4, 3), (3, 3, 3, 5), 1, "SAME", True),  # 4x4
         ((8, 16, 8, 3), (6, 6, 3, 5), 2, "SAME", True),
         ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
         ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # no tile divides both
@@ -58,8 +57,8 @@ def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, 
 @pytest.mark.parametrize(
     ("images", "kernel", "padding", "error"),
     [
-        ((8, 28, 28, 12), (6, 6, 12, 24), "VALID", 1e-5),  # tiles of 4x4; seen 5.8e-6
-        ((8, 12, 12, 24), (6, 6, 24, 32), "SAME", 1e-5),  # of 3x3; seen 3.1e-6
+        ((8, 28, 28, 12), (6, 6, 12, 24), "VALID", 5e-6),  # seen 3.0e-6
+        ((8, 12, 12, 24), (6, 6, 24, 32), "SAME", 5e-6),  # seen 3.1e-6
     ],
 )
 def test_rounding_errors_in_float32(images, kernel, padding, error):
