@@ -5,8 +5,8 @@ pixels of the output it takes (m + 2)^2 products instead of 9 m^2. A 6x6 kernel 
 stride 1 on four times the channels: the four pixels of each 2x2 block lie side by side (space to depth).
 
 Rounding errors grow with m: with m = 3 the largest is about 3 millionths of the largest value in float32, some six
-times that of XLA's convolution. With m = 4 activations cross the edge of their ReLU when a sum is taken in another
-order, so m is at most 3.
+times that of XLA's convolution. With m = 4 it is twice that of m = 3, enough that another order of the examples took an
+activation over the edge of its ReLU in a test; so m is at most 3.
 
 Shapes: b examples, H x W pixels, C channels in, F out, c = S * S * C; h x w tiles of m x m pixels of the output, read
 from tiles of (m + 2) x (m + 2) pixels of the input that overlap by two; n = (m + 2)^2 numbers of a tile. Each transform
