@@ -27,7 +27,7 @@ from jax import lax
 
 Matrix = Sequence[Sequence[float]]
 
-POINTS = {2: (0, 1, -1), 3: (0, -1, 1 / 2, 2), 4: (0, 3 / 4, -3 / 4, 3 / 2, -3 / 2)}  # for each m, and infinity
+POINTS = {2: (0, 1, -1), 3: (0, -1, 1 / 2, 2), 4: (0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)}  # for each m, and infinity
 
 
 class Matrices(NamedTuple):
