@@ -31,7 +31,7 @@ POINTS = {2: (0, 1, -1), 3: (0, -1, 1 / 2, 2), 4: (0, 5 / 8, -5 / 8, 3 / 2, -3 /
 
 
 class Matrices(NamedTuple):
-    """The small matrices of the transforms: A row of m pixels is `A ((G g) * (B d))`, n = m + 2."""
+    """The small matrices of the transforms: a row of m pixels is `A ((G g) * (B d))`, n = m + 2."""
 
     B: Matrix  # [n, n], for the pixels d of the input
     G: Matrix  # [n, 3], for the kernel g
@@ -112,7 +112,7 @@ def tiles(x: jax.Array, stride: int, m: int) -> jax.Array:
     b, H, W, C = x.shape
     H, W, S = H // stride, W // stride, stride
     x = x.reshape(b, H, S, W, S * C)
-    x = jnp.concatenate([x[:, :, s] for s in range(S)], -1)  # XLA takes twice as long for the transpose that this is
+    x = jnp.concatenate([x[:, :, s] for s in range(S)], -1)  # as a transpose it takes XLA twice as long
     by_rows = jnp.stack(combine(matrices(m).B, [x[:, i : i + H - m - 1 : m] for i in range(m + 2)]))
     V = jnp.stack(combine(matrices(m).B, [by_rows[:, :, :, j : j + W - m - 1 : m] for j in range(m + 2)]), 1)
     return V.reshape(-1, *V.shape[2:])
@@ -161,7 +161,7 @@ def kernel_tiles_transpose(U: jax.Array, stride: int, m: int) -> jax.Array:
 
 
 def pixels(M: jax.Array, m: int) -> jax.Array:
-    """Y = A' M A of each tile: `[n, b, h, w, F]` to `[b, m h, m w, F]`."""
+    """Y = A M A' of each tile: `[n, b, h, w, F]` to `[b, m h, m w, F]`."""
     _, b, h, w, F = M.shape
     by_rows = combine(matrices(m).A, list(M.reshape(m + 2, m + 2, b, h, w, F)))
     by_columns = [jnp.stack(combine(matrices(m).A, list(row)), 3) for row in by_rows]
