@@ -29,6 +29,7 @@ def float64():
         ((8, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", True),  # 2x2
         ((8, 9, 6, 3), (3, 3, 3, 5), 1, "SAME", True),  # 3x3
         ((8, 8, 12, 3), (3, 3, 3, 5), 1, "SAME", True),  # 4x4
+        ((8, 8, 4, 3), (3, 3, 3, 5), 1, "SAME", True),  # one tile in a row
         ((8, 16, 8, 3), (6, 6, 3, 5), 2, "SAME", True),
         ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
         ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # no tile divides both
