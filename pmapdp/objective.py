@@ -36,7 +36,8 @@ def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -
     targets = optax.smooth_labels(jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
     losses = optax.softmax_cross_entropy(logits, targets)
     correct = (logits.argmax(-1) == batch.labels).astype(logits.dtype)
-    return MetricSums((weights * losses).sum(), (weights * correct).sum(), weights.sum())
+    # One sum of three rows: where the compiler splits the batch, it puts an all-reduce behind each sum.
+    return MetricSums(*(weights * jnp.stack([losses, correct, jnp.ones_like(losses)])).sum(1))
 
 
 def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
@@ -59,7 +60,8 @@ def training_sums(
     # Batch norm assigns to its variables, so the trace needs fresh ones: copy=True.
     model = nnx.merge(structure, params, batch_stats, copy=True)
     keys = example_keys(task.seed, step, batch.indices)
-    logits = model(batch.inputs, Context(batch.weights, keys, train=True, axis_name=axis_name))
+    context = Context(batch.weights, keys, train=True, axis_name=axis_name, count=batch.weights.sum())
+    logits = model(batch.inputs, context)
     sums = metric_sums(logits, batch, task.label_smoothing)
     return sums.loss, (sums, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
 

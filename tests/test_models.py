@@ -170,5 +170,7 @@ def test_gradient_of_batch_norm_is_that_of_its_formula(channels):
             return (into * (x - mean) / jnp.sqrt(variance + 1e-3)).sum()
 
         wanted = jax.grad(by_definition)(x)
-        found = jax.grad(lambda x: (into * normalise(x, jnp.asarray(weights), 1e-3, None)[0]).sum())(x)
+        valid = jnp.asarray(weights), jnp.asarray(weights.sum())
+        zero = jnp.zeros(channels)
+        found = jax.grad(lambda x: (into * normalise(x, *valid, None, zero, 1e-3, None)[0]).sum())(x)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)

@@ -15,6 +15,7 @@ from jax import lax
 from pmapdp.models.layers import AxisName, Context
 
 EXACT = lax.Precision.HIGHEST  # accelerators would round the factors of a product
+FAR = 0.9  # of the squares around a point: when the mean is further away, a decimal digit would be lost
 MANY = 64  # channels that fill a processor's vectors
 
 
@@ -45,17 +46,25 @@ class BatchNorm(nnx.Module):
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
         """`[b, ..., C]` to `[b, ..., C]`; in training also moves the running statistics."""
         wide = x.astype(self.mean.dtype)  # moments of bfloat16 activations are taken in float32
+        bias = None if self.bias is None else self.bias[...]
         if context.train:
             weights = jnp.ones(len(x)) if context.weights is None else context.weights
-            y, mean, variance, count = normalise(wide, weights.astype(wide.dtype), self.epsilon, context.axis_name)
+            examples = weights.sum() if context.count is None else context.count
+            y, mean, variance, count = normalise(
+                wide,
+                weights.astype(wide.dtype),
+                examples.astype(wide.dtype),
+                bias,
+                self.mean[...],
+                self.epsilon,
+                context.axis_name,
+            )
             momentum = jnp.where(count > 0, self.momentum, 1).astype(wide.dtype)  # padding alone moves nothing
             self.mean[...] = momentum * self.mean[...] + (1 - momentum) * mean
             self.variance[...] = momentum * self.variance[...] + (1 - momentum) * variance
         else:
             y = (wide - self.mean[...]) * lax.rsqrt(self.variance[...] + self.epsilon)
-        if self.bias is not None:
-            pixels, W = lines(y)
-            y = (pixels + along(self.bias[...], W)).reshape(x.shape)
+            y = y if bias is None else y + bias
         return y.astype(x.dtype)
 
 
@@ -79,51 +88,95 @@ def along(values: jax.Array, W: int) -> jax.Array:
 
 
 def sums(factors: jax.Array, x: jax.Array, W: int) -> jax.Array:
-    """The sum over the lines, each times its factor `[L]`, and over their pixels: `[C]`."""
-    return jnp.matmul(factors, x, precision=EXACT).reshape(W, -1).sum(0)
+    """The sums over the lines, each times its factor, and over their pixels: `[..., L]`, `[..., L, W * C]` to `[..., C]`."""
+    of_lines = jnp.matmul(factors[..., None, :], x, precision=EXACT)
+    return of_lines.reshape(*x.shape[:-2], W, -1).sum(-2)
 
 
-def moments(x: jax.Array, weights: jax.Array, axis_name: AxisName) -> tuple[jax.Array, jax.Array, jax.Array]:
+def moments(
+    x: jax.Array, weights: jax.Array, examples: jax.Array, near: jax.Array, axis_name: AxisName
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Mean and variance `[C]` of the valid examples of the global batch, and the number of their pixels.
 
-    Two passes: E[x^2] - E[x]^2 would lose digits when the mean is large.
+    With k near the mean, E[(x - k)^2] - (mean - k)^2 is the variance, and the sums of x and of (x - k)^2 travel together.
+    Far from the mean that difference has too few digits; then, and only then, a second exchange adds up the squares
+    around the mean itself. All devices hold the same sums, so they decide alike.
     """
     pixels, W = lines(x)
     factors = jnp.repeat(weights, len(pixels) // len(x))
-    count = total(weights.sum(), axis_name) * math.prod(x.shape[1:-1])
+
+    def squares_around(centre: jax.Array) -> jax.Array:
+        return sums(factors, jnp.square(pixels - along(centre, W)), W)
+
+    count = examples * math.prod(x.shape[1:-1])
+    here = jnp.concatenate([sums(factors, pixels, W), squares_around(near), count[None]])
+    added, squares, (count,) = jnp.split(total(here, axis_name), [len(near), 2 * len(near)])
     divisor = jnp.maximum(count, 1)
-    mean = total(sums(factors, pixels, W), axis_name) / divisor
-    variance = total(sums(factors, jnp.square(pixels - along(mean, W)), W), axis_name) / divisor
+    mean, squares = added / divisor, squares / divisor
+    shift = jnp.square(mean - near)
+    variance = lax.cond(
+        (shift > FAR * squares).any(),
+        lambda: total(squares_around(mean), axis_name) / divisor,
+        lambda: squares - shift,
+    )
     return mean, variance, count
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def normalise(x: jax.Array, weights: jax.Array, epsilon: float, axis_name: AxisName) -> tuple[jax.Array, ...]:
-    """`(x - mean) / sqrt(variance + epsilon)`, then mean, variance and count of `moments`, which have no gradient.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def normalise(
+    x: jax.Array,
+    weights: jax.Array,
+    examples: jax.Array,
+    bias: jax.Array | None,
+    near: jax.Array,
+    epsilon: float,
+    axis_name: AxisName,
+) -> tuple[jax.Array, ...]:
+    """`(x - mean) / sqrt(variance + epsilon) + bias`, then mean, variance and count of `moments`, without a gradient.
 
     The gradient of `x` is written out: it needs two sums over the global batch, which travel together, where JAX would
-    add up those of the variance, then those of the mean.
+    add up those of the variance, then those of the mean. One of them, before it travels, is the gradient of the bias.
+
+    Args:
+        x: `[b, ..., C]`
+        weights: `[b]`, 1 or 0 for padding.
+        examples: `[]` their sum.
+        bias: `[C]`, or None.
+        near: `[C]` what the mean is likely near: its running value.
+        epsilon: added to the variance.
+        axis_name: the mapped axis or axes, or None.
     """
-    return forward(x, weights, epsilon, axis_name)[0]
+    return forward(x, weights, examples, bias, near, epsilon, axis_name)[0]
 
 
-def forward(x: jax.Array, weights: jax.Array, epsilon: float, axis_name: AxisName) -> tuple[Any, Any]:
+def forward(
+    x: jax.Array,
+    weights: jax.Array,
+    examples: jax.Array,
+    bias: jax.Array | None,
+    near: jax.Array,
+    epsilon: float,
+    axis_name: AxisName,
+) -> tuple[Any, Any]:
     """What `normalise` returns, and what its gradient needs."""
-    mean, variance, count = moments(x, weights, axis_name)
+    mean, variance, count = moments(x, weights, examples, near, axis_name)
     scale = lax.rsqrt(variance + epsilon)
     pixels, W = lines(x)
-    y = ((pixels - along(mean, W)) * along(scale, W)).reshape(x.shape)
-    return (y, mean, variance, count), (y, weights, scale, jnp.maximum(count, 1))
+    normal = (pixels - along(mean, W)) * along(scale, W)
+    y = normal if bias is None else normal + along(bias, W)
+    return (y.reshape(x.shape), mean, variance, count), (normal, weights, scale, jnp.maximum(count, 1), bias)
 
 
-def backward(epsilon: float, axis_name: AxisName, residuals: Any, gradients: Any) -> tuple[jax.Array, jax.Array]:
-    """The gradient of `x`, and zeros for the weights. Section 3 of the paper, with each example's weight."""
-    y, weights, scale, count = residuals
-    (pixels, W), (dy, _) = lines(y), lines(gradients[0])
-    factors, ones = jnp.repeat(weights, len(pixels) // len(y)), jnp.ones(len(dy), dy.dtype)
-    of_mean, of_scale = total(jnp.stack([sums(ones, dy, W), sums(ones, dy * pixels, W)]), axis_name) / count
-    dx = along(scale, W) * (dy - factors[:, None] * (along(of_mean, W) + pixels * along(of_scale, W)))
-    return dx.reshape(y.shape), jnp.zeros_like(weights)
+def backward(epsilon: float, axis_name: AxisName, residuals: Any, gradients: Any) -> tuple[Any, ...]:
+    """The gradients of `x` and `bias`; the others have none. Section 3 of the paper, with each example's weight."""
+    normal, weights, scale, count, bias = residuals
+    dy, W = lines(gradients[0])
+    factors = jnp.repeat(weights, len(normal) // len(weights))
+    both = jnp.stack([dy, dy * normal])  # one product of both: the compiler puts an all-reduce behind each
+    here = sums(jnp.ones(both.shape[:2], dy.dtype), both, W)
+    of_mean, of_scale = total(here, axis_name) / count
+    dx = along(scale, W) * (dy - factors[:, None] * (along(of_mean, W) + normal * along(of_scale, W)))
+    return dx.reshape(gradients[0].shape), None, None, None if bias is None else here[0], None
 
 
 normalise.defvjp(forward, backward)

@@ -23,12 +23,14 @@ class Context:
         train: True in training, False in evaluation.
         axis_name: the mapped axis (or axes) over which the global batch is split (`pmap`, `shard_map`), or None where
             the arrays hold the global batch (`jit`, a single device).
+        count: `[]` the sum of the weights, where it is at hand: `jit` exchanges each sum that is written down.
     """
 
     weights: jax.Array | None = None
     keys: jax.Array | None = None
     train: bool = field(default=False, metadata={"static": True})
     axis_name: AxisName = field(default=None, metadata={"static": True})
+    count: jax.Array | None = None
 
 
 EVALUATION = Context()
