@@ -36,6 +36,21 @@ def test_one_all_reduce_a_step(strategy, model, accumulate):
     assert found == {"all-reduce": 1}
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn", "convnet"])
+@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
+def test_gradients_are_copied_into_one_vector(strategy, model):
+    """What computes them must not move into the concatenation: XLA would compute it number by number, ten times as
+    slowly."""
+    task = Task(model, optax.adam(1e-3))
+    steps, batches = make_steps(strategy, task, jax.devices()[:N]), Batches(SPLIT, 32, devices=N)
+    state, batch = steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))
+    program = steps.train_step.lower(state, batch).compile().as_text()
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(state.params)) + 3  # three sums of metrics
+    (operand,) = re.findall(rf"= f32\[{numbers}\]\S* all-reduce(?:-start)?\(%?([\w.-]+)\)", program)
+    (made_by,) = re.findall(rf"%?{re.escape(operand)} = \S+ (\w+)\(", program)
+    assert made_by == "concatenate"
+
+
 def test_a_single_device_needs_no_collective():
     task = Task("mlp", optax.adam(1e-3))
     assert not collectives(make_steps("single", task, jax.devices()), task, Batches(SPLIT, 32))

@@ -1,5 +1,7 @@
 """The networks are those of their sources: sizes, initial values, and outputs against plain programs."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from flax import nnx
 from jax import lax
 
 from pmapdp.models import MODELS, VIEWS
-from pmapdp.models.batch_norm import BatchNorm, normalise
+from pmapdp.models.batch_norm import BatchNorm, moments, normalise
 from pmapdp.models.layers import Context, max_pool_2x2
 from pmapdp.objective import example_keys
 from pmapdp.state import Task, count_parameters, create_state
@@ -138,6 +140,27 @@ def test_batch_norm_equals_numpy_also_for_a_large_mean(shape):
     np.testing.assert_allclose(y, (wide - mean) / np.sqrt(variance + 1e-3), atol=2e-3)
     np.testing.assert_allclose(layer.mean[...], 0.01 * mean, rtol=1e-5)
     np.testing.assert_allclose(layer.variance[...], 0.99 + 0.01 * variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize("away", [0, 0.5, 2, 2.9, 3.1, 10, 1000])
+def test_variance_keeps_its_digits_however_far_the_mean_is_from_the_running_one(away):
+    """The mean `away` standard deviations from the running mean. Against float64; 3 is where the second sum sets in."""
+    x = np.random.default_rng(0).normal(away, 1, (16, 8, 8, 4)).astype(np.float32)
+    found = moments(jnp.asarray(x), jnp.ones(16), jnp.float32(16), jnp.zeros(4), None)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(found[0], wide.mean((0, 1, 2)), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found[1], wide.var((0, 1, 2)), rtol=5e-6)
+    assert found[2] == 16 * 64
+
+
+def test_moments_near_the_running_mean_need_one_exchange():
+    """A second one stands in a branch that only a mean far from the running one enters."""
+    x, near = jnp.zeros((2, 4, 8, 8, 4)), jnp.zeros(4)
+    mapped = jax.pmap(lambda x: moments(x, jnp.ones(4), jnp.float32(4), near, "data"), axis_name="data")
+    program = mapped.lower(x).compile().as_text()
+    before, entry = program.split("\nENTRY ")
+    assert (before.count(" all-reduce("), entry.count(" all-reduce(")) == (1, 1)
+    assert len(re.findall(r" conditional\(", entry)) == 1
 
 
 def test_batch_norm_evaluates_with_the_running_statistics():
