@@ -309,9 +309,11 @@ assert np.isnan(means[-1]) or DATASET != "digits"
 #
 # ## What exactness costs
 #
-# Synchronised batch norm talks in the middle of the network: the source of `moments` below calls `total`
-# three times, and the gradient calls it once more. Simulated devices share one machine's memory and cores, so the
-# times are those of a small computer doing eight devices' work, and show no speed-up.
+# Synchronised batch norm talks in the middle of the network. The source of `moments` below calls `total` twice.
+# Two exchanges, as in exercise 1, would wait twice; so it adds up the values and their squared distances from the
+# *running* mean together. Only where that mean is far off does a branch add up a second time: three of the ten
+# all-reduces below stand in such a branch. The gradient calls `total` once more. Simulated devices share one machine's
+# memory and cores, so the times are those of a small computer doing eight devices' work, and show no speed-up.
 
 
 # %%

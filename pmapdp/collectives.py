@@ -31,7 +31,7 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: its name in HLO, for example `all-reduce`.
-        count: number of instructions; one inside a loop counts once.
+        count: number of instructions; one inside a loop counts once, and so does one in a branch, entered or not.
         bytes: size of their results on one device. One instruction may reduce many arrays (a tuple): all count.
     """
 

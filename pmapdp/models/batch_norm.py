@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from pmapdp.models.layers import AxisName, Context
 
@@ -68,9 +69,13 @@ class BatchNorm(nnx.Module):
         return y.astype(x.dtype)
 
 
-def total(value: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The sum over the devices; with `axis_name` None `value` is over the global batch already."""
-    return value if axis_name is None else lax.psum(value, axis_name)
+def total(values: Any, axis_name: AxisName) -> Any:
+    """The sums over the devices of all arrays in `values`, which travel together; with `axis_name` None they are over
+    the global batch already."""
+    if axis_name is None:
+        return values
+    vector, restore = ravel_pytree(values)
+    return restore(lax.psum(vector, axis_name))
 
 
 def lines(x: jax.Array) -> tuple[jax.Array, int]:
@@ -88,7 +93,10 @@ def along(values: jax.Array, W: int) -> jax.Array:
 
 
 def sums(factors: jax.Array, x: jax.Array, W: int) -> jax.Array:
-    """The sums over the lines, each times its factor, and over their pixels: `[..., L]`, `[..., L, W * C]` to `[..., C]`."""
+    """The sums over the lines, each times its factor, and over their pixels.
+
+    `[..., L]` and `[..., L, W * C]` to `[..., C]`.
+    """
     of_lines = jnp.matmul(factors[..., None, :], x, precision=EXACT)
     return of_lines.reshape(*x.shape[:-2], W, -1).sum(-2)
 
@@ -98,7 +106,7 @@ def moments(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Mean and variance `[C]` of the valid examples of the global batch, and the number of their pixels.
 
-    With k near the mean, E[(x - k)^2] - (mean - k)^2 is the variance, and the sums of x and of (x - k)^2 travel together.
+    With k near the mean, E[(x - k)^2] - (mean - k)^2 is the variance, and the sums of x and (x - k)^2 travel together.
     Far from the mean that difference has too few digits; then, and only then, a second exchange adds up the squares
     around the mean itself. All devices hold the same sums, so they decide alike.
     """
@@ -108,9 +116,8 @@ def moments(
     def squares_around(centre: jax.Array) -> jax.Array:
         return sums(factors, jnp.square(pixels - along(centre, W)), W)
 
-    count = examples * math.prod(x.shape[1:-1])
-    here = jnp.concatenate([sums(factors, pixels, W), squares_around(near), count[None]])
-    added, squares, (count,) = jnp.split(total(here, axis_name), [len(near), 2 * len(near)])
+    here = sums(factors, pixels, W), squares_around(near), examples * math.prod(x.shape[1:-1])
+    added, squares, count = total(here, axis_name)
     divisor = jnp.maximum(count, 1)
     mean, squares = added / divisor, squares / divisor
     shift = jnp.square(mean - near)
