@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from pmapdp.models.layers import AxisName, Context
 
 EXACT = lax.Precision.HIGHEST  # accelerators would round the factors of a product
-FAR = 0.9  # of the squares around a point: when the mean is further away, a decimal digit would be lost
+FAR = 0.9  # share of E[(x - k)^2] that (mean - k)^2 may have: beyond, their difference loses over a decimal digit
 MANY = 64  # channels that fill a processor's vectors
 
 
