@@ -10,18 +10,24 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
 
 from pmapdp import failed_writes
 from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.state import Task, TrainState, initial_state
+
+
+def orbax() -> ModuleType:
+    """`orbax.checkpoint`, whose import takes a sixth of the start of a command that may not write a checkpoint."""
+    import orbax.checkpoint
+
+    return orbax.checkpoint
 
 
 @dataclass(frozen=True)
@@ -51,22 +57,23 @@ class Checkpoints:
         self.peers = peers
         failed_writes.keep_quiet()
         self.folder, self.damaged = folder, folder.parent / "damaged"
-        newest = checkpoint_managers.LatestN(keep)
-        best = checkpoint_managers.BestN(
+        managers = orbax().checkpoint_managers
+        newest = managers.LatestN(keep)
+        best = managers.BestN(
             get_metric_fn=lambda metrics: metrics["test_accuracy"],
             n=1,
             keep_checkpoints_without_metrics=False,
         )
-        self.options = ocp.CheckpointManagerOptions(
-            preservation_policy=checkpoint_managers.AnyPreservationPolicy([newest, best]),
+        self.options = orbax().CheckpointManagerOptions(
+            preservation_policy=managers.AnyPreservationPolicy([newest, best]),
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
         )
         self.manager = self.open()
 
-    def open(self) -> ocp.CheckpointManager:
-        """Orbax' manager of the folder as it is now."""
-        return ocp.CheckpointManager(self.folder.absolute(), options=self.options)
+    def open(self) -> Any:
+        """Orbax' `CheckpointManager` of the folder as it is now."""
+        return orbax().CheckpointManager(self.folder.absolute(), options=self.options)
 
     def steps(self) -> list[int]:
         """The updates after which there are checkpoints, oldest first."""
@@ -85,13 +92,14 @@ class Checkpoints:
             UserError: this or the previous checkpoint could not be written; those before are intact.
         """
         metrics = None if test_accuracy is None else {"test_accuracy": test_accuracy}
+        args = orbax().args
         with self.writing():
             self.require_space(state)
             self.manager.save(
                 step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state),
-                    progress=ocp.args.JsonSave(progress | {"checksum": checksum(state)}),
+                args=args.Composite(
+                    state=args.StandardSave(state),
+                    progress=args.JsonSave(progress | {"checksum": checksum(state)}),
                 ),
                 metrics=metrics,
             )
@@ -163,11 +171,11 @@ class Checkpoints:
             template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
         else:
             template = abstract_state(shapes, sharding)
+        args = orbax().args
         error = None
         try:
             parts = self.manager.restore(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardRestore(template), progress=ocp.args.JsonRestore()),
+                step, args=args.Composite(state=args.StandardRestore(template), progress=args.JsonRestore())
             )
         except Exception as damage:
             error = damage

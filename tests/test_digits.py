@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.interpolate import RegularGridInterpolator
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from pmapdp.data import load
-from pmapdp.data.digits import enlarge
+from pmapdp.data.digits import FILE, enlarge
 
 SHA256 = {
     "train": "c24abaa7d545b68c114035fb95db202b474672032a6759cddb88a02dfdf0446d",
@@ -36,6 +37,16 @@ def test_every_class_has_its_share_of_the_test_set(digits):
     in_test = np.bincount(digits.test.labels)
     assert np.abs(in_test - in_all * 360 / 1797).max() < 1
     np.testing.assert_array_equal(np.bincount(digits.train.labels) + in_test, in_all)
+
+
+def test_the_file_holds_what_scikit_learn_gives():
+    """How it was made: their digits, their split."""
+    scans, labels = load_digits(return_X_y=True)
+    wanted = train_test_split(scans, labels, test_size=360, stratify=labels, random_state=0)
+    with np.load(FILE) as arrays:
+        for name, values in zip(("train_scans", "test_scans", "train_labels", "test_labels"), wanted, strict=True):
+            assert arrays[name].dtype == np.uint8
+            np.testing.assert_array_equal(arrays[name].reshape(values.shape), values)
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
