@@ -9,11 +9,12 @@ from pathlib import Path
 
 # Most of a test's time is compilation. These only spare the code generator some work and keep it on one core, for other
 # tests have the rest; the programs of XLA, their collectives and their results stay what they are.
-QUICK_COMPILATION = "--xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1 "
+QUICK_COMPILATION = (
+    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
 if version("jaxlib").startswith("0.10."):  # its older code generator, which later versions no longer have
-    QUICK_COMPILATION += "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
-else:
-    QUICK_COMPILATION += "--xla_backend_optimization_level=0"
+    QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"
 JAX_VARIABLES = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA")
 
 

@@ -6,15 +6,17 @@ import numpy as np
 import optax
 import pytest
 from examples import random_split, whole_batch
+from flax import nnx
 
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.models.layers import Context, Dropout
-from pmapdp.objective import example_keys
+from pmapdp.objective import example_keys, training_sums
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 
 STRATEGIES = ("pmap", "jit", "shard_map", "single")
-SPLIT = random_split(40)
+SEED = 5
+SPLIT = random_split(40, seed=33)  # see test_every_activation_is_far_from_the_edge_of_its_relu
 
 
 def masks(indices, *, seed=0, step=0, layer=0):
@@ -24,7 +26,7 @@ def masks(indices, *, seed=0, step=0, layer=0):
 
 @pytest.fixture(scope="module")
 def convnet():
-    task = Task("convnet", optax.sgd(0.1), seed=5)
+    task = Task("convnet", optax.sgd(0.1), seed=SEED)
     state = create_state(task)
     steps = {}
 
@@ -54,6 +56,26 @@ def test_half_of_the_units_stay_and_are_doubled():
     kept = masks(np.arange(200))
     assert set(np.unique(kept)) == {0.0, 2.0}
     assert abs(kept.mean() - 1) < 0.02  # 51,200 draws: the standard deviation of this mean is 0.0044
+
+
+def test_every_activation_is_far_from_the_edge_of_its_relu(monkeypatch):
+    """What the next test stands on, in float64: a ReLU's gradient jumps at 0, where rounding would decide the side."""
+    nearest, relu = [], nnx.relu
+
+    def recorded(x):
+        nearest.append(float(abs(x).min()))
+        return relu(x)
+
+    monkeypatch.setattr(nnx, "relu", recorded)
+    state = create_state(Task("convnet", optax.sgd(0.1), seed=SEED))
+    batch = whole_batch(SPLIT, np.arange(16))
+    with jax.enable_x64(True):
+        task = Task("convnet", optax.sgd(0.1), seed=SEED, dtype="float64")
+        params, batch_stats = jax.tree.map(lambda x: jnp.asarray(x, "float64"), (state.params, state.batch_stats))
+        step, structure = jnp.int32(0), task.model_structure()
+        training_sums(params, batch_stats, batch, step, task=task, structure=structure, axis_name=None)
+    assert len(nearest) == 4
+    assert min(nearest) > 2e-5  # float32 errs by some 1e-6 here
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
