@@ -36,10 +36,11 @@ def test_readme_and_picture_are_those_of_the_results():
     assert summary.picture(results) == summary.PICTURE.read_text()
 
 
-def test_every_comparison_was_measured_in_three_rounds():
+def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():
     results = json.loads(summary.RESULTS.read_text())
     assert len(summary.measured(results)) == len(comparisons(peers=True))
-    assert {len(values) for values in results["examples_per_second"].values()} == {3}
+    (rounds,) = {len(values) for values in results["examples_per_second"].values()}
+    assert rounds >= 3
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
