@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from pmapdp.steps import make_steps
 
 SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
 STEP_BATCH = 64
+RUNS_A_TURN = 4
 
 
 def count(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
@@ -66,13 +67,13 @@ def exchanged(model: str) -> dict[str, Any]:
 
 
 def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
-    """All-reduces and whole training steps, timed on simulated devices of this machine."""
+    """All-reduces and whole training steps, timed in turn on simulated devices of this machine."""
     devices.simulate(max(map(int, counts)))
     here, task = jax.devices(), Task(model, OPTIMIZERS["adam"])
     state = create_state(task)
-    timed = [entry for N in map(int, counts) for entry in time_all_reduces(here[:N], int(repeats))]
-    steps = [{"devices": N, "seconds": time_step(task, state, here[:N], int(repeats))} for N in (1, *map(int, counts))]
-    return {"all_reduces": timed, "steps": steps, **exchanged(model)}
+    all_reduces = [all_reduce(here[:N], size) for N in map(int, counts) for size in SIZES]
+    steps = [training_step(task, state, here[:N]) for N in (1, *map(int, counts))]
+    return {"all_reduces": timed(all_reduces, int(repeats)), "steps": timed(steps, int(repeats)), **exchanged(model)}
 
 
 def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
@@ -83,24 +84,41 @@ def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
     both = [next(device for device in jax.devices() if device.process_index == process) for process in (0, 1)]
     own, task = jax.local_devices()[:1], Task(model, OPTIMIZERS["adam"])
     state = create_state(task)
-    timed = time_all_reduces(both, int(repeats))
-    steps = [{"devices": 1, "seconds": time_step(task, state, own, int(repeats))}] if rank == "0" else []
+    all_reduces = timed([all_reduce(both, size) for size in SIZES], int(repeats))
+    steps = timed([training_step(task, state, own)], int(repeats)) if rank == "0" else []
     multihost_utils.sync_global_devices("process 0 has timed its own step")
-    steps.append({"devices": 2, "seconds": time_step(task, state, both, int(repeats))})
-    return {"all_reduces": timed, "steps": steps, **exchanged(model)}
+    steps += timed([training_step(task, state, both)], int(repeats))
+    return {"all_reduces": all_reduces, "steps": steps, **exchanged(model)}
 
 
-def least_seconds(run: Callable[[], Any], repeats: int) -> float:
-    """Fastest of several `run()`s, each until its result is there. The first two compile and warm up, and do not count.
+class Timed(NamedTuple):
+    """What is timed: its devices, the bytes on each (None for a step), and a call that starts it."""
 
-    The fastest, because whatever else the machine does only ever adds time, and the model knows nothing of it.
+    devices: int
+    bytes: int | None
+    run: Callable[[], Any]
+
+
+def timed(all_of_them: Sequence[Timed], repeats: int) -> list[dict[str, Any]]:
+    """Fastest run of each, until its result is there, in as many turns as `repeats`. A first turn, which compiles and
+    warms up, does not count.
+
+    The fastest, because whatever else the machine does only ever adds time, and the model knows nothing of it. In turn,
+    so that a slow spell of the machine meets all; several runs a turn, because the first finds the caches full of
+    another's data.
     """
-    times = []
-    for _ in range(repeats + 2):
-        clock = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - clock)
-    return min(times[2:])
+    seconds = np.empty((len(all_of_them), 1 + repeats, RUNS_A_TURN))
+    for turn in range(1 + repeats):
+        for each, of_each in zip(all_of_them, seconds, strict=True):
+            for run in range(RUNS_A_TURN):
+                clock = time.perf_counter()
+                jax.block_until_ready(each.run())
+                of_each[turn, run] = time.perf_counter() - clock
+    least = seconds[:, 1:].min((1, 2)).tolist()
+    return [
+        {"devices": each.devices, "bytes": each.bytes, "seconds": fastest}
+        for each, fastest in zip(all_of_them, least, strict=True)
+    ]
 
 
 def from_shards(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec, dtype=np.float32) -> jax.Array:
@@ -111,8 +129,8 @@ def from_shards(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec, dtype=n
     )
 
 
-def time_all_reduces(group: Sequence[jax.Device], repeats: int) -> list[dict[str, Any]]:
-    """Seconds of an all-reduce of each size over `group`."""
+def all_reduce(group: Sequence[jax.Device], size: int) -> Timed:
+    """An all-reduce of `size` bytes on each device of `group`."""
     N, mesh = len(group), Mesh(np.array(group), ("data",))
     spec = PartitionSpec("data")
 
@@ -120,20 +138,17 @@ def time_all_reduces(group: Sequence[jax.Device], repeats: int) -> list[dict[str
         return lax.psum(x, "data") / N  # divided, so that repeating it does not overflow
 
     reduce = jax.jit(jax.shard_map(mean, mesh=mesh, in_specs=spec, out_specs=spec), donate_argnums=0)
-    timed = []
-    for size in SIZES:
-        held = [from_shards(mesh, (N, size // 4), spec)]
+    held = [from_shards(mesh, (N, size // 4), spec)]
 
-        def run(held=held):
-            held[0] = reduce(held[0])
-            return held[0]
+    def run():
+        held[0] = reduce(held[0])
+        return held[0]
 
-        timed.append({"devices": N, "bytes": size, "seconds": least_seconds(run, repeats)})
-    return timed
+    return Timed(N, size, run)
 
 
-def time_step(task: Task, state: TrainState, group: Sequence[jax.Device], repeats: int) -> float:
-    """Seconds of a training step with `STEP_BATCH` examples on each device of `group`, from a state on the host."""
+def training_step(task: Task, state: TrainState, group: Sequence[jax.Device]) -> Timed:
+    """A training step with `STEP_BATCH` examples on each device of `group`, from a state on the host."""
     N = len(group)
     steps, mesh = make_steps("shard_map", task, group), Mesh(np.array(group), ("data",))
     rows, split = (N * STEP_BATCH,), PartitionSpec("data")
@@ -153,7 +168,7 @@ def time_step(task: Task, state: TrainState, group: Sequence[jax.Device], repeat
         held[0], sums = steps.train_step(held[0], batch)
         return held[0], sums
 
-    return least_seconds(run, repeats)
+    return Timed(N, None, run)
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
