@@ -13,7 +13,7 @@ from pmapdp.scaling.workloads import PUBLISHED
 
 COMPILED_FOR = (2, 8, 64, 512)
 SIMULATED = (2, 4, 8)
-REPEATS = 15  # of which the fastest counts
+REPEATS = 15  # turns; the fastest run of all counts
 
 
 @dataclass(frozen=True)
