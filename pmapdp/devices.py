@@ -11,6 +11,7 @@ import warnings
 import jax
 
 from pmapdp.errors import UserError
+from pmapdp.malloc import keep_freed_memory
 
 DEFAULT_SIMULATED = 8
 MOST_SIMULATED = 1024
@@ -34,13 +35,15 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show `count` CPU devices. Call it before the first JAX computation.
 
     Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number that the
-    user set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`, `NPROC`) is left as it is.
+    user set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`, `NPROC`) is left as it is. The process keeps the
+    memory that it frees (`pmapdp.malloc`).
 
     Raises:
         UserError: JAX has already started with fewer CPU devices, or the environment asks for fewer.
     """
     if not 1 <= count <= MOST_SIMULATED:
         raise UserError(f"{count} devices cannot be simulated: the number must be from 1 to {MOST_SIMULATED}")
+    keep_freed_memory()
     given = count_from_environment()
     if given:
         variable, available = given

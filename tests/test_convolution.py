@@ -99,6 +99,22 @@ def test_convolution_with_pooling_is_one_after_the_other(float64, size):
     assert "convolution(" not in jax.jit(convolve_and_pool).lower(x, k).compile().as_text()
 
 
+def test_equal_corners_of_a_window_give_the_kernel_one_gradient(float64):
+    random = np.random.default_rng(0)
+    x = random.integers(0, 2, (3, 14, 14, 1)).repeat(4, 1).repeat(4, 2).astype(float)  # flat areas, as in digits
+    k = random.normal(size=(3, 3, 1, 8))
+
+    def separately(k):
+        return max_pool_2x2(lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=LAYOUT))
+
+    wanted, their_gradient = jax.vjp(separately, k)
+    found, our_gradient = jax.vjp(lambda k: convolve_and_pool(x, k), k)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+    weights = random.normal(size=wanted.shape)
+    mine, other = our_gradient(weights)[0], their_gradient(weights)[0]
+    np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12 * np.abs(other).max())
+
+
 def test_images_as_small_as_the_kernel_allows_or_smaller():
     kernel = jnp.ones((3, 3, 2, 5))
     for size, wanted in ((3, 1), (2, 0), (1, 0)):

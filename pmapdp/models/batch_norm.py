@@ -13,9 +13,8 @@ from flax import nnx
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from pmapdp.models.layers import AxisName, Context
+from pmapdp.models.layers import EXACT, AxisName, Context, along
 
-EXACT = lax.Precision.HIGHEST  # accelerators would round the factors of a product
 FAR = 0.9  # share of E[(x - k)^2] that (mean - k)^2 may have: beyond, their difference loses over a decimal digit
 MANY = 64  # channels that fill a processor's vectors
 
@@ -83,13 +82,6 @@ def lines(x: jax.Array) -> tuple[jax.Array, int]:
     vectors half empty. Where channels are many, or in `[b, C]`, a line is one pixel: W = 1."""
     W = x.shape[-2] if x.ndim > 2 and x.shape[-1] < MANY else 1
     return x.reshape(-1, W * x.shape[-1]), W
-
-
-def along(values: jax.Array, W: int) -> jax.Array:
-    """`[C]` for each of the W pixels of a line: `[W * C]`. A product, because XLA would repeat a copy for each line."""
-    if W == 1:
-        return values
-    return jnp.matmul(values, jnp.tile(jnp.eye(len(values), dtype=values.dtype), W), precision=EXACT)
 
 
 def sums(factors: jax.Array, x: jax.Array, W: int) -> jax.Array:

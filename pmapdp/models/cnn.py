@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pmapdp.models.convolution import convolve_and_pool
-from pmapdp.models.layers import EVALUATION, Context, scale_pixels
+from pmapdp.models.layers import EVALUATION, Context, along, scale_pixels
 from pmapdp.models.linear import linear
 
 
@@ -32,6 +32,7 @@ class CNN(nnx.Module):
         assert self.conv.bias is not None
         kernel, bias = (value.astype(self.dtype) for value in (self.conv.kernel[...], self.conv.bias[...]))
         # Bias and ReLU after the pooling give the same numbers, and have a quarter of the work.
-        x = nnx.relu(convolve_and_pool(x, kernel) + bias)
-        x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
+        x = convolve_and_pool(x, kernel).reshape(x.shape[0], -1)
+        x = nnx.relu(x + along(bias, 13 * 13))
+        x = nnx.relu(self.hidden(x))
         return self.logits(x)

@@ -80,7 +80,8 @@ def convolve_and_pool(images: jax.Array, kernel: jax.Array) -> jax.Array:
 
     A window of the pooling sees 4x4 pixels. The convolution at each of its four corners is a matrix product of these
     pixels with the kernel, put into that corner of a 4x4 kernel. So the maximum is taken over four products, and the
-    convolved images are never brought into the order of their pixels.
+    convolved images are never brought into the order of their pixels. Where corners are equal, the gradient goes to one
+    of them: that of the kernel is then the same for each, unless different pixels happen to give equal numbers.
 
     Args:
         images: `[b, H, W, 1]`.
@@ -93,16 +94,20 @@ def convolve_and_pool(images: jax.Array, kernel: jax.Array) -> jax.Array:
     def general(images: jax.Array, kernel: jax.Array) -> jax.Array:
         return max_pool_2x2(lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=LAYOUT))
 
+    def larger(x: jax.Array, y: jax.Array) -> jax.Array:
+        """Like `jnp.maximum`, whose gradient divides where both are equal. A NaN is in all products at once."""
+        return jnp.where(x > y, x, y)
+
     def four_products(images: jax.Array, kernel: jax.Array) -> jax.Array:
-        h, w = ((size - 2) // 2 for size in images.shape[1:3])
+        b, h, w = images.shape[0], *((size - 2) // 2 for size in images.shape[1:3])
         shifted = [images[:, i : i + 2 * h - 1 : 2, j : j + 2 * w - 1 : 2] for i in range(4) for j in range(4)]
         pixels = jnp.concatenate(shifted, -1).reshape(-1, 16)  # as one matrix: products of batches take twice as long
         products = [
-            pixels @ jnp.pad(kernel[:, :, 0], ((i, 1 - i), (j, 1 - j), (0, 0))).reshape(16, -1)
+            (pixels @ jnp.pad(kernel[:, :, 0], ((i, 1 - i), (j, 1 - j), (0, 0))).reshape(16, -1)).reshape(b, -1)
             for i in range(2)
             for j in range(2)
         ]
-        return jnp.maximum(jnp.maximum(*products[:2]), jnp.maximum(*products[2:])).reshape(-1, h, w, kernel.shape[-1])
+        return larger(larger(*products[:2]), larger(*products[2:])).reshape(b, h, w, -1)
 
     if images.dtype == jnp.bfloat16:
         return general(images, kernel)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
+
+EXACT = lax.Precision.HIGHEST  # accelerators would round the factors of a product
 
 AxisName = str | tuple[str, ...] | None
 
@@ -74,6 +77,13 @@ def max_pool_2x2(x: jax.Array) -> jax.Array:
     windows = x[:, : 2 * h, : 2 * w].reshape(b, h, 2, w, 2, C)
     rows = jnp.maximum(windows[:, :, 0], windows[:, :, 1])
     return jnp.maximum(rows[:, :, :, 0], rows[:, :, :, 1])
+
+
+def along(values: jax.Array, W: int) -> jax.Array:
+    """`[C]` for each of W pixels: `[W * C]`. A product, because XLA would repeat a copy for each line of pixels."""
+    if W == 1:
+        return values
+    return jnp.matmul(values, jnp.tile(jnp.eye(len(values), dtype=values.dtype), W), precision=EXACT)
 
 
 def scale_pixels(images: jax.Array, dtype) -> jax.Array:
