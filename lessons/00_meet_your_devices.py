@@ -263,7 +263,8 @@ for exercise in (place_rows, add_on, environment):
 # * Arrays live on devices; operations happen where their arrays are, and never move them behind your back.
 # * Simulated devices need threads: `NPROC` at least twice their number. They prove a program right, not fast.
 #
-# In pmapdp this is [pmapdp/devices.py](../pmapdp/devices.py); here is its heart. Next, a network without JAX:
+# In pmapdp this is [pmapdp/devices.py](../pmapdp/devices.py); here is its heart. It also keeps the memory that a step
+# frees ([pmapdp/malloc.py](../pmapdp/malloc.py)), which makes steps faster. Next, a network without JAX:
 # [01. Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
 
 # %%
