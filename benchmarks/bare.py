@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.devices import choose
 from pmapdp.models.convolution import convolve_and_pool
-from pmapdp.models.layers import along
+from pmapdp.models.layers import add_bias
 
 OPTIMIZER = optax.adam(1e-3)
 SHAPES = {"mlp": [(784, 512), (512, 512), (512, 10)], "cnn": [(3, 3, 1, 32), (5408, 64), (64, 10)]}
@@ -42,7 +42,7 @@ def logits(parameters, images: jax.Array) -> jax.Array:
     if parameters[0][0].ndim == 4:
         kernel, bias = parameters[0]
         x = convolve_and_pool(x, kernel).reshape(len(x), -1)
-        x = jax.nn.relu(x + along(bias, 13 * 13))
+        x = jax.nn.relu(add_bias(x, bias))
         parameters = parameters[1:]
     x = x.reshape(len(x), -1)
     for weights, bias in parameters[:-1]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pmapdp.models.convolution import convolve_and_pool
-from pmapdp.models.layers import EVALUATION, Context, along, scale_pixels
+from pmapdp.models.layers import EVALUATION, Context, add_bias, scale_pixels
 from pmapdp.models.linear import linear
 
 
@@ -33,6 +33,6 @@ class CNN(nnx.Module):
         kernel, bias = (value.astype(self.dtype) for value in (self.conv.kernel[...], self.conv.bias[...]))
         # Bias and ReLU after the pooling give the same numbers, and have a quarter of the work.
         x = convolve_and_pool(x, kernel).reshape(x.shape[0], -1)
-        x = nnx.relu(x + along(bias, 13 * 13))
+        x = nnx.relu(add_bias(x, bias))
         x = nnx.relu(self.hidden(x))
         return self.logits(x)

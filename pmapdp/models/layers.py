@@ -86,6 +86,15 @@ def along(values: jax.Array, W: int) -> jax.Array:
     return jnp.matmul(values, jnp.tile(jnp.eye(len(values), dtype=values.dtype), W), precision=EXACT)
 
 
+@jax.custom_vjp
+def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """`[b, W * C]` plus `[C]` for each of its W pixels. The gradient of the bias is one sum: C numbers travel."""
+    return x + along(bias, x.shape[-1] // len(bias))
+
+
+add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), lambda bias, g: (g, g.reshape(-1, len(bias)).sum(0)))
+
+
 def scale_pixels(images: jax.Array, dtype) -> jax.Array:
     """uint8 pixels `[b, H, W, C]` to `dtype` in [0, 1]."""
     return images.astype(dtype) / 255
