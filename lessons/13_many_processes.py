@@ -77,7 +77,7 @@ plt.show()
 # %%
 PROGRAM = """
 import os, sys
-os.environ["NPROC"] = "8"  # threads enough for simulated devices (lesson 00)
+os.environ["NPROC"] = "8"  # threads enough for simulated devices before jax 0.12 (lesson 00)
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 

@@ -16,6 +16,10 @@ from pmapdp.malloc import keep_freed_memory
 DEFAULT_SIMULATED = 8
 MOST_SIMULATED = 1024
 
+# Before jax 0.12 a collective on a CPU holds a thread of XLA's pool on every device while it waits for the others. The
+# pool has one thread a core, so many devices on few cores deadlock (seen with jax 0.10 and 0.11, never with 0.12).
+COLLECTIVES_HOLD_THREADS = jax.__version_info__ < (0, 12)
+
 
 def cores() -> int:
     """The number of CPU cores this process may run on."""
@@ -64,10 +68,9 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
                     "call pmapdp.devices.simulate before any other use of JAX (in a notebook: restart the kernel)"
                 ) from None
             return
-    # A collective holds a thread of XLA's pool on every device while it waits for the others. The pool has
-    # one thread a core, so many devices on few cores deadlock (seen with jax 0.10). The environment
-    # variable NPROC sets the pool's size; two threads a device never deadlocked.
-    needed = 2 * available
+    if not COLLECTIVES_HOLD_THREADS:  # more threads than cores would only make the steps slower
+        return
+    needed = 2 * available  # so many never deadlocked; the environment variable NPROC sets the size of the pool
     if "NPROC" not in os.environ:
         os.environ["NPROC"] = str(max(cores(), needed))
     elif os.environ["NPROC"].isdigit() and int(os.environ["NPROC"]) < needed and available > 1:

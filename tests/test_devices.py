@@ -3,9 +3,9 @@
 import pytest
 from launch import python
 
-from pmapdp.devices import cores
+from pmapdp.devices import COLLECTIVES_HOLD_THREADS, cores
 
-SHOW = "import os, jax; from pmapdp.devices import choose; print(len(choose({})), os.environ['NPROC'])"
+SHOW = "import os, jax; from pmapdp.devices import choose; print(len(choose({})), os.environ.get('NPROC'))"
 
 
 def choose(count="", **env):
@@ -15,25 +15,51 @@ def choose(count="", **env):
 @pytest.mark.parametrize(
     ("count", "env", "devices", "threads"),
     [
-        ("", {}, 8, max(cores(), 16)),
-        ("3", {}, 3, max(cores(), 6)),
-        ("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3, max(cores(), 6)),
-        ("2", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 2, max(cores(), 6)),
-        ("", {"JAX_NUM_CPU_DEVICES": "5"}, 5, max(cores(), 10)),
-        ("2", {"NPROC": "40"}, 2, 40),
+        ("", {}, 8, 16),
+        ("3", {}, 3, 6),
+        ("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3, 6),
+        ("2", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 2, 6),
+        ("", {"JAX_NUM_CPU_DEVICES": "5"}, 5, 10),
     ],
 )
-def test_what_the_user_set_is_respected(count, env, devices, threads):
+def test_as_many_devices_as_asked_for_and_threads_where_collectives_hold_them(count, env, devices, threads):
     done = choose(count, **env)
-    assert done.stdout.split() == [str(devices), str(threads)], done.stderr
+    expected = max(cores(), threads) if COLLECTIVES_HOLD_THREADS else None
+    assert done.stdout.split() == [str(devices), str(expected)], done.stderr
     assert "Warning" not in done.stderr
 
 
-def test_too_small_a_thread_pool_is_kept_with_a_warning():
+def test_a_thread_pool_of_the_users_is_kept():
+    done = choose("2", NPROC="40")
+    assert done.stdout.split() == ["2", "40"]
+    assert "Warning" not in done.stderr
+
+
+def test_too_small_a_thread_pool_is_kept_with_a_warning_where_it_may_deadlock():
     done = choose("4", NPROC="4")
     assert done.stdout.split() == ["4", "4"]
-    assert "NPROC=4 is less than two threads for each of 4 simulated devices" in done.stderr
-    assert "NPROC=8 is safe" in done.stderr
+    warned = "NPROC=4 is less than two threads for each of 4 simulated devices" in done.stderr
+    assert warned == ("NPROC=8 is safe" in done.stderr) == COLLECTIVES_HOLD_THREADS
+
+
+def test_a_loop_that_runs_far_ahead_of_its_devices_ends():
+    """The plainest loop: nothing waits for a step before the last. With one thread a device jax 0.10 aborted in each of
+    four runs of it."""
+    code = """
+import jax, numpy as np
+from jax import lax
+from pmapdp.devices import choose
+
+step = jax.pmap(lambda W, x: (W - 1e-3 * lax.pmean(x.T @ (x @ W), "d"), lax.pmean((x @ W).sum(), "d")),
+                axis_name="d", in_axes=(None, 0), out_axes=None, devices=choose(4))
+W, x = np.zeros((256, 256), np.float32), np.ones((4, 8, 256), np.float32)
+for _ in range(1500):
+    W, loss = step(W, x)
+print(float(loss))
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) == 0
 
 
 @pytest.mark.parametrize(

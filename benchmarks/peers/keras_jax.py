@@ -5,6 +5,7 @@
 Prints one line of JSON an epoch: {"examples_per_second": ...}. The devices are simulated CPU devices.
 """
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -12,11 +13,9 @@ import time
 
 DEVICES = int(sys.argv[2])
 cores = len(os.sched_getaffinity(0))
-os.environ.update(
-    KERAS_BACKEND="jax",
-    NPROC=str(max(cores, 2 * DEVICES)),  # fewer threads than that deadlock
-    XLA_FLAGS=f"--xla_force_host_platform_device_count={DEVICES}",
-)
+os.environ.update(KERAS_BACKEND="jax", XLA_FLAGS=f"--xla_force_host_platform_device_count={DEVICES}")
+if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 12):
+    os.environ["NPROC"] = str(max(cores, 2 * DEVICES))  # fewer threads than that deadlock
 
 import jax
 import keras
