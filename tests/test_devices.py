@@ -50,16 +50,16 @@ import jax, numpy as np
 from jax import lax
 from pmapdp.devices import choose
 
-step = jax.pmap(lambda W, x: (W - 1e-3 * lax.pmean(x.T @ (x @ W), "d"), lax.pmean((x @ W).sum(), "d")),
+step = jax.pmap(lambda W, x: (W + lax.pmean(x.T @ x, "d"), lax.pmean((x @ W).sum(), "d")),
                 axis_name="d", in_axes=(None, 0), out_axes=None, devices=choose(4))
 W, x = np.zeros((256, 256), np.float32), np.ones((4, 8, 256), np.float32)
 for _ in range(1500):
-    W, loss = step(W, x)
-print(float(loss))
+    W, _ = step(W, x)
+print(W.min(), W.max())
 """
     done = python("-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) == 0
+    assert done.stdout.split() == ["12000.0", "12000.0"]  # 1,500 times the 8 rows of ones
 
 
 @pytest.mark.parametrize(
