@@ -47,6 +47,8 @@ class ParallelOptions:
     """Examples per update on one device (instead of the global batch size)."""
     accumulate: int = 1
     """Micro-batches per device and update, summed before the all-reduce; batch norm takes moments over each alone."""
+    steps_per_dispatch: int | None = None
+    """Updates that the host starts with one call, with the same result; default: up to 16 on CPUs, 1 elsewhere."""
     mesh: str | None = None
     """Axes of the devices and their sizes, for example data=4,model=2 (jit); default: data, over all of them."""
     layout: str = "data"
@@ -194,6 +196,7 @@ def check(config: Config) -> None:
         "per_device_batch_size": 8,
         "base_batch_size": 64,
         "accumulate": 2,
+        "steps_per_dispatch": 8,
         "epochs": 10,
         "steps": 100,
         "checkpoint_every": 100,

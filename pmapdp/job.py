@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 from pmapdp import devices as device_module
 from pmapdp.config import Config, check
 from pmapdp.data import CORPORA, load
-from pmapdp.data.batches import Batches
+from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
+from pmapdp.dispatch import counts, in_a_loop, updates_at_once
 from pmapdp.errors import UserError
 from pmapdp.fit_layout import fit_layout, number_of_devices
 from pmapdp.metrics import Meter, Totals
@@ -23,6 +24,7 @@ from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.sharding import Layout
 from pmapdp.state import Task, make_task
 from pmapdp.steps import Steps, make_steps
+from pmapdp.steps.several import Dispatch, one_by_one, several
 
 EVALUATION_BATCH_PER_DEVICE = 64
 
@@ -42,6 +44,8 @@ class Job:
         schedule: number of updates made to learning rate.
         task: model, objective and update rule.
         steps: the strategy's five functions.
+        steps_per_dispatch: S, the most updates that the host starts at once.
+        dispatch: the strategy's training step, up to S times at once.
         layout: how the arrays lie on the devices; None for a single one.
         peers: the processes that own the devices.
     """
@@ -56,6 +60,8 @@ class Job:
     schedule: Callable[[Any], Any]
     task: Task
     steps: Steps
+    steps_per_dispatch: int
+    dispatch: Dispatch
     layout: Layout | None = None
     peers: Peers = ALONE
 
@@ -68,6 +74,13 @@ class Job:
     def per_device_batch_size(self) -> int:
         """b, the largest number of examples that one device gets in an update."""
         return math.ceil(self.global_batch_size / self.batch_shards)
+
+    def dispatches(self, step: int) -> Iterator[tuple[int, Batch]]:
+        """What is left of an epoch after update `step` of the run: number of updates and their batches, each time."""
+        epoch, done = divmod(step, self.train_batches.steps)
+        end = min((epoch + 1) * self.train_batches.steps, self.total_steps)
+        each = list(counts(self.config, self.steps_per_dispatch, step, end))
+        return zip(each, self.train_batches.several(epoch, done, each, self.steps_per_dispatch), strict=True)
 
     def evaluate(self, state: Any) -> Totals:
         """Loss and accuracy of a placed state over exactly the test set."""
@@ -109,6 +122,10 @@ def prepare(config: Config, peers: Peers = ALONE) -> Job:
     all_steps = config.epochs * train_batches.steps
     schedule = make_schedule(config, B, train_batches.steps, all_steps)
     task = make_task(config, make_optimizer(config, schedule))
+    steps = make_steps(config.strategy, task, devices, layout)
+    total_steps = min(config.steps or all_steps, all_steps)
+    loop = in_a_loop(config, devices, peers)
+    S = updates_at_once(config, loop, train_batches, total_steps)
     return Job(
         config=config,
         devices=devices,
@@ -116,10 +133,12 @@ def prepare(config: Config, peers: Peers = ALONE) -> Job:
         global_batch_size=B,
         train_batches=train_batches,
         test_batches=Batches(data.test, test_size, devices=shards, here=here),
-        total_steps=min(config.steps or all_steps, all_steps),
+        total_steps=total_steps,
         schedule=schedule,
         task=task,
-        steps=make_steps(config.strategy, task, devices, layout),
+        steps=steps,
+        steps_per_dispatch=S,
+        dispatch=several(steps, S, shards) if loop else one_by_one(steps),
         layout=layout,
         peers=peers,
     )

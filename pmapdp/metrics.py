@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.objective import MetricSums
 
-STEPS_BEHIND = 2
+DISPATCHES_BEHIND = 2
 
 
 @dataclass(frozen=True)
@@ -38,27 +41,33 @@ class Totals:
 
 
 class Meter:
-    """Adds up the metrics of steps and times them. Reads each step's metrics a few steps late, so that the devices
+    """Adds up the metrics of steps and times them. Reads metrics a few dispatches late, so that the devices
     never wait for the host; this also bounds how far the host can run ahead of them.
     """
 
     def __init__(self, totals: Totals = Totals()):
         self.totals = totals
         self.last_loss = math.nan
-        self.waiting: deque[tuple[int, MetricSums]] = deque()
+        self.waiting: deque[tuple[int, int, MetricSums]] = deque()
         self.steps = self.examples = 0
         self.clock = time.perf_counter()
         self.seconds = 0.0
 
-    def add(self, step: int, sums: MetricSums, examples: int = 0) -> None:
-        """Take the metrics of update number `step` over `examples` examples; it may still be computed.
+    def add(self, step: int, sums: MetricSums, examples: int = 0, count: int = 1) -> None:
+        """Take the metrics of updates that may still be computed.
+
+        Args:
+            step: number of the last of them.
+            sums: of each update, `[count or more]`, or `[]` where it is one.
+            examples: number of examples in all of them.
+            count: number of updates.
 
         Raises:
             DivergedError: the loss of an earlier step is not finite.
         """
-        self.waiting.append((step, sums))
-        self.steps, self.examples = self.steps + 1, self.examples + examples
-        if len(self.waiting) > STEPS_BEHIND:
+        self.waiting.append((step, count, sums))
+        self.steps, self.examples = self.steps + count, self.examples + examples
+        if len(self.waiting) > DISPATCHES_BEHIND:
             self.read()
         self.seconds = time.perf_counter() - self.clock
 
@@ -79,17 +88,19 @@ class Meter:
         return 1000 * self.seconds / self.steps if self.steps else None
 
     def read(self) -> None:
-        """Wait for the oldest step that is not read yet and add it."""
-        step, sums = self.waiting.popleft()
-        before = self.totals
-        self.totals = before.add(sums)
-        if not math.isfinite(self.totals.loss):
-            raise DivergedError(
-                f"the loss is {self.totals.loss} at step {step}: try a lower --learning-rate, "
-                "--warmup-steps 100, or --clip-norm 1"
-            )
-        if self.totals.count > before.count:
-            self.last_loss = (self.totals.loss - before.loss) / (self.totals.count - before.count)
+        """Wait for the oldest updates that are not read yet and add them."""
+        last, count, sums = self.waiting.popleft()
+        rows = zip(*(np.atleast_1d(field)[:count] for field in jax.device_get(sums)), strict=True)
+        for step, row in enumerate(rows, start=last - count + 1):
+            before = self.totals
+            self.totals = before.add(MetricSums(*row))
+            if not math.isfinite(self.totals.loss):
+                raise DivergedError(
+                    f"the loss is {self.totals.loss} at step {step}: try a lower --learning-rate, "
+                    "--warmup-steps 100, or --clip-norm 1"
+                )
+            if self.totals.count > before.count:
+                self.last_loss = (self.totals.loss - before.loss) / (self.totals.count - before.count)
 
     def finish(self) -> Totals:
         """Wait for all steps; the sums over them."""

@@ -7,28 +7,30 @@ from pathlib import Path
 
 import jax
 
-FIRST_STEP, LAST_STEP = 5, 14  # counted from the start of this process; the first ones still warm up
+FIRST_STEP = 5  # of those of this process; the first ones still warm up
+UPDATES = 10
 
 
 class Profiler:
-    """Traces ten updates into `folder`; does nothing where `folder` is None."""
+    """Traces ten updates into `folder`, or more where several start at once; does nothing where `folder` is None."""
 
     def __init__(self, folder: Path | None):
         self.folder = folder
-        self.steps = 0
+        self.steps = self.first = 0
         self.running = False
 
-    def before_step(self, state) -> None:
-        """Start the trace when its first step is next, and `state`, which comes before it, is computed."""
-        self.steps += 1
-        if self.folder and self.steps == FIRST_STEP:
+    def before_steps(self, count: int, state) -> None:
+        """Start the trace when its first step may be next, and `state`, which comes before it, is computed."""
+        before, self.steps = self.steps, self.steps + count
+        if self.folder and not self.first and before >= FIRST_STEP - 1:
+            self.first = before + 1
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
             self.running = True
 
-    def after_step(self, state) -> list[str]:
+    def after_steps(self, state) -> list[str]:
         """Stop the trace after its last step; returns lines to print: the ten longest operations."""
-        if not self.running or self.steps < LAST_STEP:
+        if not self.running or self.steps - self.first + 1 < UPDATES:
             return []
         jax.block_until_ready(state)
         return self.stop()
@@ -41,7 +43,7 @@ class Profiler:
         self.running = False
         trace = max(self.folder.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
         return [
-            f"trace of {self.steps - FIRST_STEP + 1} updates: open {trace} at ui.perfetto.dev, "
+            f"trace of {self.steps - self.first + 1} updates: open {trace} at ui.perfetto.dev, "
             f"or run tensorboard --logdir {self.folder.parent}",
             *longest_operations(trace),
         ]

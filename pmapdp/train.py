@@ -62,7 +62,7 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
     if config.compile_cache:
         compile_cache.enable()
     job = prepare(config, peers)
-    steps, batches = job.steps, job.train_batches
+    steps, dispatch, batches = job.steps, job.dispatch, job.train_batches
     with contextlib.ExitStack() as stack:
         keeper = stack.enter_context(contextlib.closing(Keeper(job)))
         progress = keeper.begin()
@@ -76,25 +76,25 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
         stack.enter_context(peers.failing_together())
 
         state, step, totals = progress.state, progress.step, progress.totals
+        if config.draw_sharding and step == 0 and peers.first:
+            draw_sharding(steps.place_batch(next(batches.epoch(0))))
         compile_seconds = 0.0
         history: list[dict[str, Any]] = []
         while step < job.total_steps:
             epoch, done = divmod(step, batches.steps)
             meter = Meter(totals)
             recorder.report.start_epoch(epoch + 1, batches.steps, done)
-            for batch in batches.epoch(epoch, done):
-                profiler.before_step(state)
-                placed = steps.place_batch(batch)
-                if config.draw_sharding and step == 0 and peers.first:
-                    draw_sharding(placed)
-                stop.begin(step + 1)
-                state, sums = steps.train_step(state, placed)
-                step += 1
-                meter.add(step, sums, batches.size(step - 1 - epoch * batches.steps))
-                if step == progress.step + 1:  # traced and compiled just now: not timed as a step
+            for count, batch in job.dispatches(step):
+                profiler.before_steps(count, state)
+                placed = dispatch.place(batch, count)
+                stop.begin(step + count)
+                state, sums = dispatch.run(state, *placed)
+                step += count
+                meter.add(step, sums, batches.examples_between(step - count, step), count)
+                if step == progress.step + count:  # traced and compiled just now: not timed
                     compile_seconds += meter.restart_clock()
                 recorder.report.step(step - epoch * batches.steps, meter)
-                for line in profiler.after_step(state):
+                for line in profiler.after_steps(state):
                     recorder.report.line(line)
                 if step == min((epoch + 1) * batches.steps, job.total_steps):
                     break

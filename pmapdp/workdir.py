@@ -33,6 +33,7 @@ from pmapdp.state import Task, TrainState, make_task
 FREE_FIELDS = {
     "recipe",  # a name; the settings that it stands for are compared
     "strategy",
+    "steps_per_dispatch",
     "devices",
     "mesh",
     "layout",

@@ -11,6 +11,7 @@ from launch import QUICK_COMPILATION
 os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
 
 import jax
+import numpy as np
 import pytest
 
 from pmapdp.data import default_data_dir, imdb
@@ -78,3 +79,26 @@ def imdb_folder() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="session")
+def compilations():
+    """The programs compiled so far in this process, as JAX reports them."""
+    seen: list[str] = []
+
+    def listen(event: str, duration: float, **details) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.jit(lambda x: x + 1)(np.ones(3))
+    assert seen, "JAX no longer reports compilations under this name"
+    return seen
+
+
+@pytest.fixture
+def float64():
+    """JAX computes with 64 bits during the test."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

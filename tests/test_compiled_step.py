@@ -4,7 +4,6 @@ import re
 from collections import Counter
 
 import jax
-import numpy as np
 import optax
 import pytest
 from examples import random_split
@@ -54,21 +53,6 @@ def test_gradients_are_copied_into_one_vector(strategy, model):
 def test_a_single_device_needs_no_collective():
     task = Task("mlp", optax.adam(1e-3))
     assert not collectives(make_steps("single", task, jax.devices()), task, Batches(SPLIT, 32))
-
-
-@pytest.fixture(scope="module")
-def compilations():
-    """The programs compiled so far in this process, as JAX reports them."""
-    seen: list[str] = []
-
-    def listen(event: str, duration: float, **details) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    jax.jit(lambda x: x + 1)(np.ones(3))
-    assert seen, "JAX no longer reports compilations under this name"
-    return seen
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -35,13 +35,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def float64():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 def five_updates(strategy: str, task: Task, devices, layout=None):
     """The state after an epoch of 83 examples in batches of 18, and loss and counts of an evaluation."""
     steps = make_steps(strategy, task, devices, layout)

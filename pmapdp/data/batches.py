@@ -4,7 +4,7 @@ A run that starts again in the middle of an epoch asks for the same batch and ge
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,24 +79,50 @@ class Batches:
             return np.arange(self.examples)
         return np.random.default_rng([self.shuffle_seed, epoch]).permutation(self.examples)
 
-    def take(self, indices: np.ndarray) -> Batch:
-        """The batch of these examples, padded with copies of example 0 at weight 0; the rows of the devices here."""
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Where the batch of these examples takes its rows from, `[devices here, rows on each]`; -1 is padding."""
         K, N = self.accumulate, self.devices
         rows = np.full((K, N * self.share), -1, np.int32)
         for micro_batch in range(K):
             part = indices[micro_batch * self.micro_batch : (micro_batch + 1) * self.micro_batch]
             rows[micro_batch, : len(part)] = part
-        order = rows.reshape(K, N, self.share).swapaxes(0, 1)[self.here.start : self.here.stop].reshape(-1)
+        return rows.reshape(K, N, -1).swapaxes(0, 1)[self.here.start : self.here.stop].reshape(len(self.here), -1)
+
+    def take(self, *batches: np.ndarray) -> Batch:
+        """The examples of one or several batches, padded with copies of example 0 at weight 0.
+
+        Args:
+            batches: the indices of each, at most B; an empty array is padding alone. A device's rows hold its share of
+                the first batch, then of the second, and so on; the rows of the devices here are taken.
+        """
+        order = np.stack([self.rows(indices) for indices in batches], axis=1).reshape(-1)
         weights = (order >= 0).astype(np.float32)
         order = np.maximum(order, 0)
         return Batch(self.split.inputs[order], self.split.labels[order], order, weights)
 
-    def size(self, step: int) -> int:
-        """Examples in the batch of `step` (from 0) of an epoch, over all devices and without padding."""
-        return min(self.batch_size, self.examples - step * self.batch_size)
+    def examples_between(self, first: int, last: int) -> int:
+        """Examples in the batches of the steps from `first` to below `last` of the run, over all devices and without
+        padding; both lie in the same epoch.
+        """
+        start = first // self.steps * self.steps
+        return min((last - start) * self.batch_size, self.examples) - (first - start) * self.batch_size
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` (from 0), starting at its step `first_step` (from 0)."""
         order = self.order(epoch)
         for step in range(first_step, self.steps):
-            yield self.take(order[step * self.batch_size : (step + 1) * self.batch_size])
+            yield self.take(self.of_step(order, step))
+
+    def several(self, epoch: int, first_step: int, counts: Iterable[int], most: int) -> Iterator[Batch]:
+        """The batches of `epoch` from `first_step` on, so many at once as `counts` says; each time padding alone stands
+        for what is missing to `most`, so that all have one size.
+        """
+        order, step = self.order(epoch), first_step
+        for count in counts:
+            batches = [self.of_step(order, each) for each in range(step, step + count)]
+            yield self.take(*batches, *[order[:0]] * (most - count))
+            step += count
+
+    def of_step(self, order: np.ndarray, step: int) -> np.ndarray:
+        """The indices, out of those of an epoch, of the examples in the batch of `step` (from 0)."""
+        return order[step * self.batch_size : (step + 1) * self.batch_size]
