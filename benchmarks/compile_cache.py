@@ -1,7 +1,7 @@
 """What the compile cache saves: `python -m benchmarks.compile_cache [--rounds 3] [flags of pmapdp.train]`.
 
 Starts the same job twice with a cache folder that is empty at first. Prints how long it took, once the packages were
-imported and the data read, until the initial state was there and the first update done.
+imported and the data read, until the initial state was there and the first dispatch of updates done.
 """
 
 import argparse
@@ -22,10 +22,10 @@ def first_update(job: list[str]) -> float:
     """Seconds to make the initial state and one update, compiling or reading what was compiled before."""
     compile_cache.enable()
     prepared = prepare(parse(job))
-    batch = next(prepared.train_batches.epoch(0))
+    count, batch = next(prepared.dispatches(0))
     clock = time.perf_counter()
-    steps = prepared.steps
-    _, sums = steps.train_step(steps.place_state(create_state(prepared.task)), steps.place_batch(batch))
+    state = create_state(prepared.task, prepared.steps.state_sharding)
+    _, sums = prepared.dispatch.run(state, *prepared.dispatch.place(batch, count))
     sums.loss.block_until_ready()
     return time.perf_counter() - clock
 

@@ -55,6 +55,7 @@ class Recorder:
             "global_batch_size": job.global_batch_size,
             "per_device_batch_size": job.per_device_batch_size,
             "parameters": count_parameters(state.params),
+            "steps_per_dispatch": job.steps_per_dispatch,
             "train_examples": job.train_batches.examples,
             "test_examples": job.test_batches.examples,
             "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
@@ -75,7 +76,8 @@ class Recorder:
                 "model": f"{config.model}, {facts['parameters']:,} parameters",
                 "state": state_line(state),
                 "data": f"{config.dataset}, {facts['train_examples']:,} to train, {facts['test_examples']:,} to test",
-                "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch",
+                "updates": f"{job.total_steps:,}, {job.train_batches.steps:,} an epoch"
+                + (f", up to {job.steps_per_dispatch} in a dispatch" if job.steps_per_dispatch > 1 else ""),
                 "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
             }
         )

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a request to stop after the current step, instead of in the middle of it."""
+"""SIGTERM and SIGINT as a request to stop after the current dispatch, instead of in the middle of it."""
 
 import contextlib
 import signal
@@ -26,7 +26,7 @@ class StopRequest:
             self.agreement.signal = self.signal
 
     def begin(self, step: int) -> None:
-        """Update `step` begins."""
+        """The updates up to `step` are about to be started."""
         if self.agreement:
             self.agreement.begin(step)
             if self.agreement.reached:

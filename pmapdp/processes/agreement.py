@@ -26,7 +26,7 @@ class StopAgreement:
         self.signal: signal.Signals | None = None
 
     def begin(self, step: int) -> None:
-        """Say that update `step` begins; waits while the processes are agreeing."""
+        """Say that the updates up to `step` are about to be started; waits while the processes are agreeing."""
         with self.changed:
             while self.published and self.last is None:
                 self.changed.wait()
@@ -34,7 +34,7 @@ class StopAgreement:
 
     @property
     def reached(self) -> bool:
-        """Whether the update that was begun last is the one after which all stop."""
+        """Whether all stop after the updates that were begun last."""
         return self.last is not None and self.begun >= self.last
 
     def advance(self, said: Mapping[str, str]) -> None:

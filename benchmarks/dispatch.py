@@ -1,0 +1,63 @@
+"""What several updates in one dispatch save: `python -m benchmarks.dispatch [--rounds 5] [flags of pmapdp.train]`.
+
+Trains the same job with 1, 2, 4, ... updates in a dispatch, in turn in one process, with nothing read back and nothing
+written. Prints the step times (medians over the rounds) and their ratio to that of one update at a time.
+"""
+
+import argparse
+import itertools
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+import jax
+
+from pmapdp import devices
+from pmapdp.command_line import parse
+from pmapdp.job import Job, prepare
+from pmapdp.metrics import DISPATCHES_BEHIND
+from pmapdp.state import create_state
+
+SIZES = (1, 2, 4, 8, 16, 32)
+UPDATES = 96  # at most, of a round; all sizes divide it
+DEFAULT_JOB = ["--dataset", "mnist", "--model", "convnet", "--schedule", "constant"]
+
+
+def updates(job: Job, state: Any) -> tuple[Any, float]:
+    """The state after `UPDATES` updates and the milliseconds that each took."""
+    dispatches = itertools.islice(job.dispatches(0), UPDATES // job.steps_per_dispatch)
+    clock, done = time.perf_counter(), 0
+    waiting: deque[Any] = deque()
+    for count, batch in dispatches:
+        state, sums = job.dispatch.run(state, *job.dispatch.place(batch, count))
+        waiting.append(sums)
+        done += count
+        if len(waiting) > DISPATCHES_BEHIND:  # the trainer does not run further ahead either
+            jax.block_until_ready(waiting.popleft())
+    jax.block_until_ready(state)
+    return state, 1000 * (time.perf_counter() - clock) / done
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each size")
+    options, flags = parser.parse_known_args()
+    flags = flags or DEFAULT_JOB
+    jobs = {size: prepare(parse([*flags, "--steps-per-dispatch", str(size)])) for size in SIZES}
+    states = {size: create_state(job.task, job.steps.state_sharding) for size, job in jobs.items()}
+    times: dict[int, list[float]] = {size: [] for size in SIZES}
+    print(f"{' '.join(flags)} on {devices.cores()} cores: {devices.describe(jobs[1].devices)}")
+    for number in range(options.rounds + 1):
+        for size in SIZES:
+            states[size], milliseconds = updates(jobs[size], states[size])
+            if number:  # the first round compiles
+                times[size].append(milliseconds)
+    for size in SIZES:
+        ratio = statistics.median(several / one for several, one in zip(times[size], times[1], strict=True))
+        print(f"{size:3d} updates in a dispatch: {statistics.median(times[size]):7.2f} ms a step, ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()
