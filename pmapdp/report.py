@@ -98,7 +98,7 @@ class Report:
             f" | train loss {results['train_loss']:.4f} accuracy {results['train_accuracy']:.4f}"
             f" | test loss {results['test_loss']:.4f} accuracy {results['test_accuracy']:.4f}"
             f" | lr {results['learning_rate']:.3g}"
-            + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one step, not timed")
+            + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one dispatch, not timed")
         )
 
     def end(self, best: dict[str, Any], last: dict[str, Any], compile_seconds: float, seconds: float) -> None:

@@ -11,9 +11,9 @@ class StopAgreement:
     """Agrees on the update after which to stop, without a collective.
 
     No process may stop on its own: the others would wait for it in the next all-reduce. So a process that got a
-    signal publishes which update it has begun, and begins no other until it knows what all have begun. The rest
+    signal publishes which updates it has begun, and begins no others until it knows what all have begun. The rest
     do the same once they see that (in a thread, as the main one may be waiting for the devices). All stop after the
-    update that follows the furthest. The idea is that of `multihost_utils.reached_preemption_sync_point`, which
+    dispatch that follows the furthest. The idea is that of `multihost_utils.reached_preemption_sync_point`, which
     knows no other signal than SIGTERM and takes its handler.
     """
 
