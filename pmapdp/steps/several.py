@@ -1,7 +1,7 @@
 """Several updates in one dispatch: a loop on the devices around the training step of any strategy.
 
 To hand a program to the devices costs the host some time, for each device. Where a step takes only a few milliseconds
-that is a tenth to a quarter of it (`python -m benchmarks.dispatch`). The idea is that of `steps_per_execution` in Keras.
+that is a tenth to a quarter of it (`python -m benchmarks.dispatch`). Keras calls the idea `steps_per_execution`.
 """
 
 from collections.abc import Callable
