@@ -19,7 +19,7 @@ from pmapdp.state import create_state
 
 
 def first_update(job: list[str]) -> float:
-    """Seconds to make the initial state and one update, compiling or reading what was compiled before."""
+    """Seconds to make the initial state and the first updates, compiling or reading what was compiled before."""
     compile_cache.enable()
     prepared = prepare(parse(job))
     count, batch = next(prepared.dispatches(0))

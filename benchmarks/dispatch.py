@@ -25,7 +25,7 @@ DEFAULT_JOB = ["--dataset", "mnist", "--model", "convnet", "--schedule", "consta
 
 
 def updates(job: Job, state: Any) -> tuple[Any, float]:
-    """The state after `UPDATES` updates and the milliseconds that each took."""
+    """The state after at most `UPDATES` updates of the first epoch, and the milliseconds that each took."""
     dispatches = itertools.islice(job.dispatches(0), UPDATES // job.steps_per_dispatch)
     clock, done = time.perf_counter(), 0
     waiting: deque[Any] = deque()

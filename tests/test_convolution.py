@@ -12,12 +12,6 @@ from pmapdp.models.layers import max_pool_2x2
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 @pytest.mark.parametrize(
     ("images", "kernel", "stride", "padding", "rewritten"),
     [
