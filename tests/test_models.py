@@ -9,7 +9,7 @@ import numpy_mlp
 import optax
 import plain_convnet
 import pytest
-from examples import random_split, random_split_for
+from examples import random_split, random_split_for, whole_batch
 from flax import nnx
 from jax import lax
 
@@ -18,6 +18,7 @@ from pmapdp.models.batch_norm import BatchNorm, moments, normalise
 from pmapdp.models.layers import Context, max_pool_2x2
 from pmapdp.objective import example_keys
 from pmapdp.state import Task, count_parameters, create_state
+from pmapdp.steps.body import Body
 
 SPLIT = random_split(6)
 # Of the transformer: embeddings; twice two norms, four projections with biases and the MLP; norm and logits.
@@ -112,6 +113,20 @@ def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
         found = getattr(model, layer)
         np.testing.assert_allclose(found.mean[...], 0.01 * mean, atol=1e-6)
         np.testing.assert_allclose(found.variance[...], 0.99 + 0.01 * variance, atol=1e-6)
+
+
+def test_a_bias_before_batch_norm_has_no_gradient(float64):
+    """The derivative of the plain network in float64 is 0 up to rounding; ours is 0, so that Adam leaves the bias."""
+    task = Task("convnet", optax.sgd(0.1), dtype="float64")
+    state = jax.device_put(create_state(task))
+    masks = jnp.stack([plain_convnet.dropout_mask(0, 0, index) for index in range(6)])
+    gradient_of_plain = jax.grad(plain_convnet.summed_loss, has_aux=True)
+    wanted = gradient_of_plain(state.params, SPLIT.inputs, SPLIT.labels, masks)[0]["large_k"]
+    assert np.abs(wanted["bias"]).max() < 1e-13 * np.abs(wanted["kernel"]).max()
+
+    found = Body(task).gradient_sums(state, jax.device_put(whole_batch(SPLIT, np.arange(6))))[0]["large_k"]
+    assert not found["bias"].any()
+    np.testing.assert_allclose(found["kernel"], wanted["kernel"], atol=1e-12 * np.abs(wanted["kernel"]).max())
 
 
 def reduce_window_pool(x):

@@ -5,11 +5,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax import lax
 
 from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.convolution import convolve
 from pmapdp.models.layers import EVALUATION, Context, Dropout, scale_pixels
 from pmapdp.models.linear import linear
+
+
+def with_fixed_bias(arrays: Any, /, *, dtype: Any = None, **options: Any) -> Any:
+    """For `nnx.Conv(promote_dtype=...)`: inputs, kernel and bias of one type, the bias without a gradient.
+
+    Batch norm takes away what a bias before it adds, so the gradient is 0. Computed it is rounding, which differs from
+    one number of devices to another, and of which Adam makes steps of full size.
+    """
+    inputs, kernel, bias = promote_dtype(arrays, dtype=dtype, **options)
+    return inputs, kernel, lax.stop_gradient(bias)
 
 
 class ConvNet(nnx.Module):
@@ -28,7 +40,7 @@ class ConvNet(nnx.Module):
         self.norm1 = BatchNorm(12, param_dtype=param_dtype)
         self.conv2 = nnx.Conv(12, 24, (6, 6), strides=2, padding="VALID", use_bias=False, **convolution)
         self.norm2 = BatchNorm(24, param_dtype=param_dtype)
-        self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", **convolution)
+        self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", promote_dtype=with_fixed_bias, **convolution)
         self.norm3 = BatchNorm(32, param_dtype=param_dtype)
         self.hidden = linear(32, 256, ("features", "hidden"), **options)
         self.dropout = Dropout(0.5)
