@@ -9,6 +9,7 @@ import pytest
 from examples import random_split
 
 from pmapdp.data.batches import Batches
+from pmapdp.sharding import data_parallel
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 
@@ -48,6 +49,15 @@ def test_gradients_are_copied_into_one_vector(strategy, model):
     (operand,) = re.findall(rf"= f32\[{numbers}\]\S* all-reduce(?:-start)?\(%?([\w.-]+)\)", program)
     (made_by,) = re.findall(rf"%?{re.escape(operand)} = \S+ (\w+)\(", program)
     assert made_by == "concatenate"
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
+def test_a_split_optimizer_takes_one_reduce_scatter_and_one_all_gather(strategy, model):
+    task, devices = Task(model, optax.adam(1e-3)), jax.devices()[:N]
+    steps = make_steps(strategy, task, devices, data_parallel(devices, "optimizer"))
+    found = collectives(steps, task, Batches(SPLIT, 32, devices=N))
+    assert found == {"reduce-scatter": 1, "all-gather": 1}
 
 
 def test_a_single_device_needs_no_collective():

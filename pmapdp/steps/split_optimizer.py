@@ -17,13 +17,13 @@ from jax.sharding import PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.layout import DATA as AXIS
+from pmapdp.objective import MetricSums
 from pmapdp.sharding import data_parallel, split_dimension
 from pmapdp.state import Task, TrainState, initial_state
 from pmapdp.steps import Steps
 from pmapdp.steps.body import Body
+from pmapdp.steps.packing import WHOLE, gathered, packed, scattered_sums
 from pmapdp.steps.placing import fetch, place
-
-WHOLE = -1
 
 
 def make_steps(strategy: str, task: Task, devices) -> Steps:
@@ -46,18 +46,25 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
         transform_non_params=lambda _: WHOLE,
     )
 
-    def scatter(g: jax.Array, d: int) -> jax.Array:
-        """The sum over all devices, of which this one gets its part."""
-        return lax.psum(g, AXIS) if d == WHOLE else lax.psum_scatter(g, AXIS, scatter_dimension=d, tiled=True)
+    def scatter(gradients: Any, sums: MetricSums) -> tuple[Any, MetricSums]:
+        """The sums over all devices; of the gradients this one gets its part."""
+        arrays, structure = jax.tree.flatten((gradients, sums))
+        axes = [*jax.tree.leaves(dimensions), *(WHOLE for _ in sums)]
+        return jax.tree.unflatten(structure, scattered_sums(arrays, axes, AXIS, N))
 
     def part(x: jax.Array, d: int) -> jax.Array:
         """This device's part of what it holds whole."""
         size = x.shape[d] // N
         return x if d == WHOLE else lax.dynamic_slice_in_dim(x, lax.axis_index(AXIS) * size, size, d)
 
-    def gather(x: jax.Array, d: int) -> jax.Array:
-        """The whole, from all devices' parts."""
-        return x if d == WHOLE else lax.all_gather(x, AXIS, axis=d, tiled=True)
+    def gather(params: Any) -> Any:
+        """The whole parameters, from all devices' parts."""
+        arrays, structure = jax.tree.flatten(params)
+        axes = jax.tree.leaves(dimensions)
+        split = [i for i, d in enumerate(axes) if d != WHOLE]
+        for i, whole in zip(split, gathered([arrays[i] for i in split], [axes[i] for i in split], AXIS), strict=True):
+            arrays[i] = whole
+        return jax.tree.unflatten(structure, arrays)
 
     def global_norm(gradients: Any) -> jax.Array:
         """The length of all gradients; a part counts where it lies, a whole one once."""
@@ -68,13 +75,13 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
 
     def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        gradients, sums = jax.tree.map(scatter, gradients, dimensions), lax.psum(sums, AXIS)
+        gradients, sums = scatter(gradients, sums)
         mine = dataclasses.replace(state, params=jax.tree.map(part, state.params, dimensions))
         mine = body.update(mine, gradients, sums, batch_stats, global_norm)
-        return dataclasses.replace(mine, params=jax.tree.map(gather, mine.params, dimensions)), sums
+        return dataclasses.replace(mine, params=gather(mine.params)), sums
 
     def eval_step(state: TrainState, batch: Batch):
-        return lax.psum(body.evaluation_sums(state, batch), AXIS)
+        return packed(lax.psum)(body.evaluation_sums(state, batch), AXIS)
 
     if strategy == "pmap":
         # pmap maps over whole axes: `[784, 512]` in 8 parts is `[8, 98, 512]` for it, which moves nothing.
