@@ -91,6 +91,8 @@ def our_speed(run: Run, data_dir: str | None) -> float:
             "label-smoothing": 0,
             "metrics-file": metrics,
         }
+        if run.split:
+            settings["shard-state"] = run.split
         flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         if data_dir:
             flags += ["--data-dir", data_dir]

@@ -206,7 +206,8 @@ for end in results.values():
 
 # %% [markdown]
 # On CPU the compiler writes `jit`'s reduce-scatter as an all-reduce of which a part is used; on GPU and TPU it has a
-# pass that joins the two.
+# pass that joins the two. Ours for pmap and `shard_map` needs one of each: on CPU
+# [steps/packing.py](../pmapdp/steps/packing.py) puts all arrays into one, since every exchange waits for the slowest device.
 #
 # **A failure on purpose.** Clip the gradient to length 1 where each device has a part of it. **Predict** the length of what
 # comes out, for eight equal parts.
