@@ -1,15 +1,21 @@
 """Convolution for CPUs against XLA's own, in float64: values and both gradients."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from examples import random_split, whole_batch
 from jax import lax
 
+from pmapdp.models.canonical_convolution import LAYOUT
 from pmapdp.models.convolution import convolve, convolve_and_pool
 from pmapdp.models.layers import max_pool_2x2
-
-LAYOUT = ("NHWC", "HWIO", "NHWC")
+from pmapdp.state import Task, create_state
+from pmapdp.steps import make_steps
+from pmapdp.steps.several import several
 
 
 @pytest.mark.parametrize(
@@ -28,6 +34,9 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
         ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
         ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # no tile divides both
         ((32, 9, 9, 3), (5, 5, 3, 4), 2, "SAME", False),
+        ((3, 11, 10, 2), (4, 5, 2, 3), 3, "VALID", False),  # the last row is seen by no output
+        ((2, 9, 7, 2), (2, 3, 2, 4), 3, "SAME", False),  # pixels between two windows
+        ((3, 9, 9, 1), (3, 3, 1, 4), 2, "VALID", False),
     ],
 )
 def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, padding, rewritten):
@@ -74,6 +83,21 @@ def test_rounding_errors_in_float32(images, kernel, padding, error):
     for mine, other in zip(found, wanted, strict=True):
         assert (mine.dtype, other.dtype) == (np.float32, np.float64)
         np.testing.assert_allclose(mine, other, rtol=0, atol=error * np.abs(other).max())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["cnn", "convnet"])
+def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_kernel(model, dtype):
+    """With 4 images a device, too few for Winograd. Others would take up to 20 times as long there."""
+    task = Task(model, optax.adam(1e-3), dtype=dtype)
+    steps, S, N = make_steps("pmap", task, jax.devices()[:2]), 3, 2
+    dispatch = several(steps, S, N)
+    batches = whole_batch(random_split(S * 8), np.arange(S * 8))
+    state = steps.place_state(create_state(task))
+    program = dispatch.run.lower(state, *dispatch.place(batches, S)).compile().as_text()
+    found = re.findall(r" convolution\(.*?dim_labels=(\S+?)[,\s]", program)
+    assert set(found) <= {"b01f_01io->b01f"}
+    assert found or (model, dtype) == ("cnn", "float32")  # which is matrix products throughout
 
 
 @pytest.mark.parametrize("size", [(28, 28), (9, 12)])

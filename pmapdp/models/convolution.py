@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pmapdp.models.canonical_convolution import LAYOUT, canonical_convolution
 from pmapdp.models.layers import max_pool_2x2
 from pmapdp.models.winograd import tile_size, winograd
 
 FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to be faster
-LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def convolve(images: jax.Array, kernel: jax.Array, strides, padding, **options: Any) -> jax.Array:
@@ -33,29 +33,34 @@ def convolve(images: jax.Array, kernel: jax.Array, strides, padding, **options: 
     def general(images: jax.Array, kernel: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(images, kernel, strides, padding, **options)
 
+    rows, columns, channels, _ = kernel.shape
+    dilated = any(factor != 1 for name in ("lhs_dilation", "rhs_dilation") for factor in options.get(name) or ())
+    if dilated or images.shape[-1] != channels:  # the latter has groups
+        return general(images, kernel)
+    strides = tuple(strides)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(images.shape[1:3], kernel.shape[:2], strides, padding)
-    height, width = (size + sum(pad) for size, pad in zip(images.shape[1:3], padding, strict=True))
-    rows, columns, channels, _ = kernel.shape
-    plain = images.dtype != jnp.bfloat16 and images.shape[-1] == channels  # neither coarse numbers nor groups
-    dilated = any(factor != 1 for name in ("lhs_dilation", "rhs_dilation") for factor in options.get(name) or ())
+    pads = tuple((before, after) for before, after in padding)
 
-    def padded(images: jax.Array) -> jax.Array:
-        return jnp.pad(images, ((0, 0), *padding, (0, 0)))
+    def on_cpu(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        padded = jnp.pad(images, ((0, 0), *pads, (0, 0)))
+        if images.dtype != jnp.bfloat16:  # too coarse to be added up in other ways
+            if channels == 1 and strides == (1, 1):
+                return one_channel(padded, kernel)
+            stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), strides))
+            m = stride and tiles_of(padded, stride)
+            if m:
+                return winograd(padded, kernel, stride, m)
+        return canonical_convolution(images, kernel, strides, pads, options.get("precision"))
 
-    if not plain or dilated:
-        return general(images, kernel)
-    if channels == 1 and tuple(strides) == (1, 1):
-        return lax.platform_dependent(images, kernel, cpu=lambda x, k: one_channel(padded(x), k), default=general)
-    stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), tuple(strides)))
-    number = images.shape[0]  # a symbol where a model of any batch size is exported
-    if stride and isinstance(number, int) and number >= FEW and height % stride == width % stride == 0:
-        m = tile_size(height // stride - 2, width // stride - 2)
-        if m:
-            return lax.platform_dependent(
-                images, kernel, cpu=lambda x, k: winograd(padded(x), k, stride, m), default=general
-            )
-    return general(images, kernel)
+    return lax.platform_dependent(images, kernel, cpu=on_cpu, default=general)
+
+
+def tiles_of(padded: jax.Array, stride: int) -> int | None:
+    """The size of Winograd's tiles, or None where they do not fit or do not pay."""
+    b, H, W, _ = padded.shape
+    few = not isinstance(b, int) or b < FEW  # b is a symbol where a model of any batch size is exported
+    return None if few or H % stride or W % stride else tile_size(H // stride - 2, W // stride - 2)
 
 
 def one_channel(images: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -92,7 +97,7 @@ def convolve_and_pool(images: jax.Array, kernel: jax.Array) -> jax.Array:
     """
 
     def general(images: jax.Array, kernel: jax.Array) -> jax.Array:
-        return max_pool_2x2(lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=LAYOUT))
+        return max_pool_2x2(convolve(images, kernel, (1, 1), "VALID", dimension_numbers=LAYOUT))
 
     def larger(x: jax.Array, y: jax.Array) -> jax.Array:
         """Like `jnp.maximum`, whose gradient divides where both are equal. A NaN is in all products at once."""
