@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from examples import random_split, whole_batch
+from flax import nnx
 from jax import lax
 
 from pmapdp.models.canonical_convolution import LAYOUT
@@ -83,6 +84,34 @@ def test_rounding_errors_in_float32(images, kernel, padding, error):
     for mine, other in zip(found, wanted, strict=True):
         assert (mine.dtype, other.dtype) == (np.float32, np.float64)
         np.testing.assert_allclose(mine, other, rtol=0, atol=error * np.abs(other).max())
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((8, 12, 4), {"kernel_size": (3,)}),
+        ((8, 6, 6, 6, 2), {"kernel_size": (3, 3, 3), "strides": 2}),
+        ((8, 12, 12, 4), {"kernel_size": (3, 3), "feature_group_count": 2}),
+        ((8, 12, 12, 4), {"kernel_size": (3, 3), "kernel_dilation": 2}),
+        ((8, 12, 12, 4), {"kernel_size": (3, 3), "input_dilation": 2, "padding": 1}),
+        ((8, 12, 12, 4), {"kernel_size": (3, 3), "preferred_element_type": jnp.float64}),
+        ((8, 12, 12, 4), {"kernel_size": (5, 5), "padding": "CIRCULAR", "strides": 2}),
+        ((12, 12, 4), {"kernel_size": (5, 5)}),  # a single image
+    ],
+)
+def test_layers_of_any_kind_take_it(float64, shape, options):
+    """Against the same layer with XLA's convolution."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape))
+
+    def layer(**more):
+        return nnx.Conv(shape[-1], 6, **options, **more, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+
+    def value_and_gradient(layer):
+        return nnx.value_and_grad(lambda layer: jnp.square(layer(x)).sum())(layer)
+
+    found, wanted = value_and_gradient(layer(conv_general_dilated=convolve)), value_and_gradient(layer())
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -22,6 +22,8 @@ FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to 
 def convolve(images: jax.Array, kernel: jax.Array, strides, padding, **options: Any) -> jax.Array:
     """`lax.conv_general_dilated`, to be given to `nnx.Conv(..., conv_general_dilated=convolve)`.
 
+    Groups, dilation, a type of their own for the sums, and one or three axes in place of rows and columns stay XLA's.
+
     Args:
         images: `[b, H, W, C]`.
         kernel: `[rows, columns, C, F]`.
@@ -33,11 +35,11 @@ def convolve(images: jax.Array, kernel: jax.Array, strides, padding, **options: 
     def general(images: jax.Array, kernel: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(images, kernel, strides, padding, **options)
 
-    rows, columns, channels, _ = kernel.shape
     dilated = any(factor != 1 for name in ("lhs_dilation", "rhs_dilation") for factor in options.get(name) or ())
-    if dilated or images.shape[-1] != channels:  # the latter has groups
+    groups = images.shape[-1] != kernel.shape[-2]
+    if kernel.ndim != 4 or dilated or groups or options.get("preferred_element_type"):
         return general(images, kernel)
-    strides = tuple(strides)
+    (rows, columns, channels, _), strides = kernel.shape, tuple(strides)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(images.shape[1:3], kernel.shape[:2], strides, padding)
     pads = tuple((before, after) for before, after in padding)
