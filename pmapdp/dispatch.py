@@ -11,7 +11,7 @@ from pmapdp.processes.peers import Peers
 
 MOST = 16  # more gains little: python -m benchmarks.dispatch
 FEWEST_DISPATCHES = 4  # an epoch: between them the run shows how far it is
-LARGEST = 16 << 20  # bytes of examples in one dispatch; three may be under way
+LARGEST = 16 << 20  # bytes of examples in one dispatch; three may be under way, and a fourth ready
 
 
 def in_a_loop(config: Config, devices: Sequence[jax.Device], peers: Peers) -> bool:

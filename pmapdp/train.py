@@ -84,11 +84,14 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
             epoch, done = divmod(step, batches.steps)
             meter = Meter(totals)
             recorder.report.start_epoch(epoch + 1, batches.steps, done)
-            for count, batch in job.dispatches(step):
+            upcoming = ((count, dispatch.place(batch, count)) for count, batch in job.dispatches(step))
+            following = next(upcoming, None)
+            while following is not None:
+                count, placed = following
                 profiler.before_steps(count, state)
-                placed = dispatch.place(batch, count)
                 stop.begin(step + count)
                 state, sums = dispatch.run(state, *placed)
+                following = next(upcoming, None)  # made ready while the devices compute, also before a checkpoint
                 step += count
                 meter.add(step, sums, batches.examples_between(step - count, step), count)
                 if step == progress.step + count:  # traced and compiled just now: not timed
