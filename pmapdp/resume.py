@@ -1,6 +1,8 @@
 """Going on with a run: what it was, how far it had come, and when to keep it."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +49,7 @@ class Keeper:
         self.last: dict[str, Any] = {}
         self.workdir = Workdir(job.config.workdir) if job.config.workdir and job.peers.first else None
         self.checkpoints: Checkpoints | None = None
+        self.waiting: Callable[[], None] | None = None
 
     def begin(self) -> Progress:
         """The initial state, or that of the newest whole checkpoint in the workdir."""
@@ -73,11 +76,12 @@ class Keeper:
         return every is not None and step % every == 0
 
     def save(self, step: int, state: TrainState, totals: Totals, results: dict[str, Any] | None = None) -> None:
-        """Start to write a checkpoint.
+        """Keep this state as a checkpoint. It is written with the next call of `write`, or now where the devices must
+        not go on before.
 
         Args:
             step: updates made.
-            state: `TrainState` on the devices.
+            state: `TrainState` on the devices; its memory may be used again after the call.
             totals: metric sums of the unfinished epoch.
             results: metrics of the epoch that just ended.
         """
@@ -86,9 +90,20 @@ class Keeper:
             if not self.best or results["test_accuracy"] > self.best["test_accuracy"]:
                 self.best = results
         if self.checkpoints is not None:
+            self.write()
             progress = {"step": step, "totals": list(dataclasses.astuple(totals)), "best": self.best, "last": self.last}
             state = over_all_processes(state, self.job.steps.state_sharding)
-            self.checkpoints.save(step, state, progress, results["test_accuracy"] if results else None)
+            kept = self.checkpoints.on_host(state)
+            accuracy = results["test_accuracy"] if results else None
+            self.waiting = functools.partial(self.checkpoints.save, step, kept, progress, accuracy)
+            if kept is state:
+                self.write()
+
+    def write(self) -> None:
+        """Start to write what was kept last. It keeps the host busy: best called when the devices have got work."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting()
 
     def stop(self, request: StopRequest, step: int) -> NoReturn:
         """End the run because a signal asked for it.
@@ -107,11 +122,13 @@ class Keeper:
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk."""
+        self.write()
         if self.checkpoints is not None:
             self.checkpoints.wait()
 
     def close(self) -> None:
         """Finish writing and let other processes use the workdir."""
+        self.write()
         if self.checkpoints is not None:
             self.checkpoints.close()
         if self.workdir is not None:

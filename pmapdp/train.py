@@ -91,7 +91,9 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
                 profiler.before_steps(count, state)
                 stop.begin(step + count)
                 state, sums = dispatch.run(state, *placed)
-                following = next(upcoming, None)  # made ready while the devices compute, also before a checkpoint
+                # While the devices compute, the host writes the checkpoint before and makes the next dispatch ready.
+                keeper.write()
+                following = next(upcoming, None)
                 step += count
                 meter.add(step, sums, batches.examples_between(step - count, step), count)
                 if step == progress.step + count:  # traced and compiled just now: not timed
