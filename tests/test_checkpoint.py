@@ -9,6 +9,8 @@ from pmapdp import checkpoint
 from pmapdp.checkpoint import Checkpoints
 from pmapdp.config import Config
 from pmapdp.job import prepare
+from pmapdp.metrics import Totals
+from pmapdp.resume import Keeper
 from pmapdp.state import create_state
 
 
@@ -36,3 +38,18 @@ def test_holds_the_state_of_the_call(strategy, shard_state, small, tmp_path, mon
         found = checkpoints.read(step, job.task).state
         jax.tree.map(np.testing.assert_array_equal, found, expected)
     checkpoints.close()
+
+
+@pytest.mark.parametrize("small", [checkpoint.SMALL, 0], ids=["through the host", "from the devices"])
+def test_what_a_run_keeps_is_written_also_when_it_ends_before_the_next_dispatch(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SMALL", small)
+    job = prepare(Config(model="mlp", devices=4, workdir=str(tmp_path / "run")))
+    keeper = Keeper(job)
+    state = keeper.begin().state
+    expected = jax.tree.map(jnp.copy, state)
+    keeper.save(1, state, Totals(loss=2.0, correct=3.0, count=4))
+    job.steps.train_step(state, job.steps.place_batch(next(job.train_batches.epoch(0))))
+    keeper.close()
+    found = Checkpoints(tmp_path / "run" / "checkpoints", only_read=True).read(1, job.task)
+    jax.tree.map(np.testing.assert_array_equal, found.state, expected)
+    assert found.progress["totals"] == [2.0, 3.0, 4]
