@@ -39,9 +39,11 @@ def epochs_in_turn(steps: int) -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=41, help="of the training; 5 or more")
+    parser.add_argument("--epochs", type=int, default=41, help="of the training; 7 or more")
     parser.add_argument("--every", type=int, default=50, help="updates between checkpoints")
     options, flags = parser.parse_known_args()
+    if options.epochs < 7:
+        parser.error(f"--epochs {options.epochs} leaves nothing to compare after the first two: use 7 or more")
     flags = flags or DEFAULT_JOB
     own = ["--no-progress", "--epochs", str(options.epochs), "--checkpoint-every", str(options.every)]
     with tempfile.TemporaryDirectory() as folder:
