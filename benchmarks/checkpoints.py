@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="updates between checkpoints")
     options, flags = parser.parse_known_args()
     if options.epochs < 7:
-        parser.error(f"--epochs {options.epochs} leaves nothing to compare after the first two: use 7 or more")
+        parser.error(f"--epochs {options.epochs} leaves too little to compare after the first two: use 7 or more")
     flags = flags or DEFAULT_JOB
     own = ["--no-progress", "--epochs", str(options.epochs), "--checkpoint-every", str(options.every)]
     with tempfile.TemporaryDirectory() as folder:
