@@ -108,10 +108,10 @@ class Checkpoints:
             )
 
     def on_host(self, state: TrainState) -> TrainState:
-        """The state in memory of its own on the host where it is small and all of it in this process, or else as it is.
+        """A copy of the state on the host, if it is small and lies in this process alone; otherwise the state itself.
 
-        Orbax takes a part of each array from every device that holds it, which pays for large states. Of a small one
-        that is many copies for one, and the devices wait for them.
+        Left to Orbax, each of N devices that hold an array whole gives an N-th of it. That pays for large states; for a
+        small one it takes longer than one copy, and the devices wait. A state on the host already is not copied.
         """
         if self.peers.count > 1 or size(state) >= SMALL or isinstance(jax.tree.leaves(state)[0], np.ndarray):
             return state

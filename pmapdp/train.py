@@ -91,7 +91,7 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
                 profiler.before_steps(count, state)
                 stop.begin(step + count)
                 state, sums = dispatch.run(state, *placed)
-                # While the devices compute, the host writes the checkpoint before and makes the next dispatch ready.
+                # While the devices compute, the host writes the last checkpoint and makes the next dispatch ready.
                 keeper.write()
                 following = next(upcoming, None)
                 step += count
