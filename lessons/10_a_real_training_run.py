@@ -213,7 +213,8 @@ assert accuracy == straight.epochs[-1]["test_accuracy"]
 # ## What does it cost?
 #
 # A small state is copied to the host; the devices wait for that. Orbax writes the copy while they compute again.
-# Both times, medians of seven, for this model and this machine, whose simulated devices share the cores with the writing threads:
+# Both times, medians of seven, for this model and this machine, whose simulated devices share the cores with the
+# writing threads:
 
 # %%
 from pmapdp.checkpoint import Checkpoints
