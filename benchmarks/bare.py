@@ -19,8 +19,8 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pmapdp.cpu.convolution import convolve_and_pool
 from pmapdp.devices import choose
-from pmapdp.models.convolution import convolve_and_pool
 from pmapdp.models.layers import add_bias
 
 OPTIMIZER = optax.adam(1e-3)

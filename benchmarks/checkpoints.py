@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pmapdp import devices, job, resume
+from pmapdp import devices, job
 from pmapdp.command_line import parse
 from pmapdp.config import Config
+from pmapdp.run import resume
 from pmapdp.train import train
 
 DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]

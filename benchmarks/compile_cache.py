@@ -12,9 +12,9 @@ import sys
 import tempfile
 import time
 
-from pmapdp import compile_cache
 from pmapdp.command_line import parse
 from pmapdp.job import prepare
+from pmapdp.run import compile_cache
 from pmapdp.state import create_state
 
 

@@ -266,7 +266,7 @@ for exercise in (place_rows, add_on, environment):
 #   fast.
 #
 # In pmapdp this is [pmapdp/devices.py](../pmapdp/devices.py); here is its heart. It also keeps the memory that a step
-# frees ([pmapdp/malloc.py](../pmapdp/malloc.py)), which makes steps faster. Next, a network without JAX:
+# frees ([pmapdp/cpu/malloc.py](../pmapdp/cpu/malloc.py)), which makes steps faster. Next, a network without JAX:
 # [01. Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
 
 # %%

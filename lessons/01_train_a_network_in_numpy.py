@@ -33,8 +33,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from checks import check
 
-from pmapdp import devices, numpy_network
+from pmapdp import devices
 from pmapdp.data import load
+from pmapdp.models import numpy_mlp as numpy_network
 
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
@@ -250,7 +251,7 @@ for exercise in (softmax_slope, layer_backward, batches):
 # - The loss is a mean over the batch, so the gradient is one too. Lesson 06 is about nothing else.
 # - Check a gradient against finite differences before you believe it.
 #
-# In pmapdp this network, for any number of layers, is [numpy_network.py](../pmapdp/numpy_network.py). Its backward pass:
+# In pmapdp this network, for any number of layers, is [numpy_network.py](../pmapdp/models/numpy_mlp.py). Its backward pass:
 
 # %%
 print(inspect.getsource(numpy_network.backward))

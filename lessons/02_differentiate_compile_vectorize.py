@@ -34,8 +34,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from checks import check
 
-from pmapdp import devices, numpy_network
+from pmapdp import devices
 from pmapdp.data import load
+from pmapdp.models import numpy_mlp as numpy_network
 
 devices.simulate(8)
 drawing.setup()
@@ -277,5 +278,5 @@ for exercise in (gradient_length, pairwise, relu_power):
 # - `jit` traces once for each shape and type; what happens in Python happens while tracing.
 # - The gradient of a mean is the mean of gradients. Warm up and wait before you time.
 #
-# In pmapdp the loss and its sums are in [objective.py](../pmapdp/objective.py), and `value_and_grad` is called in
-# [steps/body.py](../pmapdp/steps/body.py).
+# In pmapdp the loss and its sums are in [objective.py](../pmapdp/loss.py), and `value_and_grad` is called in
+# [steps/body.py](../pmapdp/steps/shared.py).

@@ -43,8 +43,8 @@ from flax import nnx
 from pmapdp import devices
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
+from pmapdp.loss import metric_sums
 from pmapdp.models import MODELS
-from pmapdp.objective import metric_sums
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, single
 
@@ -265,7 +265,7 @@ for exercise in (momentum_step, warmup, decayed):
 # - Split a module into structure and arrays; merge inside the compiled function.
 # - Keep sums and counts. Donate the old state.
 #
-# This step lives in [steps/single.py](../pmapdp/steps/single.py), its parts in [steps/body.py](../pmapdp/steps/body.py):
+# This step lives in [steps/single.py](../pmapdp/steps/single.py), its parts in [steps/body.py](../pmapdp/steps/shared.py):
 
 # %%
 print(inspect.getsource(single.make_steps))

@@ -42,7 +42,7 @@ from pmapdp.data import load
 from pmapdp.data.batches import Batches
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, pmap
-from pmapdp.steps.body import Body
+from pmapdp.steps.shared import Body
 
 chosen = devices.choose(8)  # 8 simulated CPU devices; nothing of JAX may run before this line
 N = len(chosen)
@@ -316,7 +316,7 @@ for exercise in (step, largest_difference, global_gradient):
 # ## The same in pmapdp
 #
 # The step is in [pmapdp/steps/pmap.py](../pmapdp/steps/pmap.py), and the update in
-# [pmapdp/steps/body.py](../pmapdp/steps/body.py), which all strategies share. It is your step with sums and counts, any
+# [pmapdp/steps/shared.py](../pmapdp/steps/shared.py), which all strategies share. It is your step with sums and counts, any
 # optimizer, and *donated* state: the old parameters' memory is used for the new ones. `packed` makes one
 # vector of all arrays on a CPU, because simulated devices wait for each other once for each array.
 
@@ -363,5 +363,5 @@ for count in (1, 2, 4, 8):
 # * Means of means are wrong for ragged batches: add up sums and counts, and divide once.
 #
 # This code is now in [pmapdp/steps/pmap.py](../pmapdp/steps/pmap.py) and
-# [pmapdp/steps/body.py](../pmapdp/steps/body.py).
+# [pmapdp/steps/shared.py](../pmapdp/steps/shared.py).
 # Next: [07. Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb).

@@ -40,15 +40,15 @@ from checks import check
 from jax import lax
 
 from pmapdp import devices
+from pmapdp.cpu.packing import packed
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
+from pmapdp.loss import MetricSums, example_keys
 from pmapdp.models.batch_norm import BatchNorm, moments
 from pmapdp.models.layers import Context, Dropout
-from pmapdp.objective import MetricSums, example_keys
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, pmap
-from pmapdp.steps.body import Body
-from pmapdp.steps.packing import packed
+from pmapdp.steps.shared import Body
 
 devices.simulate(8)
 jax.config.update("jax_enable_x64", True)
@@ -343,6 +343,6 @@ print(inspect.getsource(moments))
 # 2. A layer that mixes examples must talk in the forward pass; randomness belongs to the example.
 # 3. Compare with one device: a wrong replica raises no error.
 #
-# This code lives in `pmapdp/models/batch_norm.py`, `pmapdp/models/layers.py` (dropout), `pmapdp/objective.py` (sums, keys) and
+# This code lives in `pmapdp/models/batch_norm.py`, `pmapdp/models/layers.py` (dropout), `pmapdp/loss.py` (sums, keys) and
 # `pmapdp/data/batches.py` (padding). All this wiring disappears in [lesson
 # 08](08_let_the_compiler_do_it.ipynb), where the compiler splits the program of one device.

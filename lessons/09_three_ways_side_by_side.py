@@ -41,7 +41,7 @@ from pmapdp.data import load
 from pmapdp.data.batches import Batches
 from pmapdp.state import Task, count_parameters, create_state
 from pmapdp.steps import jit, make_steps, pmap, shard_map
-from pmapdp.steps.body import Body
+from pmapdp.steps.shared import Body
 
 devices.simulate(8)
 drawing.setup()

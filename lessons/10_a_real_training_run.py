@@ -42,12 +42,12 @@ from checks import check
 
 from pmapdp import devices
 from pmapdp.errors import UserError
-from pmapdp.exported import load_exported
+from pmapdp.export.reader import load_exported
 from pmapdp.job import prepare
 from pmapdp.recipes import RECIPES
+from pmapdp.run.workdir import load_run
 from pmapdp.state import create_state
 from pmapdp.train import train
-from pmapdp.workdir import load_run
 
 devices.simulate(8)
 drawing.setup()
@@ -217,7 +217,7 @@ assert accuracy == straight.epochs[-1]["test_accuracy"]
 # writing threads:
 
 # %%
-from pmapdp.checkpoint import Checkpoints
+from pmapdp.run.checkpoint import Checkpoints
 
 placed = jax.block_until_ready(job.steps.place_state(resumed))
 checkpoints, times = Checkpoints(runs / "timed" / "checkpoints"), []
@@ -283,5 +283,5 @@ for exercise in (where, next_examples, write_whole):
 # - Order and randomness that follow from (seed, step) make a killed run end in the same bits.
 # - Save so that a kill at any moment leaves a whole file: write beside it, then rename.
 #
-# This code lives in [pmapdp/train.py](../pmapdp/train.py), [resume.py](../pmapdp/resume.py),
-# [checkpoint.py](../pmapdp/checkpoint.py) and [export.py](../pmapdp/export.py).
+# This code lives in [pmapdp/train.py](../pmapdp/train.py), [resume.py](../pmapdp/run/resume.py),
+# [checkpoint.py](../pmapdp/run/checkpoint.py) and [export.py](../pmapdp/export/writer.py).

@@ -40,13 +40,13 @@ from jax import P
 from jax.sharding import Mesh, NamedSharding
 
 from pmapdp import devices
-from pmapdp.checkpoint import Checkpoints, checksum
 from pmapdp.collectives import collectives
 from pmapdp.config import Config
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.fit_layout import fit_layout
+from pmapdp.run.checkpoint import Checkpoints, checksum
+from pmapdp.sharding.fit import fit_layout
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 
@@ -301,5 +301,5 @@ for exercise in (cut_in_pairs, product_of_parts, part_shape):
 # - Cut the first matrix along its columns and the next along its rows: one all-reduce for the two.
 # - Model and step stay; names of axes and rules make a layout, and checkpoints go from one to any other.
 #
-# In pmapdp this is [sharding.py](../pmapdp/sharding.py), with the rules of [layout.py](../pmapdp/layout.py). Next:
+# In pmapdp this is [sharding.py](../pmapdp/sharding/layout.py), with the rules of [layout.py](../pmapdp/sharding/notation.py). Next:
 # [12 Born sharded](12_born_sharded.ipynb).

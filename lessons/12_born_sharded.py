@@ -40,14 +40,14 @@ from jax import P, lax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from pmapdp import devices
-from pmapdp.checkpoint import Checkpoints, checksum
 from pmapdp.collectives import collectives
 from pmapdp.config import Config
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
-from pmapdp.fit_layout import fit_layout
-from pmapdp.nnx_mesh import DotReluDot, make_task
-from pmapdp.sharding import bytes_on_a_device
+from pmapdp.run.checkpoint import Checkpoints, checksum
+from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.layout import bytes_on_a_device
+from pmapdp.sharding.nnx_guide import DotReluDot, make_task
 from pmapdp.state import Task, create_state, initial_state
 from pmapdp.steps import make_steps
 
@@ -183,7 +183,7 @@ for f in (all_reduced, in_parts):
 
 # %% [markdown]
 # Equal. Each device has updated one weight instead of eight, and needs the moments of one. That is
-# [steps/split_optimizer.py](../pmapdp/steps/split_optimizer.py), for pmap and `shard_map`. In `jit` it is shardings
+# [steps/split_optimizer.py](../pmapdp/sharding/zero.py), for pmap and `shard_map`. In `jit` it is shardings
 # again: the optimizer state has others. Three updates of the real trainer, against one device:
 
 # %%
@@ -207,7 +207,7 @@ for end in results.values():
 # %% [markdown]
 # On CPU the compiler writes `jit`'s reduce-scatter as an all-reduce of which a part is used; on GPU and TPU it has a
 # pass that joins the two. Ours for pmap and `shard_map` needs one of each: on CPU
-# [steps/packing.py](../pmapdp/steps/packing.py) puts all arrays into one, since every exchange waits for the slowest device.
+# [steps/packing.py](../pmapdp/cpu/packing.py) puts all arrays into one, since every exchange waits for the slowest device.
 #
 # **A failure on purpose.** Clip the gradient to length 1 where each device has a part of it. **Predict** the length of what
 # comes out, for eight equal parts.
@@ -307,5 +307,5 @@ for exercise in (born_in_place, update_in_parts, whole_norm):
 # - A copy on every device is a choice. Reduce-scatter, update, all-gather costs what an all-reduce costs.
 # - A part knows nothing of the others: norms and means over parameters need a sum over devices.
 #
-# In pmapdp this is [sharding.py](../pmapdp/sharding.py); `--mesh`, `--layout` and `--shard-state` are its flags, and
+# In pmapdp this is [sharding.py](../pmapdp/sharding/layout.py); `--mesh`, `--layout` and `--shard-state` are its flags, and
 # `python -m pmapdp.train nnx-mesh` is the program of Flax' guide.

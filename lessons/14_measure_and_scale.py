@@ -39,9 +39,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
+from pmapdp.cpu.loop import several
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
-from pmapdp.profile import longest_operations
+from pmapdp.run.profile import longest_operations
 from pmapdp.scaling.advice import answers
 from pmapdp.scaling.costs import ring_all_reduce
 from pmapdp.scaling.fit import fit, leave_out, predicted_seconds, shared_memory_terms, typical
@@ -51,7 +52,6 @@ from pmapdp.scaling.programs import OPTIMIZERS, compile_step, matrix_flops, step
 from pmapdp.scaling.workloads import PUBLISHED, Workload
 from pmapdp.state import Task, count_parameters, create_state
 from pmapdp.steps import make_steps
-from pmapdp.steps.several import several
 
 devices.simulate(64)
 drawing.setup()

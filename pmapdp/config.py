@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
-from pmapdp.layout import check_mesh, check_shard_state
+from pmapdp.sharding.notation import check_mesh, check_shard_state
 
 
 @dataclass(frozen=True)

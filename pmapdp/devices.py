@@ -10,8 +10,8 @@ import warnings
 
 import jax
 
+from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.errors import UserError
-from pmapdp.malloc import keep_freed_memory
 
 DEFAULT_SIMULATED = 8
 MOST_SIMULATED = 1024
@@ -40,7 +40,7 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
 
     Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number that the
     user set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`, `NPROC`) is left as it is. The process keeps the
-    memory that it frees (`pmapdp.malloc`).
+    memory that it frees (`pmapdp.cpu.malloc`).
 
     Raises:
         UserError: JAX has already started with fewer CPU devices, or the environment asks for fewer.

@@ -23,12 +23,12 @@ from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import describe
 from pmapdp.errors import UserError, run_command
-from pmapdp.exported import Exported, load_exported
+from pmapdp.export.reader import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.labels import LABELS
+from pmapdp.loss import metric_sums
 from pmapdp.metrics import Totals
-from pmapdp.objective import metric_sums
-from pmapdp.workdir import load_state, read_config
+from pmapdp.run.workdir import load_state, read_config
 
 
 @dataclass(frozen=True)

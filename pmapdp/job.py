@@ -11,20 +11,20 @@ import numpy as np
 
 from pmapdp import devices as device_module
 from pmapdp.config import Config, check
+from pmapdp.cpu.dispatch import counts, in_a_loop, updates_at_once
+from pmapdp.cpu.loop import Dispatch, one_by_one, several
 from pmapdp.data import CORPORA, load
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.dispatch import counts, in_a_loop, updates_at_once
 from pmapdp.errors import UserError
-from pmapdp.fit_layout import fit_layout, number_of_devices
 from pmapdp.metrics import Meter, Totals
 from pmapdp.models import VIEWS
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.sharding import Layout
+from pmapdp.sharding.fit import fit_layout, number_of_devices
+from pmapdp.sharding.layout import Layout
 from pmapdp.state import Task, make_task
 from pmapdp.steps import Steps, make_steps
-from pmapdp.steps.several import Dispatch, one_by_one, several
 
 EVALUATION_BATCH_PER_DEVICE = 64
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pmapdp.errors import DivergedError, UserError
-from pmapdp.objective import MetricSums
+from pmapdp.loss import MetricSums
 
 DISPATCHES_BEHIND = 2
 

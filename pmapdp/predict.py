@@ -17,9 +17,9 @@ import tyro
 
 from pmapdp.arguments import parse_arguments
 from pmapdp.errors import UserError, run_command
-from pmapdp.exported import Exported, load_exported
-from pmapdp.images import read_images
-from pmapdp.lines import read_lines
+from pmapdp.export.images import read_images
+from pmapdp.export.lines import read_lines
+from pmapdp.export.reader import Exported, load_exported
 
 PROGRAM = "python -m pmapdp.predict"
 SHOWN_LETTERS = 60
@@ -60,7 +60,7 @@ def image_size(exported: Exported, path: str) -> tuple[int, int]:
         case other:
             raise UserError(
                 f"{path} takes {other['dtype']} of shape {other['shape']}, and this command reads grey images and "
-                "texts: call it from Python with pmapdp.exported.load_exported"
+                "texts: call it from Python with pmapdp.export.reader.load_exported"
             )
 
 

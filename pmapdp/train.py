@@ -16,20 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pmapdp import compile_cache, nnx_mesh
 from pmapdp.command_line import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import UserError, run_command
-from pmapdp.finish import check_on_one_device, compare_with_reported, draw_sharding
 from pmapdp.job import Job, prepare
 from pmapdp.metrics import Meter, Totals
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.profile import Profiler
-from pmapdp.recorder import Recorder
-from pmapdp.resume import Keeper
-from pmapdp.signals import listening
+from pmapdp.run import compile_cache
+from pmapdp.run.finish import check_on_one_device, compare_with_reported, draw_sharding
+from pmapdp.run.profile import Profiler
+from pmapdp.run.recorder import Recorder
+from pmapdp.run.resume import Keeper
+from pmapdp.run.stop import listening
+from pmapdp.sharding import nnx_guide as nnx_mesh
 from pmapdp.state import TrainState
 
 

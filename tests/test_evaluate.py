@@ -3,9 +3,10 @@ import os
 
 import pytest
 
-from pmapdp import evaluate, export
+from pmapdp import evaluate
 from pmapdp.config import Config
 from pmapdp.errors import run_command
+from pmapdp.export import writer as export
 from pmapdp.train import train
 
 

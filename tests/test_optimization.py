@@ -14,7 +14,7 @@ from pmapdp.config import Config, check
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.digits import load
 from pmapdp.errors import UserError
-from pmapdp.objective import metric_sums
+from pmapdp.loss import metric_sums
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.recipes import RECIPES
 from pmapdp.state import Task, create_state

@@ -3,7 +3,7 @@
 import numpy as np
 from checks import require
 
-from pmapdp import numpy_network
+from pmapdp.models import numpy_mlp as numpy_network
 
 
 def softmax_slope(answer):

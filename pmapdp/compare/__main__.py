@@ -21,7 +21,7 @@ from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
 from pmapdp.compare.table import print_table
 from pmapdp.errors import UserError, run_command
-from pmapdp.workdir import write_atomically
+from pmapdp.run.workdir import write_atomically
 
 WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
 

@@ -14,7 +14,7 @@ from pmapdp.config import Config
 from pmapdp.data.batches import Batch
 from pmapdp.errors import DivergedError
 from pmapdp.job import Job, prepare
-from pmapdp.sharding import bytes_on_a_device
+from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.state import create_state
 
 LARGEST_GROUP = 20

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pmapdp.models.convolution import convolve_and_pool
+from pmapdp.cpu.convolution import convolve_and_pool
 from pmapdp.models.layers import EVALUATION, Context, add_bias, scale_pixels
 from pmapdp.models.linear import linear
 

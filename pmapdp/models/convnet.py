@@ -8,8 +8,8 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax import lax
 
+from pmapdp.cpu.convolution import convolve
 from pmapdp.models.batch_norm import BatchNorm
-from pmapdp.models.convolution import convolve
 from pmapdp.models.layers import EVALUATION, Context, Dropout, scale_pixels
 from pmapdp.models.linear import linear
 

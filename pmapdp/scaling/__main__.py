@@ -17,6 +17,7 @@ from rich.console import Console
 from pmapdp.command_line import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import run_command
+from pmapdp.run.workdir import write_atomically
 from pmapdp.scaling.charts import strong_picture, weak_picture
 from pmapdp.scaling.checks import (
     Check,
@@ -32,7 +33,6 @@ from pmapdp.scaling.options import GROUPS, ScalingOptions, check_options, make_p
 from pmapdp.scaling.report import make_report
 from pmapdp.scaling.table import print_answers, print_checks, print_here, print_predictions
 from pmapdp.scaling.workloads import PUBLISHED, Workload, from_counts
-from pmapdp.workdir import write_atomically
 
 HERE = (1, 2, 8, 64, 512)  # simulated devices of this machine
 WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read

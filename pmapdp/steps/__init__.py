@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pmapdp.sharding import Layout
+from pmapdp.sharding.layout import Layout
 from pmapdp.state import Task
 
 
@@ -42,7 +42,8 @@ def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device], layout:
         layout: how the arrays lie on them, for jit; default: the batch is split, the state is whole. pmap and
             shard_map take of it whether the optimizer state is split.
     """
-    from pmapdp.steps import jit, pmap, shard_map, single, split_optimizer
+    from pmapdp.sharding import zero as split_optimizer
+    from pmapdp.steps import jit, pmap, shard_map, single
 
     if strategy == "jit":
         return jit.make_steps(task, devices, layout)

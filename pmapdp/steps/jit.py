@@ -10,11 +10,11 @@ import jax
 from jax.sharding import PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.sharding import Layout, data_parallel
+from pmapdp.sharding.layout import Layout, data_parallel
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
-from pmapdp.steps.body import Body
 from pmapdp.steps.placing import fetch, place
+from pmapdp.steps.shared import Body
 
 
 def make_steps(task: Task, devices, layout: Layout | None = None) -> Steps:

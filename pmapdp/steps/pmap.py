@@ -7,12 +7,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pmapdp.cpu.packing import packed
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
-from pmapdp.steps.body import Body
-from pmapdp.steps.packing import packed
 from pmapdp.steps.placing import fetch, place
+from pmapdp.steps.shared import Body
 
 AXIS = "data"
 

@@ -6,7 +6,7 @@ from jax.sharding import SingleDeviceSharding
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps import Steps
-from pmapdp.steps.body import Body
+from pmapdp.steps.shared import Body
 
 
 def make_steps(task: Task, devices) -> Steps:

@@ -1,0 +1,196 @@
+"""A trained model as one portable file: `python -m pmapdp.export WORKDIR model.zip`.
+
+The file is a zip without compression, and NumPy takes it for one of its own (.npz):
+
+    metadata.json    labels, metrics, shapes and types, versions
+    model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
+    arrays/*.npy     parameters and running statistics
+    text/*           of a model of texts: the vocabulary (.json) and, for tf-idf weights, the idf weights (.npy)
+    SHA256SUMS       the checksums of the others
+
+Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers) and NumPy are enough:
+
+    import json
+    import jax
+    import jax.export
+    import numpy as np
+
+    with np.load("model.zip") as file:
+        metadata = json.loads(file["metadata.json"])
+        model = jax.export.deserialize(bytearray(file["model.jax"]))
+        arrays = {name: file["arrays/" + name] for name in metadata["arrays"]}
+    outputs = jax.jit(model.call)(arrays, images)  # uint8 [n, 28, 28, 1], as metadata["input"] says
+    classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
+
+`outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
+`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.reader.load_exported`.
+
+A model of texts takes what its view of them makes of strings, metadata["view"]: "tfidf" or "tokens". With our code
+that is `load_exported(...).view(texts)`. Without it, the tf-idf weights are scikit-learn's, as `pmapdp/data/tfidf.py`
+shows: a `TfidfVectorizer` with the vocabulary and `idf_` of the file, its columns filled up with zeros.
+
+How long such a file can be read: JAX promises that a program runs on a JAX up to six months newer and up to three
+weeks older than the one that exported it (docs.jax.dev, "Exporting and serializing staged-out computations",
+section on compatibility guarantees). For longer keep the checkpoint, and export it again.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import nnx
+
+from pmapdp.arguments import parse_arguments
+from pmapdp.data import CORPORA, load_with_view
+from pmapdp.data.tfidf import FEATURES
+from pmapdp.data.tokens import LENGTH
+from pmapdp.export.archive import write_archive
+from pmapdp.export.reader import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
+from pmapdp.labels import LABELS
+from pmapdp.models import VIEWS
+from pmapdp.run.workdir import load_run
+from pmapdp.state import Task, TrainState, count_parameters, make_task
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+INPUTS: dict[str, dict[str, Any]] = {
+    "images": {"dtype": "uint8", "shape": ["batch", 28, 28, 1]},
+    "tfidf": {"dtype": "float32", "shape": ["batch", FEATURES]},
+    "tokens": {"dtype": "int32", "shape": ["batch", LENGTH]},
+}
+METRICS = ("test_loss", "test_accuracy", "test_examples")
+
+
+def export_model(
+    task: Task, state: TrainState, path: str | Path, *, metadata: dict[str, Any], view: Any = None
+) -> None:
+    """Write the model of `state` to the zip `path`, which is there whole or not at all.
+
+    Args:
+        task: what was trained.
+        state: `TrainState` on the host.
+        path: overwritten if it exists.
+        metadata: JSON to keep beside the model; `labels`, the names of the C classes, is needed.
+        view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
+
+    Raises:
+        UserError: `path` cannot be written.
+    """
+    leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
+    names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
+    arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+    def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
+        params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
+        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs)
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
+
+    input_type = INPUTS[VIEWS[task.model]]
+    shape = jax.export.symbolic_shape(", ".join(map(str, input_type["shape"])))
+    inputs = jax.ShapeDtypeStruct(shape, input_type["dtype"])
+    with jax.enable_x64(task.dtype == "float64"), short_locations():
+        model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
+        program = bytes(model.serialize())
+
+    metadata = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "pmapdp": version("pmapdp"),
+        "jax": jax.__version__,
+        "calling_convention_version": model.calling_convention_version,
+        "platforms": PLATFORMS,
+        "model": task.model,
+        "dtype": task.dtype,
+        "view": VIEWS[task.model],
+        "input": input_type,
+        "parameters": count_parameters(state.params),
+        "arrays": names,
+        **metadata,
+    }
+    files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
+    files |= {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()}
+    write_archive(path, files | (view_files(view) if view else {}))
+
+
+def view_files(view: Any) -> dict[str, bytes]:
+    """What a view of texts knows, as files: every array as NumPy's, every list as JSON."""
+    files = {}
+    for field in dataclasses.fields(view):
+        value = getattr(view, field.name)
+        if isinstance(value, np.ndarray):
+            files[f"{TEXT}{field.name}.npy"] = npy_bytes(value)
+        else:
+            files[f"{TEXT}{field.name}.json"] = json.dumps(value, ensure_ascii=False).encode()
+    return files
+
+
+@contextlib.contextmanager
+def short_locations() -> Iterator[None]:
+    """JAX notes for every operation where in the source it comes from, with all callers and their folders. That says
+    much about the machine that trained, and would make two exports of one model differ: keep the innermost file name.
+    """
+    options = {"jax_traceback_in_locations_limit": 1, "jax_hlo_source_file_canonicalization_regex": r".*[/\\]"}
+    before = {name: getattr(jax.config, name) for name in options}
+    try:
+        for name, value in options.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """The content of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
+
+    workdir: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORKDIR")]
+    """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
+    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
+    """The file to write, for example model.zip; replaced if it exists."""
+    data_dir: str | None = None
+    """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parse_arguments(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    config, state, metrics = load_run(options.workdir)
+    task = make_task(config, optax.identity())  # exported is the model alone, without its update rule
+    metadata = {
+        "recipe": config.recipe,
+        "dataset": config.dataset,
+        "labels": LABELS[config.dataset],
+        "step": int(state.step),
+        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
+        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
+    }
+    view = None
+    if config.dataset in CORPORA:
+        view = load_with_view(config.dataset, options.data_dir or config.data_dir, VIEWS[config.model])[1]
+    export_model(task, state, options.file, metadata=metadata, view=view)
+    megabytes = Path(options.file).stat().st_size / 1e6
+    print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
+    if metadata["metrics"]:
+        print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
+    else:
+        print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")

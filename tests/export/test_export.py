@@ -1,0 +1,303 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from trained import train_briefly
+
+from pmapdp.config import Config
+from pmapdp.errors import UserError, run_command
+from pmapdp.evaluate import evaluate_exported
+from pmapdp.export import writer as export
+from pmapdp.export.archive import CHECKSUMS, read_archive, write_archive
+from pmapdp.export.reader import EXAMPLES_PER_CALL, load_exported
+from pmapdp.export.writer import export_model
+from pmapdp.labels import DIGITS
+from pmapdp.state import Task, create_state
+from pmapdp.train import train
+
+
+def train_and_export(model, folder):
+    """A job, its state and the file that its model was exported to."""
+    job, state = train_briefly(model=model)
+    export_model(job.task, state, folder / "model.zip", metadata={"labels": DIGITS, "dataset": "digits"})
+    return job, state, folder / "model.zip"
+
+
+@pytest.fixture(scope="module")
+def convnet(tmp_path_factory):
+    return train_and_export("convnet", tmp_path_factory.mktemp("convnet"))
+
+
+@pytest.fixture(scope="module", params=["mlp", "cnn", "convnet"])
+def trained(request, tmp_path_factory):
+    """As `convnet`, for each model."""
+    if request.param == "convnet":
+        return request.getfixturevalue("convnet")
+    return train_and_export(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def small(convnet):
+    """The file of the smallest model."""
+    return convnet[2]
+
+
+def test_same_figures_as_the_state(trained):
+    job, state, path = trained
+    ours = job.evaluate(job.steps.place_state(state))
+    exported = evaluate_exported(load_exported(path), job.data.test)
+    assert exported.count == ours.count == 360
+    assert exported.accuracy == ours.accuracy
+    assert exported.mean_loss == pytest.approx(ours.mean_loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("examples", [1, 7, EXAMPLES_PER_CALL, EXAMPLES_PER_CALL + 1])
+def test_any_batch_size(trained, examples):
+    job, state, path = trained
+    inputs = job.data.train.inputs[:examples]
+    model = nnx.merge(job.task.model_structure(), state.params, state.batch_stats)
+    classes, probabilities = load_exported(path).predict(inputs)
+    expected = jax.nn.softmax(model(inputs))
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    assert probabilities.shape == (examples, 10)
+    np.testing.assert_array_equal(classes, probabilities.argmax(-1))
+
+
+def test_float64(tmp_path):
+    """float64 stays float64, also where JAX is not set to it."""
+    task = Task("cnn", optax.identity(), dtype="float64")
+    inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
+    with jax.enable_x64(True):
+        state = create_state(task)
+        model = nnx.merge(task.model_structure(), state.params, state.batch_stats)
+        expected = jax.device_get(model(inputs))
+    export_model(task, state, tmp_path / "model.zip", metadata={"labels": DIGITS})
+    logits = load_exported(tmp_path / "model.zip").outputs(inputs)["logits"]
+    assert logits.dtype == np.float64
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
+
+
+def test_bfloat16(tmp_path):
+    """Parameters are exported as they are trained, in float32; the answer is float32."""
+    task = Task("cnn", optax.identity(), dtype="bfloat16")
+    state = create_state(task)
+    inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
+    export_model(task, state, tmp_path / "model.zip", metadata={"labels": DIGITS})
+    exported = load_exported(tmp_path / "model.zip")
+    assert {array.dtype for array in exported.arrays.values()} == {np.dtype(np.float32)}
+    expected = nnx.merge(task.model_structure(), state.params, state.batch_stats)(inputs)
+    logits = exported.outputs(inputs)["logits"]
+    assert logits.dtype == np.float32
+    # 8 bits of mantissa: compiled as a whole and layer by layer differ in the third digit.
+    np.testing.assert_allclose(logits, np.asarray(expected, np.float32), atol=2e-2)
+
+
+def documented_code() -> str:
+    """The example in the documentation of the file."""
+    lines = export.__doc__.splitlines()
+    start = lines.index("    import json")
+    end = next(number for number, line in enumerate(lines) if line.startswith("    classes ="))
+    return "\n".join(line.removeprefix("    ") for line in lines[start : end + 1])
+
+
+def test_readable_with_jax_and_numpy_alone(convnet):
+    """The code in the documentation, word for word, where our package and the model's library cannot be imported."""
+    job, _, path = convnet
+    np.save(path.parent / "images.npy", job.data.test.inputs[:5])
+    script = "\n".join(
+        [
+            "import sys",
+            "sys.modules.update(dict.fromkeys(('pmapdp', 'flax', 'orbax', 'optax')))  # importing them now fails",
+            "import numpy as np",
+            "images = np.load('images.npy')",
+            documented_code(),
+            "np.savez('outputs.npz', **outputs)",
+            "print(' '.join(classes))",
+        ]
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=path.parent, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    ours = load_exported(path)
+    with np.load(path.parent / "outputs.npz") as theirs:
+        for name, expected in ours.outputs(job.data.test.inputs[:5]).items():
+            np.testing.assert_allclose(theirs[name], expected, atol=1e-6)
+    classes, _ = ours.predict(job.data.test.inputs[:5])
+    assert run.stdout.split() == [DIGITS[number] for number in classes]
+
+
+def test_what_is_in_the_file(small):
+    files = read_archive(small, "pytest")
+    metadata = json.loads(files["metadata.json"])
+    assert metadata["input"] == {"dtype": "uint8", "shape": ["batch", 28, 28, 1]}
+    assert metadata["labels"] == list(DIGITS)
+    assert metadata["jax"] == jax.__version__
+    assert metadata["parameters"] == 49_242
+    assert load_exported(small).model.platforms == ("cpu", "cuda", "tpu") == tuple(metadata["platforms"])
+    assert sorted(files) == sorted(
+        ["metadata.json", "model.jax", *(f"arrays/{name}.npy" for name in metadata["arrays"])]
+    )
+    assert len(files["model.jax"]) < 20_000, "the parameters belong into the arrays, not into the program"
+    folder = os.path.dirname(export.__file__).encode()
+    assert folder not in small.read_bytes(), "the folders of the machine that exported are nobody's business"
+
+
+def test_nothing_is_pickled(small):
+    with zipfile.ZipFile(small) as archive:
+        for name in archive.namelist():
+            if name.endswith(".npy"):
+                with archive.open(name) as file:
+                    assert np.lib.format.read_magic(file) == (1, 0)
+                    _, _, dtype = np.lib.format.read_array_header_1_0(file)
+                    assert not dtype.hasobject
+
+
+def test_checksums_are_those_of_sha256sum(small, tmp_path):
+    with zipfile.ZipFile(small) as archive:
+        archive.extractall(tmp_path)
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", CHECKSUMS], cwd=tmp_path, check=True)
+
+
+def test_same_model_same_bytes(convnet, tmp_path):
+    job, state, path = convnet
+    export_model(job.task, state, tmp_path / "again.zip", metadata={"labels": DIGITS, "dataset": "digits"})
+    assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
+
+
+def test_cut_short(small, tmp_path):
+    whole, part = small.read_bytes(), tmp_path / "part.zip"
+    for length in [0, 1, 2, 30, 1000, len(whole) // 2, len(whole) - 30, len(whole) - 1]:
+        part.write_bytes(whole[:length])
+        with pytest.raises(UserError, match="damaged" if length > 1 else "no zip"):
+            load_exported(part)
+
+
+def test_altered(small, tmp_path):
+    """Any byte: either it is found, or it carried nothing (a date, for example)."""
+    whole, altered = small.read_bytes(), tmp_path / "altered.zip"
+    original = read_archive(small, "pytest")
+    generator, found = np.random.default_rng(0), 0
+    ends = np.arange(len(whole) - 3_000, len(whole))  # the zip's own table
+    for position in [*generator.choice(len(whole), 100, replace=False), *generator.choice(ends, 300, replace=False)]:
+        changed = bytearray(whole)
+        changed[position] ^= 1 << generator.integers(8)
+        altered.write_bytes(changed)
+        try:
+            assert read_archive(altered, "pytest") == original
+        except UserError:
+            found += 1
+    assert found > 200
+
+
+def test_altered_content_with_a_right_zip(small, tmp_path):
+    """A label changed with a zip tool: the zip's own checksums fit, ours do not."""
+    with zipfile.ZipFile(small) as archive, zipfile.ZipFile(tmp_path / "altered.zip", "w") as altered:
+        for name in archive.namelist():
+            altered.writestr(name, archive.read(name).replace(b'"7"', b'"1"'))
+    with pytest.raises(UserError, match="damaged"):
+        load_exported(tmp_path / "altered.zip")
+
+
+def test_not_ours(tmp_path):
+    path = tmp_path / "other.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(UserError, match=r"was not made with python -m pmapdp\.export"):
+        load_exported(path)
+    for files in ({"readme.txt": b"hello"}, {"metadata.json": b"[]"}, {"metadata.json": b'{"format": "another"}'}):
+        write_archive(path, files)
+        with pytest.raises(UserError, match=r"was not made with python -m pmapdp\.export"):
+            load_exported(path)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(UserError, match="is no zip"):
+        load_exported(path)
+    with pytest.raises(UserError, match="No such file"):
+        load_exported(tmp_path / "missing.zip")
+    with pytest.raises(UserError, match="Is a directory"):
+        load_exported(tmp_path)
+
+
+def test_other_versions(small, tmp_path):
+    files = read_archive(small, "pytest")
+    metadata = json.loads(files["metadata.json"])
+    newer = metadata | {"format_version": 99, "pmapdp": "9.9"}
+    write_archive(tmp_path / "newer.zip", files | {"metadata.json": json.dumps(newer).encode()})
+    with pytest.raises(UserError, match=r"has format version 99.*pmapdp 9\.9"):
+        load_exported(tmp_path / "newer.zip")
+    program = files["model.jax"].replace(b"ML\xefR", b"ML\xefX")  # not MLIR bytecode as JAX knows it
+    write_archive(tmp_path / "old.zip", files | {"model.jax": program})
+    with pytest.raises(UserError, match=f"was exported with jax {jax.__version__}.*cannot read"):
+        load_exported(tmp_path / "old.zip")
+
+
+def test_failed_write_leaves_the_file_before(small, tmp_path, monkeypatch):
+    path = tmp_path / "model.zip"
+    path.write_bytes(small.read_bytes())
+
+    def disk_is_full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", disk_is_full)
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
+        write_archive(path, {"a": b"b"})
+    assert os.listdir(tmp_path) == ["model.zip"]
+    assert path.read_bytes() == small.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["missing/model.zip", "file/model.zip", "folder"])
+def test_places_that_cannot_be_written(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"cannot be written .*: name a file"):
+        write_archive(tmp_path / name, {"a": b"b"})
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    assert os.listdir(tmp_path / "folder") == []
+
+
+def test_command(tmp_path, capsys):
+    run, path = str(tmp_path / "run"), str(tmp_path / "model.zip")
+    settings = {"strategy": "single", "devices": 1, "epochs": 1, "model": "mlp"}
+    result = train(Config(**settings, workdir=run, progress=False, compile_cache=False)).epochs[-1]
+    capsys.readouterr()
+    assert run_command(export.main, [run, path]) == 0
+    assert f"{path}: mlp after 23 updates, " in capsys.readouterr().out
+    metadata = load_exported(path).metadata
+    assert metadata["metrics"] == {name: result[name] for name in ("test_loss", "test_accuracy", "test_examples")}
+    assert metadata["dataset"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "WORKDIR and FILE are missing"),
+        (["runs/first"], "FILE is missing: try python -m pmapdp.export runs/first model.zip"),
+        (["a", "b", "c"], "one argument too many, 'c'"),
+        (["a", "b", "--forse"], "unknown argument '--forse'"),
+        (["nowhere", "model.zip"], "nowhere holds no run"),
+    ],
+)
+def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run_command(export.main, arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_workdir_without_checkpoint(tmp_path, capsys):
+    from pmapdp.run.workdir import Workdir
+
+    workdir = Workdir(tmp_path / "run")
+    workdir.start(Config(), 64)
+    workdir.close()
+    assert run_command(export.main, [str(tmp_path / "run"), str(tmp_path / "model.zip")]) == 2
+    assert "holds no checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "model.zip").exists()

@@ -1,0 +1,169 @@
+"""Exported models of texts: strings in, classes out, through the vocabulary in the file."""
+
+import io
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from pmapdp import evaluate, predict
+from pmapdp.config import Config
+from pmapdp.data import load, load_corpus, load_with_view
+from pmapdp.errors import run_command
+from pmapdp.export import writer as export
+from pmapdp.export.archive import read_archive
+from pmapdp.export.reader import load_exported
+from pmapdp.export.writer import export_model
+from pmapdp.labels import LABELS
+from pmapdp.state import Task, create_state
+from pmapdp.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run on the synthetic reviews, the file exported from it, and its last metrics."""
+    folder = tmp_path_factory.mktemp("texts")
+    workdir, file = str(folder / "run"), str(folder / "sentiment.zip")
+    config = Config(
+        model="text_mlp",
+        dataset="reviews",
+        strategy="jit",
+        devices=8,
+        global_batch_size=64,
+        epochs=3,
+        optimizer="sgd",
+        learning_rate=0.64,
+        schedule="cosine",
+        workdir=workdir,
+        progress=False,
+        compile_cache=False,
+    )
+    epochs = train(config).epochs
+    assert run_command(export.main, [workdir, file]) == 0
+    return file, epochs[-1]
+
+
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory):
+    """A transformer as it begins, and the file exported from it."""
+    task = Task("transformer", optax.identity())
+    state = create_state(task)
+    path = tmp_path_factory.mktemp("transformer") / "model.zip"
+    view = load_with_view("reviews", None, "tokens")[1]
+    export_model(task, state, path, metadata={"labels": LABELS["reviews"]}, view=view)
+    return nnx.merge(task.model_structure(), state.params, state.batch_stats), path
+
+
+def test_the_run_learns(run):
+    """Half would be chance; counting words gets no further than about 0.8."""
+    assert run[1]["test_accuracy"] > 0.7
+
+
+def test_same_accuracy_through_strings(run, capsys):
+    file, expected = run
+    texts, labels = load_corpus("reviews").test
+    exported = load_exported(file)
+    classes, _ = exported.predict(exported.view(texts))
+    assert (classes == labels).mean() == expected["test_accuracy"]
+    capsys.readouterr()
+    assert run_command(evaluate.main, ["--exported", file, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["test_accuracy"] == expected["test_accuracy"]
+    assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
+    assert result["test_examples"] == 1000
+
+
+def test_transformer_same_logits_through_strings(transformer):
+    model, path = transformer
+    exported = load_exported(path)
+    found = exported.outputs(exported.view(load_corpus("reviews").test.texts[:20]))["logits"]
+    wanted = jax.jit(model.__call__)(load("reviews", view="tokens").test.inputs[:20])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_features_equal_those_of_training(run):
+    """Those of scikit-learn, fitted to the training set."""
+    corpus = load_corpus("reviews")
+    vectorizer = TfidfVectorizer(max_features=1200, dtype=np.float32).fit(corpus.train.texts)
+    wanted = vectorizer.transform(corpus.test.texts).toarray()
+    found = load_exported(run[0]).view(corpus.test.texts)
+    np.testing.assert_array_equal(found[:, : wanted.shape[1]], wanted)
+    assert not found[:, wanted.shape[1] :].any()
+
+
+def test_what_is_in_the_file(run, transformer):
+    files = read_archive(run[0], "pytest")
+    metadata = json.loads(files["metadata.json"])
+    assert metadata["view"] == "tfidf"
+    assert metadata["input"] == {"dtype": "float32", "shape": ["batch", 1200]}
+    assert metadata["labels"] == ["negative", "positive"]
+    assert len(json.loads(files["text/vocabulary.json"])) == len(np.load(io.BytesIO(files["text/idf.npy"])))
+    files = read_archive(transformer[1], "pytest")
+    metadata = json.loads(files["metadata.json"])
+    assert (metadata["view"], metadata["input"]) == ("tokens", {"dtype": "int32", "shape": ["batch", 128]})
+    assert {name for name in files if name.startswith("text/")} == {"text/vocabulary.json"}
+
+
+TEXTS = ["The music was wonderful. I found the cast superb!", "The plot was dull. The ending was terrible."]
+
+
+def lines_of(capsys, *arguments):
+    assert run_command(predict.main, list(arguments)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_texts_on_the_command_line(run, capsys):
+    first, second = (line.split(maxsplit=2) for line in lines_of(capsys, run[0], *TEXTS))
+    assert [first[0], second[0]] == ["positive", "negative"]
+    assert [first[2], second[2]] == TEXTS
+    assert 0.5 < float(first[1]) <= 1
+
+    results = [json.loads(line) for line in lines_of(capsys, run[0], "--json", *TEXTS)]
+    assert [result["text"] for result in results] == TEXTS
+    assert [result["class"] for result in results] == ["positive", "negative"]
+    for result in results:
+        assert list(result["probabilities"]) == ["negative", "positive"]
+        assert result["probability"] == max(result["probabilities"].values())
+
+
+def test_lines_of_a_file_and_of_standard_input(run, capsys, tmp_path):
+    long = "A wonderful film. " * 20
+    content = "\r\n\r\n".join([*TEXTS, long, "\u00e7a alors"]).encode("utf-8-sig")
+    (tmp_path / "texts.txt").write_bytes(content)
+    lines = lines_of(capsys, run[0], "--lines", str(tmp_path / "texts.txt"))
+    assert [line.split()[0] for line in lines[:3]] == ["positive", "negative", "positive"]
+    assert lines[2].endswith("A w...")
+    assert len(lines[2]) < 90
+    assert lines[3].endswith("\u00e7a alors")
+    command = [sys.executable, "-m", "pmapdp.predict", run[0], "--lines", "-"]
+    done = subprocess.run(command, input=content, capture_output=True, timeout=300, check=True)
+    assert done.stdout.decode().splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "INPUT is missing: try python -m pmapdp.predict FILE"),
+        (["--lines", "missing.txt"], "missing.txt cannot be read (No such file or directory): name a file with one"),
+        (["--lines", "."], ". cannot be read (Is a directory): name a file with one text a line"),
+        (["--lines", "latin.txt"], "latin.txt is no text in UTF-8"),
+        (["--lines", "empty.txt"], "empty.txt holds no text: write one text a line"),
+        (["--line", "texts.txt"], "unknown argument '--line': did you mean '--lines'?"),
+        (["-1 out of 10"], "unknown argument '-1 out of 10'"),
+    ],
+)
+def test_mistakes(run, capsys, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (tmp_path / "empty.txt").write_text("\n \n")
+    assert run_command(predict.main, [run[0], *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"error: {sentence.replace('FILE', run[0])}")
+    assert output.err.count("\n") == 1
+    assert output.out == ""

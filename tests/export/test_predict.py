@@ -1,0 +1,202 @@
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from trained import train_briefly
+
+from pmapdp import predict
+from pmapdp.errors import UserError, run_command
+from pmapdp.export.archive import read_archive, write_archive
+from pmapdp.export.images import read_images
+from pmapdp.export.writer import export_model
+from pmapdp.labels import DIGITS
+
+SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A job, its state and the file that its model was exported to."""
+    job, state = train_briefly(steps=40, model="mlp")
+    path = tmp_path_factory.mktemp("predict") / "model.zip"
+    export_model(job.task, state, path, metadata={"labels": DIGITS})
+    return job, state, path
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, trained):
+    """A folder to work in, with model.zip."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.zip").write_bytes(trained[2].read_bytes())
+    return tmp_path
+
+
+def noise(*shape, high=256):
+    return np.random.default_rng(0).integers(0, high, shape).astype(np.uint8)
+
+
+def luma(colours):
+    return colours.astype(float) @ [0.299, 0.587, 0.114]
+
+
+def test_images_and_arrays(trained, folder, capsys):
+    """Files of every kind in one call; the classes are those of the model, most of them right."""
+    job, _, _ = trained
+    images, labels = job.data.test.inputs[:12], job.data.test.labels[:12]
+    Image.fromarray(images[0, ..., 0]).save("grey.png")
+    Image.fromarray(np.repeat(images[1], 3, axis=-1)).save("colour.png")
+    np.save("ten.npy", images[2:])
+    assert run_command(predict.main, ["model.zip", "grey.png", "colour.png", "ten.npy"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _, _ in lines] == ["grey.png", "colour.png", *(f"ten.npy[{index}]" for index in range(10))]
+    assert all(0.1 <= float(probability) <= 1 for _, _, probability in lines)
+    assert sum(int(label) == right for (_, label, _), right in zip(lines, labels, strict=True)) >= 8
+
+    assert run_command(predict.main, ["model.zip", "--json", "grey.png", "colour.png", "ten.npy"]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["class"] for result in results] == [label for _, label, _ in lines]
+    assert [result["index"] for result in results] == [0, 0, *range(10)]
+    for result in results:
+        assert list(result["probabilities"]) == list(DIGITS)
+        assert sum(result["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+        assert result["probability"] == max(result["probabilities"].values())
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_shapes_of_arrays(tmp_path, shape):
+    np.save(tmp_path / "array.npy", noise(*shape))
+    read = read_images(tmp_path / "array.npy", 28, 28)
+    np.testing.assert_array_equal(read, noise(*shape).reshape(-1, 28, 28, 1))
+    assert read.dtype == np.uint8
+
+
+def test_colours_become_luma(tmp_path):
+    colours = noise(28, 28, 3)
+    Image.fromarray(colours).save(tmp_path / "colour.png")
+    read = read_images(tmp_path / "colour.png", 28, 28)[0, ..., 0]
+    np.testing.assert_allclose(read, luma(colours), atol=1)
+
+
+def test_palettes_become_luma(tmp_path):
+    colours, pixels = noise(8, 3), noise(28, 28, high=8)
+    image = Image.fromarray(pixels, mode="P")
+    image.putpalette(colours.tobytes())
+    image.save(tmp_path / "palette.png")
+    read = read_images(tmp_path / "palette.png", 28, 28)[0, ..., 0]
+    np.testing.assert_allclose(read, luma(colours[pixels]), atol=1)
+
+
+def test_transparent_becomes_black(tmp_path):
+    """A white drawing on a transparent ground, whose hidden colour is white too."""
+    opacity = noise(28, 28)
+    image = Image.new("RGBA", (28, 28), "white")
+    image.putalpha(Image.fromarray(opacity))
+    image.save(tmp_path / "drawing.png")
+    np.testing.assert_allclose(read_images(tmp_path / "drawing.png", 28, 28)[0, ..., 0], opacity, atol=1)
+
+
+def test_sixteen_bits_are_scaled(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 65536, (28, 28), np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "deep.png")
+    np.testing.assert_allclose(read_images(tmp_path / "deep.png", 28, 28)[0, ..., 0], pixels / 257, atol=0.51)
+
+
+def test_black_and_white(tmp_path):
+    bits = noise(28, 28) > 127
+    Image.fromarray(bits).save(tmp_path / "bits.png")
+    np.testing.assert_array_equal(read_images(tmp_path / "bits.png", 28, 28)[0, ..., 0], np.where(bits, 255, 0))
+
+
+def test_jpeg(tmp_path):
+    Image.new("RGB", (28, 28), (200, 200, 200)).save(tmp_path / "even.jpg")
+    np.testing.assert_allclose(read_images(tmp_path / "even.jpg", 28, 28), 200, atol=2)
+
+
+def png(width, height):
+    file = io.BytesIO()
+    Image.fromarray(noise(height, width)).save(file, "PNG")
+    return file.getvalue()
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+BAD_FILES = {
+    "wide.png": (png(32, 28), "wide.png is 32 x 28 pixels: the model takes images of 28 x 28"),
+    "cut.png": (png(28, 28)[:400], "cut.png cannot be read as a PNG or JPEG image or a .npy array (it is cut short"),
+    "notes.txt": (b"hello", "notes.txt cannot be read as a PNG or JPEG image or a .npy array (it is neither)"),
+    "empty.png": (b"", "empty.png cannot be read as a PNG or JPEG image or a .npy array (it is neither)"),
+    "float.npy": (npy(np.zeros((28, 28))), "float.npy holds float64: the model takes uint8 pixels from 0 to 255"),
+    "large.npy": (npy(noise(2, 32, 32)), "large.npy has shape [2, 32, 32]: the model takes [28, 28], [28, 28, 1], ["),
+    "colour.npy": (npy(noise(28, 28, 3)), "colour.npy has shape [28, 28, 3]: the model takes"),
+    "none.npy": (npy(noise(0, 28, 28)), "none.npy has shape [0, 28, 28]: the model takes"),
+    "scalar.npy": (npy(np.uint8(3)), "scalar.npy has shape []: the model takes"),
+    "cut.npy": (npy(noise(28, 28))[:500], "cut.npy is no array that can be read ("),
+    "pickle.npy": (npy(np.array([{}])), "pickle.npy is no array that can be read (Object arrays cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_files(folder, capsys, name):
+    """One sentence, status 2, and nothing printed about the good file before."""
+    content, sentence = BAD_FILES[name]
+    (folder / name).write_bytes(content)
+    (folder / "good.png").write_bytes(png(28, 28))
+    assert run_command(predict.main, ["model.zip", "good.png", name]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"error: {sentence}")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "MODEL is missing: try python -m pmapdp.predict model.zip digit.png"),
+        (["model.zip"], "INPUT is missing: try python -m pmapdp.predict model.zip digit.png"),
+        (["model.zip", "--lines", "texts.txt"], "--lines texts.txt is for models of texts, and model.zip takes images"),
+        (["model.zip", "missing.png"], "missing.png cannot be read (No such file or directory)"),
+        (["model.zip", "."], ". cannot be read (Is a directory)"),
+        (["missing.zip", "digit.png"], "missing.zip cannot be read (No such file or directory)"),
+        (["digit.png", "model.zip"], "digit.png is no zip: name a file made with python -m pmapdp.export"),
+        (["cut.zip", "digit.png"], "cut.zip is damaged, it was cut short or altered: copy it again"),
+        (["other.zip", "digit.png"], "other.zip is a zip, but was not made with python -m pmapdp.export"),
+        (["text.zip", "digit.png"], "text.zip takes string of shape ['batch'], and this command reads grey images and"),
+        (["model.zip", "digit.png", "--jsn"], "unknown argument '--jsn': did you mean '--json'?"),
+        (["model.zip", "digit.png", "-j"], "unknown argument '-j'"),
+    ],
+)
+def test_mistakes(folder, capsys, arguments, sentence):
+    (folder / "digit.png").write_bytes(png(28, 28))
+    (folder / "cut.zip").write_bytes((folder / "model.zip").read_bytes()[:1000])
+    write_archive("other.zip", {"readme.txt": b"hello"})
+    files = read_archive("model.zip", "pytest")
+    metadata = json.loads(files["metadata.json"]) | {"input": {"dtype": "string", "shape": ["batch"]}}
+    write_archive("text.zip", files | {"metadata.json": json.dumps(metadata).encode()})
+    assert run_command(predict.main, arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"error: {sentence}")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+
+
+def test_without_pillow(tmp_path, monkeypatch):
+    (tmp_path / "digit.png").write_bytes(png(28, 28))
+    np.save(tmp_path / "digit.npy", noise(28, 28))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UserError, match=r'needs Pillow to be read: run pip install "pmapdp\[images\]"'):
+        read_images(tmp_path / "digit.png", 28, 28)
+    assert read_images(tmp_path / "digit.npy", 28, 28).shape == (1, 28, 28, 1)
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        predict.main(["--help"])
+    assert stopped.value.code == 0
+    assert "MODEL [INPUT...]" in capsys.readouterr().out

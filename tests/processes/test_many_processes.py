@@ -1,0 +1,202 @@
+"""Several real processes on the loopback interface give the result of one, write once, and refuse strangers."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from examples import random_split
+from launch import environment
+from processes import by_hand, end_of, free_port, running, train_together
+from running import run
+
+from pmapdp.config import Config
+from pmapdp.data.batches import Batches
+from pmapdp.errors import UserError
+from pmapdp.processes.join import find, joined, require_free, wait_for_coordinator
+from pmapdp.processes.options import ProcessesOptions, check_options
+from pmapdp.run.workdir import load_run
+
+JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "model", "strategies"), [(2, 3, "convnet", "pmap,jit"), (4, 2, "mlp", "pmap,jit,shard_map")]
+)
+def test_strategies_equal_one_device(tmp_path, count, devices, model, strategies):
+    """Contract 1 over processes: five updates on ragged batches in float64, within 1e-10."""
+    address = (f"127.0.0.1:{free_port()}", count)
+    workers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "processes_worker.py",
+                *map(str, (devices, model, strategies, tmp_path, *address, process)),
+            ],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+        for process in range(count)
+    ]
+    try:
+        errors = [worker.communicate(timeout=240)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0] * count, errors
+    reports = [json.loads((tmp_path / str(process)).read_text()) for process in range(count)]
+    assert {report["devices"] for report in reports} == {count * devices}
+    assert all(report["params"] == reports[0]["params"] for report in reports)
+    assert set(reports[0]["differences"]) == set(strategies.split(","))
+    for strategy, differences in reports[0]["differences"].items():
+        for quantity, difference in differences.items():
+            assert difference <= (0 if quantity == "test_counts" else 1e-10), (strategy, quantity)
+    # Every process reads only its share: the rows of all together are the padded batches, once.
+    for batch in zip(*(report["rows"] for report in reports), strict=True):
+        assert len({len(rows) for rows in batch}) == 1
+        assert sum(map(len, batch)) == count * devices * -(-18 // (count * devices))
+
+
+def test_the_parts_of_all_processes_make_up_the_batch():
+    train = random_split(83, seed=1)
+    whole = list(Batches(train, 18, devices=6, accumulate=2, shuffle_seed=3).epoch(0))
+    parts = [list(Batches(train, 18, devices=6, here=here, accumulate=2, shuffle_seed=3).epoch(0))
+             for here in (range(4), range(4, 6))]  # fmt: skip
+    for batch, *own in zip(whole, *parts, strict=True):
+        for name in batch._fields:
+            np.testing.assert_array_equal(getattr(batch, name), np.concatenate([getattr(part, name) for part in own]))
+
+
+def test_elastic_and_only_process_0_writes(tmp_path):
+    """Two processes, then one, then four continue each other's checkpoints and end as one process without a stop."""
+    straight, switched = tmp_path / "straight", tmp_path / "switched"
+    metrics = tmp_path / "metrics.jsonl"
+    run(*JOB, "--devices", 4, "--workdir", straight)
+    first, second = train_together(2, *JOB, "--devices", 2, "--workdir", switched, "--steps", 30,
+                                   "--metrics-file", metrics, "--draw-sharding", "--check-on-one-device")  # fmt: skip
+    assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
+    assert "evaluated on one device" in first.out
+    # What gloo prints itself, on its own terms, is not ours.
+    assert not [line for line in second.out.splitlines() if line and "connected" not in line and "Gloo" not in line]
+    assert [json.loads(line)["event"] for line in metrics.read_text().splitlines()] == [
+        "start",
+        "epoch",
+        "epoch",
+        "end",
+    ]
+    out, _ = run(*JOB, "--devices", 3, "--workdir", switched, "--steps", 50, "--strategy", "jit")
+    assert "restored from the checkpoint of step 30" in out
+    first, *_ = train_together(
+        4, *JOB, "--devices", 1, "--workdir", switched, "--strategy", "shard_map", "--histograms"
+    )
+    assert "restored from the checkpoint of step 50" in first.out
+    lines = [json.loads(line) for line in (switched / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["event"] == "resume"] == [30, 50]
+    assert {line["train_examples"] for line in lines if line["event"] == "epoch" and line["step"] % 23 == 0} == {1437}
+    assert len(list(switched.glob("events.out.tfevents.*"))) == 3
+    jax.config.update("jax_enable_x64", True)
+    try:
+        leaves = [jax.tree.leaves(load_run(folder)[1]) for folder in (straight, switched)]
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    for a, b in zip(*leaves, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("other", "env", "sentence"),
+    [
+        (["--seed", 1], {}, "process 1 differs from process 0 in --seed (1 there, 0 here)"),
+        (["--devices", 3], {}, "process 1 differs from process 0 in --devices (3 there, 2 here)"),
+        ([], {"version": "0.0.1"}, "process 1 differs from process 0 in the version of jax ('0.0.1' there,"),
+        (["--workdir", "elsewhere"], {}, "process 1 differs from process 0 in --workdir"),
+    ],
+)
+def test_a_process_that_differs_is_refused(tmp_path, other, env, sentence):
+    if env:  # another version of jax cannot be installed beside this one, but it can say so
+        (tmp_path / "sitecustomize.py").write_text(f"import jax\njax.__version__ = {env['version']!r}\n")
+    first, second = by_hand(2)
+    job = ["--devices", 2, "--workdir", tmp_path / "run"]
+    with (
+        running([*job, *first]) as (one,),
+        running([*job, *second, *other], env={"PYTHONPATH": str(tmp_path)} if env else None) as (two,),
+    ):
+        ended = [end_of(one), end_of(two)]
+    for each in ended:
+        assert each.status == 2, each
+        assert each.err.startswith(f"error: {sentence}"), each
+        assert each.err.count("\n") == 0, each
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_other_numbers_of_devices_and_other_data_are_refused():
+    """What only shows after JAX has started: the same sentence from the same comparison."""
+    from pmapdp.data.dataset import DataSet, Split
+    from pmapdp.job import own_facts
+
+    split = Split(np.zeros((4, 28, 28, 1), np.uint8), np.zeros(4, np.int32))
+    other = Split(split.inputs + np.uint8(1), split.labels)
+    devices = jax.local_devices()
+    ours = own_facts(devices[:2], DataSet(split, split), Config())
+    assert own_facts(devices[:2], DataSet(split, Split(*map(np.copy, split))), Config()) == ours
+    for facts, name in (
+        (own_facts(devices[:3], DataSet(split, split), Config()), "the number of its devices"),
+        (own_facts(devices[:2], DataSet(split, other), Config()), "the content of the data set digits"),
+    ):
+        assert [key for key in ours if facts[key] != ours[key]] == [name]
+
+
+def test_not_all_come():
+    (first, _) = by_hand(2)
+    with running([*first, "--join-timeout", 3]) as (alone,):
+        ended = end_of(alone)
+    assert ended.status == 2, ended
+    assert ended.err.splitlines()[-1].startswith("error: not all 2 processes have come (waited 3 s)"), ended
+
+
+def hand(coordinator="127.0.0.1:9876", count=2, process=0, **others) -> ProcessesOptions:
+    return ProcessesOptions(coordinator=coordinator, num_processes=count, process_id=process, **others)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (hand(process=2), "--process-id 2 is out of range: with --num-processes 2 use 0 to 1"),
+        (hand(process=-1), "--process-id -1 is out of range"),
+        (hand(coordinator="here"), "--coordinator here is not HOST:PORT"),
+        (hand(coordinator="here:99999"), "try --coordinator here:9876"),
+        (hand(count=0), "--num-processes 0 is too small"),
+        (hand(heartbeat_timeout=1), "--heartbeat-timeout 1 is too small: use at least --heartbeat-timeout 2"),
+        (ProcessesOptions(coordinator="localhost:9876"), "--num-processes and --process-id missing"),
+        (ProcessesOptions(process_id=0), "--coordinator and --num-processes missing"),
+    ],
+)
+def test_flags_that_cannot_be(options, sentence):
+    with pytest.raises(UserError) as error:
+        check_options(options)
+    assert sentence in str(error.value)
+
+
+def test_mistakes_before_joining(monkeypatch):
+    with (
+        pytest.raises(UserError, match="--strategy single runs on one device"),
+        joined(hand(), Config(strategy="single")),
+    ):
+        pass
+    for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match="finds neither Slurm, Open MPI, Kubernetes"):
+        find(ProcessesOptions(distributed=True))
+    place = find(hand(f"127.0.0.1:{free_port()}", process=1))
+    with pytest.raises(UserError, match=f"no coordinator answers at 127.0.0.1:{place.port} after 0 s"):
+        wait_for_coordinator(place, 0)
+    require_free(place)
+    with socket.create_server(("127.0.0.1", place.port)), pytest.raises(UserError, match="cannot listen on port"):
+        require_free(place)

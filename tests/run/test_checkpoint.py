@@ -1,0 +1,55 @@
+"""A checkpoint holds the state as it was when `save` was called, though the next update takes over its memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pmapdp.config import Config
+from pmapdp.job import prepare
+from pmapdp.metrics import Totals
+from pmapdp.run import checkpoint
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.resume import Keeper
+from pmapdp.state import create_state
+
+
+@pytest.mark.parametrize("small", [checkpoint.SMALL, 0], ids=["through the host", "from the devices"])
+@pytest.mark.parametrize(
+    ("strategy", "shard_state"), [("pmap", "none"), ("jit", "none"), ("jit", "parameters"), ("single", "none")]
+)
+def test_holds_the_state_of_the_call(strategy, shard_state, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SMALL", small)
+    devices = 1 if strategy == "single" else 4
+    job = prepare(Config(model="mlp", strategy=strategy, devices=devices, shard_state=shard_state, dataset="digits"))
+    state = create_state(job.task, job.steps.state_sharding)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    saved = {}
+    for step, (batch, _) in enumerate(zip(job.train_batches.epoch(0), range(3), strict=False), start=1):
+        before, (state, _) = state, job.steps.train_step(state, job.steps.place_batch(batch))
+        if small:  # Orbax itself keeps some of the arrays a while, and the update takes new memory for them
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+        saved[step] = jax.tree.map(jnp.copy, state)
+        checkpoints.save(step, state, {})
+    state, _ = job.steps.train_step(state, job.steps.place_batch(batch))
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 2, 3]
+    for step, expected in saved.items():
+        found = checkpoints.read(step, job.task).state
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("small", [checkpoint.SMALL, 0], ids=["through the host", "from the devices"])
+def test_what_a_run_keeps_is_written_also_when_it_ends_before_the_next_dispatch(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SMALL", small)
+    job = prepare(Config(model="mlp", devices=4, workdir=str(tmp_path / "run")))
+    keeper = Keeper(job)
+    state = keeper.begin().state
+    expected = jax.tree.map(jnp.copy, state)
+    keeper.save(1, state, Totals(loss=2.0, correct=3.0, count=4))
+    job.steps.train_step(state, job.steps.place_batch(next(job.train_batches.epoch(0))))
+    keeper.close()
+    found = Checkpoints(tmp_path / "run" / "checkpoints", only_read=True).read(1, job.task)
+    jax.tree.map(np.testing.assert_array_equal, found.state, expected)
+    assert found.progress["totals"] == [2.0, 3.0, 4]

@@ -1,0 +1,134 @@
+"""Meshes, layouts and split state: the result of one device, and the bytes that were promised."""
+
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from examples import random_split_for
+
+from pmapdp.config import Config
+from pmapdp.data.batches import Batches
+from pmapdp.errors import UserError
+from pmapdp.optimizer import clip_by_global_norm
+from pmapdp.sharding.fit import fit_layout, number_of_devices
+from pmapdp.sharding.layout import Layout, bytes_on_a_device
+from pmapdp.state import Task, create_state, initial_state
+from pmapdp.steps import make_steps
+
+CLIP = 0.05  # far below the gradients' length, so that every update is clipped
+MODEL = {"mesh": "data=4,model=2", "layout": "model"}
+SPATIAL = {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}
+# model, micro-batches, strategy, devices, options, most of the bytes of one device that a device may hold
+CASES = [
+    ("mlp", 1, "jit", 8, MODEL, 0.51),
+    ("mlp", 1, "jit", 8, SPATIAL, 0.36),
+    ("convnet", 2, "jit", 8, MODEL | {"shard_state": "parameters"}, 0.23),
+    ("mlp", 1, "jit", 8, {"shard_state": "optimizer"}, 0.43),
+    ("mlp", 1, "jit", 7, {"shard_state": "parameters"}, 0.49),
+    ("mlp", 1, "jit", 8, {"shard_state": "parameters"}, 0.15),
+    ("mlp", 2, "pmap", 8, {"shard_state": "optimizer"}, 0.43),
+    ("mlp", 1, "shard_map", 7, {"shard_state": "optimizer"}, 0.66),
+    ("text_mlp", 1, "jit", 8, SPATIAL, 0.26),
+    ("transformer", 1, "jit", 8, MODEL, 0.95),  # the embedding, most of it, is not split
+]
+
+
+def five_updates(strategy: str, task: Task, devices, layout=None):
+    """The state after an epoch of 83 examples in batches of 18, and loss and counts of an evaluation."""
+    steps = make_steps(strategy, task, devices, layout)
+    state = create_state(task, steps.state_sharding)
+    shards = layout.batch_shards if layout else 1
+    split = random_split_for(task.model, 83, seed=1)
+    for batch in Batches(split, 18, devices=shards, accumulate=task.accumulate, shuffle_seed=3).epoch(0):
+        state, _ = steps.train_step(state, steps.place_batch(batch))
+    (last,) = Batches(split, 83, devices=shards).epoch(0)
+    return state, steps.fetch((state.params, state.batch_stats, steps.eval_step(state, steps.place_batch(last))))
+
+
+@pytest.fixture(scope="module")
+def references():
+    return {}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
+def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumulate, strategy, devices, options, most):
+    def task(clip) -> Task:
+        return Task(model, optax.chain(clip(CLIP), optax.adam(1e-3)), 3, "float64", accumulate=accumulate)
+
+    if model not in references:
+        references[model] = five_updates("single", task(optax.clip_by_global_norm), jax.devices()[:1])
+    alone, wanted = references[model]
+
+    config = Config(strategy=strategy, model=model, **options)
+    inputs = random_split_for(model, 1).inputs.shape[1:]
+    layout = fit_layout(config, jax.devices()[:devices], task(clip_by_global_norm), inputs)
+    state, found = five_updates(strategy, task(clip_by_global_norm), jax.devices()[:devices], layout)
+
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+    share = bytes_on_a_device((state.params, state.optimizer_state)) / bytes_on_a_device(
+        (alone.params, alone.optimizer_state)
+    )
+    assert share <= most
+
+
+@pytest.mark.parametrize("layout", [MODEL, SPATIAL, {"shard_state": "parameters"}])
+def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
+    """The largest array in the compiled program of a device is no larger than its largest part."""
+    task = Task("mlp", optax.adam(1e-3))
+    fitted = fit_layout(Config(strategy="jit", model="mlp", **layout), jax.devices()[:8], task, (28, 28, 1))
+    program = jax.jit(initial_state, static_argnums=0, out_shardings=fitted.state(task)).lower(task).compile()
+    sizes = [
+        int(np.prod([int(size) for size in shape.split(",") if size] or [1]))
+        for shape in re.findall(r"\b[fsu]\d+\[([\d,]*)\]", program.as_text())
+    ]
+    state = create_state(task, fitted.state(task))
+    parts = [shard.data.size for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    assert max(parts) < 784 * 512
+    assert max(parts) <= max(sizes) <= 1.01 * max(parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": "data=4,model=3"}, "hidden of hidden1/bias has size 512, which does not divide by the 3 devices"),
+        ({"mesh": "data=4,model=3"}, "try --mesh data=6,model=2"),
+        ({"mesh": "data=8", "layout": "model"}, "no axis of the mesh data=8: try --mesh data=4,model=2"),
+        ({"mesh": "data=4,model=2", "layout": "data"}, "model of data=4,model=2 splits nothing under --layout data"),
+        ({"mesh": "data=4,model=2", "layout": "hidden=modle"}, "did you mean 'model'?"),
+        ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?"),
+        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "both hidden and embed of hidden2/kernel"),
+        ({"mesh": "data=4,model=2", "layout": "hidden=model,batch=model"}, "data of data=4,model=2 splits nothing"),
+        ({"mesh": "data=2,model=4", "layout": "features=model,batch=data+model"}, "both batch and features"),
+        ({"mesh": "data=1,model=8", "layout": "features=model"}, "features of the inputs has size 28"),
+        ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "there is only one"),
+        ({"devices": 3, "layout": "data", "shard_state": "optimizer"}, "can split nothing of --model mlp over 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(options, message):
+    config = Config(strategy="jit", model="mlp", **{"layout": "model", **options})
+    devices = [jax.devices()[0]] * (number_of_devices(config) or 8)  # refused before the devices matter
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        fit_layout(config, devices, Task("mlp", optax.adam(1e-3)), (28, 28, 1))
+    assert "\n" not in str(error.value)
+
+
+def test_a_process_reads_the_rows_of_its_devices():
+    """As if each process owned some of the 8 devices; real processes train in test_many_processes.py."""
+    task = Task("mlp", optax.sgd(0.1))
+
+    def rows(mesh: str, layout: str, owned: range) -> range:
+        config = Config(model="mlp", strategy="jit", mesh=mesh, layout=layout)
+        fitted: Layout = fit_layout(config, jax.devices()[:8], task, (28, 28, 1))
+        return fitted.shards_on([jax.devices()[d] for d in owned], task)
+
+    assert rows("data=8", "data", range(2, 4)) == range(2, 4)
+    assert rows("data=4,model=2", "model", range(4, 8)) == range(2, 4)
+    assert rows("data=4,model=2", "model", range(1)) == range(1)
+    assert rows("model=2,data=4", "model", range(4)) == range(4)
+    assert rows("data=2,feature=2,model=2", "spatial", range(4, 8)) == range(1, 2)
+    with pytest.raises(UserError, match="name the axes of the batch first"):
+        rows("data=2,feature=2,model=2", "spatial", range(2))

@@ -1,0 +1,90 @@
+"""The compiled step holds one all-reduce and no other collective, is compiled once, and nothing moves unasked."""
+
+import re
+from collections import Counter
+
+import jax
+import optax
+import pytest
+from examples import random_split
+
+from pmapdp.data.batches import Batches
+from pmapdp.sharding.layout import data_parallel
+from pmapdp.state import Task, create_state
+from pmapdp.steps import make_steps
+
+N = 8
+SPLIT = random_split(50)
+STRATEGIES = ("pmap", "jit", "shard_map", "single")
+COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
+
+
+def collectives(steps, task, batches) -> Counter:
+    """How often each collective stands in the optimized program of the training step."""
+    state, batch = steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))
+    program = steps.train_step.lower(state, batch).compile().as_text()
+    return Counter(re.findall(rf"\s({COLLECTIVES})(?:-start)?\(", program))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+def test_one_all_reduce_a_step(strategy, model, accumulate):
+    task = Task(model, optax.adam(1e-3), accumulate=accumulate)
+    steps = make_steps(strategy, task, jax.devices()[:N])
+    found = collectives(steps, task, Batches(SPLIT, 32, devices=N, accumulate=accumulate))
+    assert found == {"all-reduce": 1}
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "convnet"])
+@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
+def test_gradients_are_copied_into_one_vector(strategy, model):
+    """What computes them must not move into the concatenation: XLA would compute it number by number, ten times as
+    slowly."""
+    task = Task(model, optax.adam(1e-3))
+    steps, batches = make_steps(strategy, task, jax.devices()[:N]), Batches(SPLIT, 32, devices=N)
+    state, batch = steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))
+    program = steps.train_step.lower(state, batch).compile().as_text()
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(state.params)) + 3  # three sums of metrics
+    (operand,) = re.findall(rf"= f32\[{numbers}\]\S* all-reduce(?:-start)?\(%?([\w.-]+)\)", program)
+    (made_by,) = re.findall(rf"%?{re.escape(operand)} = \S+ (\w+)\(", program)
+    assert made_by == "concatenate"
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
+def test_a_split_optimizer_takes_one_reduce_scatter_and_one_all_gather(strategy, model):
+    task, devices = Task(model, optax.adam(1e-3)), jax.devices()[:N]
+    steps = make_steps(strategy, task, devices, data_parallel(devices, "optimizer"))
+    found = collectives(steps, task, Batches(SPLIT, 32, devices=N))
+    assert found == {"reduce-scatter": 1, "all-gather": 1}
+
+
+def test_a_single_device_needs_no_collective():
+    task = Task("mlp", optax.adam(1e-3))
+    assert not collectives(make_steps("single", task, jax.devices()), task, Batches(SPLIT, 32))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_later_epochs_compile_nothing_and_move_nothing_implicitly(strategy, compilations):
+    """Also the ragged last batch runs the program of the others. Explicit placement is allowed."""
+    devices = jax.devices()[: 1 if strategy == "single" else N]
+    task = Task("mlp", optax.adam(1e-3))
+    steps = make_steps(strategy, task, devices)
+    train_batches = Batches(SPLIT, 20, devices=len(devices), shuffle_seed=0)
+    test_batches = Batches(SPLIT, 32, devices=len(devices))
+    state = steps.place_state(create_state(task))
+    compiled = []
+    for epoch in range(3):
+        with jax.transfer_guard("disallow"):
+            for batch in train_batches.epoch(epoch):
+                state, _ = steps.train_step(state, steps.place_batch(batch))
+            for batch in test_batches.epoch(0):
+                steps.eval_step(state, steps.place_batch(batch))
+        compiled.append(len(compilations))
+    assert compiled[0] == compiled[1] == compiled[2]
+    assert int(steps.fetch(state).step) == 9
+
+    on_the_host = steps.fetch(steps.place_batch(next(test_batches.epoch(0))))
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        steps.eval_step(state, on_the_host)  # the guard of this test: it notices a batch that was not placed

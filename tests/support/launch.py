@@ -1,0 +1,52 @@
+"""Start our commands as a user would: in a process of their own, with none of pytest's settings of JAX."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+# Most of a test's time is compilation. These only spare the code generator some work and keep it on one core, for other
+# tests have the rest; the programs of XLA, their collectives and their results stay what they are.
+QUICK_COMPILATION = (
+    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
+if version("jaxlib").startswith("0.10."):  # its older code generator, which later versions no longer have
+    QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"
+TESTS = Path(__file__).parent.parent
+JAX_VARIABLES = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA")
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what JAX or pmapdp read from it, then `changes`."""
+    kept = {
+        name: value for name, value in os.environ.items() if name not in JAX_VARIABLES and not name.startswith("JAX_")
+    }
+    # Scripts of the tests import from `support`, and everything comes from this tree, wherever the command runs.
+    paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS.parent))
+    return (
+        kept
+        | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": QUICK_COMPILATION}
+        | dict(changes or {})
+    )
+
+
+def python(*arguments: object, env: Mapping[str, str] | None = None, timeout: float = 300):
+    """Run this Python with `arguments` in the folder of the tests; the finished process with its output as text."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        cwd=TESTS,
+        check=False,
+    )
+
+
+def train(*arguments: object, env: Mapping[str, str] | None = None, timeout: float = 300):
+    """Run `python -m pmapdp.train` with `arguments`."""
+    return python("-m", "pmapdp.train", *arguments, env=env, timeout=timeout)
