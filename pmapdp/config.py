@@ -172,6 +172,11 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def by_flag(config: Config) -> dict[str, Any]:
+    """All settings, by the command-line flags of their fields."""
+    return {flag(name): value for name, value in dataclasses.asdict(config).items()}
+
+
 def check(config: Config) -> None:
     """Refuse values that no run can work with, whatever the data and the machine.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.command_line import parse_with
-from pmapdp.config import Config
+from pmapdp.config import Config, by_flag
 from pmapdp.errors import UserError, run_command
 from pmapdp.job import Job, prepare
 from pmapdp.metrics import Meter, Totals
@@ -163,7 +163,7 @@ def main(arguments: list[str]) -> None:
             raise UserError("recipe nnx-mesh runs in one process: leave --distributed and --coordinator out")
         nnx_mesh.run(config)
         return
-    with joined(options, config) as peers:
+    with joined(options, by_flag(config)) as peers:
         train(config, peers)
 
 

@@ -18,7 +18,6 @@ from contract_worker import SEED, data, flat
 from examples import whole_batch
 
 from pmapdp import devices as device_module
-from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.loss import MetricSums
 from pmapdp.processes.join import joined
@@ -62,7 +61,7 @@ def main() -> None:
     local_count, model, strategies, output, coordinator, count, process = sys.argv[1:]
     jax.config.update("jax_enable_x64", True)
     options = ProcessesOptions(coordinator=coordinator, num_processes=int(count), process_id=int(process))
-    with joined(options, Config()) as peers:
+    with joined(options, {}) as peers:
         local = device_module.choose(int(local_count))
         devices = device_module.of_all_processes(local)
         N, first = len(devices), devices.index(local[0])
