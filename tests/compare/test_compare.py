@@ -7,8 +7,7 @@ import re
 import pytest
 from launch import python
 
-from pmapdp.compare.page import page
-from pmapdp.compare.sources import source
+from pmapdp.compare.page import page, source
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.05", "--steps", "12"]
 
