@@ -6,7 +6,6 @@ A process cannot change its number of simulated devices, so whatever needs sever
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Mapping
 
 from pmapdp.errors import StoppedError, UserError
 
-EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 LIFELINE = "PMAPDP_LIFELINE"  # number of a pipe that ends with the process that started the worker
 
 
@@ -76,11 +74,10 @@ def output(process: subprocess.Popen, seconds: float | None) -> str:
 
 
 def what_happened(status: int, errors: str) -> str:
-    """The line of `errors` (a process' stderr) that says why it ended: our own sentence, an exception, or the last."""
+    """The line of `errors` (a process' stderr) that says why it ended: the sentence of our commands, or the last."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["it said nothing"]
     own = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    raised = [line for line in lines if EXCEPTION.match(line)]
-    line = (own or raised or lines)[-1]
+    line = (own or lines)[-1]
     return line if status > 0 else f"ended by {signal.Signals(-status).name}: {line}"
 
 

@@ -1,12 +1,11 @@
 """The command line of the comparison, and a look at what cannot be."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from pmapdp.config import Config, DataOptions, ModelOptions, OptimizationOptions
 from pmapdp.errors import UserError
+from pmapdp.files import require_writable
 from pmapdp.pictures import require_matplotlib
 
 
@@ -61,24 +60,8 @@ def check_options(config: Config, options: CompareOptions) -> None:
             raise UserError(f"--devices {count} is not positive: try --devices 1 2 4 8")
     if options.steps < 1:
         raise UserError(f"--steps {options.steps} must be at least 1: try --steps 100")
-    check_output("--json", options.json)
-    check_output("--html", options.html)
-    if options.html:
+    for flag, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None:
+            require_writable(path, advice=f"name a file for {flag} in a folder that exists and is yours")
+    if options.html is not None:
         require_matplotlib("--html")
-
-
-def check_output(flag: str, value: str | None) -> None:
-    """Look whether a file can be written, before there is anything to write.
-
-    Raises:
-        UserError: with a name that works.
-    """
-    if value is None:
-        return
-    path = Path(value)
-    if path.is_dir():
-        raise UserError(f"{flag} {value} is a folder: name a file, for example {path / 'results'}.{flag[2:]}")
-    if not path.parent.is_dir():
-        raise UserError(f"{flag} {value} is in a folder that does not exist: try {flag} {path.name}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"{flag} {value} cannot be written: name a file in a folder of yours")

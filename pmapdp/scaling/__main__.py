@@ -16,11 +16,10 @@ import jax
 from rich.console import Console
 
 from pmapdp.command_line import parse_with
-from pmapdp.compare.options import check_output
 from pmapdp.errors import run_command
+from pmapdp.files import write_file
 from pmapdp.models import VIEWS
 from pmapdp.optimizer import make_optimizer
-from pmapdp.run.workdir import write_atomically
 from pmapdp.scaling.options import GROUPS, ScalingOptions, batch_size, check_options
 from pmapdp.scaling.pictures import strong_picture, weak_picture
 from pmapdp.scaling.predict import Plan
@@ -37,7 +36,6 @@ def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", groups=GROUPS)
     check_options(config, options)
-    check_output("--json", options.json)
     task = make_task(config, make_optimizer(config, lambda step: config.learning_rate))
     plan = Plan(
         per_device_batch=batch_size(config),
@@ -56,11 +54,11 @@ def main(arguments: list[str]) -> None:
         workload = PUBLISHED[options.workload]
     report = make_report(workload, plan, options.hardware, options.devices, options.strong_batch_size)
     report["plan"]["optimizer"] = config.optimizer
-    if options.json:
-        write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
-    if options.output:
-        write_atomically(Path(options.output) / "weak.svg", weak_picture(report))
-        write_atomically(Path(options.output) / "strong.svg", strong_picture(report))
+    if options.json is not None:
+        write_file(options.json, json.dumps(report, indent=2) + "\n")
+    if options.output is not None:
+        write_file(Path(options.output) / "weak.svg", weak_picture(report))
+        write_file(Path(options.output) / "strong.svg", strong_picture(report))
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(

@@ -61,7 +61,7 @@ def spread(N: int, levels: Sequence[Level]) -> list[int]:
         UserError: N fills no whole number of groups, or is more than there can be.
     """
     most = math.prod(level.devices for level in levels)
-    if N > most:
+    if most < N:
         raise UserError(f"that is more than the {most:,} that can be joined: try {most}")
     joined, rest = [], N
     for level in levels:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pmapdp.config import Config, ModelOptions
 from pmapdp.errors import UserError
+from pmapdp.files import FAULTS, refusal, require_writable
 from pmapdp.pictures import require_matplotlib
 from pmapdp.scaling.costs import spread
 from pmapdp.scaling.hardware import HARDWARE
@@ -13,6 +14,7 @@ from pmapdp.scaling.predict import UTILIZATION
 
 LARGEST = 10**9  # examples in a batch; larger figures say nothing, and end beyond what floats can hold
 LEAST_UTILIZATION = 1e-6
+PICTURES = ("weak.svg", "strong.svg")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def check_options(config: Config, options: ScalingOptions) -> None:
                 spread(N, HARDWARE[name].levels)
             except UserError as error:
                 raise UserError(f"--devices {short(N)} on {name}: {error}") from None
+    if options.json is not None:
+        require_writable(options.json, advice="name a file for --json in a folder that exists and is yours")
     if options.output is not None:
         require_matplotlib("--output")
         make_folder(Path(options.output))
@@ -105,13 +109,15 @@ def short(value: int) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder of the pictures.
+    """Make the folder of the pictures, and look whether they can be written to it.
 
     Raises:
         UserError: it is a file, or cannot be made or written.
     """
+    advice = "name a folder of yours for --output, for example scaling"
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"--output {path} cannot be made ({why}): name a folder, for example scaling") from None
+    except FAULTS as error:
+        raise refusal(path, "made", error, advice) from None
+    for name in PICTURES:
+        require_writable(path / name, advice=advice)

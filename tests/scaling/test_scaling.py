@@ -163,8 +163,9 @@ def test_the_pictures_and_figures_of_the_readme_are_the_commands(tmp_path):
         (["nnx-mesh"], "try the recipe digits"),
         (["--dtype", "float64"], "try --dtype float32"),
         (["--strong-batch-size", "0"], "is not from 1"),
-        (["--json", "/nowhere/r.json"], "does not exist"),
+        (["--json", "/nowhere/r.json"], "name a file for --json"),
         (["--output", "/dev/null/x"], "name a folder"),
+        (["--json", ""], "name a file for --json"),
         (["digts"], "did you mean 'digits'"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_published_run_is_predicted_within_five_percent():
 
 
 def test_a_failing_check_is_one_sentence():
-    with pytest.raises(WorkerError, match="KeyError: 'no such task'"):
+    with pytest.raises(WorkerError, match="KeyError"):
         checks.results(["no such task"])
     with pytest.raises(WorkerError, match=r"^4096 devices cannot be simulated"):
         checks.results(["compiled", "mlp", "jit", 4096])
