@@ -253,8 +253,7 @@ def terms(count, size):
 
 def fit(rows):  # the constants, none negative, with the least sum of squared relative errors
     design = np.array([terms(row["devices"], row["bytes"]) / row["seconds"] for row in rows])
-    scale = design.max(axis=0)
-    return nnls(design / scale, np.ones(len(rows)))[0] / scale
+    return nnls(design / design.max(axis=0), np.ones(len(rows)))[0] / design.max(axis=0)
 
 
 constants, errors = fit(rows), []

@@ -67,10 +67,10 @@ def test_workers_run_at_the_same_time_and_return_what_they_print():
 
 
 def test_a_failing_worker_says_why():
-    with pytest.raises(WorkerError, match="^unknown recipe 'digts': did you mean 'digits'") as caught:
+    with pytest.raises(WorkerError, match=r"^unknown recipe 'digts': did you mean 'digits'") as caught:
         run_workers(["pmapdp.train", "digts"])
     assert caught.value.status == 2
-    with pytest.raises(WorkerError, match="took more than 0.1 seconds"):
+    with pytest.raises(WorkerError, match=r"took more than 0\.1 seconds"):
         run_workers(["pmapdp.train"], seconds=0.1)
 
 
