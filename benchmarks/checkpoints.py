@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pmapdp import devices, job
-from pmapdp.command_line import parse
+from pmapdp.cli import parse
 from pmapdp.config import Config
 from pmapdp.run import resume
 from pmapdp.train import train

@@ -1,4 +1,4 @@
-"""What a run does: one frozen dataclass. The command line is made from it (`command_line.py`).
+"""What a run does: one frozen dataclass. The command line is made from it (`flags.py`).
 
 The fields stand in groups, as `--help` shows them; `Config` holds them all side by side.
 """

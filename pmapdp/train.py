@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import UserError, run_command
 from pmapdp.job import Job, prepare

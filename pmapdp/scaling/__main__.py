@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import run_command
 from pmapdp.run.workdir import write_atomically
