@@ -136,7 +136,9 @@ def add_group(parser: argparse.ArgumentParser, group: type, hints: dict[str, Any
             section.description = f"{section.description}\n{hint.__metadata__[0]}  {texts[field.name]}".strip()
             continue
         default = defaults.get(field.name, field.default)
-        shown = texts.get(field.name, "") + ("" if default in (None, False, ()) else f" (default: {default})")
+        shown = texts.get(field.name, "") + (
+            "" if default in (None, ()) or default is False else f" (default: {default})"
+        )
         if hint is bool:
             settings["action"] = argparse.BooleanOptionalAction
         else:
