@@ -154,42 +154,45 @@ def without_none(hint: Any) -> Any:
     return next(each for each in choices if each is not types.NoneType) if types.NoneType in choices else hint
 
 
+def element(hint: Any) -> Any:
+    """`int` of `tuple[int, ...]`; other types as they are."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+
+
+def example_of(hint: Any) -> str:
+    """A text that a flag of this type takes."""
+    return {int: "8", float: "0.001", str: "NAME"}.get(element(hint)) or typing.get_args(element(hint))[0]
+
+
+def metavar(hint: Any) -> str:
+    """How the help shows the values of a flag."""
+    names = {int: "INT", float: "NUMBER", str: "TEXT"}
+    return names.get(element(hint)) or f"{{{','.join(typing.get_args(element(hint)))}}}"
+
+
 def convert(name: str, hint: Any, text: str) -> Any:
     """The value of a flag of type `hint`; of a tuple those of texts with commas between them.
 
     Raises:
         UserError: with the text and one that works.
     """
-    if typing.get_origin(hint) is tuple:
-        return tuple(convert(name, typing.get_args(hint)[0], each) for each in text.split(","))
+    if element(hint) is not hint:
+        return tuple(convert(name, element(hint), each) for each in text.split(","))
+    if not text:
+        raise UserError(f"{name} needs a value, for example {name} {example_of(hint)}")
     if typing.get_origin(hint) is Literal:
         if text not in typing.get_args(hint):
             raise unknown(name.removeprefix("--").replace("-", " "), text, typing.get_args(hint))
         return text
-    if not text:
-        raise UserError(f"{name} needs a value, for example {name} {example_of(hint)}")
+    shown = text if len(text) < 40 else text[:36] + "..."
     try:
         value = hint(text)
     except ValueError:
         kind = "a whole number" if hint is int else "a number"
-        raise UserError(f"{name} {text:.40} is not {kind}: try {name} {example_of(hint)}") from None
+        raise UserError(f"{name} {shown} is not {kind}: try {name} {example_of(hint)}") from None
     if hint is int and abs(value) >= 2**63:
-        raise UserError(f"{name} {text:.40} is out of range: try {name} {example_of(hint)}")
+        raise UserError(f"{name} {shown} is out of range: try {name} {example_of(hint)}")
     return value
-
-
-def example_of(hint: Any) -> str:
-    """A text that a flag of this type takes."""
-    if typing.get_origin(hint) is tuple:
-        return example_of(typing.get_args(hint)[0])
-    return {int: "8", float: "0.001", str: "NAME"}.get(hint) or typing.get_args(hint)[0]
-
-
-def metavar(hint: Any) -> str:
-    """How the help shows the values of a flag."""
-    if typing.get_origin(hint) is tuple:
-        return metavar(typing.get_args(hint)[0])
-    return {int: "INT", float: "NUMBER", str: "TEXT"}.get(hint) or "{" + ",".join(typing.get_args(hint)) + "}"
 
 
 class Wide(argparse.RawDescriptionHelpFormatter):
