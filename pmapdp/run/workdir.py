@@ -90,7 +90,9 @@ class Workdir:
 
     def __init__(self, path: str | Path):
         if str(path) == "" or "://" in str(path):
-            raise UserError(f"--workdir {str(path)!r} is not a folder: name a local or mounted one, for example runs/first")
+            raise UserError(
+                f"--workdir {str(path)!r} is not a folder: name a local or mounted one, for example runs/first"
+            )
         self.path = Path(path)
         try:
             if self.path.exists() and not self.path.is_dir():
