@@ -1,5 +1,5 @@
-import errno
 import dataclasses
+import errno
 import json
 import os
 import subprocess
