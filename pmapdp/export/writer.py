@@ -49,10 +49,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from flax import nnx
 
-from pmapdp.arguments import parse_arguments
+from pmapdp.cli import parse_options
 from pmapdp.data import CORPORA, load_with_view
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
@@ -60,8 +59,8 @@ from pmapdp.export.archive import write_archive
 from pmapdp.export.reader import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
 from pmapdp.labels import LABELS
 from pmapdp.models import VIEWS
-from pmapdp.run.workdir import load_run
 from pmapdp.state import Task, TrainState, count_parameters, make_task
+from pmapdp.trained import load_run
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUTS: dict[str, dict[str, Any]] = {
@@ -163,9 +162,9 @@ def npy_bytes(array: np.ndarray) -> bytes:
 class Options:
     """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
 
-    workdir: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORKDIR")]
+    workdir: Annotated[str, "WORKDIR"]
     """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
-    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
+    file: Annotated[str, "FILE"]
     """The file to write, for example model.zip; replaced if it exists."""
     data_dir: str | None = None
     """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
@@ -173,7 +172,7 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_arguments(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
     config, state, metrics = load_run(options.workdir)
     task = make_task(config, optax.identity())  # exported is the model alone, without its update rule
     metadata = {

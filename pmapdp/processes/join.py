@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from unittest import mock
 import jax
 from jax._src import distributed  # jax.distributed.initialize cannot be told what to do when the connection is lost
 
-from pmapdp.errors import StoppedError, UserError
+from pmapdp.errors import StoppedError, UserError, say
 from pmapdp.processes import aborts
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.options import ProcessesOptions, check_options
@@ -79,11 +78,10 @@ def connect(place: Place, options: ProcessesOptions) -> None:
     def give_up(reason: str) -> NoReturn:
         """End the process from any thread: JAX would abort it without a sentence, or wait on."""
         with ending:  # held to the end, so that only one sentence is said
-            print(
+            say(
                 f"error: not all {place.processes} processes have come ({reason}): start each once with its own "
                 "--process-id, or give them more time with --join-timeout",
-                file=sys.stderr,
-                flush=True,
+                UserError.status,
             )
             if place.process == 0:
                 time.sleep(3 * BEAT)  # the others look whether it still listens

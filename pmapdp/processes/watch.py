@@ -3,12 +3,12 @@
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from pmapdp.errors import say
 from pmapdp.processes import aborts
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.place import Place
@@ -97,7 +97,7 @@ class Watch:
     def end(self, sentence: str, status: int = LOST) -> NoReturn:
         """Say why, tell the others, and end the process at once: its main thread may wait for a lost one forever."""
         with self.ending:  # held to the end, so that only one sentence is said
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
+            say(f"error: {sentence}", status)
             self.tell(sentence)
             os._exit(status)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.errors import run_command
 from pmapdp.files import write_file
 from pmapdp.models import VIEWS

@@ -18,10 +18,10 @@ from pmapdp.cpu.loop import several
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE
-from pmapdp.run.workdir import load_run
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
+from pmapdp.trained import load_run
 
 SPLIT = random_split(83, seed=1)
 B = 18  # five batches an epoch, the last of 11: on 8 devices some then hold padding alone
@@ -167,7 +167,7 @@ JOB = ["--model", "convnet", "--devices", 2, "--epochs", 2, "--global-batch-size
 def leaves_and_epochs(folder):
     """The final state of a run and the metrics of its epochs, without the timings."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timings = ("images_per_second", "step_ms")
+    timings = ("examples_per_second", "images_per_second", "step_ms")
     epochs = {
         line["epoch"]: {key: line[key] for key in line if key not in timings} for line in lines if "epoch" in line
     }

@@ -20,7 +20,7 @@ from pmapdp.errors import UserError
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions, check_options
 from pmapdp.processes.place import address_to_listen_on, find, wait_for_coordinator
-from pmapdp.run.workdir import load_run
+from pmapdp.trained import load_run
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
 
