@@ -45,7 +45,8 @@ from pmapdp.config import Config
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.run.checkpoint import Checkpoints, checksum
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps

@@ -44,7 +44,8 @@ from pmapdp.collectives import collectives
 from pmapdp.config import Config
 from pmapdp.data import load
 from pmapdp.data.batches import Batches
-from pmapdp.run.checkpoint import Checkpoints, checksum
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.sharding.nnx_guide import DotReluDot, make_task

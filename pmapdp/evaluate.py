@@ -28,7 +28,8 @@ from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.labels import LABELS
 from pmapdp.loss import metric_sums
 from pmapdp.metrics import Totals
-from pmapdp.run.workdir import load_state, read_config
+from pmapdp.run.checkpoint import load_state
+from pmapdp.trained import read_config
 
 
 @dataclass(frozen=True)

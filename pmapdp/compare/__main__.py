@@ -10,7 +10,6 @@ the host waits for the devices only at the end of a group of updates, so that th
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +20,7 @@ from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
 from pmapdp.compare.table import print_table
 from pmapdp.errors import UserError, run_command
-from pmapdp.run.workdir import write_atomically
+from pmapdp.files import write_file
 
 WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
 
@@ -49,9 +48,9 @@ def main(arguments: list[str]) -> None:
     if report["job"]["machine"]["simulated"]:
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
     if options.json:
-        write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
+        write_file(options.json, json.dumps(report, indent=2) + "\n")
     if options.html:
-        write_atomically(Path(options.html), page(report))
+        write_file(options.html, page(report))
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ from pmapdp.export.archive import write_archive
 from pmapdp.export.reader import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
 from pmapdp.labels import LABELS
 from pmapdp.models import VIEWS
-from pmapdp.run.workdir import load_run
 from pmapdp.state import Task, TrainState, count_parameters, make_task
+from pmapdp.trained import load_run
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUTS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from rich.console import Console
 from pmapdp.command_line import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import run_command
-from pmapdp.run.workdir import write_atomically
+from pmapdp.files import write_file
 from pmapdp.scaling.charts import strong_picture, weak_picture
 from pmapdp.scaling.checks import (
     Check,
@@ -74,10 +74,10 @@ def main(arguments: list[str]) -> None:
     if "simulated" in checks:
         report["here"] = predict_here(checks["simulated"].constants, HERE)
     if options.json:
-        write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
+        write_file(options.json, json.dumps(report, indent=2) + "\n")
     if options.output:
-        write_atomically(Path(options.output) / "weak.svg", weak_picture(report) + "\n")
-        write_atomically(Path(options.output) / "strong.svg", strong_picture(report) + "\n")
+        write_file(Path(options.output) / "weak.svg", weak_picture(report) + "\n")
+        write_file(Path(options.output) / "strong.svg", strong_picture(report) + "\n")
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(

@@ -18,10 +18,10 @@ from pmapdp.cpu.loop import several
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE
-from pmapdp.run.workdir import load_run
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
+from pmapdp.trained import load_run
 
 SPLIT = random_split(83, seed=1)
 B = 18  # five batches an epoch, the last of 11: on 8 devices some then hold padding alone

@@ -19,7 +19,7 @@ from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.processes.join import find, joined, require_free, wait_for_coordinator
 from pmapdp.processes.options import ProcessesOptions, check_options
-from pmapdp.run.workdir import load_run
+from pmapdp.trained import load_run
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
 

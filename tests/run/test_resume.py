@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from running import run, start
 
-from pmapdp.run.workdir import load_run
+from pmapdp.trained import load_run
 
 # A network with batch norm and dropout, so that all kinds of state matter; 23 steps an epoch.
 JOB = ["--model", "convnet", "--devices", 2, "--epochs", 4, "--checkpoint-every", 3, "--global-batch-size", 64]

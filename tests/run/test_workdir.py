@@ -14,7 +14,8 @@ import pytest
 from running import run, start
 
 from pmapdp.errors import UserError
-from pmapdp.run.workdir import Workdir, load_run, read_config
+from pmapdp.run.workdir import Workdir
+from pmapdp.trained import load_run, read_config
 
 JOB = ["--model", "mlp", "--devices", 2, "--epochs", 2]
 
