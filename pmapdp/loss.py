@@ -20,7 +20,7 @@ class MetricSums(NamedTuple):
     Attributes:
         loss: `[]` sum of the losses; for the cross-entropy in natural logarithms.
         correct: `[]` number of examples whose highest logit is that of their class.
-        count: `[]` number of examples, without padding. The gradient is divided by it: a loss over tokens counts tokens.
+        count: `[]` number of examples, without padding. It divides the gradient: a loss over tokens counts tokens.
     """
 
     loss: Any

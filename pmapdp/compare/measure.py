@@ -67,7 +67,7 @@ def measure(config: Config) -> tuple[dict[str, Any], Any]:
 
 def all_batches(job: Job) -> Iterator[Batch]:
     """The batches of all epochs."""
-    for epoch in range(job.config.epochs):
+    for epoch in itertools.count():
         yield from job.train_batches.epoch(epoch)
 
 

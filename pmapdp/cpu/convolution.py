@@ -1,4 +1,4 @@
-"""Convolution and pooling written for the CPU, where XLA's own are slow; `python -m benchmarks.convolution` measures it.
+"""Convolution and pooling written for the CPU, where XLA's own are slow (`python -m benchmarks.convolution`).
 
 `faster` takes a function with plain `nnx.Conv` and `nnx.max_pool` in it and puts these in their place.
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from pmapdp.cpu.program import Evaluation, rewritten
+from pmapdp.cpu.program import Evaluation, rewritten, shape_of
 from pmapdp.cpu.winograd import tile_size, winograd
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -39,7 +39,7 @@ def convolution_rule(_: Evaluation, equation: core.JaxprEqn, inputs: Sequence[An
 
 def is_plain(equation: core.JaxprEqn) -> bool:
     """Whether it is a convolution of `[b, H, W, C]` by `[rows, columns, C, F]` without extras."""
-    params, images = equation.params, equation.invars[0].aval
+    params, images = equation.params, shape_of(equation.invars[0])
     numbers = params["dimension_numbers"]
     return (
         (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
@@ -61,7 +61,7 @@ def pooling_rule(evaluation: Evaluation, equation: core.JaxprEqn, inputs: Sequen
     while (maker := evaluation.makers.get(variable)) is not None:
         if is_relu(maker):
             after.append(lambda x: jnp.maximum(x, 0))
-        elif maker.primitive.name == "add" and maker.invars[1].aval.shape[:3] == (1, 1, 1):
+        elif maker.primitive.name == "add" and shape_of(maker.invars[1]).shape[:3] == (1, 1, 1):
             after.append(functools.partial(jnp.add, evaluation.read(maker.invars[1])))
         else:
             break
@@ -84,7 +84,7 @@ def fits_four_products(equation: core.JaxprEqn) -> bool:
     """Whether `convolve_and_pool` can compute a convolution and the pooling after it."""
     if equation.primitive.name != "conv_general_dilated" or not is_plain(equation):
         return False
-    params, (images, kernel) = equation.params, (variable.aval for variable in equation.invars)
+    params, (images, kernel) = equation.params, map(shape_of, equation.invars)
     as_it_is = tuple(params["window_strides"]) == (1, 1) and not any(map(any, params["padding"]))
     return as_it_is and kernel.shape[:3] == (3, 3, 1) and images.dtype != jnp.bfloat16
 

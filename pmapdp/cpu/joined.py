@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from pmapdp.cpu.program import Evaluation, rewritten
+from pmapdp.cpu.program import Evaluation, rewritten, shape_of
 
 
 def join_collectives(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def neighbours(evaluation: Evaluation, first: core.JaxprEqn, free: Sequence[str]
 
     def kind(equation: core.JaxprEqn) -> tuple[Any, ...]:
         params = {name: value for name, value in equation.params.items() if name not in free}
-        return equation.primitive.name, str(params), {variable.aval.dtype for variable in equation.invars}
+        return equation.primitive.name, str(params), {str(shape_of(variable).dtype) for variable in equation.invars}
 
     return [
         equation
@@ -91,7 +91,7 @@ def all_gather(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[Any]
             cut(rows, [x.shape for x in arrays]), [each.params["all_gather_dimension"] for each in group], strict=True
         )
     ]
-    whole = [each.aval.shape for equation in group for each in equation.outvars]
+    whole = [shape_of(each).shape for equation in group for each in equation.outvars]
     return finish(evaluation, group, [x.reshape(shape) for x, shape in zip(shards, whole, strict=True)])
 
 

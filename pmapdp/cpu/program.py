@@ -90,3 +90,8 @@ class Evaluation:
         functions, params = wanted if isinstance(wanted, tuple) else ((), wanted)
         found = equation.primitive.bind(*functions, *inputs, **params)
         return found if equation.primitive.multiple_results else [found]
+
+
+def shape_of(variable: Any) -> Any:
+    """Shape and type of a variable, as `jax.ShapeDtypeStruct` has them."""
+    return variable.aval

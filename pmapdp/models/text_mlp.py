@@ -21,6 +21,7 @@ class TextMLP(nnx.Module):
     takes the running moments of training, and an example has one answer, alone and in any batch.
     """
 
+    view = "tfidf"  # what it takes of texts
     input_axes = ("batch", "features")
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):

@@ -9,8 +9,8 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, initial_state
-from pmapdp.steps import make_steps
 
 IMAGE = (28, 28, 1)
 OPTIMIZERS = {

@@ -20,10 +20,11 @@ from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.errors import run_command
+from pmapdp.registry import MODELS
 from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_sizes, statistics_of, step_flops
 from pmapdp.scaling.workloads import Workload
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, TrainState, create_state
-from pmapdp.steps import make_steps
 
 SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
 STEP_BATCH = 64
@@ -32,7 +33,7 @@ RUNS_A_TURN = 4
 
 def count(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
     """Operations and bytes of a step on one device: the compiler's analysis and our own count, at two batch sizes."""
-    task = Task(model, OPTIMIZERS[optimizer], dtype=dtype)
+    task = Task(MODELS[model], OPTIMIZERS[optimizer], dtype=dtype)
     found: dict[str, Any] = {
         "parameters": sum(parameter_sizes(task)),
         "batches": [64, 128],
@@ -52,7 +53,7 @@ def count(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
 def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
     """The collectives of a step for N simulated devices."""
     devices.simulate(int(N))
-    task = Task(model, OPTIMIZERS["adam"])
+    task = Task(MODELS[model], OPTIMIZERS["adam"])
     program = compile_step(strategy, task, jax.devices()[: int(N)], 8)
     return {
         "collectives": [each._asdict() for each in collectives(program.as_text())],
@@ -62,14 +63,14 @@ def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
 
 def exchanged(model: str) -> dict[str, Any]:
     """What number and bytes of a step's all-reduces follow from."""
-    task = Task(model, OPTIMIZERS["adam"])
+    task = Task(MODELS[model], OPTIMIZERS["adam"])
     return {"parameters": sum(parameter_sizes(task)), "statistics": statistics_of(task)}
 
 
 def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
     """All-reduces and whole training steps, timed in turn on simulated devices of this machine."""
     devices.simulate(max(map(int, counts)))
-    here, task = jax.devices(), Task(model, OPTIMIZERS["adam"])
+    here, task = jax.devices(), Task(MODELS[model], OPTIMIZERS["adam"])
     state = create_state(task)
     all_reduces = [all_reduce(here[:N], size) for N in map(int, counts) for size in SIZES]
     steps = [training_step(task, state, here[:N]) for N in (1, *map(int, counts))]
@@ -82,7 +83,7 @@ def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
     jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
     # One device of each process, also where the environment asks for more.
     both = [next(device for device in jax.devices() if device.process_index == process) for process in (0, 1)]
-    own, task = jax.local_devices()[:1], Task(model, OPTIMIZERS["adam"])
+    own, task = jax.local_devices()[:1], Task(MODELS[model], OPTIMIZERS["adam"])
     state = create_state(task)
     all_reduces = timed([all_reduce(both, size) for size in SIZES], int(repeats))
     steps = timed([training_step(task, state, own)], int(repeats)) if rank == "0" else []

@@ -3,7 +3,7 @@
 Every file has `make_steps(task, devices)`, which returns the same five functions, and says where the state is placed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -11,9 +11,8 @@ from pmapdp.state import Task
 from pmapdp.steps import jit, pmap, shard_map, single
 from pmapdp.steps.shared import Steps
 
-STRATEGIES: dict[str, Callable[[Task, Sequence[jax.Device]], Steps]] = {
-    "pmap": pmap.make_steps,
-    "jit": jit.make_steps,
-    "shard_map": shard_map.make_steps,
-    "single": single.make_steps,
-}
+
+def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Steps:
+    """The five functions of `strategy`, pmap, jit, shard_map or single, for `task` on `devices`."""
+    modules = {"pmap": pmap, "jit": jit, "shard_map": shard_map, "single": single}
+    return modules[strategy].make_steps(task, devices)

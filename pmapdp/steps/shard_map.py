@@ -1,5 +1,7 @@
 """`jax.shard_map`: pmap's program per device on jit's sharded arrays. Lesson 09 teaches this file."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax import lax
@@ -35,7 +37,11 @@ def make_steps(task: Task, devices) -> Steps:
 
     # With check_vma=True (the default) JAX itself sums the gradient of a replicated parameter over the devices, and
     # the pmean above would leave a gradient N times too large.
-    specs = {"mesh": mesh, "in_specs": (PartitionSpec(), PartitionSpec(AXIS)), "out_specs": PartitionSpec()}
+    specs: dict[str, Any] = {
+        "mesh": mesh,
+        "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
+        "out_specs": PartitionSpec(),
+    }
     train_step = jax.jit(jax.shard_map(train_step, **specs, check_vma=False), donate_argnums=0)
     eval_step = jax.jit(jax.shard_map(eval_step, **specs, check_vma=False))
     return Steps(place_state, place_batch, train_step, eval_step, fetch, replicated)

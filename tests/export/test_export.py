@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from pmapdp.labels import DIGITS
 from trained import train_briefly
 
 from pmapdp.config import Config
@@ -19,7 +20,7 @@ from pmapdp.export import writer as export
 from pmapdp.export.archive import CHECKSUMS, read_archive, write_archive
 from pmapdp.export.reader import EXAMPLES_PER_CALL, load_exported
 from pmapdp.export.writer import export_model
-from pmapdp.labels import DIGITS
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.train import train
 
@@ -73,7 +74,7 @@ def test_any_batch_size(trained, examples):
 
 def test_float64(tmp_path):
     """float64 stays float64, also where JAX is not set to it."""
-    task = Task("cnn", optax.identity(), dtype="float64")
+    task = Task(MODELS["cnn"], optax.identity(), dtype="float64")
     inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
     with jax.enable_x64(True):
         state = create_state(task)
@@ -87,7 +88,7 @@ def test_float64(tmp_path):
 
 def test_bfloat16(tmp_path):
     """Parameters are exported as they are trained, in float32; the answer is float32."""
-    task = Task("cnn", optax.identity(), dtype="bfloat16")
+    task = Task(MODELS["cnn"], optax.identity(), dtype="bfloat16")
     state = create_state(task)
     inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
     export_model(task, state, tmp_path / "model.zip", metadata={"labels": DIGITS})

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from pmapdp.labels import DIGITS
 from trained import train_briefly
 
 from pmapdp import predict
@@ -12,7 +13,6 @@ from pmapdp.errors import UserError, run_command
 from pmapdp.export.archive import read_archive, write_archive
 from pmapdp.export.images import read_images
 from pmapdp.export.writer import export_model
-from pmapdp.labels import DIGITS
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
 

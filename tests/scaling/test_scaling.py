@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from pmapdp.errors import UserError, run_command
+from pmapdp.registry import MODELS
 from pmapdp.scaling import checks
 from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.advice import GOAL, accumulation_for_goal, answers, batch_for_goal
@@ -73,7 +74,7 @@ def test_answers_are_what_the_predictions_say():
 def test_operations_of_the_mlp_in_closed_form():
     weights = 784 * 512 + 512 * 512 + 512 * 10
     # Forward, gradient of the weights, and gradient of the inputs, which the first layer does not need.
-    assert step_flops(Task("mlp", OPTIMIZERS["adam"]), 8) == 8 * 2 * (3 * weights - 784 * 512)
+    assert step_flops(Task(MODELS["mlp"], OPTIMIZERS["adam"]), 8) == 8 * 2 * (3 * weights - 784 * 512)
 
 
 def test_operations_of_a_scan_and_of_a_padded_convolution():
@@ -87,7 +88,7 @@ def test_operations_of_a_scan_and_of_a_padded_convolution():
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_our_count_agrees_with_the_compilers(model):
     """Which adds the operations on single elements: at most a quarter more in these models."""
-    task, sizes = Task(model, OPTIMIZERS["adam"]), (16, 32)
+    task, sizes = Task(MODELS[model], OPTIMIZERS["adam"]), (16, 32)
     compiled = [compile_step("single", task, jax.devices()[:1], size).cost_analysis()["flops"] for size in sizes]
     own = [step_flops(task, size) for size in sizes]
     assert own[1] - own[0] <= compiled[1] - compiled[0] <= 1.25 * (own[1] - own[0])

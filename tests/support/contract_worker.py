@@ -23,6 +23,7 @@ from examples import random_split_for, whole_batch
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import choose
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, TrainState, create_state
 from pmapdp.steps import make_steps
 
@@ -50,7 +51,9 @@ class Case(NamedTuple):
         return self.name if self.model == "convnet" else self._replace(accumulate=1).name
 
     def task(self, accumulate: int) -> Task:
-        return Task(self.model, OPTIMIZERS[self.optimizer](), seed=SEED, dtype=self.dtype, accumulate=accumulate)
+        return Task(
+            MODELS[self.model], OPTIMIZERS[self.optimizer](), seed=SEED, dtype=self.dtype, accumulate=accumulate
+        )
 
 
 CASES = (

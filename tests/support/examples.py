@@ -6,7 +6,6 @@ from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH, PADDING, UNKNOWN, VOCABULARY
-from pmapdp.models import VIEWS
 
 
 def random_split(examples: int, seed: int = 0) -> Split:
