@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from pmapdp.labels import LABELS
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from pmapdp import evaluate, predict
@@ -55,8 +54,8 @@ def transformer(tmp_path_factory):
     task = Task(MODELS["transformer"], optax.identity())
     state = create_state(task)
     path = tmp_path_factory.mktemp("transformer") / "model.zip"
-    view = load_with_view("reviews", None, "tokens")[1]
-    export_model(task, state, path, metadata={"labels": LABELS["reviews"]}, view=view)
+    view = viewed(load_data("reviews"), "tokens")[1]
+    export_model(task, state, path, metadata={"labels": ["negative", "positive"]}, view=view)
     return nnx.merge(task.model_structure(), state.params, state.batch_stats), path
 
 
