@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import jax
-import tyro
 
-from pmapdp.arguments import parse_arguments
+from pmapdp.cli import parse_options
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
@@ -35,7 +34,7 @@ from pmapdp.trained import read_config
 class Options:
     """Loss and accuracy of a trained model over exactly the test set of its data."""
 
-    workdir: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[WORKDIR]")] = None
+    workdir: Annotated[str | None, "[WORKDIR]"] = None
     """Folder of a run; its newest checkpoint is taken."""
     exported: str | None = None
     """Instead of a folder: a file that python -m pmapdp.export wrote."""
@@ -121,7 +120,7 @@ def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_arguments(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
+    options = parse_options(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
     if bool(options.workdir) == bool(options.exported):
         raise UserError(
             "one thing at a time can be evaluated: try python -m pmapdp.evaluate runs/first, or --exported model.zip"

@@ -140,7 +140,7 @@ def prepare(config: Config, peers: Peers = ALONE) -> Job:
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
     task = make_task(config)
-    data, _ = viewed(load_data(config.dataset, config.data_dir), getattr(task.model, "view", None))
+    data, _ = viewed(load_data(config.dataset, config.data_dir), task.model)
     if peers.first:
         peers.wait("the data set")
     peers.require_same("devices and data", own_facts(local, data, config.dataset))

@@ -50,6 +50,11 @@ def find_model(name: str) -> Callable[..., nnx.Module]:
     return MODELS[name]
 
 
+def view_of(model: Callable[..., nnx.Module]) -> str:
+    """What a model takes: one of `VIEWS` of texts, or images as they are."""
+    return getattr(model, "view", "images")
+
+
 def default_data_dir() -> Path:
     """`$PMAPDP_DATA`, or a cache folder in the user's home."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -71,14 +76,15 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
 
 
-def viewed(data: DataSet, view: str | None) -> tuple[DataSet, Any]:
+def viewed(data: DataSet, model: Callable[..., nnx.Module]) -> tuple[DataSet, Any]:
     """The arrays of a data set, and what made them of its texts: a view fitted to those of the training set, or None.
 
     Args:
         data: images as they are, or texts.
-        view: the model's view of texts; None for a model that takes arrays.
+        model: what is to take them.
     """
-    if view is None:
+    view = view_of(model)
+    if view not in VIEWS:
         return data, None
     fitted, inputs = VIEWS[view].fit(data.train.texts)
     test = Split(fitted(data.test.texts), data.test.labels)

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import UserError, run_command
 from pmapdp.job import prepare

@@ -34,7 +34,11 @@ def test_readme_and_picture_are_those_of_the_results():
     results = json.loads(summary.RESULTS.read_text())
     readme = summary.README.read_text()
     assert summary.table(results) == readme.split(summary.BEGIN)[1].split(summary.END)[0].strip()
-    assert summary.picture(results) == summary.PICTURE.read_text()
+    # Its words, with all ratios: where they are drawn is up to the version of matplotlib.
+    made, kept = ElementTree.fromstring(summary.picture(results)), ElementTree.parse(summary.PICTURE)
+    words, found = ([each.text for each in picture.findall(".//{*}text")] for picture in (made, kept))
+    assert len(words) > 2 * len(comparisons(peers=True))
+    assert words == found
 
 
 def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():

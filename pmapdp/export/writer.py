@@ -48,16 +48,15 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from flax import nnx
 
-from pmapdp.arguments import parse_arguments
+from pmapdp.cli import parse_options
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
 from pmapdp.export.archive import write_archive
 from pmapdp.export.reader import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
 from pmapdp.job import make_task
-from pmapdp.registry import load_data, viewed
+from pmapdp.registry import load_data, view_of, viewed
 from pmapdp.state import Task, TrainState, count_parameters
 from pmapdp.trained import load_run
 
@@ -95,8 +94,7 @@ def export_model(
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    view_name = getattr(task.model, "view", None)
-    input_type = INPUTS[view_name or "images"]
+    input_type = INPUTS[view_of(task.model)]
     shape = jax.export.symbolic_shape(", ".join(map(str, input_type["shape"])))
     inputs = jax.ShapeDtypeStruct(shape, input_type["dtype"])
     with jax.enable_x64(task.dtype == "float64"), short_locations():
@@ -111,7 +109,7 @@ def export_model(
         "calling_convention_version": model.calling_convention_version,
         "platforms": PLATFORMS,
         "dtype": task.dtype,
-        "view": view_name or "images",
+        "view": view_of(task.model),
         "input": input_type,
         "parameters": count_parameters(state.params),
         "arrays": names,
@@ -161,9 +159,9 @@ def npy_bytes(array: np.ndarray) -> bytes:
 class Options:
     """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
 
-    workdir: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORKDIR")]
+    workdir: Annotated[str, "WORKDIR"]
     """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
-    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
+    file: Annotated[str, "FILE"]
     """The file to write, for example model.zip; replaced if it exists."""
     data_dir: str | None = None
     """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
@@ -171,7 +169,7 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_arguments(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
     config, state, metrics = load_run(options.workdir)
     task = make_task(config)
     data = load_data(config.dataset, options.data_dir or config.data_dir)
@@ -184,7 +182,7 @@ def main(arguments: list[str]) -> None:
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
         "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
     }
-    view = viewed(data, getattr(task.model, "view", None))[1]
+    view = viewed(data, task.model)[1]
     export_model(task, state, options.file, metadata=metadata, view=view)
     megabytes = Path(options.file).stat().st_size / 1e6
     print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")

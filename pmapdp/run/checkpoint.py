@@ -25,12 +25,17 @@ from pmapdp.run.damage import DamagedError, outside_cause, reason
 from pmapdp.state import Task, TrainState, initial_state
 
 SMALL = 64 * 2**20  # bytes, of a state that a link of 16 GB/s brings to the host in 4 ms
+PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
 
 
 def orbax() -> ModuleType:
-    """`orbax.checkpoint`, whose import takes a sixth of the start of a command that may not write a checkpoint."""
+    """`orbax.checkpoint`, whose import takes a sixth of the start of a command that may not write a checkpoint.
+
+    Its threads log with their tracebacks the errors that the caller gets as well: they keep silent.
+    """
     import orbax.checkpoint
 
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     return orbax.checkpoint
 
 
@@ -75,8 +80,6 @@ class Checkpoints:
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
         )
-        # Orbax' threads log an error, with its traceback, that the caller gets as well.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self.manager = self.open()
 
     def open(self) -> Any:
@@ -142,7 +145,7 @@ class Checkpoints:
         if shutil.disk_usage(self.folder).free < needed:
             raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
         with tempfile.TemporaryFile(dir=self.folder) as probe:  # quotas and limits on files count too
-            os.posix_fallocate(probe.fileno(), 0, min(needed, SMALL))
+            os.posix_fallocate(probe.fileno(), 0, min(needed, PROBE))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete on the disk.

@@ -56,7 +56,7 @@ class Run:
         self.started = time.perf_counter() if started is None else started
         self.epochs: list[dict[str, Any]] = []
         self.compile_seconds = 0.0
-        self.due = False  # whether to keep the state after update `step`
+        self.to_keep = False  # whether to keep the state after update `step`
 
     def __enter__(self) -> "Run":
         with contextlib.ExitStack() as stack:
@@ -115,7 +115,7 @@ class Run:
 
     def before_updates(self, step: int, state: TrainState) -> None:
         """The updates up to `step` are about to be started; `state` is the one before them."""
-        if self.due:  # only here, where the next batch is on the devices: the copy waits for them
+        if self.to_keep:  # only here, where the next batch is on the devices: the copy waits for them
             self.keep(state, self.meter.finish())
         self.profiler.before_steps(step - self.step, state)
         self.stop.begin(step)
@@ -131,8 +131,8 @@ class Run:
         self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
         for line in self.profiler.after_steps(state):
             self.line(line)
-        every, in_epoch = self.settings["checkpoint_every"], step < self.end_of_epoch
-        self.due = in_epoch and every is not None and step % every == 0
+        in_epoch = step < self.end_of_epoch
+        self.to_keep = in_epoch and self.due(step)
         if in_epoch and self.stop:
             self.keep(state, self.meter.finish())
             self.end_stopped()
@@ -140,6 +140,11 @@ class Run:
             self.meter.finish()
             self.report.end_epoch()
             self.trained = time.perf_counter()
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after update `step`, in the middle of an epoch."""
+        every = self.settings["checkpoint_every"]
+        return every is not None and step % every == 0
 
     def end_epoch(self, step: int, state: TrainState, tested: Totals) -> None:
         """The epoch has ended, after update `step`, and `state` was evaluated: `tested`."""
@@ -177,7 +182,7 @@ class Run:
 
     def keep(self, state: TrainState, totals: Totals, *, ended: bool = False) -> None:
         """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
-        self.due = False
+        self.to_keep = False
         self.keeper.keep(Progress(state, self.step, totals, self.best, self.last), ended=ended)
 
     def end_stopped(self) -> NoReturn:

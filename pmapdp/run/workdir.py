@@ -88,9 +88,11 @@ class Workdir:
             use by a running process.
     """
 
-    def __init__(self, path: str):
-        if not path or "://" in path:
-            raise UserError(f"--workdir {path!r} is not a folder: name a local or mounted one, for example runs/first")
+    def __init__(self, path: str | Path):
+        if str(path) == "" or "://" in str(path):
+            raise UserError(
+                f"--workdir {str(path)!r} is not a folder: name a local or mounted one, for example runs/first"
+            )
         self.path = Path(path)
         try:
             if self.path.exists() and not self.path.is_dir():

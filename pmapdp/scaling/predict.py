@@ -1,6 +1,7 @@
 """From a workload, a hardware and a plan to the seconds of a step. Predictions, not measurements.
 
-A step is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the update. The passes take
+A step of data parallelism is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the
+update. The passes take
 what the slower of arithmetic and memory takes (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the backward
 pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
 """
@@ -20,7 +21,7 @@ LEFT_OUT = (
     "the time to launch kernels and programs, which rules small models on fast devices",
     "input, evaluation, checkpoints, and waiting for the slowest device",
     "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
-    "reduce-scatters and all-gathers by trees: ours are rings, whose latency makes ZeRO-1 dear on many nodes",
+    "that NCCL has trees for reduce-scatter and all-gather (ZeRO-1) only with one device a node: --algorithm ring",
     "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
     "how many updates a larger global batch needs to reach the same loss",
 )
@@ -34,7 +35,7 @@ class Plan:
         per_device_batch: b, examples of one micro-batch on one device; may be a fraction, as a mean.
         accumulate: K, micro-batches per update.
         dtype: of the computation.
-        optimizer: sgd, momentum or adam.
+        slots: numbers of optimizer state beside each parameter; Adam has two.
         reduce_bytes: of one gradient in the all-reduce: 4 is float32, 2 bfloat16.
         split_optimizer: each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al.,
             "ZeRO: memory optimizations toward training trillion parameter models", 2020): reduce-scatter of the
@@ -49,7 +50,7 @@ class Plan:
     per_device_batch: float = 64
     accumulate: int = 1
     dtype: str = "float32"
-    optimizer: str = "adam"
+    slots: int = 2
     reduce_bytes: int = 4
     split_optimizer: bool = False
     overlap: float = 0.0
@@ -103,10 +104,12 @@ def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Predi
     """
     parts = N if plan.split_optimizer else 1
     compute = plan.accumulate * pass_seconds(workload, hardware, plan)
-    update = workload.update_bytes(plan.optimizer) / parts / hardware.memory_bandwidth
+    update = workload.update_bytes(plan.slots) / parts / hardware.memory_bandwidth
     gradients, parameters = plan.reduce_bytes * workload.parameters, 4 * workload.parameters
     if plan.split_optimizer:
-        communication = reduce_scatter(gradients, N, hardware.levels) + reduce_scatter(parameters, N, hardware.levels)
+        communication = sum(
+            reduce_scatter(size, N, hardware.levels, plan.algorithm) for size in (gradients, parameters)
+        )
     else:
         communication = all_reduce(gradients, N, hardware.levels, plan.algorithm)
     hidden = plan.overlap * BACKWARD * compute / plan.accumulate
@@ -117,7 +120,7 @@ def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Predi
         update=update,
         communication=communication,
         exposed=max(0.0, communication - hidden),
-        state_bytes=8 * workload.parameters + workload.state_bytes(plan.optimizer) / parts,
+        state_bytes=8 * workload.parameters + workload.state_bytes(plan.slots) / parts,
     )
 
 
@@ -139,7 +142,6 @@ def strong_speedup(workload: Workload, hardware: Hardware, N: int, plan: Plan, g
     return predict(workload, hardware, 1, one).step / predict(workload, hardware, N, many).step
 
 
-def device_counts(hardware: Hardware, most: int = 4096) -> list[int]:
-    """Powers of two from 1 to `most`, or to what the hardware joins."""
-    most = min(most, hardware.most_devices)
-    return [2**power for power in range(most.bit_length())]
+def powers_of_two(hardware: Hardware, most: int = 4096) -> list[int]:
+    """Numbers of devices from 1 to `most`, or to what the hardware joins."""
+    return [2**power for power in range(min(most, hardware.most_devices).bit_length())]

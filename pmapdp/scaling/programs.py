@@ -1,33 +1,39 @@
 """Training steps compiled from shapes alone: no data, no parameters, and no copy of the state on any device."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.sharding.split_step import make_steps
+from pmapdp.data.tfidf import FEATURES
+from pmapdp.data.tokens import LENGTH
+from pmapdp.scaling.workloads import Workload
 from pmapdp.state import Task, initial_state
+from pmapdp.steps import make_steps
 
-IMAGE = (28, 28, 1)
-OPTIMIZERS = {
-    "sgd": optax.sgd(1e-3),
-    "momentum": optax.sgd(1e-3, momentum=0.9),
-    "adam": optax.adam(1e-3),
-    "adamw": optax.adamw(1e-3),
+# One input by what a model takes (`pmapdp.registry.view_of`).
+EXAMPLES = {
+    "images": jax.ShapeDtypeStruct((28, 28, 1), np.uint8),
+    "tfidf": jax.ShapeDtypeStruct((FEATURES,), np.float32),
+    "tokens": jax.ShapeDtypeStruct((LENGTH,), np.int32),
 }
+IMAGE = EXAMPLES["images"]
+COUNTED = (64, 128)  # batch sizes; what grows between them is an example's
 
 
-def step_shapes(strategy: str, task: Task, devices: list[jax.Device], per_device_batch: int) -> tuple[Any, Any]:
+def step_shapes(
+    strategy: str, task: Task, devices: list[jax.Device], per_device_batch: int, example: jax.ShapeDtypeStruct = IMAGE
+) -> tuple[Any, Any]:
     """State and batch of a training step as `jax.ShapeDtypeStruct`s, placed as `strategy` places them."""
     N, b = len(devices), per_device_batch
     state = jax.eval_shape(lambda: initial_state(task))
     rows = (N, b) if strategy == "pmap" else (N * b,)
     batch = Batch(
-        jax.ShapeDtypeStruct((*rows, *IMAGE), np.uint8),
+        jax.ShapeDtypeStruct((*rows, *example.shape), example.dtype),
         jax.ShapeDtypeStruct(rows, np.int32),
         jax.ShapeDtypeStruct(rows, np.int32),
         jax.ShapeDtypeStruct(rows, np.float32),
@@ -43,71 +49,28 @@ def step_shapes(strategy: str, task: Task, devices: list[jax.Device], per_device
     return placed(state, PartitionSpec()), placed(batch, PartitionSpec("data"))
 
 
-def compile_step(strategy: str, task: Task, devices: list[jax.Device], per_device_batch: int) -> Any:
+def compile_step(
+    strategy: str, task: Task, devices: list[jax.Device], per_device_batch: int, example: jax.ShapeDtypeStruct = IMAGE
+) -> Any:
     """The compiled training step (`jax.stages.Compiled`) of `strategy` on `devices`, of which nothing is run."""
     train_step: Any = make_steps(strategy, task, devices).train_step
-    return train_step.lower(*step_shapes(strategy, task, devices, per_device_batch)).compile()
+    return train_step.lower(*step_shapes(strategy, task, devices, per_device_batch, example)).compile()
 
 
-def matrix_flops(function: Any, *arguments: Any) -> int:
-    """Operations of all matrix products and convolutions in `function`, counted from its jaxpr; no compiler is asked.
-
-    A multiply-add counts as two; those of a convolution's window with padding do not count.
-    """
-    return jaxpr_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+def slots(optimizer: optax.GradientTransformation) -> int:
+    """Numbers of optimizer state beside each parameter: sgd has 0, momentum 1, Adam 2."""
+    state = jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((1,), np.float32))
+    return sum(leaf.shape == (1,) for leaf in jax.tree.leaves(state))
 
 
-def jaxpr_flops(jaxpr: Any) -> int:
-    """The same for a jaxpr; the body of a scan counts as often as it runs, one of a while loop once, and of the
-    branches of a condition (such as the ways to do a thing on different kinds of devices) the longest one."""
-    total = 0
-    for equation in jaxpr.eqns:
-        name, result = equation.primitive.name, equation.outvars[0].aval
-        if name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval
-            total += 2 * result.size * int(np.prod([left.shape[axis] for axis in contracted]))
-        elif name == "conv_general_dilated":
-            total += convolution_flops(equation)
-        times = equation.params.get("length", 1) if name == "scan" else 1
-        inner = [jaxpr_flops(jaxpr) for jaxpr in jaxprs_in_params(equation.params)]
-        total += times * (max(inner) if name == "cond" else sum(inner))
-    return total
-
-
-def convolution_flops(equation: Any) -> int:
-    """Operations of one `conv_general_dilated`: only where the window lies on numbers, not on padding or dilation."""
-    image, kernel = (variable.aval.shape for variable in equation.invars)
-    result = equation.outvars[0].aval.shape
-    numbers, given = equation.params["dimension_numbers"], equation.params
-    pairs = 1  # of an output place and a place in the window
-    for axis, (image_axis, kernel_axis, result_axis) in enumerate(
-        zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    ):
-        start = np.arange(result[result_axis])[:, None] * given["window_strides"][axis] - given["padding"][axis][0]
-        place = start + np.arange(kernel[kernel_axis]) * given["rhs_dilation"][axis]
-        dilation = given["lhs_dilation"][axis]
-        inside = (place >= 0) & (place <= (image[image_axis] - 1) * dilation) & (place % dilation == 0)
-        pairs *= int(inside.sum())
-    batch, outputs, inputs_per_group = (
-        result[numbers.out_spec[0]],
-        kernel[numbers.rhs_spec[0]],
-        kernel[numbers.rhs_spec[1]],
-    )
-    return 2 * pairs * batch * outputs * inputs_per_group // given["batch_group_count"]
-
-
-def step_flops(task: Task, batch_size: int) -> int:
-    """Operations of matrix products and convolutions in a step on one device; see `matrix_flops`."""
-    train_step = make_steps("single", task, jax.devices()[:1]).train_step
-    return matrix_flops(train_step, *step_shapes("single", task, jax.devices()[:1], batch_size))
-
-
-def parameter_sizes(task: Task) -> list[int]:
-    """Numbers in each parameter array; none of them is made."""
-    return [leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: initial_state(task)).params)]
-
-
-def statistics_of(task: Task) -> list[int]:
-    """Sizes of the running statistics of batch norm, two arrays a layer; empty where there is none."""
-    return [leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: initial_state(task)).batch_stats)]
+def count_step(name: str, task: Task, example: jax.ShapeDtypeStruct) -> Workload:
+    """One of our models, from two compiled steps of different batch sizes: what grows between them is an example's."""
+    small, large = COUNTED
+    programs = [compile_step("single", task, jax.devices()[:1], size, example).cost_analysis() for size in COUNTED]
+    flops, moved = ((programs[1][key] - programs[0][key]) / (large - small) for key in ("flops", "bytes accessed"))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: initial_state(task)).params))
+    source = f"XLA's analysis of the compiled step, on {jax.devices()[0].platform}"
+    workload = Workload(name, parameters, flops, moved, source=source)
+    # The compiled step has the update in it, which a prediction counts by itself.
+    rest = programs[0]["bytes accessed"] - small * moved - workload.update_bytes(slots(task.optimizer))
+    return replace(workload, fixed_bytes=max(0.0, rest))

@@ -6,22 +6,8 @@ from typing import Any
 
 from pmapdp.scaling.advice import GOAL, accumulation_for_goal, answers, batch_for_goal
 from pmapdp.scaling.hardware import HARDWARE, Hardware
-from pmapdp.scaling.predict import LEFT_OUT, Plan, device_counts, predict, strong_speedup, weak_efficiency
+from pmapdp.scaling.predict import LEFT_OUT, Plan, powers_of_two, predict, strong_speedup, weak_efficiency
 from pmapdp.scaling.workloads import Workload
-
-
-def row(workload: Workload, hardware: Hardware, N: int, plan: Plan, strong_batch: int) -> dict[str, Any]:
-    """The predictions for N devices; `strong_speedup` is None where there are fewer examples than devices."""
-    found = predict(workload, hardware, N, plan)
-    strong = strong_speedup(workload, hardware, N, plan, strong_batch) if strong_batch >= N else None
-    return {
-        **asdict(found),
-        "step": found.step,
-        "communication_share": found.communication_share,
-        "examples_per_second": found.examples_per_second,
-        "weak_efficiency": weak_efficiency(workload, hardware, N, plan),
-        "strong_speedup": strong,
-    }
 
 
 def make_report(
@@ -36,17 +22,29 @@ def make_report(
         counts: numbers of devices for the tables; the curves have all powers of two up to 4,096.
         strong_batch: global batch of strong scaling.
     """
-    machines = {}
+
+    def row(machine: Hardware, N: int) -> dict[str, Any]:
+        found = predict(workload, machine, N, plan)
+        return {
+            **asdict(found),
+            "step": found.step,
+            "communication_share": found.communication_share,
+            "examples_per_second": found.examples_per_second,
+            "weak_efficiency": weak_efficiency(workload, machine, N, plan),
+            # None where there are fewer examples than devices
+            "strong_speedup": strong_speedup(workload, machine, N, plan, strong_batch) if strong_batch >= N else None,
+        }
+
+    machines, each_count = {}, sorted(set(counts))
+    many = [N for N in each_count if N > 1]
     for name in dict.fromkeys(hardware):
         machine = HARDWARE[name]
-        many = [N for N in sorted(set(counts)) if N > 1]
+        found = [answer for N in many for answer in answers(workload, machine, N, plan)]
         machines[name] = {
             **asdict(machine),
-            "rows": [row(workload, machine, N, plan, strong_batch) for N in sorted(set(counts))],
-            "curve": [row(workload, machine, N, plan, strong_batch) for N in device_counts(machine)],
-            "answers": [
-                asdict(each) | {"pays": each.pays} for N in many for each in answers(workload, machine, N, plan)
-            ],
+            "rows": [row(machine, N) for N in each_count],
+            "curve": [row(machine, N) for N in powers_of_two(machine)],
+            "answers": [asdict(each) | {"pays": each.pays} for each in found],
             "goals": [
                 {
                     "devices": N,
@@ -64,5 +62,4 @@ def make_report(
         "strong_batch": strong_batch,
         "hardware": machines,
         "left_out": list(LEFT_OUT),
-        "checks": {},
     }

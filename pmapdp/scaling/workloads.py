@@ -1,9 +1,6 @@
-"""What is trained: numbers that a prediction needs of a model and its optimizer."""
+"""What is trained: numbers that a prediction needs of a model."""
 
 from dataclasses import dataclass
-
-# Of optimizer state beside each parameter, in numbers: momentum keeps one, Adam two (optax; Kingma and Ba, 2015).
-OPTIMIZER_SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True)
@@ -27,13 +24,14 @@ class Workload:
     fixed_bytes: float = 0.0
     source: str = ""
 
-    def update_bytes(self, optimizer: str) -> float:
-        """Bytes that the optimizer's update moves: the gradient is read, parameter and state are read and written."""
-        return 4 * self.parameters * (1 + 2 + 2 * OPTIMIZER_SLOTS[optimizer])
+    def update_bytes(self, slots: int) -> float:
+        """Bytes that the update moves: the gradient is read, the parameter and its `slots` numbers of optimizer state
+        are read and written."""
+        return 4 * self.parameters * (1 + 2 + 2 * slots)
 
-    def state_bytes(self, optimizer: str) -> float:
+    def state_bytes(self, slots: int) -> float:
         """Bytes of the optimizer's state."""
-        return 4 * self.parameters * OPTIMIZER_SLOTS[optimizer]
+        return 4 * self.parameters * slots
 
 
 # A multiply-add counts as two operations; the backward pass takes twice the forward's.
@@ -53,23 +51,3 @@ PUBLISHED = {
         "arXiv:2001.08361, 2020",
     ),
 }
-
-
-def from_counts(name: str, counts: dict) -> Workload:
-    """One of our models, from two compiled steps of different batch sizes: what grows between them is an example's.
-
-    Args:
-        name: of the model.
-        counts: what `worker.count` found.
-    """
-    small, large = counts["batches"]
-    flops, moved = ((counts[key][1] - counts[key][0]) / (large - small) for key in ("flops", "bytes"))
-    return Workload(
-        name,
-        parameters=counts["parameters"],
-        flops=flops,
-        bytes=moved,
-        # The compiled step has the update in it, which a prediction counts by itself.
-        fixed_bytes=max(0.0, counts["bytes"][0] - small * moved - counts["update_bytes"]),
-        source="XLA's cost analysis of the compiled step, on the CPU",
-    )

@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import os
@@ -296,7 +297,7 @@ def test_workdir_without_checkpoint(tmp_path, capsys):
     from pmapdp.run.workdir import Workdir
 
     workdir = Workdir(tmp_path / "run")
-    workdir.start(Config(), 64)
+    workdir.start(dataclasses.asdict(Config()), 64, fresh=False)
     workdir.close()
     assert run_command(export.main, [str(tmp_path / "run"), str(tmp_path / "model.zip")]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from jax import lax
 
 from pmapdp.models.batch_norm import BatchNorm, moments, normalise
 from pmapdp.models.layers import Context, example_keys, max_pool_2x2
-from pmapdp.registry import MODELS
+from pmapdp.registry import MODELS, view_of
 from pmapdp.state import Task, count_parameters, create_state
 from pmapdp.steps.shared import Body
 
@@ -42,7 +42,7 @@ def test_numbers_of_parameters_and_running_statistics(model, states):
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_have_one_column_a_class(model):
     logits = MODELS[model](rngs=nnx.Rngs(0))(jnp.asarray(random_split_for(model, 6).inputs))
-    assert logits.shape == (6, CLASSES[getattr(MODELS[model], "view", "images")])
+    assert logits.shape == (6, CLASSES[view_of(MODELS[model])])
     assert logits.dtype == jnp.float32
 
 

@@ -22,7 +22,7 @@ from launch import environment
 from processes import free_port
 from running import run
 
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.trained import load_run
 

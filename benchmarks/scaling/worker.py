@@ -1,4 +1,4 @@
-"""A process of the checks: `python -m pmapdp.scaling.worker TASK ARGUMENTS`. Not meant to be started by hand.
+"""A process of the checks: `python -m benchmarks.scaling.worker TASK ARGUMENTS`. Not meant to be started by hand.
 
 It prints one line of JSON. Each check needs another number of simulated devices, or several processes, and a process
 cannot change either.
@@ -12,49 +12,52 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.scaling.operations import step_flops
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.errors import run_command
-from pmapdp.registry import MODELS
-from pmapdp.scaling.programs import IMAGE, OPTIMIZERS, compile_step, parameter_sizes, statistics_of, step_flops
-from pmapdp.scaling.workloads import Workload
-from pmapdp.sharding.split_step import make_steps
-from pmapdp.state import Task, TrainState, create_state
+from pmapdp.registry import MODELS, view_of
+from pmapdp.scaling.programs import COUNTED, EXAMPLES, compile_step, count_step
+from pmapdp.state import Task, TrainState, create_state, initial_state
+from pmapdp.steps import make_steps
+from pmapdp.workers import end_with_starter
 
 SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
 STEP_BATCH = 64
 RUNS_A_TURN = 4
 
 
-def count(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
-    """Operations and bytes of a step on one device: the compiler's analysis and our own count, at two batch sizes."""
-    task = Task(MODELS[model], OPTIMIZERS[optimizer], dtype=dtype)
-    found: dict[str, Any] = {
-        "parameters": sum(parameter_sizes(task)),
-        "batches": [64, 128],
-        "flops": [],
-        "bytes": [],
-        "own": [],
+def new_task(name: str) -> Task:
+    """A model of this name, trained with Adam."""
+    return Task(MODELS[name], optax.adam(1e-3))
+
+
+def example_of(model: str) -> Any:
+    """One input of the model of this name, without its values."""
+    return EXAMPLES[view_of(MODELS[model])]
+
+
+def count(model: str) -> dict[str, float]:
+    """Operations of an example: what grows with the batch, by our own count and the compiler's."""
+    task, (small, large) = new_task(model), COUNTED
+    own = step_flops(task, large, example_of(model)) - step_flops(task, small, example_of(model))
+    return {
+        "own": own / (large - small),
+        "compiled": count_step(model, task, example_of(model)).flops,
     }
-    found["update_bytes"] = Workload(model, found["parameters"], 0).update_bytes(optimizer)
-    for size in found["batches"]:
-        analysis = compile_step("single", task, jax.devices()[:1], size).cost_analysis()
-        found["flops"].append(analysis["flops"])
-        found["bytes"].append(analysis["bytes accessed"])
-        found["own"].append(step_flops(task, size))
-    return found
 
 
 def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
     """The collectives of a step for N simulated devices."""
     devices.simulate(int(N))
-    task = Task(MODELS[model], OPTIMIZERS["adam"])
-    program = compile_step(strategy, task, jax.devices()[: int(N)], 8)
+    task = new_task(model)
+    program = compile_step(strategy, task, jax.devices()[: int(N)], 8, example_of(model))
     return {
         "collectives": [each._asdict() for each in collectives(program.as_text())],
         **exchanged(model),
@@ -63,17 +66,20 @@ def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
 
 def exchanged(model: str) -> dict[str, Any]:
     """What number and bytes of a step's all-reduces follow from."""
-    task = Task(MODELS[model], OPTIMIZERS["adam"])
-    return {"parameters": sum(parameter_sizes(task)), "statistics": statistics_of(task)}
+    state = jax.eval_shape(lambda: initial_state(new_task(model)))
+    return {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "statistics": [leaf.size for leaf in jax.tree.leaves(state.batch_stats)],
+    }
 
 
 def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
     """All-reduces and whole training steps, timed in turn on simulated devices of this machine."""
     devices.simulate(max(map(int, counts)))
-    here, task = jax.devices(), Task(MODELS[model], OPTIMIZERS["adam"])
+    here, task = jax.devices(), new_task(model)
     state = create_state(task)
     all_reduces = [all_reduce(here[:N], size) for N in map(int, counts) for size in SIZES]
-    steps = [training_step(task, state, here[:N]) for N in (1, *map(int, counts))]
+    steps = [training_step(task, state, here[:N], example_of(model)) for N in (1, *map(int, counts))]
     return {"all_reduces": timed(all_reduces, int(repeats)), "steps": timed(steps, int(repeats)), **exchanged(model)}
 
 
@@ -83,12 +89,12 @@ def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
     jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
     # One device of each process, also where the environment asks for more.
     both = [next(device for device in jax.devices() if device.process_index == process) for process in (0, 1)]
-    own, task = jax.local_devices()[:1], Task(MODELS[model], OPTIMIZERS["adam"])
+    own, task = jax.local_devices()[:1], new_task(model)
     state = create_state(task)
     all_reduces = timed([all_reduce(both, size) for size in SIZES], int(repeats))
-    steps = timed([training_step(task, state, own)], int(repeats)) if rank == "0" else []
+    steps = timed([training_step(task, state, own, example_of(model))], int(repeats)) if rank == "0" else []
     multihost_utils.sync_global_devices("process 0 has timed its own step")
-    steps += timed([training_step(task, state, both)], int(repeats))
+    steps += timed([training_step(task, state, both, example_of(model))], int(repeats))
     return {"all_reduces": all_reduces, "steps": steps, **exchanged(model)}
 
 
@@ -148,7 +154,7 @@ def all_reduce(group: Sequence[jax.Device], size: int) -> Timed:
     return Timed(N, size, run)
 
 
-def training_step(task: Task, state: TrainState, group: Sequence[jax.Device]) -> Timed:
+def training_step(task: Task, state: TrainState, group: Sequence[jax.Device], example: jax.ShapeDtypeStruct) -> Timed:
     """A training step with `STEP_BATCH` examples on each device of `group`, from a state on the host."""
     N = len(group)
     steps, mesh = make_steps("shard_map", task, group), Mesh(np.array(group), ("data",))
@@ -158,7 +164,7 @@ def training_step(task: Task, state: TrainState, group: Sequence[jax.Device]) ->
         state,
     )
     batch = Batch(
-        from_shards(mesh, (*rows, *IMAGE), split, np.uint8),
+        from_shards(mesh, (*rows, *example.shape), split, example.dtype),
         from_shards(mesh, rows, split, np.int32),
         from_shards(mesh, rows, split, np.int32),
         from_shards(mesh, rows, split),
@@ -182,6 +188,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 
 def main(arguments: list[str]) -> None:
     """The command."""
+    end_with_starter()
     print(json.dumps(TASKS[arguments[0]](*arguments[1:])))
 
 

@@ -12,12 +12,14 @@ Terms = Callable[[int, float], tuple[float, ...]]  # (N, n) to what each unknown
 
 
 def shared_memory_terms(N: int, n: float) -> tuple[float, ...]:
-    """Unknowns: start, latency, seconds per byte; see `costs.shared_memory_all_reduce`."""
+    """Unknowns: start, latency, seconds per byte. An all-reduce takes start + N (latency + n byte_seconds): however the
+    devices divide the sum among them, N arrays are read and N results written by the same cores.
+    """
     return 1, N, N * n
 
 
 def ring_terms(N: int, n: float) -> tuple[float, ...]:
-    """Unknowns: latency, seconds per byte; see `costs.ring_all_reduce`."""
+    """Unknowns: latency, seconds per byte; see `pmapdp.scaling.costs.ring`, twice."""
     return 2 * (N - 1), 2 * (N - 1) / N * n
 
 

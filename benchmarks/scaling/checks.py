@@ -1,19 +1,51 @@
 """The model against what can be known here: compiled programs, simulated devices, two processes, a published run."""
 
+import json
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from benchmarks.scaling.fit import Comparison, Terms, fit, leave_out, predicted_seconds, ring_terms, shared_memory_terms
 from pmapdp.scaling.costs import all_reduce
-from pmapdp.scaling.fit import Comparison, Terms, fit, leave_out, predicted_seconds, ring_terms, shared_memory_terms
-from pmapdp.scaling.hardware import P100
-from pmapdp.scaling.processes import results, start
+from pmapdp.scaling.hardware import NCCL, Hardware, Level
 from pmapdp.scaling.workloads import PUBLISHED
+from pmapdp.workers import run_workers
 
 COMPILED_FOR = (2, 8, 64, 512)
 SIMULATED = (2, 4, 8)
 REPEATS = 15  # turns; the fastest run of all counts
+
+
+SECONDS_ALLOWED = 300
+
+# The machine of a published run, to compare with (`check_published`): Goyal et al., "Accurate, large minibatch
+# SGD", arXiv:1706.02677, 2017, section 4: servers of 8 GPUs that share one network card of 50 Gbit/s. NVLink of the
+# P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet).
+P100 = Hardware(
+    "NVIDIA Tesla P100, servers of 8 joined by NVLink, one Ethernet card of 50 Gbit/s per server",
+    peak={"float32": 10.6e12},
+    memory_bandwidth=732e9,
+    memory=16e9,
+    levels=(
+        Level(8, 1.9e-6, 80e9, latency_source=NCCL),
+        Level(64, 20e-6, 50e9 / 8 / 8, latency_source="assumed: TCP over Ethernet"),
+    ),
+    sources=("NVIDIA Tesla P100 datasheet", "Goyal et al., arXiv:1706.02677, 2017"),
+)
+
+
+def results(*tasks: list) -> list[dict[str, Any]]:
+    """What workers on these tasks, at the same time, have found. They see the CPU alone.
+
+    Raises:
+        WorkerError: one failed or took too long.
+    """
+    workers = [["benchmarks.scaling.worker", *task] for task in tasks]
+    return [
+        json.loads(out.splitlines()[-1])
+        for out in run_workers(*workers, changes={"JAX_PLATFORMS": "cpu"}, seconds=SECONDS_ALLOWED)
+    ]
 
 
 @dataclass(frozen=True)
@@ -68,11 +100,11 @@ def predicted_program(parameters: int, statistics: Sequence[int]) -> tuple[int, 
     return count + len(statistics) // 2, size + 4 * (sum(statistics) // 2)
 
 
-def check_compiled(model: str, strategy: str, counts: Sequence[int] = COMPILED_FOR) -> Check:
+def check_compiled(model: str, strategy: str = "shard_map", counts: Sequence[int] = COMPILED_FOR) -> Check:
     """Number and bytes of collectives in the step compiled for up to 512 devices, without running it."""
     lines = []
     for N in counts:
-        (found,) = results(start("compiled", model, strategy, N))
+        (found,) = results(["compiled", model, strategy, N])
         count, size = predicted_program(found["parameters"], found["statistics"])
         collectives = found["collectives"]
         lines += [
@@ -84,7 +116,7 @@ def check_compiled(model: str, strategy: str, counts: Sequence[int] = COMPILED_F
 
 def check_simulated(model: str, counts: Sequence[int] = SIMULATED, repeats: int = REPEATS) -> Check:
     """All-reduces on simulated devices, each number of devices predicted from the others, and whole steps."""
-    (found,) = results(start("simulated", model, repeats, *counts))
+    (found,) = results(["simulated", model, repeats, *counts])
     rows = found["all_reduces"]
     lines = as_lines(leave_out(rows, shared_memory_terms, lambda row: row["devices"]))
     begin, latency, byte_time = unknowns = fit(rows, shared_memory_terms).tolist()
@@ -109,7 +141,7 @@ def check_gloo(model: str, repeats: int = REPEATS) -> Check:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    found = results(*[start("gloo", model, repeats, address, rank) for rank in (0, 1)])[0]
+    found = results(*[["gloo", model, repeats, address, rank] for rank in (0, 1)])[0]
     rows = found["all_reduces"]
     lines = as_lines(leave_out(rows, ring_terms, lambda row: row["bytes"]))
     unknowns = fit(rows, ring_terms).tolist()
@@ -164,17 +196,10 @@ def check_published() -> Check:
     )
 
 
-def count_step(model: str, dtype: str, optimizer: str) -> dict[str, Any]:
-    """Operations and bytes of a step of one of our models; see `worker.count`."""
-    (found,) = results(start("count", model, dtype, optimizer))
-    return found
-
-
-def check_count(model: str, counts: dict[str, Any]) -> Check:
+def check_count(model: str) -> Check:
     """Our own count of multiply-adds beside the compiler's, which adds the operations on single elements."""
-    small, large = counts["batches"]
-    own, flops = ((counts[key][1] - counts[key][0]) / (large - small) for key in ("own", "flops"))
+    (found,) = results(["count", model])
     return Check(
         f"operations of {model}: our count of matrix products and convolutions beside the compiler's of everything",
-        [Line("FLOP an example", own, flops, "")],
+        [Line("FLOP an example", found["own"], found["compiled"], "")],
     )
