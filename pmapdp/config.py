@@ -17,7 +17,7 @@ from pmapdp.sharding.notation import check_mesh, check_shard_state
 class DataOptions:
     """What is learnt from."""
 
-    dataset: Literal["digits", "mnist", "fashion-mnist", "imdb", "reviews"] = "digits"
+    dataset: str = "digits"
     """digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (synthetic texts)."""
     data_dir: str | None = None
     """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
@@ -27,7 +27,7 @@ class DataOptions:
 class ModelOptions:
     """What is trained."""
 
-    model: Literal["mlp", "cnn", "convnet", "text_mlp", "transformer"] = "cnn"
+    model: str = "cnn"
     """For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); for texts: text_mlp, transformer."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs."""

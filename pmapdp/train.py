@@ -65,10 +65,9 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
             draw_sharding(job.steps.place_batch(next(job.train_batches.epoch(0))))
         while step < job.total_steps:
             run.start_epoch(step)
-            for count, batch in job.dispatches(step):
-                placed = job.dispatch.place(batch, count)
+            for count, placed in job.dispatches(step):
                 run.before_updates(step + count, state)
-                state, sums = job.dispatch.run(state, *placed)
+                state, sums = job.train_steps(state, *placed)
                 step += count
                 run.after_updates(step, state, sums)
             run.end_epoch(step, state, job.evaluate(state))

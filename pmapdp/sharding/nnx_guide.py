@@ -78,7 +78,7 @@ class Regression(Task):
 
 def make_task(size: int = SIZE, rules: tuple[tuple[str, Any], ...] = ()) -> Regression:
     """The guide's model and optimizer."""
-    return Regression("dot-relu-dot", optax.adam(1e-3), size=size, rules=rules)
+    return Regression(DotReluDot, optax.adam(1e-3), size=size, rules=rules)
 
 
 def examples(layout: Layout, task: Regression) -> tuple[jax.Array, jax.Array]:

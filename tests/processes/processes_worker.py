@@ -22,6 +22,7 @@ from pmapdp.data.batches import Batches
 from pmapdp.loss import MetricSums
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 from pmapdp.steps.placing import over_all_processes
@@ -67,7 +68,7 @@ def main() -> None:
         N, first = len(devices), devices.index(local[0])
         here = range(first, first + len(local))
         train, test = data(model)
-        task = Task(model, optax.adam(1e-3), seed=SEED, dtype="float64")
+        task = Task(MODELS[model], optax.adam(1e-3), seed=SEED, dtype="float64")
         order = Batches(train, BATCH, shuffle_seed=SEED).order(0)
         alone = make_steps("single", task, local[:1])
         wanted = peers.first and run(

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from pmapdp.errors import run_command
+from pmapdp.registry import MODELS
 from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.advice import GOAL, accumulation_for_goal, answers, batch_for_goal
 from pmapdp.scaling.hardware import HARDWARE
@@ -77,7 +78,7 @@ def test_operations_of_the_mlp_in_closed_form():
     weights = 784 * 512 + 512 * 512 + 512 * 10
     # Forward, gradient of the weights, and gradient of the inputs, which the first layer does not need.
     products = 2 * (3 * weights - 784 * 512)
-    found = count_step("mlp", Task("mlp", optax.adam(0.1)), EXAMPLES["images"])
+    found = count_step("mlp", Task(MODELS["mlp"], optax.adam(0.1)), EXAMPLES["images"])
     assert found.parameters == 669_706
     assert products < found.flops < 1.01 * products
     assert found.bytes > 0

@@ -12,6 +12,7 @@ from launch import python
 from benchmarks.scaling import checks
 from benchmarks.scaling.__main__ import predict_here
 from benchmarks.scaling.operations import matrix_flops, step_flops
+from pmapdp.registry import MODELS
 from pmapdp.scaling.programs import compile_step
 from pmapdp.state import Task
 from pmapdp.workers import WorkerError
@@ -20,7 +21,7 @@ from pmapdp.workers import WorkerError
 def test_operations_of_the_mlp_in_closed_form():
     weights = 784 * 512 + 512 * 512 + 512 * 10
     # Forward, gradient of the weights, and gradient of the inputs, which the first layer does not need.
-    assert step_flops(Task("mlp", optax.adam(1e-3)), 8) == 8 * 2 * (3 * weights - 784 * 512)
+    assert step_flops(Task(MODELS["mlp"], optax.adam(1e-3)), 8) == 8 * 2 * (3 * weights - 784 * 512)
 
 
 def test_operations_of_a_scan_and_of_a_padded_convolution():
@@ -34,7 +35,7 @@ def test_operations_of_a_scan_and_of_a_padded_convolution():
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_our_count_agrees_with_the_compilers(model):
     """Which adds the operations on single elements: at most a quarter more in these models."""
-    task, sizes = Task(model, optax.adam(1e-3)), (16, 32)
+    task, sizes = Task(MODELS[model], optax.adam(1e-3)), (16, 32)
     compiled = [compile_step("single", task, jax.devices()[:1], size).cost_analysis()["flops"] for size in sizes]
     own = [step_flops(task, size) for size in sizes]
     assert own[1] - own[0] <= compiled[1] - compiled[0] <= 1.25 * (own[1] - own[0])
