@@ -9,6 +9,7 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
+# ---
 
 # %% [markdown]
 # # 11. Split the model
@@ -49,8 +50,8 @@ from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
 
 drawing.setup()
 chosen = devices.choose(8)

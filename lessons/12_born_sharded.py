@@ -9,6 +9,7 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
+# ---
 
 # %% [markdown]
 # # 12. Born sharded
@@ -50,8 +51,8 @@ from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.sharding.nnx_guide import DotReluDot, make_task
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state, initial_state
-from pmapdp.steps import make_steps
 
 drawing.setup()
 chosen = devices.choose(8)
