@@ -26,6 +26,7 @@ from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.registry import check_pair, find_model, load_data, viewed
 from pmapdp.sharding.fit import fit_layout, number_of_devices
 from pmapdp.sharding.layout import Layout
+from pmapdp.sharding.notation import check_mesh, check_shard_state
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task
 from pmapdp.steps.shared import Steps
@@ -133,6 +134,8 @@ def prepare(config: Config, peers: Peers = ALONE) -> Job:
         UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
     """
     check(config)
+    check_mesh(config.mesh, config.layout, config.strategy)
+    check_shard_state(config.shard_state, config.strategy)
     check_pair(config.model, config.dataset)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
