@@ -152,7 +152,7 @@ def test_wrong_files_on_the_command_line(tmp_path):
     model = tmp_path / "net.py"
     model.write_text(FILE + "\n1 / 0\n")
     for flags, sentence in (
-        (("--model", f"{model}:Net"), "fails at line 13 (division by zero)"),
+        (("--model", f"{model}:Net"), "fails at line 12 (division by zero)"),
         (("--model", f"{tmp_path / 'none.py'}:Net"), "there is no file"),
         (("--dataset", tmp_path / "none.npz"), "cannot be read"),
     ):
