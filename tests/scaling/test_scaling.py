@@ -10,7 +10,7 @@ import pytest
 
 from pmapdp.errors import run_command
 from pmapdp.scaling.__main__ import main
-from pmapdp.scaling.advice import GOAL, accumulation_for_goal, answers, batch_for_goal
+from pmapdp.scaling.advice import GOAL, answers, least_for_goal
 from pmapdp.scaling.hardware import HARDWARE
 from pmapdp.scaling.predict import Plan, predict, strong_speedup, weak_efficiency
 from pmapdp.scaling.programs import EXAMPLES, count_step, slots
@@ -42,7 +42,7 @@ def test_what_each_remedy_changes():
     assert whole.communication / 2 < half.communication < whole.communication  # latency stays
     many = predict(RESNET, H100, N, replace(plan, accumulate=4))
     assert many.communication == plain.communication
-    assert many.examples == 4 * plain.examples
+    assert many.examples_per_second * many.step == pytest.approx(4 * plain.examples_per_second * plain.step)
     hidden = predict(RESNET, H100, N, replace(plan, overlap=1.0))
     assert hidden.communication == plain.communication
     assert hidden.exposed == max(0, plain.communication - plain.compute * 2 / 3)
@@ -61,8 +61,9 @@ def test_answers_are_what_the_predictions_say():
     # Reduce-scatter and all-gather cost what the all-reduce costs, and the update is shared.
     assert found["split the optimizer (ZeRO-1)"].gain > 0
     assert found["4 x the batch per device"].pays
-    for search, field in ((batch_for_goal, "per_device_batch"), (accumulation_for_goal, "accumulate")):
-        least = search(small, H100, 512, Plan())
+    for field in ("per_device_batch", "accumulate"):
+        least = least_for_goal(small, H100, 512, Plan(), field)
+        assert least is not None
         assert weak_efficiency(small, H100, 512, replace(Plan(), **{field: least})) >= GOAL
         assert weak_efficiency(small, H100, 512, replace(Plan(), **{field: least // 2})) < GOAL
 
@@ -149,17 +150,18 @@ def test_the_pictures_and_figures_of_the_readme_are_the_commands(tmp_path):
     [
         (["--hardware", "h10"], "did you mean 'h100'"),
         (["--workload", "resnet"], "did you mean 'resnet-50'"),
-        (["--devices", "0"], "not positive"),
+        (["--devices", "0"], "is not from 1"),
         (["--device-counts", "8"], "did you mean '--devices'"),
         (["--devices", "12"], "do not fill whole groups of 8: try 8"),
         (["--overlap", "2"], "try --overlap 0.5"),
         (["--utilization", "0"], "try --utilization 0.4"),
         (["--utilization", "1e-320"], "try --utilization 0.4"),
         (["--utilization", "nan"], "try --utilization 0.4"),
-        (["--per-device-batch-size", "9" * 300], "of 300 digits is not from 1"),
-        (["--strong-batch-size", "9" * 300], "of 300 digits is not from 1"),
-        (["--accumulate", "9" * 300], "of 300 digits is not from 1"),
-        (["--devices", "8" * 300], "more than the 8,192"),
+        (["--per-device-batch-size", "9" * 300], "99 is not from 1"),
+        (["--strong-batch-size", "9" * 300], "99 is not from 1"),
+        (["--accumulate", "9" * 300], "99 is not from 1"),
+        (["--devices", "8" * 300], "8 is not from 1"),
+        (["--devices", "65536"], "more than the 8,192"),
         (["nnx-mesh"], "try the recipe digits"),
         (["--dtype", "float64"], "try --dtype float32"),
         (["--strong-batch-size", "0"], "is not from 1"),

@@ -11,8 +11,7 @@ from launch import python
 
 from benchmarks.scaling import checks
 from benchmarks.scaling.__main__ import predict_here
-from benchmarks.scaling.operations import matrix_flops, step_flops
-from pmapdp.scaling.programs import compile_step
+from benchmarks.scaling.operations import compile_step, matrix_flops, step_flops
 from pmapdp.state import Task
 from pmapdp.workers import WorkerError
 
