@@ -45,9 +45,9 @@ from pmapdp.errors import UserError
 from pmapdp.export.reader import load_exported
 from pmapdp.job import prepare
 from pmapdp.recipes import RECIPES
-from pmapdp.run.workdir import load_run
 from pmapdp.state import create_state
 from pmapdp.train import train
+from pmapdp.trained import load_run
 
 devices.simulate(8)
 drawing.setup()

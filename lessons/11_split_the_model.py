@@ -42,10 +42,12 @@ from jax.sharding import Mesh, NamedSharding
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.config import Config
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.run.checkpoint import Checkpoints, checksum
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import load_data
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
@@ -124,7 +126,7 @@ plt.show()
 
 # %%
 random = np.random.default_rng(0)
-data = load("digits")
+data = load_data("digits")
 images, labels = data.train.inputs[:B].reshape(B, D).astype(np.float32) / 255, data.train.labels[:B]
 weights = {"W1": random.normal(0, 0.05, (D, H)).astype(np.float32), "W2": random.normal(0, 0.05, (H, C)).astype(np.float32)}
 
@@ -204,7 +206,7 @@ assert [each.kind for each in found] == ["all-gather"]
 # Other mistakes pmapdp refuses, each in a sentence:
 
 # %%
-task = Task("mlp", optax.sgd(0.1))
+task = Task(MLP, optax.sgd(0.1))
 for options in ({"mesh": "data=2,model=3", "layout": "model"}, {"mesh": "data=4,model=2"},
                 {"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}):  # fmt: skip
     try:

@@ -42,9 +42,11 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.config import Config
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
-from pmapdp.run.checkpoint import Checkpoints, checksum
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import load_data
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.sharding.nnx_guide import DotReluDot, make_task
@@ -128,7 +130,7 @@ jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
 # the bytes that a device keeps, with 8 devices, in both.
 
 # %%
-mlp = Task("mlp", optax.adam(1e-3))
+mlp = Task(MLP, optax.adam(1e-3))
 WAYS = {"none": {}, "optimizer": {"shard_state": "optimizer"}, "parameters": {"shard_state": "parameters"},
         "model 4x2": {"mesh": "data=4,model=2", "layout": "model"},
         "both": {"mesh": "data=4,model=2", "layout": "model", "shard_state": "parameters"}}  # fmt: skip
@@ -187,8 +189,8 @@ for f in (all_reduced, in_parts):
 # again: the optimizer state has others. Three updates of the real trainer, against one device:
 
 # %%
-data, results, trained = load("digits"), {}, {}
-sgd = Task("mlp", optax.sgd(0.1, momentum=0.9))  # its state is one moment a parameter
+data, results, trained = load_data("digits"), {}, {}
+sgd = Task(MLP, optax.sgd(0.1, momentum=0.9))  # its state is one moment a parameter
 for name, strategy in (("one device", "single"), ("none", "jit"), ("optimizer", "jit"), ("parameters", "jit"),
                        ("optimizer", "shard_map"), ("optimizer", "pmap")):  # fmt: skip
     way = make_steps(strategy, sgd, chosen[: 1 if strategy == "single" else 8], layouts.get(name))

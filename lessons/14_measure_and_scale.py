@@ -42,8 +42,9 @@ from scipy.optimize import nnls
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.cpu.loop import several
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
+from pmapdp.models.cnn import CNN
+from pmapdp.registry import load_data
 from pmapdp.run.profile import longest_operations
 from pmapdp.scaling.advice import answers
 from pmapdp.scaling.costs import all_reduce
@@ -134,7 +135,7 @@ def least_seconds(function, *arguments, repeats=12):
     return min(times[2:])  # <- the first two warm up
 
 
-task, data, b = Task("cnn", optax.adam(1e-3)), load(DATASET), 32
+task, data, b = Task(CNN, optax.adam(1e-3)), load_data(DATASET), 32
 held = {}
 for strategy, group in (("single", everyone[:1]), ("shard_map", chosen)):
     steps, batches = make_steps(strategy, task, group), Batches(data.train, b * len(group), devices=len(group))

@@ -14,28 +14,27 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import jax
-import tyro
 
-from pmapdp.arguments import parse_arguments
+from pmapdp.cli import parse_options
 from pmapdp.config import Config
-from pmapdp.data import load, load_corpus
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import describe
 from pmapdp.errors import UserError, run_command
 from pmapdp.export.reader import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
-from pmapdp.labels import LABELS
 from pmapdp.loss import metric_sums
 from pmapdp.metrics import Totals
-from pmapdp.run.workdir import load_state, read_config
+from pmapdp.registry import DATA_SETS, load_data
+from pmapdp.run.checkpoint import load_state
+from pmapdp.trained import read_config
 
 
 @dataclass(frozen=True)
 class Options:
     """Loss and accuracy of a trained model over exactly the test set of its data."""
 
-    workdir: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[WORKDIR]")] = None
+    workdir: Annotated[str | None, "[WORKDIR]"] = None
     """Folder of a run; its newest checkpoint is taken."""
     exported: str | None = None
     """Instead of a folder: a file that python -m pmapdp.export wrote."""
@@ -80,10 +79,8 @@ def evaluate_exported(exported: Exported, split: Split) -> Totals:
 
 def read_test_set(exported: Exported, dataset: str, data_dir: str | None) -> Split:
     """The test set as an exported model takes it; texts go through the view in its file, as strings do in use."""
-    if exported.view is None:
-        return load(dataset, data_dir).test
-    texts = load_corpus(dataset, data_dir).test
-    return Split(exported.view(texts.texts), texts.labels)
+    test = load_data(dataset, data_dir).test
+    return test if isinstance(test, Split) else Split(exported.view(test.texts), test.labels)
 
 
 def from_workdir(workdir: str, options: Options) -> tuple[Totals, dict[str, Any]]:
@@ -108,7 +105,7 @@ def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
         raise UserError(f"{given} has no effect with --exported, which runs on one device: leave it out")
     exported = load_exported(path)
     dataset = exported.metadata.get("dataset")
-    if dataset not in LABELS:
+    if dataset not in DATA_SETS:
         raise UserError(f"{path} was made for the data set {dataset}, and there is none of that name here")
     totals = evaluate_exported(exported, read_test_set(exported, dataset, options.data_dir))
     facts = {
@@ -123,7 +120,7 @@ def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_arguments(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
+    options = parse_options(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
     if bool(options.workdir) == bool(options.exported):
         raise UserError(
             "one thing at a time can be evaluated: try python -m pmapdp.evaluate runs/first, or --exported model.zip"

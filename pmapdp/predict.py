@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import tyro
 
-from pmapdp.arguments import parse_arguments
+from pmapdp.cli import parse_options
 from pmapdp.errors import UserError, run_command
 from pmapdp.export.images import read_images
 from pmapdp.export.lines import read_lines
@@ -36,11 +35,9 @@ class Options:
     Of a model of texts, every input is a text itself; --lines reads them from a file.
     """
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, "MODEL"]
     """A file that python -m pmapdp.export wrote."""
-    input: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[INPUT...]", help_behavior_hint="")
-    ] = ()
+    input: Annotated[tuple[str, ...], "[INPUT...]"] = ()
     """Files with images, or texts."""
     lines: str | None = None
     """Model of texts: take every line of this file as a text, or of standard input where it is "-"."""
@@ -117,7 +114,7 @@ def read_files(exported: Exported, options: Options) -> Inputs:
 
 def main(arguments: list[str]) -> None:
     """The command. All is read before the first line is printed, so that a mistake leaves nothing half done."""
-    options = parse_arguments(Options, arguments, program=PROGRAM, example="model.zip digit.png")
+    options = parse_options(Options, arguments, program=PROGRAM, example="model.zip digit.png")
     exported = load_exported(options.model)
     inputs = read_files(exported, options) if exported.view is None else read_texts(exported, options)
     classes, probabilities = exported.predict(inputs.arrays)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 
 
@@ -49,7 +50,7 @@ def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_the_bare_network_is_the_same_network(model):
-    task = Task(model, optax.adam(1e-3))
+    task = Task(MODELS[model], optax.adam(1e-3))
     state = create_state(task)
     order = {"mlp": ("hidden1", "hidden2", "logits"), "cnn": ("conv", "hidden", "logits")}[model]
     layers = [(state.params[name]["kernel"], state.params[name]["bias"]) for name in order]

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.compare.options import GROUPS, CompareOptions, check_options
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare

@@ -12,9 +12,9 @@ import jax
 import jax.export
 import numpy as np
 
-from pmapdp.data import TEXT_VIEWS
 from pmapdp.errors import UserError
 from pmapdp.export.archive import read_archive
+from pmapdp.registry import VIEWS
 
 FORMAT, FORMAT_VERSION = "pmapdp model", 1
 METADATA, PROGRAM, ARRAYS, TEXT = "metadata.json", "model.jax", "arrays/", "text/"
@@ -99,7 +99,7 @@ def load_exported(path: str | Path) -> Exported:
 
 def read_view(metadata: dict[str, Any], files: dict[str, bytes]) -> Any:
     """The view of texts that `pmapdp.export.writer.view_files` wrote; None where the model takes images."""
-    view = TEXT_VIEWS.get(metadata.get("view", "images"))
+    view = VIEWS.get(metadata.get("view", "images"))
     if view is None:
         return None
     values = {}

@@ -48,20 +48,17 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import optax
-import tyro
 from flax import nnx
 
-from pmapdp.arguments import parse_arguments
-from pmapdp.data import CORPORA, load_with_view
+from pmapdp.cli import parse_options
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
 from pmapdp.export.archive import write_archive
 from pmapdp.export.reader import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
-from pmapdp.labels import LABELS
-from pmapdp.models import VIEWS
-from pmapdp.run.workdir import load_run
-from pmapdp.state import Task, TrainState, count_parameters, make_task
+from pmapdp.job import make_task
+from pmapdp.registry import load_data, view_of, viewed
+from pmapdp.state import Task, TrainState, count_parameters
+from pmapdp.trained import load_run
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUTS: dict[str, dict[str, Any]] = {
@@ -97,7 +94,7 @@ def export_model(
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    input_type = INPUTS[VIEWS[task.model]]
+    input_type = INPUTS[view_of(task.model)]
     shape = jax.export.symbolic_shape(", ".join(map(str, input_type["shape"])))
     inputs = jax.ShapeDtypeStruct(shape, input_type["dtype"])
     with jax.enable_x64(task.dtype == "float64"), short_locations():
@@ -111,9 +108,8 @@ def export_model(
         "jax": jax.__version__,
         "calling_convention_version": model.calling_convention_version,
         "platforms": PLATFORMS,
-        "model": task.model,
         "dtype": task.dtype,
-        "view": VIEWS[task.model],
+        "view": view_of(task.model),
         "input": input_type,
         "parameters": count_parameters(state.params),
         "arrays": names,
@@ -163,9 +159,9 @@ def npy_bytes(array: np.ndarray) -> bytes:
 class Options:
     """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
 
-    workdir: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORKDIR")]
+    workdir: Annotated[str, "WORKDIR"]
     """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
-    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
+    file: Annotated[str, "FILE"]
     """The file to write, for example model.zip; replaced if it exists."""
     data_dir: str | None = None
     """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
@@ -173,20 +169,20 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_arguments(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
     config, state, metrics = load_run(options.workdir)
-    task = make_task(config, optax.identity())  # exported is the model alone, without its update rule
+    task = make_task(config)
+    data = load_data(config.dataset, options.data_dir or config.data_dir)
     metadata = {
         "recipe": config.recipe,
+        "model": config.model,
         "dataset": config.dataset,
-        "labels": LABELS[config.dataset],
+        "labels": data.classes,
         "step": int(state.step),
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
         "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
     }
-    view = None
-    if config.dataset in CORPORA:
-        view = load_with_view(config.dataset, options.data_dir or config.data_dir, VIEWS[config.model])[1]
+    view = viewed(data, task.model)[1]
     export_model(task, state, options.file, metadata=metadata, view=view)
     megabytes = Path(options.file).stat().st_size / 1e6
     print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")

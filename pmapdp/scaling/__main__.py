@@ -15,11 +15,11 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.errors import run_command
 from pmapdp.files import write_file
-from pmapdp.models import VIEWS
-from pmapdp.optimizer import make_optimizer
+from pmapdp.job import make_task
+from pmapdp.registry import find_model, view_of
 from pmapdp.scaling.options import GROUPS, ScalingOptions, batch_size, check_options
 from pmapdp.scaling.pictures import pictures
 from pmapdp.scaling.predict import Plan
@@ -27,7 +27,6 @@ from pmapdp.scaling.programs import EXAMPLES, count_step, slots
 from pmapdp.scaling.report import make_report
 from pmapdp.scaling.table import print_answers, print_predictions
 from pmapdp.scaling.workloads import PUBLISHED
-from pmapdp.state import make_task
 
 WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
 
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", groups=GROUPS)
     check_options(config, options)
-    task = make_task(config, make_optimizer(config, lambda step: config.learning_rate))
+    task = make_task(config)
     plan = Plan(
         per_device_batch=batch_size(config),
         accumulate=config.accumulate,
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> None:
     if options.workload == "recipe":
         print(f"counting the operations of {config.model}", file=sys.stderr, flush=True)
         jax.config.update("jax_platforms", "cpu")  # counted there, so that every machine predicts the same
-        workload = count_step(config.model, task, EXAMPLES[VIEWS[config.model]])
+        workload = count_step(config.model, task, EXAMPLES[view_of(find_model(config.model))])
     else:
         workload = PUBLISHED[options.workload]
     report = make_report(workload, plan, options.hardware, options.devices, options.strong_batch_size)

@@ -14,7 +14,7 @@ from pmapdp.scaling.workloads import Workload
 from pmapdp.state import Task, initial_state
 from pmapdp.steps import make_steps
 
-# One input by what a model takes (`pmapdp.models.VIEWS`).
+# One input by what a model takes (`pmapdp.registry.view_of`).
 EXAMPLES = {
     "images": jax.ShapeDtypeStruct((28, 28, 1), np.uint8),
     "tfidf": jax.ShapeDtypeStruct((FEATURES,), np.float32),

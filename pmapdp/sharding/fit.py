@@ -56,7 +56,7 @@ def fit_layout(config: Config, devices: Sequence[jax.Device], task: Task, inputs
         ("the inputs", task.input_axes[1:], inputs[: len(task.input_axes) - 1]),
     ]
     known = {name for _, each, _ in arrays for name in each if name} | {BATCH}
-    check_names(config.layout, task.model, rules, by_hand, known, sizes)
+    check_names(config.layout, config.model, rules, by_hand, known, sizes)
     rules = {name: axes for name, axes in rules.items() if name in known}
     check_conflicts(config, rules, [*arrays, ("a batch", (BATCH, *task.input_axes[1:]), ())])
     check_sizes(config, rules, arrays, sizes)
@@ -181,6 +181,6 @@ def check_shard_state(layout: Layout, task: Task) -> None:
     split, whole = (layout.params(task, split=each) for each in (True, False))
     if split == whole:
         raise UserError(
-            f"--shard-state {layout.shard_state} can split nothing of --model {task.model} over {layout.batch_shards} "
+            f"--shard-state {layout.shard_state} can split nothing of this model over {layout.batch_shards} "
             "devices, by which no axis of its parameters divides: try --devices 8, or --shard-state none"
         )

@@ -126,6 +126,11 @@ class Layout:
         return rows
 
     @property
+    def splits_state(self) -> bool:
+        """Whether it splits anything beside the batch."""
+        return self.shard_state != "none" or not set(self.rules) <= {BATCH}
+
+    @property
     def text(self) -> str:
         """One line for a header, for example `mesh data=4,model=2: batch over data, hidden over model`."""
         rules = [f"{name} over {'+'.join(axes)}" for name, axes in self.rules.items() if axes]
@@ -154,7 +159,7 @@ class Layout:
         """The `NamedSharding` of each array of the train state, or one for all of them. What optax keeps for a
         parameter lies as that does.
         """
-        if self.shard_state == "none" and set(self.rules) <= {BATCH}:
+        if not self.splits_state:
             return self.whole
         shapes = jax.eval_shape(lambda: initial_state(task))
         _, stat_names, _ = logical_names(task)

@@ -23,7 +23,8 @@ from pmapdp import devices as device_module
 from pmapdp.config import Config, flag
 from pmapdp.errors import UserError
 from pmapdp.recipes import RECIPES
-from pmapdp.run.checkpoint import Checkpoints, checksum
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checksums import checksum
 from pmapdp.run.screen import Report
 from pmapdp.sharding.fit import fit_layout, number_of_devices
 from pmapdp.sharding.layout import Layout, data_parallel, state_line
@@ -77,7 +78,7 @@ class Regression(Task):
 
 def make_task(size: int = SIZE, rules: tuple[tuple[str, Any], ...] = ()) -> Regression:
     """The guide's model and optimizer."""
-    return Regression("dot-relu-dot", optax.adam(1e-3), size=size, rules=rules)
+    return Regression(DotReluDot, optax.adam(1e-3), size=size, rules=rules)
 
 
 def examples(layout: Layout, task: Regression) -> tuple[jax.Array, jax.Array]:

@@ -15,15 +15,14 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from pmapdp.cpu.packing import WHOLE, gathered, packed, scattered_sums
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
 from pmapdp.sharding.layout import data_parallel, split_dimension
-from pmapdp.sharding.notation import DATA as AXIS
 from pmapdp.state import Task, TrainState, initial_state
-from pmapdp.steps import Steps
 from pmapdp.steps.placing import fetch, place
-from pmapdp.steps.shared import Body
+from pmapdp.steps.shared import AXIS, Body, Steps
+
+WHOLE = -1  # in place of an axis: the array is replicated
 
 
 def make_steps(strategy: str, task: Task, devices) -> Steps:
@@ -48,9 +47,11 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
 
     def scatter(gradients: Any, sums: MetricSums) -> tuple[Any, MetricSums]:
         """The sums over all devices; of the gradients this one gets its part."""
-        arrays, structure = jax.tree.flatten((gradients, sums))
-        axes = [*jax.tree.leaves(dimensions), *(WHOLE for _ in sums)]
-        return jax.tree.unflatten(structure, scattered_sums(arrays, axes, AXIS, N))
+
+        def of_array(x: jax.Array, d: int) -> jax.Array:
+            return lax.psum(x, AXIS) if d == WHOLE else lax.psum_scatter(x, AXIS, scatter_dimension=d, tiled=True)
+
+        return jax.tree.map(of_array, gradients, dimensions), lax.psum(sums, AXIS)
 
     def part(x: jax.Array, d: int) -> jax.Array:
         """This device's part of what it holds whole."""
@@ -59,12 +60,9 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
 
     def gather(params: Any) -> Any:
         """The whole parameters, from all devices' parts."""
-        arrays, structure = jax.tree.flatten(params)
-        axes = jax.tree.leaves(dimensions)
-        split = [i for i, d in enumerate(axes) if d != WHOLE]
-        for i, whole in zip(split, gathered([arrays[i] for i in split], [axes[i] for i in split], AXIS), strict=True):
-            arrays[i] = whole
-        return jax.tree.unflatten(structure, arrays)
+        return jax.tree.map(
+            lambda x, d: x if d == WHOLE else lax.all_gather(x, AXIS, axis=d, tiled=True), params, dimensions
+        )
 
     def global_norm(gradients: Any) -> jax.Array:
         """The length of all gradients; a part counts where it lies, a whole one once."""
@@ -77,11 +75,15 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
         gradients, sums = scatter(gradients, sums)
         mine = dataclasses.replace(state, params=jax.tree.map(part, state.params, dimensions))
-        mine = body.update(mine, gradients, sums, batch_stats, global_norm)
+        gradients = jax.tree.map(lambda g: g / sums.count.astype(g.dtype), gradients)
+        updates, optimizer_state = optax.with_extra_args_support(task.optimizer).update(
+            gradients, mine.optimizer_state, mine.params, global_norm=global_norm
+        )
+        mine = TrainState(state.step + 1, optax.apply_updates(mine.params, updates), batch_stats, optimizer_state)
         return dataclasses.replace(mine, params=gather(mine.params)), sums
 
     def eval_step(state: TrainState, batch: Batch):
-        return packed(lax.psum)(body.evaluation_sums(state, batch), AXIS)
+        return lax.psum(body.evaluation_sums(state, batch), AXIS)
 
     if strategy == "pmap":
         # pmap maps over whole axes: `[784, 512]` in 8 parts is `[8, 98, 512]` for it, which moves nothing.

@@ -12,6 +12,7 @@ from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.optimizer import clip_by_global_norm
+from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout, number_of_devices
 from pmapdp.sharding.layout import Layout, bytes_on_a_device
 from pmapdp.state import Task, create_state, initial_state
@@ -56,7 +57,7 @@ def references():
 @pytest.mark.parametrize(("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
 def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumulate, strategy, devices, options, most):
     def task(clip) -> Task:
-        return Task(model, optax.chain(clip(CLIP), optax.adam(1e-3)), 3, "float64", accumulate=accumulate)
+        return Task(MODELS[model], optax.chain(clip(CLIP), optax.adam(1e-3)), 3, "float64", accumulate=accumulate)
 
     if model not in references:
         references[model] = five_updates("single", task(optax.clip_by_global_norm), jax.devices()[:1])
@@ -78,7 +79,7 @@ def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumu
 @pytest.mark.parametrize("layout", [MODEL, SPATIAL, {"shard_state": "parameters"}])
 def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
     """The largest array in the compiled program of a device is no larger than its largest part."""
-    task = Task("mlp", optax.adam(1e-3))
+    task = Task(MODELS["mlp"], optax.adam(1e-3))
     fitted = fit_layout(Config(strategy="jit", model="mlp", **layout), jax.devices()[:8], task, (28, 28, 1))
     program = jax.jit(initial_state, static_argnums=0, out_shardings=fitted.state(task)).lower(task).compile()
     sizes = [
@@ -112,13 +113,13 @@ def test_what_cannot_be_is_refused_in_a_sentence(options, message):
     config = Config(strategy="jit", model="mlp", **{"layout": "model", **options})
     devices = [jax.devices()[0]] * (number_of_devices(config) or 8)  # refused before the devices matter
     with pytest.raises(UserError, match=re.escape(message)) as error:
-        fit_layout(config, devices, Task("mlp", optax.adam(1e-3)), (28, 28, 1))
+        fit_layout(config, devices, Task(MODELS["mlp"], optax.adam(1e-3)), (28, 28, 1))
     assert "\n" not in str(error.value)
 
 
 def test_a_process_reads_the_rows_of_its_devices():
     """As if each process owned some of the 8 devices; real processes train in test_many_processes.py."""
-    task = Task("mlp", optax.sgd(0.1))
+    task = Task(MODELS["mlp"], optax.sgd(0.1))
 
     def rows(mesh: str, layout: str, owned: range) -> range:
         config = Config(model="mlp", strategy="jit", mesh=mesh, layout=layout)
