@@ -127,7 +127,7 @@ def test_the_weights_of_words_are_predicted(tmp_path):
     assert found["flops"] > 4 * 1200 * 48
 
 
-def test_the_pictures_and_figures_of_the_readme_are_the_commands(tmp_path):
+def test_the_pictures_and_figures_of_the_docs_are_the_commands(tmp_path):
     files = ["--output", str(tmp_path), "--json", str(tmp_path / "r.json")]
     assert run_command(main, ["--workload", "resnet-50", *files]) == 0
     root = Path(__file__).parents[2]
@@ -138,12 +138,12 @@ def test_the_pictures_and_figures_of_the_readme_are_the_commands(tmp_path):
         words = [word.text for word in kept]
         assert len(words) > 10
         assert words == [word.text for word in made], how
-    readme = (root / "README.md").read_text()
+    page = (root / "docs" / "scaling.md").read_text()
     machines = json.loads((tmp_path / "r.json").read_text())["hardware"].values()
     for N in (8, 512, 4096):
         rows = [row for machine in machines for row in machine["rows"] if row["devices"] == N]
         shares = " | ".join(f"{100 * row['communication_share']:.1f} %" for row in rows)
-        assert f"| {N:,} | {shares} |" in readme
+        assert f"| {N:,} | {shares} |" in page
 
 
 @pytest.mark.parametrize(
