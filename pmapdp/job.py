@@ -147,7 +147,14 @@ def prepare(config: Config, peers: Peers = ALONE) -> Job:
     devices = device_module.of_all_processes(local)
     layout = None
     if config.strategy != "single":
-        layout = fit_layout(config, devices, task, data.train.inputs.shape[1:])
+        layout = fit_layout(
+            devices,
+            task,
+            data.train.inputs.shape[1:],
+            mesh=config.mesh,
+            layout=config.layout,
+            shard_state=config.shard_state,
+        )
     shards = layout.batch_shards if layout else 1
     here = layout.shards_on(local, task) if layout else range(1)
     B = global_batch_size(config, shards, len(data.train.labels))
@@ -202,7 +209,7 @@ def make_task(config: Config) -> Task:
 
 def devices_here(config: Config, peers: Peers) -> int | None:
     """How many devices this process is to have; None where the configuration says nothing."""
-    number = number_of_devices(config)
+    number = number_of_devices(config.devices, config.mesh)
     return number // peers.count if number and config.devices is None else number
 
 
