@@ -45,12 +45,13 @@ class Result:
     epochs: list[dict[str, Any]]
 
 
-def train(config: Config, peers: Peers = ALONE) -> Result:
+def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     """Run `config` from start to end, or go on with the run in its workdir.
 
     Args:
         config: what to do.
         peers: the processes that take part; all call this function alike.
+        own: `model`, `data` and `loss` in the place of those that the configuration names; see `prepare`.
 
     Raises:
         UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
@@ -60,7 +61,7 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
     started = time.perf_counter()
     if config.compile_cache:
         compile_cache.enable()
-    job = prepare(config, peers)
+    job = prepare(config, peers, **own)
     with Run(job, dataclasses.asdict(config), started) as run:
         state, step = run.state, run.step
         if config.draw_sharding and step == 0 and peers.first:
