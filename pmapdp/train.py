@@ -11,6 +11,12 @@ Lesson 10 teaches this file.
 
 import dataclasses
 import sys
+
+if __name__ == "__main__":  # before the imports that take seconds
+    from pmapdp.run.stop import end_at_once
+
+    end_at_once()
+
 import time
 from dataclasses import dataclass
 from typing import Any
