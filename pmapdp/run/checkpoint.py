@@ -289,8 +289,8 @@ def size(state: TrainState) -> int:
 
 def abstract_state(shapes: TrainState, sharding: Any) -> TrainState:
     """The state without its arrays: shape, type and place of each; `sharding` as for `Checkpoints.read`."""
-    one = isinstance(sharding, jax.sharding.Sharding)
-    shardings = jax.tree.map(lambda _: sharding, shapes) if one else sharding
     return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        jax.tree.broadcast(sharding, shapes),
     )
