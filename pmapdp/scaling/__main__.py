@@ -21,7 +21,7 @@ from pmapdp.files import write_file
 from pmapdp.job import make_task
 from pmapdp.registry import find_model, view_of
 from pmapdp.scaling.options import GROUPS, ScalingOptions, batch_size, check_options
-from pmapdp.scaling.pictures import strong_picture, weak_picture
+from pmapdp.scaling.pictures import pictures
 from pmapdp.scaling.predict import Plan
 from pmapdp.scaling.programs import EXAMPLES, count_step, slots
 from pmapdp.scaling.report import make_report
@@ -56,8 +56,8 @@ def main(arguments: list[str]) -> None:
     if options.json is not None:
         write_file(options.json, json.dumps(report, indent=2) + "\n")
     if options.output is not None:
-        write_file(Path(options.output) / "weak.svg", weak_picture(report))
-        write_file(Path(options.output) / "strong.svg", strong_picture(report))
+        for name, picture in pictures(report).items():
+            write_file(Path(options.output) / name, picture)
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(
