@@ -8,6 +8,7 @@ from checks import check
 from jax import P, lax
 
 LESSON = "09_three_ways_side_by_side"
+pytestmark = pytest.mark.slow
 
 
 def varying(w):
