@@ -40,7 +40,7 @@ def make_split_steps(task: Task, layout: Layout) -> Steps:
     """The step of the global batch `[B, ...]`, which is split as the layout says, like the state: the step stays the
     same."""
     body = Body(task)
-    replicated, split, state_sharding = layout.whole, layout.batch(task), layout.state(task)
+    replicated, split, state_sharding = layout.replicated, layout.batch(task), layout.state(task)
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, state_sharding)
