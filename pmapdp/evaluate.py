@@ -22,7 +22,7 @@ from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import describe
 from pmapdp.errors import UserError, run_command
-from pmapdp.export.reader import Exported, load_exported
+from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.labels import LABELS
 from pmapdp.loss import metric_sums

@@ -16,10 +16,9 @@ from pmapdp import evaluate, predict
 from pmapdp.config import Config
 from pmapdp.data import load, load_corpus, load_with_view
 from pmapdp.errors import run_command
-from pmapdp.export import writer as export
-from pmapdp.export.archive import read_archive
-from pmapdp.export.reader import load_exported
-from pmapdp.export.writer import export_model
+from pmapdp.export import __main__ as export
+from pmapdp.export.read import load_exported, read_zip
+from pmapdp.export.write import export_model
 from pmapdp.labels import LABELS
 from pmapdp.state import Task, create_state
 from pmapdp.train import train
@@ -98,13 +97,13 @@ def test_features_equal_those_of_training(run):
 
 
 def test_what_is_in_the_file(run, transformer):
-    files = read_archive(run[0], "pytest")
+    files = read_zip(run[0])
     metadata = json.loads(files["metadata.json"])
     assert metadata["view"] == "tfidf"
     assert metadata["input"] == {"dtype": "float32", "shape": ["batch", 1200]}
     assert metadata["labels"] == ["negative", "positive"]
     assert len(json.loads(files["text/vocabulary.json"])) == len(np.load(io.BytesIO(files["text/idf.npy"])))
-    files = read_archive(transformer[1], "pytest")
+    files = read_zip(transformer[1])
     metadata = json.loads(files["metadata.json"])
     assert (metadata["view"], metadata["input"]) == ("tokens", {"dtype": "int32", "shape": ["batch", 128]})
     assert {name for name in files if name.startswith("text/")} == {"text/vocabulary.json"}

@@ -1,4 +1,4 @@
-"""A trained model as one portable file: `python -m pmapdp.export WORKDIR model.zip`.
+"""A trained model as one portable file, written by `python -m pmapdp.export WORKDIR model.zip`.
 
 The file is a zip without compression, and NumPy takes it for one of its own (.npz):
 
@@ -6,7 +6,7 @@ The file is a zip without compression, and NumPy takes it for one of its own (.n
     model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
     arrays/*.npy     parameters and running statistics
     text/*           of a model of texts: the vocabulary (.json) and, for tf-idf weights, the idf weights (.npy)
-    SHA256SUMS       the checksums of the others
+    SHA256SUMS       the checksums of the others, for `sha256sum --check`
 
 Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers) and NumPy are enough:
 
@@ -23,7 +23,7 @@ Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers)
     classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
 
 `outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
-`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.reader.load_exported`.
+`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.read.load_exported`.
 
 A model of texts takes what its view of them makes of strings, metadata["view"]: "tfidf" or "tokens". With our code
 that is `load_exported(...).view(texts)`. Without it, the tf-idf weights are scikit-learn's, as `pmapdp/data/tfidf.py`
@@ -38,29 +38,25 @@ import contextlib
 import dataclasses
 import io
 import json
+import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
-from pmapdp.cli import parse_options
-from pmapdp.data import CORPORA, load_with_view
+from pmapdp.data import TEXT_VIEWS
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
-from pmapdp.export.archive import write_archive
-from pmapdp.export.reader import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
-from pmapdp.labels import LABELS
-from pmapdp.models import VIEWS
-from pmapdp.state import Task, TrainState, count_parameters, make_task
-from pmapdp.trained import load_run
+from pmapdp.errors import UserError
+from pmapdp.export.read import ARRAYS, CHECKSUMS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT, checksums
+from pmapdp.files import write_file
+from pmapdp.state import Task, TrainState, count_parameters
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUTS: dict[str, dict[str, Any]] = {
@@ -68,7 +64,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "tfidf": {"dtype": "float32", "shape": ["batch", FEATURES]},
     "tokens": {"dtype": "int32", "shape": ["batch", LENGTH]},
 }
-METRICS = ("test_loss", "test_accuracy", "test_examples")
+READABLE_BY_ALL = 0o644 << 16  # where a zip keeps the permissions of a file
 
 
 def export_model(
@@ -84,11 +80,13 @@ def export_model(
         view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
 
     Raises:
-        UserError: `path` cannot be written.
+        UserError: `path` cannot be written, or the parameters are no finite numbers.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
 
     def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
         params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
@@ -96,9 +94,9 @@ def export_model(
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    input_type = INPUTS[VIEWS[task.model]]
-    shape = jax.export.symbolic_shape(", ".join(map(str, input_type["shape"])))
-    inputs = jax.ShapeDtypeStruct(shape, input_type["dtype"])
+    kind = next((name for name, each in TEXT_VIEWS.items() if isinstance(view, each)), "images")
+    shape = jax.export.symbolic_shape(", ".join(map(str, INPUTS[kind]["shape"])))
+    inputs = jax.ShapeDtypeStruct(shape, INPUTS[kind]["dtype"])
     with jax.enable_x64(task.dtype == "float64"), short_locations():
         model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
         program = bytes(model.serialize())
@@ -110,29 +108,40 @@ def export_model(
         "jax": jax.__version__,
         "calling_convention_version": model.calling_convention_version,
         "platforms": PLATFORMS,
-        "model": task.model,
         "dtype": task.dtype,
-        "view": VIEWS[task.model],
-        "input": input_type,
+        "view": kind,
+        "input": INPUTS[kind],
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
     }
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
     files |= {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()}
-    write_archive(path, files | (view_files(view) if view else {}))
-
-
-def view_files(view: Any) -> dict[str, bytes]:
-    """What a view of texts knows, as files: every array as NumPy's, every list as JSON."""
-    files = {}
-    for field in dataclasses.fields(view):
+    for field in dataclasses.fields(view) if view else ():  # an array as NumPy's, a list as JSON
         value = getattr(view, field.name)
         if isinstance(value, np.ndarray):
             files[f"{TEXT}{field.name}.npy"] = npy_bytes(value)
         else:
             files[f"{TEXT}{field.name}.json"] = json.dumps(value, ensure_ascii=False).encode()
-    return files
+    write_file(path, zip_bytes(files))
+
+
+def zip_bytes(files: dict[str, bytes]) -> bytes:
+    """A zip of files (name to content) and their checksums; the same files make the same bytes."""
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        for name, content in (files | {CHECKSUMS: checksums(files)}).items():
+            member = zipfile.ZipInfo(name)  # dated 1980
+            member.external_attr = READABLE_BY_ALL
+            archive.writestr(member, content)
+    return zipped.getvalue()
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """The content of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
 
 
 @contextlib.contextmanager
@@ -149,47 +158,3 @@ def short_locations() -> Iterator[None]:
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-
-
-def npy_bytes(array: np.ndarray) -> bytes:
-    """The content of a .npy file."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
-
-
-@dataclass(frozen=True)
-class Options:
-    """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
-
-    workdir: Annotated[str, "WORKDIR"]
-    """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
-    file: Annotated[str, "FILE"]
-    """The file to write, for example model.zip; replaced if it exists."""
-    data_dir: str | None = None
-    """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
-
-
-def main(arguments: list[str]) -> None:
-    """The command."""
-    options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
-    config, state, metrics = load_run(options.workdir)
-    task = make_task(config, optax.identity())  # exported is the model alone, without its update rule
-    metadata = {
-        "recipe": config.recipe,
-        "dataset": config.dataset,
-        "labels": LABELS[config.dataset],
-        "step": int(state.step),
-        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
-        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
-    }
-    view = None
-    if config.dataset in CORPORA:
-        view = load_with_view(config.dataset, options.data_dir or config.data_dir, VIEWS[config.model])[1]
-    export_model(task, state, options.file, metadata=metadata, view=view)
-    megabytes = Path(options.file).stat().st_size / 1e6
-    print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
-    if metadata["metrics"]:
-        print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
-    else:
-        print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")
