@@ -39,8 +39,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
+from pmapdp.models.cnn import CNN
+from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import jit as jit_steps
 from pmapdp.steps import make_steps
@@ -117,7 +118,7 @@ assert float(jax.jit(jnp.sum)(placed)) == x.sum() == 63 * 64 / 2
 # is a mean over the whole batch. Only the arguments are placed, and `out_shardings` says how the result is to lie.
 
 # %%
-data = load(DATASET)
+data = load_data(DATASET)
 images = data.train.inputs[:512].reshape(512, -1).astype(np.float32) / 255
 labels = data.train.labels[:512]
 
@@ -198,7 +199,7 @@ assert len(batch[0].sharding.device_set) == 8
 # %%
 results, program_of = {}, {}
 for strategy, count in (("single", 1), ("jit", 8)):
-    task = Task("cnn", optax.sgd(0.05))
+    task = Task(CNN, optax.sgd(0.05))
     steps = make_steps(strategy, task, chosen[:count])
     batches = Batches(data.train, 100, devices=count, shuffle_seed=0)  # 100 does not divide by 8 either
     state = steps.place_state(create_state(task))

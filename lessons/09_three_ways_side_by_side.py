@@ -37,8 +37,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
+from pmapdp.models.cnn import CNN
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import load_data
 from pmapdp.state import Task, count_parameters, create_state
 from pmapdp.steps import jit, make_steps, pmap, shard_map
 from pmapdp.steps.shared import Body
@@ -46,7 +48,7 @@ from pmapdp.steps.shared import Body
 devices.simulate(8)
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
-data, chosen, N = load(DATASET), jax.devices(), jax.device_count()
+data, chosen, N = load_data(DATASET), jax.devices(), jax.device_count()
 mesh = Mesh(np.array(chosen), ("data",))
 replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 
@@ -130,7 +132,7 @@ for other in (shard_map, jit):
 # program's collectives. **Predict** how many there are.
 
 # %%
-task, programs = Task("cnn", optax.sgd(0.1)), {}
+task, programs = Task(CNN, optax.sgd(0.1)), {}
 for strategy in ("single", "pmap", "jit", "shard_map"):
     way = make_steps(strategy, task, chosen)
     data_order = Batches(data.train, 250, devices=1 if strategy == "single" else N, shuffle_seed=0)
@@ -207,7 +209,7 @@ except ValueError as error:
 # %%
 batch = next(Batches(data.train, 64, devices=N, shuffle_seed=0).epoch(0))
 for name, optimizer, expected in (("SGD", optax.sgd(1e-3), N), ("Adam", optax.adam(1e-3), 1)):
-    task = Task("mlp", optimizer)
+    task = Task(MLP, optimizer)
     start, body = create_state(task), Body(task, axis_name="data")
 
     def trapped_step(state, batch, body=body):

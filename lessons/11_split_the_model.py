@@ -41,15 +41,15 @@ from jax.sharding import Mesh, NamedSharding
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
-from pmapdp.config import Config
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
 
 drawing.setup()
 chosen = devices.choose(8)
@@ -125,7 +125,7 @@ plt.show()
 
 # %%
 random = np.random.default_rng(0)
-data = load("digits")
+data = load_data("digits")
 images, labels = data.train.inputs[:B].reshape(B, D).astype(np.float32) / 255, data.train.labels[:B]
 weights = {"W1": random.normal(0, 0.05, (D, H)).astype(np.float32), "W2": random.normal(0, 0.05, (H, C)).astype(np.float32)}
 
@@ -205,11 +205,11 @@ assert [each.kind for each in found] == ["all-gather"]
 # Other mistakes pmapdp refuses, each in a sentence:
 
 # %%
-task = Task("mlp", optax.sgd(0.1))
+task = Task(MLP, optax.sgd(0.1))
 for options in ({"mesh": "data=2,model=3", "layout": "model"}, {"mesh": "data=4,model=2"},
                 {"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}):  # fmt: skip
     try:
-        fit_layout(Config(strategy="jit", model="mlp", **options), chosen[: 6 if "3" in options["mesh"] else 8], task)
+        fit_layout(chosen[: 6 if "3" in options["mesh"] else 8], task, **options)
         raise AssertionError("it was not refused")
     except UserError as error:
         print("error:", error, "\n")
@@ -222,8 +222,8 @@ for options in ({"mesh": "data=2,model=3", "layout": "model"}, {"mesh": "data=4,
 # a run on one device.
 
 # %%
-LAYOUTS = (Config(strategy="jit"), Config(strategy="jit", mesh="data=4,model=2", layout="model"),
-           Config(strategy="jit", mesh="data=2,feature=2,model=2", layout="spatial"))  # fmt: skip
+LAYOUTS = ({}, {"mesh": "data=4,model=2", "layout": "model"},
+           {"mesh": "data=2,feature=2,model=2", "layout": "spatial"})  # fmt: skip
 order = Batches(data.train, B, shuffle_seed=0)
 batches = [batch for batch, _ in zip(order.epoch(0), range(6), strict=False)]
 single = make_steps("single", task, chosen[:1])
@@ -234,8 +234,8 @@ for batch in batches:
 with TemporaryDirectory() as folder:
     checkpoints = Checkpoints(Path(folder) / "checkpoints")
     checkpoints.save(0, create_state(task), {})
-    for number, config in enumerate(LAYOUTS):
-        layout = fit_layout(config, chosen, task, (28, 28, 1))
+    for number, options in enumerate(LAYOUTS):
+        layout = fit_layout(chosen, task, (28, 28, 1), **options)
         way = make_steps("jit", task, chosen, layout)
         checkpoints.wait()
         restored = checkpoints.read(2 * number, task, way.state_sharding).state  # straight into its parts

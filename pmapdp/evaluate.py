@@ -17,16 +17,15 @@ import jax
 
 from pmapdp.cli import parse_options
 from pmapdp.config import Config
-from pmapdp.data import load, load_corpus
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import describe
 from pmapdp.errors import UserError, run_command
 from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
-from pmapdp.labels import LABELS
 from pmapdp.loss import metric_sums
 from pmapdp.metrics import Totals
+from pmapdp.registry import DATA_SETS, load_data
 from pmapdp.run.checkpoint import load_state
 from pmapdp.trained import read_config
 
@@ -80,10 +79,8 @@ def evaluate_exported(exported: Exported, split: Split) -> Totals:
 
 def read_test_set(exported: Exported, dataset: str, data_dir: str | None) -> Split:
     """The test set as an exported model takes it; texts go through the view in its file, as strings do in use."""
-    if exported.view is None:
-        return load(dataset, data_dir).test
-    texts = load_corpus(dataset, data_dir).test
-    return Split(exported.view(texts.texts), texts.labels)
+    test = load_data(dataset, data_dir).test
+    return test if isinstance(test, Split) else Split(exported.view(test.texts), test.labels)
 
 
 def from_workdir(workdir: str, options: Options) -> tuple[Totals, dict[str, Any]]:
@@ -108,7 +105,7 @@ def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
         raise UserError(f"{given} has no effect with --exported, which runs on one device: leave it out")
     exported = load_exported(path)
     dataset = exported.metadata.get("dataset")
-    if dataset not in LABELS:
+    if dataset not in DATA_SETS:
         raise UserError(f"{path} was made for the data set {dataset}, and there is none of that name here")
     totals = evaluate_exported(exported, read_test_set(exported, dataset, options.data_dir))
     facts = {

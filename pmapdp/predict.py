@@ -44,6 +44,22 @@ class Options:
     """Print one JSON object a line, with the probabilities of all classes."""
 
 
+def image_size(exported: Exported, path: str) -> tuple[int, int]:
+    """Height and width of the grey images that the model takes.
+
+    Raises:
+        UserError: it takes something else.
+    """
+    match exported.metadata["input"]:
+        case {"dtype": "uint8", "shape": [_, int(height), int(width), 1]}:
+            return height, width
+        case other:
+            raise UserError(
+                f"{path} takes {other['dtype']} of shape {other['shape']}, and this command reads grey images and "
+                "texts: call it from Python with pmapdp.export.read.load_exported"
+            )
+
+
 def read_texts(exported: Exported, options: Options) -> tuple[list[dict[str, Any]], list[str], np.ndarray]:
     """The texts on the command line and in the file of texts: what JSON says of each, their names, and the inputs.
 
@@ -68,9 +84,10 @@ def read_files(exported: Exported, options: Options) -> tuple[list[dict[str, Any
         raise UserError(f"--lines {options.lines} is for models of texts, and {options.model} takes images: name files")
     if not options.input:
         raise UserError(f"INPUT is missing: try {PROGRAM} {options.model} digit.png")
+    height, width = image_size(exported, options.model)
     known, names, parts = [], [], []
     for path in options.input:
-        parts.append(part := read_images(path, *exported.metadata["input"]["shape"][1:3]))
+        parts.append(part := read_images(path, height, width))
         known += [{"file": path, "index": index} for index in range(len(part))]
         names += [path] if len(part) == 1 else [f"{path}[{index}]" for index in range(len(part))]
     return known, names, np.concatenate(parts)

@@ -11,10 +11,10 @@ from pmapdp import devices
 from pmapdp.config import Config, check
 from pmapdp.errors import UserError
 from pmapdp.forms import mismatch
-from pmapdp.optimizer import make_optimizer
+from pmapdp.job import make_task
 from pmapdp.run.checkpoint import load_state
 from pmapdp.run.workdir import read_settings
-from pmapdp.state import TrainState, make_task
+from pmapdp.state import TrainState
 
 
 def read_config(path: str | Path) -> Config:
@@ -45,5 +45,5 @@ def load_run(path: str | Path) -> tuple[Config, TrainState, dict[str, Any]]:
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     # The learning rates do not matter here: they are not part of the state.
-    state, progress = load_state(path, make_task(config, make_optimizer(config, lambda step: 0.0)))
+    state, progress = load_state(path, make_task(config))
     return config, state, progress["last"]

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from pmapdp.data import default_data_dir, imdb
+from pmapdp.data import imdb
 from pmapdp.devices import simulate
+from pmapdp.registry import default_data_dir
 
 MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"

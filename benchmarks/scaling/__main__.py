@@ -28,7 +28,7 @@ from benchmarks.scaling.checks import (
 )
 from benchmarks.scaling.fit import shared_memory_terms, typical
 from pmapdp.errors import run_command
-from pmapdp.models import MODELS
+from pmapdp.registry import MODELS
 from pmapdp.scaling.table import percent, seconds
 from pmapdp.workers import ended_by_signals
 

@@ -17,13 +17,13 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.scaling.operations import step_flops
+from benchmarks.scaling.operations import compile_step, step_flops
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.errors import run_command
-from pmapdp.models import VIEWS
-from pmapdp.scaling.programs import COUNTED, EXAMPLES, compile_step, count_step
+from pmapdp.registry import MODELS, view_of
+from pmapdp.scaling.programs import COUNTED, EXAMPLES, count_step
 from pmapdp.state import Task, TrainState, create_state, initial_state
 from pmapdp.steps import make_steps
 from pmapdp.workers import end_with_starter
@@ -35,16 +35,21 @@ RUNS_A_TURN = 4
 
 def new_task(name: str) -> Task:
     """A model of this name, trained with Adam."""
-    return Task(name, optax.adam(1e-3))
+    return Task(MODELS[name], optax.adam(1e-3))
+
+
+def example_of(model: str) -> Any:
+    """One input of the model of this name, without its values."""
+    return EXAMPLES[view_of(MODELS[model])]
 
 
 def count(model: str) -> dict[str, float]:
     """Operations of an example: what grows with the batch, by our own count and the compiler's."""
     task, (small, large) = new_task(model), COUNTED
-    own = step_flops(task, large, EXAMPLES[VIEWS[model]]) - step_flops(task, small, EXAMPLES[VIEWS[model]])
+    own = step_flops(task, large, example_of(model)) - step_flops(task, small, example_of(model))
     return {
         "own": own / (large - small),
-        "compiled": count_step(model, task, EXAMPLES[VIEWS[model]]).flops,
+        "compiled": count_step(model, task, example_of(model)).flops,
     }
 
 
@@ -52,7 +57,7 @@ def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
     """The collectives of a step for N simulated devices."""
     devices.simulate(int(N))
     task = new_task(model)
-    program = compile_step(strategy, task, jax.devices()[: int(N)], 8, EXAMPLES[VIEWS[model]])
+    program = compile_step(strategy, task, jax.devices()[: int(N)], 8, example_of(model))
     return {
         "collectives": [each._asdict() for each in collectives(program.as_text())],
         **exchanged(model),
@@ -74,7 +79,7 @@ def simulated(model: str, repeats: str, *counts: str) -> dict[str, Any]:
     here, task = jax.devices(), new_task(model)
     state = create_state(task)
     all_reduces = [all_reduce(here[:N], size) for N in map(int, counts) for size in SIZES]
-    steps = [training_step(task, state, here[:N], EXAMPLES[VIEWS[model]]) for N in (1, *map(int, counts))]
+    steps = [training_step(task, state, here[:N], example_of(model)) for N in (1, *map(int, counts))]
     return {"all_reduces": timed(all_reduces, int(repeats)), "steps": timed(steps, int(repeats)), **exchanged(model)}
 
 
@@ -87,9 +92,9 @@ def gloo(model: str, repeats: str, address: str, rank: str) -> dict[str, Any]:
     own, task = jax.local_devices()[:1], new_task(model)
     state = create_state(task)
     all_reduces = timed([all_reduce(both, size) for size in SIZES], int(repeats))
-    steps = timed([training_step(task, state, own, EXAMPLES[VIEWS[model]])], int(repeats)) if rank == "0" else []
+    steps = timed([training_step(task, state, own, example_of(model))], int(repeats)) if rank == "0" else []
     multihost_utils.sync_global_devices("process 0 has timed its own step")
-    steps += timed([training_step(task, state, both, EXAMPLES[VIEWS[model]])], int(repeats))
+    steps += timed([training_step(task, state, both, example_of(model))], int(repeats))
     return {"all_reduces": all_reduces, "steps": steps, **exchanged(model)}
 
 

@@ -5,16 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import optax
-
 from pmapdp.cli import parse_options
-from pmapdp.data import CORPORA, load_with_view
 from pmapdp.errors import run_command
 from pmapdp.export.write import export_model
 from pmapdp.files import require_writable
-from pmapdp.labels import LABELS
-from pmapdp.models import VIEWS
-from pmapdp.state import make_task
+from pmapdp.job import make_task
+from pmapdp.registry import load_data, viewed
 from pmapdp.trained import load_run
 
 METRICS = ("test_loss", "test_accuracy", "test_examples")
@@ -37,20 +33,18 @@ def main(arguments: list[str]) -> None:
     options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
     config, state, metrics = load_run(options.workdir)
     require_writable(options.file)
+    task = make_task(config)
+    data, view = viewed(load_data(config.dataset, options.data_dir or config.data_dir), task.model)
     metadata = {
         "model": config.model,
         "recipe": config.recipe,
         "dataset": config.dataset,
-        "labels": LABELS[config.dataset],
+        "labels": data.classes,
         "step": int(state.step),
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
         "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
     }
-    view = None
-    if config.dataset in CORPORA:
-        view = load_with_view(config.dataset, options.data_dir or config.data_dir, VIEWS[config.model])[1]
-    # Exported is the model alone, without its update rule.
-    export_model(make_task(config, optax.identity()), state, options.file, metadata=metadata, view=view)
+    export_model(task, state, options.file, metadata=metadata, view=view, inputs=data.train.inputs)
     megabytes = Path(options.file).stat().st_size / 1e6
     print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
     if metadata["metrics"]:

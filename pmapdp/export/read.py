@@ -14,13 +14,13 @@ import jax
 import jax.export
 import numpy as np
 
-from pmapdp.data import TEXT_VIEWS
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import FIRST_WORD, VOCABULARY
 from pmapdp.errors import UserError, reason
 from pmapdp.export.inputs import read_array
 from pmapdp.files import read_file
 from pmapdp.forms import mismatch, parse_json
+from pmapdp.registry import VIEWS
 
 FORMAT, FORMAT_VERSION = "pmapdp model", 1
 METADATA, PROGRAM, ARRAYS, TEXT, CHECKSUMS = "metadata.json", "model.jax", "arrays/", "text/", "SHA256SUMS"
@@ -30,7 +30,7 @@ FORM = {
     "labels": list[str],
     "arrays": list[str],
     "input": {"dtype": str, "shape": list[Any]},
-    "view": NotRequired[Literal["images", *TEXT_VIEWS]],
+    "view": NotRequired[Literal["images", *VIEWS]],
     "dataset": NotRequired[str],
     "step": NotRequired[int],
 }
@@ -158,7 +158,7 @@ def checksums(files: dict[str, bytes]) -> bytes:
 
 def read_view(metadata: dict[str, Any], files: dict[str, bytes]) -> Any:
     """The view of texts in the file, tried out; None where the model takes images."""
-    view_type = TEXT_VIEWS.get(metadata.get("view", "images"))
+    view_type = VIEWS.get(metadata.get("view", "images"))
     if view_type is None:
         return None
     values: dict[str, Any] = {}
@@ -183,6 +183,5 @@ def belong_together(model: jax.export.Exported, arrays: dict[str, np.ndarray], m
         {name: (each.shape, each.dtype) for name, each in expected.items()}
         == {name: (each.shape, each.dtype) for name, each in arrays.items()}
         and [inputs.dtype, *inputs.shape[1:]] == [metadata["input"]["dtype"], *metadata["input"]["shape"][1:]]
-        and logits.shape[1:] == (len(metadata["labels"]),)
-        and (metadata.get("view", "images") in TEXT_VIEWS or (inputs.dtype == np.uint8 and inputs.shape[3:] == (1,)))
+        and logits.shape[-1] == len(metadata["labels"])
     )

@@ -50,12 +50,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pmapdp.data import TEXT_VIEWS
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, reason
 from pmapdp.export.read import ARRAYS, CHECKSUMS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT, checksums
 from pmapdp.files import write_file
+from pmapdp.models.layers import Context
+from pmapdp.registry import view_of
 from pmapdp.state import Task, TrainState, count_parameters
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -68,7 +69,13 @@ READABLE_BY_ALL = 0o644 << 16  # where a zip keeps the permissions of a file
 
 
 def export_model(
-    task: Task, state: TrainState, path: str | Path, *, metadata: dict[str, Any], view: Any = None
+    task: Task,
+    state: TrainState,
+    path: str | Path,
+    *,
+    metadata: dict[str, Any],
+    view: Any = None,
+    inputs: np.ndarray | None = None,
 ) -> None:
     """Write the model of `state` to the zip `path`, which is there whole or not at all.
 
@@ -76,8 +83,9 @@ def export_model(
         task: what was trained.
         state: `TrainState` on the host.
         path: overwritten if it exists.
-        metadata: JSON to keep beside the model; `labels`, the names of the C classes, is needed.
+        metadata: JSON to keep beside the model; `labels` are the names of the C classes, empty for their numbers.
         view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
+        inputs: `[n, ...]` as the model takes them; default: images as MNIST's, or what the view gives.
 
     Raises:
         UserError: `path` cannot be written, or the parameters are no finite numbers.
@@ -90,15 +98,24 @@ def export_model(
 
     def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
         params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
-        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs)
+        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs, Context())
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    kind = next((name for name, each in TEXT_VIEWS.items() if isinstance(view, each)), "images")
-    shape = jax.export.symbolic_shape(", ".join(map(str, INPUTS[kind]["shape"])))
-    inputs = jax.ShapeDtypeStruct(shape, INPUTS[kind]["dtype"])
+    kind = view_of(task.model)
+    takes = INPUTS[kind]
+    if inputs is not None:
+        takes = {"dtype": inputs.dtype.name, "shape": ["batch", *inputs.shape[1:]]}
+    shape = jax.export.symbolic_shape(", ".join(map(str, takes["shape"])))
+    inputs_type = jax.ShapeDtypeStruct(shape, takes["dtype"])
     with jax.enable_x64(task.dtype == "float64"), short_locations():
-        model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
+        try:
+            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs_type)
+        except Exception as error:
+            raise UserError(
+                f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
+                "inputs.shape[0] in it instead of len(inputs)"
+            ) from error
         program = bytes(model.serialize())
 
     metadata = {
@@ -110,10 +127,11 @@ def export_model(
         "platforms": PLATFORMS,
         "dtype": task.dtype,
         "view": kind,
-        "input": INPUTS[kind],
+        "input": takes,
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
+        "labels": list(metadata["labels"]) or [str(number) for number in range(model.out_avals[0].shape[-1])],
     }
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
     files |= {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()}

@@ -18,16 +18,15 @@ from rich.console import Console
 from pmapdp.cli import parse_with
 from pmapdp.errors import run_command
 from pmapdp.files import write_file
-from pmapdp.models import VIEWS
-from pmapdp.optimizer import make_optimizer
+from pmapdp.job import make_task
+from pmapdp.registry import find_model, view_of
 from pmapdp.scaling.options import GROUPS, ScalingOptions, batch_size, check_options
-from pmapdp.scaling.pictures import strong_picture, weak_picture
+from pmapdp.scaling.pictures import pictures
 from pmapdp.scaling.predict import Plan
 from pmapdp.scaling.programs import EXAMPLES, count_step, slots
 from pmapdp.scaling.report import make_report
 from pmapdp.scaling.table import print_answers, print_predictions
 from pmapdp.scaling.workloads import PUBLISHED
-from pmapdp.state import make_task
 
 WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
 
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", groups=GROUPS)
     check_options(config, options)
-    task = make_task(config, make_optimizer(config, lambda step: config.learning_rate))
+    task = make_task(config)
     plan = Plan(
         per_device_batch=batch_size(config),
         accumulate=config.accumulate,
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> None:
     if options.workload == "recipe":
         print(f"counting the operations of {config.model}", file=sys.stderr, flush=True)
         jax.config.update("jax_platforms", "cpu")  # counted there, so that every machine predicts the same
-        workload = count_step(config.model, task, EXAMPLES[VIEWS[config.model]])
+        workload = count_step(config.model, task, EXAMPLES[view_of(find_model(config.model))])
     else:
         workload = PUBLISHED[options.workload]
     report = make_report(workload, plan, options.hardware, options.devices, options.strong_batch_size)
@@ -57,8 +56,8 @@ def main(arguments: list[str]) -> None:
     if options.json is not None:
         write_file(options.json, json.dumps(report, indent=2) + "\n")
     if options.output is not None:
-        write_file(Path(options.output) / "weak.svg", weak_picture(report))
-        write_file(Path(options.output) / "strong.svg", strong_picture(report))
+        for name, picture in pictures(report).items():
+            write_file(Path(options.output) / name, picture)
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(

@@ -10,17 +10,18 @@ import numpy as np
 import optax
 import pytest
 from examples import random_split
+from pmapdp.cpu.dispatch import counts, in_a_loop, updates_at_once
 from running import run
 
 from pmapdp.config import Config
-from pmapdp.cpu.dispatch import counts, in_a_loop, updates_at_once
 from pmapdp.cpu.loop import several
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE
+from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
 from pmapdp.trained import load_run
 
 SPLIT = random_split(83, seed=1)
@@ -43,10 +44,9 @@ JOBS = [
 
 def made(model: str, strategy: str, devices: int, accumulate: int = 1, options: dict | None = None, **settings):
     """The strategy's functions, the state to start from, the batches, and the number of their parts."""
-    task = Task(model, optax.sgd(0.05, momentum=0.9), accumulate=accumulate, **settings)
+    task = Task(MODELS[model], optax.sgd(0.05, momentum=0.9), accumulate=accumulate, **settings)
     group = jax.devices()[:devices]
-    config = Config(model=model, strategy=strategy, **(options or {}))
-    layout = None if strategy == "single" else fit_layout(config, group, task, (28, 28, 1))
+    layout = None if strategy == "single" else fit_layout(group, task, (28, 28, 1), **(options or {}))
     shards = layout.batch_shards if layout else 1
     steps = make_steps(strategy, task, group, layout)
     batches = Batches(SPLIT, B, devices=shards, accumulate=accumulate, shuffle_seed=3)

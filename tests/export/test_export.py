@@ -19,7 +19,7 @@ from pmapdp.export import __main__ as export
 from pmapdp.export import write
 from pmapdp.export.read import CHECKSUMS, EXAMPLES_PER_CALL, load_exported, read_zip
 from pmapdp.export.write import export_model, zip_bytes
-from pmapdp.labels import DIGITS
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.train import train
 
@@ -27,7 +27,7 @@ from pmapdp.train import train
 def train_and_export(model, folder):
     """A job, its state and the file that its model was exported to."""
     job, state = train_briefly(model=model)
-    export_model(job.task, state, folder / "model.zip", metadata={"labels": DIGITS, "dataset": "digits"})
+    export_model(job.task, state, folder / "model.zip", metadata={"labels": "0123456789", "dataset": "digits"})
     return job, state, folder / "model.zip"
 
 
@@ -73,13 +73,13 @@ def test_any_batch_size(trained, examples):
 
 def test_float64(tmp_path):
     """float64 stays float64, also where JAX is not set to it."""
-    task = Task("cnn", optax.identity(), dtype="float64")
+    task = Task(MODELS["cnn"], optax.identity(), dtype="float64")
     inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
     with jax.enable_x64(True):
         state = create_state(task)
         model = nnx.merge(task.model_structure(), state.params, state.batch_stats)
         expected = jax.device_get(model(inputs))
-    export_model(task, state, tmp_path / "model.zip", metadata={"labels": DIGITS})
+    export_model(task, state, tmp_path / "model.zip", metadata={"labels": "0123456789"})
     logits = load_exported(tmp_path / "model.zip").outputs(inputs)["logits"]
     assert logits.dtype == np.float64
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
@@ -87,10 +87,10 @@ def test_float64(tmp_path):
 
 def test_bfloat16(tmp_path):
     """Parameters are exported as they are trained, in float32; the answer is float32."""
-    task = Task("cnn", optax.identity(), dtype="bfloat16")
+    task = Task(MODELS["cnn"], optax.identity(), dtype="bfloat16")
     state = create_state(task)
     inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
-    export_model(task, state, tmp_path / "model.zip", metadata={"labels": DIGITS})
+    export_model(task, state, tmp_path / "model.zip", metadata={"labels": "0123456789"})
     exported = load_exported(tmp_path / "model.zip")
     assert {array.dtype for array in exported.arrays.values()} == {np.dtype(np.float32)}
     expected = nnx.merge(task.model_structure(), state.params, state.batch_stats)(inputs)
@@ -130,14 +130,14 @@ def test_readable_with_jax_and_numpy_alone(convnet):
         for name, expected in ours.outputs(job.data.test.inputs[:5]).items():
             np.testing.assert_allclose(theirs[name], expected, atol=1e-6)
     classes, _ = ours.predict(job.data.test.inputs[:5])
-    assert run.stdout.split() == [DIGITS[number] for number in classes]
+    assert run.stdout.split() == ["0123456789"[number] for number in classes]
 
 
 def test_what_is_in_the_file(small):
     files = read_zip(small)
     metadata = json.loads(files["metadata.json"])
     assert metadata["input"] == {"dtype": "uint8", "shape": ["batch", 28, 28, 1]}
-    assert metadata["labels"] == list(DIGITS)
+    assert metadata["labels"] == list("0123456789")
     assert metadata["jax"] == jax.__version__
     assert metadata["parameters"] == 49_242
     assert load_exported(small).model.platforms == ("cpu", "cuda", "tpu") == tuple(metadata["platforms"])
@@ -167,7 +167,7 @@ def test_checksums_are_those_of_sha256sum(small, tmp_path):
 
 def test_same_model_same_bytes(convnet, tmp_path):
     job, state, path = convnet
-    export_model(job.task, state, tmp_path / "again.zip", metadata={"labels": DIGITS, "dataset": "digits"})
+    export_model(job.task, state, tmp_path / "again.zip", metadata={"labels": "0123456789", "dataset": "digits"})
     assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
 
 

@@ -12,7 +12,6 @@ from pmapdp.errors import UserError, run_command
 from pmapdp.export.inputs import read_images
 from pmapdp.export.read import read_zip
 from pmapdp.export.write import export_model, zip_bytes
-from pmapdp.labels import DIGITS
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
 
@@ -22,7 +21,7 @@ def trained(tmp_path_factory):
     """A job, its state and the file that its model was exported to."""
     job, state = train_briefly(steps=40, model="mlp")
     path = tmp_path_factory.mktemp("predict") / "model.zip"
-    export_model(job.task, state, path, metadata={"labels": DIGITS})
+    export_model(job.task, state, path, metadata={"labels": "0123456789"})
     return job, state, path
 
 
@@ -60,7 +59,7 @@ def test_images_and_arrays(trained, folder, capsys):
     assert [result["class"] for result in results] == [label for _, label, _ in lines]
     assert [result["index"] for result in results] == [0, 0, *range(10)]
     for result in results:
-        assert list(result["probabilities"]) == list(DIGITS)
+        assert list(result["probabilities"]) == list("0123456789")
         assert sum(result["probabilities"].values()) == pytest.approx(1, abs=1e-5)
         assert result["probability"] == max(result["probabilities"].values())
 

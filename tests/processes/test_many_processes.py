@@ -17,8 +17,9 @@ from running import run
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.processes.join import find, joined, require_free, wait_for_coordinator
+from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions, check_options
+from pmapdp.processes.place import address_to_listen_on, find, wait_for_coordinator
 from pmapdp.trained import load_run
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
@@ -180,14 +181,14 @@ def hand(coordinator="127.0.0.1:9876", count=2, process=0, **others) -> Processe
 )
 def test_flags_that_cannot_be(options, sentence):
     with pytest.raises(UserError) as error:
-        check_options(options)
+        check_options(options, {})
     assert sentence in str(error.value)
 
 
 def test_mistakes_before_joining(monkeypatch):
     with (
         pytest.raises(UserError, match="--strategy single runs on one device"),
-        joined(hand(), Config(strategy="single")),
+        joined(hand(), {"--strategy": "single"}),
     ):
         pass
     for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"):
@@ -197,6 +198,6 @@ def test_mistakes_before_joining(monkeypatch):
     place = find(hand(f"127.0.0.1:{free_port()}", process=1))
     with pytest.raises(UserError, match=f"no coordinator answers at 127.0.0.1:{place.port} after 0 s"):
         wait_for_coordinator(place, 0)
-    require_free(place)
+    assert address_to_listen_on(place) == place.address
     with socket.create_server(("127.0.0.1", place.port)), pytest.raises(UserError, match="cannot listen on port"):
-        require_free(place)
+        address_to_listen_on(place)
