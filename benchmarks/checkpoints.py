@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pmapdp import devices, job
-from pmapdp.command_line import parse
+from pmapdp.cli import parse
 from pmapdp.config import Config
-from pmapdp.run import resume
+from pmapdp.run.running import Run
 from pmapdp.train import train
 
 DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
@@ -25,16 +25,16 @@ DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
 
 def epochs_in_turn(steps: int) -> None:
     """Let the trainer write checkpoints in epochs 2, 4, ... only, and end dispatches where they are due only there."""
-    due, counts = resume.Keeper.due, job.counts
+    due, counts = Run.due, job.counts
 
-    def due_in_turn(keeper: resume.Keeper, step: int) -> bool:
-        return (step - 1) // steps % 2 == 1 and due(keeper, step)
+    def due_in_turn(run: Run, step: int) -> bool:
+        return (step - 1) // steps % 2 == 1 and due(run, step)
 
     def counts_in_turn(config: Config, most: int, step: int, end: int) -> Iterator[int]:
         plain = dataclasses.replace(config, checkpoint_every=None)
         return counts(config if step // steps % 2 else plain, most, step, end)
 
-    resume.Keeper.due, job.counts = due_in_turn, counts_in_turn  # type: ignore[method-assign]
+    Run.due, job.counts = due_in_turn, counts_in_turn  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from pmapdp.command_line import parse
+from pmapdp.cli import parse
 from pmapdp.job import prepare
 from pmapdp.run import compile_cache
 from pmapdp.state import create_state

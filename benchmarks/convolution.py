@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
 from pmapdp.cpu.canonical_convolution import LAYOUT
+
 from pmapdp.cpu.convolution import convolve, convolve_and_pool
 from pmapdp.devices import cores
 from pmapdp.models.layers import max_pool_2x2

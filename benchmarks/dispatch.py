@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from pmapdp import devices
-from pmapdp.command_line import parse
+from pmapdp.cli import parse
 from pmapdp.job import Job, prepare
 from pmapdp.metrics import DISPATCHES_BEHIND
 from pmapdp.state import create_state

@@ -1,4 +1,4 @@
-"""The README's table and picture, made from results.json: `python -m benchmarks.summary`."""
+"""The table of docs/speed.md and its picture, made from results.json: `python -m benchmarks.summary`."""
 
 import json
 import statistics
@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.comparisons import Comparison, comparisons
-from pmapdp.colours import STRATEGY_COLOURS
-from pmapdp.compare.svg import element, text
+from pmapdp.pictures import INK, STRATEGY_COLOURS, drawing, svg
 
 RESULTS = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).with_name("results.svg")
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- made by python -m benchmarks.summary -->", "<!-- until here -->"
 
 
@@ -38,16 +37,21 @@ def spread(values: list[float]) -> float:
 
 def table(results: dict[str, Any]) -> str:
     """The comparisons in Markdown."""
-    lines = [
-        "| work | devices | pmapdp | against | examples/s, theirs | ours | ratio | target |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    groups: dict[tuple[Any, ...], dict[str, str]] = {}
     for pair, ours, other in measured(results):
-        lines.append(
-            f"| {pair.work} | {pair.ours.devices} | {pair.ours.strategy} | {pair.against} "
-            f"| {statistics.median(other):,.0f} | {statistics.median(ours):,.0f} | {ratio(ours, other):.2f} "
-            f"| {pair.target:.2f} |"
-        )
+        row = (pair.work, pair.ours.devices, pair.against if pair.ours.strategy not in pair.against else "bare loop")
+        cells = groups.setdefault((*row, pair.target), {})
+        cells[pair.ours.strategy] = f"{statistics.median(ours):,.0f} ({ratio(ours, other):.2f})"
+    strategies = ("single", "pmap", "jit", "shard_map")
+    lines = [
+        "Examples/s of pmapdp, and in brackets over those of the other program.",
+        "",
+        f"| work | devices | against | {' | '.join(strategies)} | target |",
+        f"| --- | --- | --- | {'--- | ' * len(strategies)}--- |",
+    ]
+    for (work, devices, against, target), cells in groups.items():
+        values = " | ".join(cells.get(strategy, "") for strategy in strategies)
+        lines.append(f"| {work} | {devices} | {against} | {values} | {target:.2f} |")
     facts, rounds = results["machine"], len(next(iter(results["examples_per_second"].values())))
     widest = max(spread(values) for values in results["examples_per_second"].values())
     peers = "".join(f", {name} {version}" for name, version in facts.get("peers", {}).items())
@@ -63,55 +67,30 @@ def table(results: dict[str, Any]) -> str:
 
 
 def picture(results: dict[str, Any]) -> str:
-    """One bar a comparison: the ratio, with a tick at its target."""
+    """One bar a comparison: the ratio, with a mark at its target."""
     rows = measured(results)
-    left, width, step, top = 430, 330, 22, 46
-    height = top + step * len(rows) + 16
-    limit = max(max(ratio(ours, other), pair.target) for pair, ours, other in rows) * 1.12
-    light = " ".join(f"--{name}: {pair[0]};" for name, pair in STRATEGY_COLOURS.items())
-    dark = " ".join(f"--{name}: {pair[1]};" for name, pair in STRATEGY_COLOURS.items())
-    style = (
-        f"svg {{ {light} --ink: #1d232b; font: 13px system-ui, sans-serif; }} "
-        f"@media (prefers-color-scheme: dark) {{ svg {{ {dark} --ink: #e6e9ed; }} }} "
-        "text { fill: var(--ink); } .title { font-weight: 600; font-size: 15px; } .target { stroke: var(--ink); }"
-    )
+    values = [ratio(ours, other) for _, ours, other in rows]
     title = "Examples per second, pmapdp over the other; the line is the target"
-    drawn = [element("title", title), element("style", style), text(title, x=8, y=22, class_="title")]
-    for number, (pair, ours, other) in enumerate(rows):
-        y = top + step * number
-        value, target = ratio(ours, other), pair.target
-        label = f"{pair.work}, {pair.ours.devices} x {pair.ours.strategy} / {pair.against}"
-        drawn += [
-            text(label, x=left - 8, y=y + 13, text_anchor="end"),
-            element(
-                "rect",
-                x=left,
-                y=y + 2,
-                width=f"{width * value / limit:.1f}",
-                height=step - 7,
-                style=f"fill: var(--{pair.ours.strategy})",
-            ),
-            element(
-                "line",
-                x1=f"{left + width * target / limit:.1f}",
-                x2=f"{left + width * target / limit:.1f}",
-                y1=y,
-                y2=y + step - 3,
-                stroke_width=2,
-                class_="target",
-            ),
-            text(f"{value:.2f}", x=f"{left + width * max(value, target) / limit + 6:.1f}", y=y + 13),
-        ]
-    size = f"0 0 {left + width + 50} {height}"
-    return element("svg", *drawn, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img") + "\n"
+    with drawing(9, 0.8 + 0.27 * len(rows)) as (figure, axes):
+        for number, ((pair, _, _), value) in enumerate(zip(rows, values, strict=True)):
+            axes.barh(number, value, height=0.7, color=STRATEGY_COLOURS[pair.ours.strategy])
+            axes.plot((pair.target, pair.target), (number - 0.45, number + 0.45), color=INK, linewidth=2)
+            axes.text(max(value, pair.target) + 0.1, number, f"{value:.2f}", va="center")
+        labels = [f"{pair.work}, {pair.ours.devices} x {pair.ours.strategy} / {pair.against}" for pair, _, _ in rows]
+        axes.set_yticks(range(len(rows)), labels)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+        figure.suptitle(title, weight="bold")
+        return svg(figure, title, alone=True)
 
 
 def write(results: dict[str, Any]) -> None:
-    """Write the picture, and the table between its two marks in the README."""
+    """Write the picture, and the table between its two marks on the page."""
     PICTURE.write_text(picture(results), encoding="utf-8")
-    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

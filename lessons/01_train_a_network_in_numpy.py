@@ -34,12 +34,12 @@ import numpy as np
 from checks import check
 
 from pmapdp import devices
-from pmapdp.data import load
 from pmapdp.models import numpy_mlp as numpy_network
+from pmapdp.registry import load_data
 
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
-data = load(DATASET)
+data = load_data(DATASET)
 print("train", data.train.inputs.shape, data.train.inputs.dtype, "| test", data.test.inputs.shape)
 
 # %% [markdown]

@@ -35,13 +35,13 @@ import numpy as np
 from checks import check
 
 from pmapdp import devices
-from pmapdp.data import load
 from pmapdp.models import numpy_mlp as numpy_network
+from pmapdp.registry import load_data
 
 devices.simulate(8)
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
-data = load(DATASET)
+data = load_data(DATASET)
 x = data.train.inputs.reshape(-1, 784).astype(np.float32) / 255  # [n, D]
 labels = data.train.labels  # [n]
 

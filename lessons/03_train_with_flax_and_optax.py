@@ -41,10 +41,10 @@ from checks import check
 from flax import nnx
 
 from pmapdp import devices
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
 from pmapdp.loss import metric_sums
-from pmapdp.models import MODELS
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import MODELS, load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, single
 
@@ -112,7 +112,7 @@ plt.show()
 # rows count.
 
 # %%
-data = load(DATASET)
+data = load_data(DATASET)
 batches = Batches(data.train, 64, shuffle_seed=0)
 last = list(batches.epoch(0))[-1]
 print(f"{batches.steps} batches an epoch; the last one: images {last.inputs.shape}, {int(last.weights.sum())} of them count")
@@ -210,7 +210,7 @@ else:
 # `train_step`. Is it the same step? Give our function pmapdp's network and compare five updates, in float32.
 
 # %%
-task = Task("mlp", optimizer)
+task = Task(MLP, optimizer)
 steps = make_steps("single", task, jax.devices()[:1])
 structure = nnx.split(nnx.eval_shape(lambda: MODELS["mlp"](rngs=nnx.Rngs(0))))[0]  # <- changed: another network
 theirs = steps.place_state(create_state(task))

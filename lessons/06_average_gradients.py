@@ -38,8 +38,9 @@ from flax import nnx
 from jax import lax
 
 from pmapdp import devices
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
+from pmapdp.models.cnn import CNN
+from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, pmap
 from pmapdp.steps.shared import Body
@@ -49,7 +50,7 @@ N = len(chosen)
 jax.config.update("jax_enable_x64", True)
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
-data = load(DATASET)
+data = load_data(DATASET)
 print(devices.describe(chosen))
 
 # %% [markdown]
@@ -116,7 +117,7 @@ for d in range(N):
 
 # %%
 RATE = 0.1
-task = Task("cnn", optax.sgd(RATE), dtype="float64")
+task = Task(CNN, optax.sgd(RATE), dtype="float64")
 start, structure = create_state(task), task.model_structure()
 
 
@@ -333,7 +334,7 @@ print(inspect.getsource(Body.update))
 
 # %%
 print(f"{devices.describe(chosen)}, jax {jax.__version__}, 64 examples a step, float32")
-task32 = Task("cnn", optax.sgd(RATE))
+task32 = Task(CNN, optax.sgd(RATE))
 start32 = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, start)
 for count in (1, 2, 4, 8):
     steps = make_steps("pmap", task32, chosen[:count])

@@ -38,14 +38,15 @@ import numpy as np
 import optax
 from checks import check
 from jax import lax
+from pmapdp.cpu.packing import packed
 
 from pmapdp import devices
-from pmapdp.cpu.packing import packed
-from pmapdp.data import load
 from pmapdp.data.batches import Batches
-from pmapdp.loss import MetricSums, example_keys
+from pmapdp.loss import MetricSums
 from pmapdp.models.batch_norm import BatchNorm, moments
-from pmapdp.models.layers import Context, Dropout
+from pmapdp.models.convnet import ConvNet
+from pmapdp.models.layers import Context, Dropout, example_keys
+from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, pmap
 from pmapdp.steps.shared import Body
@@ -54,7 +55,7 @@ devices.simulate(8)
 jax.config.update("jax_enable_x64", True)
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
-data = load(DATASET)
+data = load_data(DATASET)
 devices.describe(jax.devices())
 
 # %% [markdown]
@@ -219,7 +220,7 @@ _ = check("07_batch_norm_dropout_and_metrics", "row_keys", row_keys)
 # size, so it turns rounding into steps where a gradient is exactly 0, as for the bias before a batch norm.
 
 # %%
-task = Task("convnet", optax.sgd(0.1), dtype="float64")
+task = Task(ConvNet, optax.sgd(0.1), dtype="float64")
 start = create_state(task)
 
 

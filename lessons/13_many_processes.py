@@ -45,8 +45,8 @@ from pmapdp import devices
 from pmapdp.data.batches import Batches
 from pmapdp.data.digits import load
 from pmapdp.recipes import RECIPES
-from pmapdp.run.workdir import load_run
 from pmapdp.train import train
+from pmapdp.trained import load_run
 
 devices.simulate(4)
 drawing.setup()

@@ -5,8 +5,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-# One fixed colour per device, in every lesson (the Okabe-Ito palette and a grey; Okabe and Ito, 2008).
-DEVICE_COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#8C8C8C"]
+from pmapdp.pictures import DEVICE_COLOURS
+
 INK = "#808080"  # mid grey: text and lines that show on white and on black
 
 

@@ -1,4 +1,4 @@
-"""What a run does: one frozen dataclass. The command line is made from it (`command_line.py`).
+"""What a run does: one frozen dataclass. The command line is made from it (`flags.py`).
 
 The fields stand in groups, as `--help` shows them; `Config` holds them all side by side.
 """
@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
-from pmapdp.sharding.notation import check_mesh, check_shard_state
 
 
 @dataclass(frozen=True)
 class DataOptions:
     """What is learnt from."""
 
-    dataset: Literal["digits", "mnist", "fashion-mnist", "imdb", "reviews"] = "digits"
+    dataset: str = "digits"
     """digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (synthetic texts)."""
     data_dir: str | None = None
     """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
@@ -27,7 +26,7 @@ class DataOptions:
 class ModelOptions:
     """What is trained."""
 
-    model: Literal["mlp", "cnn", "convnet", "text_mlp", "transformer"] = "cnn"
+    model: str = "cnn"
     """For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); for texts: text_mlp, transformer."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs."""
@@ -172,6 +171,35 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def by_flag(config: Config) -> dict[str, Any]:
+    """All settings, by the command-line flags of their fields."""
+    return {flag(name): value for name, value in dataclasses.asdict(config).items()}
+
+
+MOST = 2**31 - 1  # what JAX counts with
+FLOAT32 = 3.4e38
+# The least and the most that a setting may be, and a value that works.
+LIMITS: dict[str, tuple[float, float, str]] = {
+    "devices": (1, MOST, "8"),
+    "global_batch_size": (1, MOST, "64"),
+    "per_device_batch_size": (1, MOST, "8"),
+    "base_batch_size": (1, MOST, "64"),
+    "accumulate": (1, MOST, "2"),
+    "steps_per_dispatch": (1, MOST, "8"),
+    "epochs": (1, MOST, "10"),
+    "steps": (1, MOST, "100"),
+    "checkpoint_every": (1, MOST, "100"),
+    "keep_checkpoints": (1, MOST, "3"),
+    "seed": (0, 2**63 - 1, "0"),
+    "warmup_steps": (0, MOST, "0"),
+    "learning_rate": (0, FLOAT32, "0.001"),
+    "weight_decay": (0, FLOAT32, "0.01"),
+    "clip_norm": (1e-30, FLOAT32, "1.0"),
+    "switch_factor": (1e-30, FLOAT32, "0.1"),
+    "label_smoothing": (0, 0.999, "0.1"),
+}
+
+
 def check(config: Config) -> None:
     """Refuse values that no run can work with, whatever the data and the machine.
 
@@ -179,31 +207,24 @@ def check(config: Config) -> None:
         UserError: with the field, the value, the reason and a value that works.
     """
     types = typing.get_type_hints(Config)
-    for name in (each.name for each in dataclasses.fields(config)):
-        value, choices = getattr(config, name), typing.get_args(types[name])
+    for name, value in vars(config).items():
+        choices = typing.get_args(types[name])
         if typing.get_origin(types[name]) is Literal and value not in choices:
             raise unknown(name.replace("_", " "), str(value), choices)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{flag(name)} {value} is not a finite number: try {flag(name)} 0.001")
-
-    def require(works: bool, field: str, reason: str, example: object) -> None:
-        if not works:
-            raise UserError(f"{flag(field)} {getattr(config, field)} {reason}: try {flag(field)} {example}")
-
-    for field, example in {
-        "devices": 8,
-        "global_batch_size": 64,
-        "per_device_batch_size": 8,
-        "base_batch_size": 64,
-        "accumulate": 2,
-        "steps_per_dispatch": 8,
-        "epochs": 10,
-        "steps": 100,
-        "checkpoint_every": 100,
-        "keep_checkpoints": 3,
-    }.items():
-        value = getattr(config, field)
-        require(value is None or value >= 1, field, "must be at least 1", example)
+        least, most, example = LIMITS.get(name, (0, 0, ""))
+        if example and value is not None and not least <= value <= most:
+            why = f"must be at least {least}" if value < least else f"must be at most {most}"
+            if not math.isfinite(value):
+                why = "is not a finite number"
+            raise UserError(f"{flag(name)} {value} {why}: try {flag(name)} {example}")
+        if name in ("workdir", "data_dir", "metrics_file") and value is not None:
+            if not value.strip():
+                raise UserError(f"{flag(name)} {value!r} names nothing: leave it out, or give it a name")
+            if "://" in value:
+                raise UserError(
+                    f"{flag(name)} {value} is an address, which this program cannot open: mount the bucket, for "
+                    f"example with gcsfuse, and name its folder"
+                )
     if config.global_batch_size and config.per_device_batch_size:
         raise UserError(
             f"--global-batch-size {config.global_batch_size} and --per-device-batch-size "
@@ -213,30 +234,19 @@ def check(config: Config) -> None:
         raise UserError(
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
-    check_mesh(config.mesh, config.layout, config.strategy)
-    check_shard_state(config.shard_state, config.strategy)
-    require(config.learning_rate >= 0, "learning_rate", "is negative", 0.001)
-    require(config.seed >= 0, "seed", "is negative", 0)
-    require(config.warmup_steps >= 0, "warmup_steps", "is negative", 0)
-    require(config.weight_decay >= 0, "weight_decay", "is negative", 0.01)
-    require(
-        config.weight_decay == 0 or config.optimizer == "adamw",
-        "weight_decay",
-        f"has no effect with --optimizer {config.optimizer}, only with adamw",
-        0,
-    )
-    require(config.clip_norm is None or config.clip_norm > 0, "clip_norm", "must be above 0", 1.0)
-    require(0 <= config.label_smoothing < 1, "label_smoothing", "is not from 0 to below 1", 0.1)
-    require(config.switch_factor > 0, "switch_factor", "must be above 0", 0.1)
-    for field in ("fresh", "checkpoint_every", "histograms", "profile"):
-        if getattr(config, field) and not config.workdir:
-            raise UserError(f"{flag(field)} needs a folder for its files: add --workdir runs/first")
-    if config.schedule == "piecewise" and not config.switch_epochs:
+    if config.weight_decay and config.optimizer != "adamw":
+        raise UserError(
+            f"--weight-decay {config.weight_decay} has no effect with --optimizer {config.optimizer}, only with adamw: "
+            "try --weight-decay 0"
+        )
+    for name in ("fresh", "checkpoint_every", "histograms", "profile"):
+        if getattr(config, name) and not config.workdir:
+            raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
+    epochs = config.switch_epochs
+    if config.schedule == "piecewise" and not epochs:
         raise UserError("--schedule piecewise needs the epochs at which to switch: try --switch-epochs 3 7")
-    if config.switch_epochs and config.schedule != "piecewise":
+    if epochs and config.schedule != "piecewise":
         raise UserError(f"--switch-epochs has no effect with --schedule {config.schedule}: use --schedule piecewise")
-    if any(epoch < 1 for epoch in config.switch_epochs) or list(config.switch_epochs) != sorted(
-        set(config.switch_epochs)
-    ):
-        given = " ".join(map(str, config.switch_epochs))
-        raise UserError(f"--switch-epochs {given} are not rising and at least 1: try --switch-epochs 3 7")
+    if list(epochs) != sorted(set(epochs)) or not all(1 <= epoch <= MOST for epoch in epochs):
+        given = " ".join(map(str, epochs))
+        raise UserError(f"--switch-epochs {given} must rise from 1 or more to at most {MOST}: try --switch-epochs 3 7")

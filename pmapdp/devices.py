@@ -10,7 +10,6 @@ import warnings
 
 import jax
 
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.errors import UserError
 
 DEFAULT_SIMULATED = 8
@@ -39,15 +38,13 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show `count` CPU devices. Call it before the first JAX computation.
 
     Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number that the
-    user set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`, `NPROC`) is left as it is. The process keeps the
-    memory that it frees (`pmapdp.cpu.malloc`).
+    user set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`, `NPROC`) is left as it is.
 
     Raises:
         UserError: JAX has already started with fewer CPU devices, or the environment asks for fewer.
     """
     if not 1 <= count <= MOST_SIMULATED:
         raise UserError(f"{count} devices cannot be simulated: the number must be from 1 to {MOST_SIMULATED}")
-    keep_freed_memory()
     given = count_from_environment()
     if given:
         variable, available = given

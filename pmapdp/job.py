@@ -1,32 +1,52 @@
-"""A configuration made concrete: devices, data in batches, the task and the strategy's five functions."""
+"""From the configuration to values: devices, data in batches, the task and the strategy's functions.
 
+This is where the rooms meet, and the only place that takes the configuration apart.
+"""
+
+import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 
 from pmapdp import devices as device_module
 from pmapdp.config import Config, check
-from pmapdp.cpu.dispatch import counts, in_a_loop, updates_at_once
-from pmapdp.cpu.loop import Dispatch, one_by_one, several
-from pmapdp.data import CORPORA, load
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
+from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
-from pmapdp.models import VIEWS
 from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.own import check_data, check_task
 from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.registry import DATA_SETS, MODELS, check_pair, find_model, load_data, viewed
 from pmapdp.sharding.fit import fit_layout, number_of_devices
 from pmapdp.sharding.layout import Layout
-from pmapdp.state import Task, make_task
-from pmapdp.steps import Steps, make_steps
+from pmapdp.sharding.notation import check_sharding
+from pmapdp.sharding.split_step import make_steps
+from pmapdp.state import Task
+from pmapdp.steps.shared import Steps
 
 EVALUATION_BATCH_PER_DEVICE = 64
+
+
+class Dispatch(NamedTuple):
+    """What the host starts with one call: up to S updates.
+
+    Attributes:
+        place: (host `Batch` of S batches, number of updates) to the arguments of `run` on the devices.
+        run: (state, *placed) to (state, `MetricSums`) after that many updates; the given state's memory is reused. The
+            sums of each update are one entry of `[S]`, or `[]` where S is 1.
+    """
+
+    place: Callable[[Batch, int], tuple[Any, ...]]
+    run: Callable[..., tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -34,40 +54,45 @@ class Job:
     """All that a run needs before its first step.
 
     Attributes:
-        config: what was asked for.
         devices: N devices.
-        data: the data set.
-        global_batch_size: B, examples per update over all devices.
+        data: the data set, in arrays.
+        task: what is trained.
+        make_steps: from a task to its `Steps` on these devices.
         train_batches: the training set in its order, epoch by epoch.
         test_batches: the test set.
         total_steps: number of updates after which the run ends.
         schedule: number of updates made to learning rate.
-        task: model, objective and update rule.
+        checkpoint_every: updates after which a dispatch must end, so that a checkpoint can be written; or None.
         steps: the strategy's five functions.
-        steps_per_dispatch: S, the most updates that the host starts at once.
-        dispatch: the strategy's training step, up to S times at once.
-        layout: how the arrays lie on the devices; None for a single one.
+        dispatch: the training step, up to S times at once.
+        steps_per_dispatch: S.
+        layout: which shard of every array each device holds; None on a single device.
         peers: the processes that own the devices.
     """
 
-    config: Config
     devices: list[jax.Device]
     data: DataSet
-    global_batch_size: int
+    task: Task
+    make_steps: Callable[[Task], Steps]
     train_batches: Batches
     test_batches: Batches
     total_steps: int
     schedule: Callable[[Any], Any]
-    task: Task
+    checkpoint_every: int | None
     steps: Steps
-    steps_per_dispatch: int
     dispatch: Dispatch
+    steps_per_dispatch: int = 1
     layout: Layout | None = None
     peers: Peers = ALONE
 
     @property
+    def global_batch_size(self) -> int:
+        """B, examples per update over all devices."""
+        return self.train_batches.batch_size
+
+    @property
     def batch_shards(self) -> int:
-        """Into how many parts the global batch is split: N, or less where a mesh splits the model too."""
+        """Into how many shards the global batch is split: N, or less where a mesh splits the model too."""
         return self.layout.batch_shards if self.layout else 1
 
     @property
@@ -75,12 +100,26 @@ class Job:
         """b, the largest number of examples that one device gets in an update."""
         return math.ceil(self.global_batch_size / self.batch_shards)
 
-    def dispatches(self, step: int) -> Iterator[tuple[int, Batch]]:
-        """What is left of an epoch after update `step` of the run: number of updates and their batches, each time."""
+    def dispatches(self, step: int) -> Iterator[tuple[int, Any]]:
+        """What is left of an epoch after update `step` of the run: each time a number of updates and their batches on
+        the devices. A batch is placed when it is asked for, while the devices still compute what was started."""
         epoch, done = divmod(step, self.train_batches.steps)
-        end = min((epoch + 1) * self.train_batches.steps, self.total_steps)
-        each = list(counts(self.config, self.steps_per_dispatch, step, end))
-        return zip(each, self.train_batches.several(epoch, done, each, self.steps_per_dispatch), strict=True)
+        each = list(self.counts(step, min((epoch + 1) * self.train_batches.steps, self.total_steps)))
+        batches = self.train_batches.several(epoch, done, each, self.steps_per_dispatch)
+        for count, batch in zip(each, batches, strict=True):
+            yield count, self.dispatch.place(batch, count)
+
+    def counts(self, step: int, end: int) -> Iterator[int]:
+        """The number of updates of each dispatch after update `step` up to `end`."""
+        every = self.checkpoint_every or end
+        while step < end:
+            count = min(self.steps_per_dispatch, end - step, every - step % every)
+            yield count
+            step += count
+
+    def train_steps(self, state: Any, *placed: Any) -> tuple[Any, Any]:
+        """The updates of a dispatch: (state, what `dispatches` gave) to (state, `MetricSums` of each)."""
+        return self.dispatch.run(state, *placed)
 
     def evaluate(self, state: Any) -> Totals:
         """Loss and accuracy of a placed state over exactly the test set."""
@@ -90,91 +129,125 @@ class Job:
         return meter.finish()
 
 
-def prepare(config: Config, peers: Peers = ALONE) -> Job:
+def prepare(
+    config: Config,
+    peers: Peers = ALONE,
+    *,
+    model: Callable[..., nnx.Module] | None = None,
+    data: DataSet | None = None,
+    loss: Callable[..., MetricSums] | None = None,
+) -> Job:
     """Find the devices, read the data, build the task and the steps. Nothing is compiled yet.
+
+    Args:
+        config: what to do.
+        peers: the processes that take part.
+        model: builds the network, in the place of the one that the configuration names; see `Task.model`.
+        data: arrays in the place of the data set that the configuration names.
+        loss: in the place of the cross-entropy; see `Task.loss`.
 
     Raises:
         UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
     """
     check(config)
-    check_pair(config.model, config.dataset)
+    check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
+    if model is None and data is None:
+        check_pair(config.model, config.dataset)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     local = device_module.choose(1 if config.strategy == "single" else devices_here(config, peers))
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
-    data = load(config.dataset, config.data_dir, VIEWS[config.model])
+    task = make_task(config, model, loss)
+    own = model is not None or data is not None or config.model not in MODELS or config.dataset not in DATA_SETS
+    data, _ = viewed(data or load_data(config.dataset, config.data_dir), task.model)
+    if own:
+        data = check_data(data)
+        check_task(task, data, classifies=loss is None)
     if peers.first:
         peers.wait("the data set")
-    peers.require_same("devices and data", own_facts(local, data, config))
+    peers.require_same("devices and data", own_facts(local, data, config.dataset))
     devices = device_module.of_all_processes(local)
     layout = None
-    if config.strategy != "single":  # the layout needs no learning rate, which depends on how the batch is split
-        any_rate = make_task(config, make_optimizer(config, lambda step: 0.0))
-        layout = fit_layout(config, devices, any_rate, data.train.inputs.shape[1:])
+    if config.strategy != "single":
+        layout = fit_layout(
+            devices,
+            task,
+            data.train.inputs.shape[1:],
+            mesh=config.mesh,
+            layout=config.layout,
+            shard_state=config.shard_state,
+        )
     shards = layout.batch_shards if layout else 1
-    here = layout.shards_on(local, any_rate) if layout else range(1)
+    here = layout.shards_on(local, task) if layout else range(1)
     B = global_batch_size(config, shards, len(data.train.labels))
     train_batches = Batches(
         data.train, B, devices=shards, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
     )
-    test_size = max(B, EVALUATION_BATCH_PER_DEVICE * shards)
+    test_batches = Batches(data.test, max(B, EVALUATION_BATCH_PER_DEVICE * shards), devices=shards, here=here)
     all_steps = config.epochs * train_batches.steps
     schedule = make_schedule(config, B, train_batches.steps, all_steps)
-    task = make_task(config, make_optimizer(config, schedule))
-    steps = make_steps(config.strategy, task, devices, layout)
-    total_steps = min(config.steps or all_steps, all_steps)
-    loop = in_a_loop(config, devices, peers)
-    S = updates_at_once(config, loop, train_batches, total_steps)
-    return Job(
-        config=config,
+    task = dataclasses.replace(task, optimizer=make_optimizer(config, schedule))
+    make = functools.partial(make_steps, config.strategy, devices=devices, layout=layout)
+    steps = make(task)
+    job = Job(
         devices=devices,
         data=data,
-        global_batch_size=B,
-        train_batches=train_batches,
-        test_batches=Batches(data.test, test_size, devices=shards, here=here),
-        total_steps=total_steps,
-        schedule=schedule,
         task=task,
+        make_steps=make,
+        train_batches=train_batches,
+        test_batches=test_batches,
+        total_steps=min(config.steps or all_steps, all_steps),
+        schedule=schedule,
+        checkpoint_every=config.checkpoint_every,
         steps=steps,
-        steps_per_dispatch=S,
-        dispatch=several(steps, S, shards) if loop else one_by_one(steps),
+        dispatch=Dispatch(lambda batch, count: (steps.place_batch(batch),), steps.train_step),
         layout=layout,
         peers=peers,
     )
+    return fitted_to_cpu(job, config.strategy, config.steps_per_dispatch)
 
 
-def check_pair(model: str, dataset: str) -> None:
-    """Refuse a model of images for texts, and the other way round.
+def fitted_to_cpu(job: Job, strategy: str, asked: int | None) -> Job:
+    """The one seam for simulated devices: what `pmapdp/cpu/` makes faster there has the same results. Accelerators take
+    of it what is asked for, several updates in a dispatch."""
+    if job.devices[0].platform == "cpu" or (asked or 1) > 1:
+        from pmapdp.cpu import fit
 
-    Raises:
-        UserError: with the models that fit the data set.
-    """
-    takes_images, holds_images = VIEWS[model] == "images", dataset not in CORPORA
-    if takes_images != holds_images:
-        fitting = [f"--model {name}" for name, view in VIEWS.items() if (view == "images") == holds_images]
-        raise UserError(
-            f"--model {model} takes {'images' if takes_images else 'texts'}, and --dataset {dataset} holds "
-            f"{'images' if holds_images else 'texts'}: use {', '.join(fitting[:-1])} or {fitting[-1]}, or "
-            f"--dataset {'digits' if takes_images else 'reviews'}"
-        )
+        return fit(job, strategy, asked)
+    return job
+
+
+def make_task(
+    config: Config, model: Callable[..., nnx.Module] | None = None, loss: Callable[..., MetricSums] | None = None
+) -> Task:
+    """What is trained, with learning rate 0: that depends on how the batch is split. `model` and `loss` as for
+    `prepare`."""
+    return Task(
+        model or find_model(config.model),
+        make_optimizer(config, lambda step: 0.0),
+        config.seed,
+        config.dtype,
+        loss or functools.partial(cross_entropy, label_smoothing=config.label_smoothing),
+        config.accumulate,
+    )
 
 
 def devices_here(config: Config, peers: Peers) -> int | None:
     """How many devices this process is to have; None where the configuration says nothing."""
-    number = number_of_devices(config)
+    number = number_of_devices(config.devices, config.mesh)
     return number // peers.count if number and config.devices is None else number
 
 
-def own_facts(devices: list[jax.Device], data: DataSet, config: Config) -> dict[str, Any]:
+def own_facts(devices: list[jax.Device], data: DataSet, dataset: str) -> dict[str, Any]:
     """What one process brings to a run with others, under the names that a user knows."""
     content = hashlib.sha256()
-    for array in jax.tree.leaves(data):
+    for array in (*data.train, *data.test):
         content.update(np.ascontiguousarray(array).data)
     return {
         "the number of its devices": len(devices),
         "the kind of its devices": devices[0].device_kind,
-        f"the content of the data set {config.dataset}": content.hexdigest()[:16],
+        f"the content of the data set {dataset}": content.hexdigest()[:16],
     }
 
 
@@ -185,10 +258,8 @@ def global_batch_size(config: Config, devices: int, examples: int) -> int:
         UserError: it is larger than the training set, or smaller than the accumulation steps.
     """
     if config.per_device_batch_size:
-        size, given = (
-            config.per_device_batch_size * devices,
-            f"--per-device-batch-size {config.per_device_batch_size}",
-        )
+        size = config.per_device_batch_size * devices
+        given = f"--per-device-batch-size {config.per_device_batch_size}"
         largest = f"--per-device-batch-size {examples // devices}"
     else:
         size = config.global_batch_size or 64
@@ -200,7 +271,7 @@ def global_batch_size(config: Config, devices: int, examples: int) -> int:
         )
     if config.accumulate > size:
         raise UserError(
-            f"--accumulate {config.accumulate} cuts a global batch of {size} into more parts than it has examples: "
-            f"use at most --accumulate {size}"
+            f"--accumulate {config.accumulate} cuts a global batch of {size} into more micro-batches than it has "
+            f"examples: use at most --accumulate {size}"
         )
     return size

@@ -1,6 +1,6 @@
 """Loss and metrics as sums and counts: sums over devices and steps stay exact, means of means do not.
 
-Shapes: b examples on this device (or the whole batch), C classes.
+Lessons 02 and 06 teach this file. Shapes: b examples on this device (or the whole batch), C classes.
 """
 
 from typing import Any, NamedTuple
@@ -11,22 +11,33 @@ import optax
 from flax import nnx
 
 from pmapdp.data.batches import Batch
-from pmapdp.models.layers import AxisName, Context
-from pmapdp.state import Task
+from pmapdp.models.layers import Context
 
 
 class MetricSums(NamedTuple):
     """Sums over examples; `+` of two of them, field by field, is the sum over all their examples.
 
     Attributes:
-        loss: `[]` sum of the cross-entropies, natural logarithm.
+        loss: `[]` sum of the losses; for the cross-entropy in natural logarithms.
         correct: `[]` number of examples whose highest logit is that of their class.
-        count: `[]` number of examples, without padding.
+        count: `[]` number of examples, without padding. It divides the gradient: a loss over tokens counts tokens.
     """
 
     loss: Any
     correct: Any
     count: Any
+
+
+def cross_entropy(model: nnx.Module, batch: Batch, context: Context, *, label_smoothing: float = 0.0) -> MetricSums:
+    """The loss of a classifier. A loss of your own takes and returns the same.
+
+    Args:
+        model: called as `model(batch.inputs, context)`; returns logits `[b, C]`.
+        batch: b examples; padding has weight 0.
+        context: for the model's layers, and whether this is training.
+        label_smoothing: share of the target spread over all classes, in training alone.
+    """
+    return metric_sums(model(batch.inputs, context), batch, label_smoothing if context.train else 0.0)
 
 
 def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -> MetricSums:
@@ -35,38 +46,5 @@ def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -
     weights = batch.weights.astype(logits.dtype)
     targets = optax.smooth_labels(jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
     losses = optax.softmax_cross_entropy(logits, targets)
-    correct = (logits.argmax(-1) == batch.labels).astype(logits.dtype)
-    # One sum of three rows: where the compiler splits the batch, it puts an all-reduce behind each sum.
-    return MetricSums(*(weights * jnp.stack([losses, correct, jnp.ones_like(losses)])).sum(1))
-
-
-def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
-    """`[b]` random keys that depend on the seed, the update and the example, and not on the device."""
-    key = jax.random.fold_in(jax.random.key(seed), step)
-    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
-
-
-def training_sums(
-    params,
-    batch_stats,
-    batch: Batch,
-    step: jax.Array,
-    *,
-    task: Task,
-    structure: nnx.GraphDef,
-    axis_name: AxisName,
-) -> tuple[jax.Array, tuple[MetricSums, Any]]:
-    """Forward pass in training: the loss summed over the examples here, then (metrics, new batch statistics)."""
-    # Batch norm assigns to its variables, so the trace needs fresh ones: copy=True.
-    model = nnx.merge(structure, params, batch_stats, copy=True)
-    keys = example_keys(task.seed, step, batch.indices)
-    context = Context(batch.weights, keys, train=True, axis_name=axis_name, count=batch.weights.sum())
-    logits = model(batch.inputs, context)
-    sums = metric_sums(logits, batch, task.label_smoothing)
-    return sums.loss, (sums, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
-
-
-def evaluation_sums(params, batch_stats, batch: Batch, *, structure: nnx.GraphDef) -> MetricSums:
-    """Forward pass in evaluation: metrics summed over the examples here (without label smoothing)."""
-    logits = nnx.merge(structure, params, batch_stats)(batch.inputs)
-    return metric_sums(logits, batch)
+    correct = logits.argmax(-1) == batch.labels
+    return MetricSums((weights * losses).sum(), (weights * correct).sum(), weights.sum())

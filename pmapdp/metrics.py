@@ -1,17 +1,14 @@
-"""Results of a run: sums on the host, read back without stopping the devices, and the JSON-lines file."""
+"""Results of a run: sums on the host, read back without stopping the devices."""
 
-import json
 import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from pmapdp.errors import DivergedError, UserError
+from pmapdp.errors import DivergedError
 from pmapdp.loss import MetricSums
 
 DISPATCHES_BEHIND = 2
@@ -108,42 +105,3 @@ class Meter:
             self.read()
         self.seconds = time.perf_counter() - self.clock
         return self.totals
-
-
-class MetricsFile:
-    """A file of JSON objects, one a line, each written at once, so that a killed run leaves whole lines.
-
-    Args:
-        path: appended to; None writes nothing.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-
-    def __init__(self, path: str | Path | None):
-        self.path = path
-        self.file = None
-        if path is None:
-            return
-        try:
-            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the run)
-        except OSError as error:
-            raise UserError(
-                f"--metrics-file {path} cannot be written ({error.strerror}): name a file in a folder that exists "
-                "and is yours, for example metrics.jsonl"
-            ) from None
-
-    def write(self, event: str, **values: Any) -> None:
-        """Append one line `{"event": event, ...}`."""
-        if self.file is None:
-            return
-        try:
-            self.file.write(json.dumps({"event": event, **values}) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise UserError(f"{self.path} can no longer be written ({error.strerror}): free some space") from None
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.file is not None:
-            self.file.close()

@@ -1,5 +1,9 @@
-"""The train state: one pytree without any device axis, the same for every strategy and any number of devices."""
+"""The train state: one pytree without any device axis, the same for every strategy and any number of devices.
 
+Beside it the task: the model, loss and update rule that a training step is made from.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from pmapdp.config import Config
-from pmapdp.models import MODELS
+from pmapdp.loss import cross_entropy
 
 
 @jax.tree_util.register_dataclass
@@ -32,23 +35,27 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and nothing about where: model, objective and update rule. Static inside compiled steps.
+    """What is trained, and nothing about where: model, loss and update rule. Static inside compiled steps.
 
     Attributes:
-        model: name of the model.
+        model: builds the network: a function of `rngs`, `dtype` and `param_dtype`, for example the class `CNN`. The
+            network takes (inputs, `Context`), and has its parameters in `nnx.Param`.
         optimizer: the update rule.
-        seed: from which parameters and dropout masks follow.
+        seed: determines parameters and dropout masks.
         dtype: type of the computation.
-        label_smoothing: share of the target probability spread over all classes.
+        loss: a function of (model, batch, context) that returns `MetricSums`.
         accumulate: micro-batches per device and update.
+        transform: applied to the loss function before it is differentiated. It must return an equal function; for
+            simulated devices `pmapdp/cpu/` has one that computes convolutions faster.
     """
 
-    model: str
+    model: Callable[..., nnx.Module]
     optimizer: optax.GradientTransformation
     seed: int = 0
     dtype: str = "float32"
-    label_smoothing: float = 0.0
+    loss: Callable[..., Any] = cross_entropy
     accumulate: int = 1
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
 
     @property
     def param_dtype(self) -> str:
@@ -57,23 +64,18 @@ class Task:
 
     def build_model(self) -> nnx.Module:
         """A new model with its initial parameters."""
-        return MODELS[self.model](
+        return self.model(
             rngs=nnx.Rngs(self.seed), dtype=jnp.dtype(self.dtype), param_dtype=jnp.dtype(self.param_dtype)
         )
 
     @property
     def input_axes(self) -> tuple[str, ...]:
         """Logical names of the axes of the model's inputs: its own `input_axes`, or the examples alone."""
-        return getattr(MODELS[self.model], "input_axes", ("batch",))
+        return getattr(self.model, "input_axes", ("batch",))
 
     def model_structure(self) -> nnx.GraphDef:
         """The model without its arrays; no memory is used for them."""
         return nnx.split(nnx.eval_shape(self.build_model))[0]
-
-
-def make_task(config: Config, optimizer: optax.GradientTransformation) -> Task:
-    """What is trained, from the configuration."""
-    return Task(config.model, optimizer, config.seed, config.dtype, config.label_smoothing, config.accumulate)
 
 
 def initial_state(task: Task) -> TrainState:

@@ -9,28 +9,32 @@
 Lesson 10 teaches this file.
 """
 
-import contextlib
+import dataclasses
 import sys
+
+if __name__ == "__main__":  # before the imports that take seconds
+    from pmapdp.run.stop import end_at_once
+
+    end_at_once()
+
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pmapdp.command_line import parse_with
-from pmapdp.config import Config
+from pmapdp.cli import parse_with
+from pmapdp.config import Config, by_flag, flag
+from pmapdp.devices import choose
 from pmapdp.errors import UserError, run_command
-from pmapdp.job import Job, prepare
-from pmapdp.metrics import Meter, Totals
+from pmapdp.job import prepare
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.recipes import RECIPES
 from pmapdp.run import compile_cache
 from pmapdp.run.finish import check_on_one_device, compare_with_reported, draw_sharding
-from pmapdp.run.profile import Profiler
-from pmapdp.run.recorder import Recorder
-from pmapdp.run.resume import Keeper
-from pmapdp.run.stop import listening
-from pmapdp.sharding import nnx_guide as nnx_mesh
+from pmapdp.run.running import Run
+from pmapdp.sharding import nnx_guide
+from pmapdp.sharding.fit import number_of_devices
 from pmapdp.state import TrainState
 
 
@@ -47,12 +51,13 @@ class Result:
     epochs: list[dict[str, Any]]
 
 
-def train(config: Config, peers: Peers = ALONE) -> Result:
+def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     """Run `config` from start to end, or go on with the run in its workdir.
 
     Args:
         config: what to do.
         peers: the processes that take part; all call this function alike.
+        own: `model`, `data` and `loss` in the place of those that the configuration names; see `prepare`.
 
     Raises:
         UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
@@ -62,97 +67,48 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
     started = time.perf_counter()
     if config.compile_cache:
         compile_cache.enable()
-    job = prepare(config, peers)
-    steps, dispatch, batches = job.steps, job.dispatch, job.train_batches
-    with contextlib.ExitStack() as stack:
-        keeper = stack.enter_context(contextlib.closing(Keeper(job)))
-        progress = keeper.begin()
-        recorder = stack.enter_context(contextlib.closing(Recorder(job, progress.step)))
-        recorder.start(progress.state)
-        for warning in keeper.messages:
-            recorder.report.line(warning)
-        stop = stack.enter_context(listening(peers.agreement))
-        profiled = config.profile and config.workdir and peers.first
-        profiler = Profiler(Path(str(config.workdir)) / "profile" if profiled else None)
-        stack.enter_context(peers.failing_together())
-
-        state, step, totals = progress.state, progress.step, progress.totals
+    job = prepare(config, peers, **own)
+    with Run(job, dataclasses.asdict(config), started) as run:
+        state, step = run.state, run.step
         if config.draw_sharding and step == 0 and peers.first:
-            draw_sharding(steps.place_batch(next(batches.epoch(0))))
-        compile_seconds = 0.0
-        history: list[dict[str, Any]] = []
+            draw_sharding(job.steps.place_batch(next(job.train_batches.epoch(0))))
         while step < job.total_steps:
-            epoch, done = divmod(step, batches.steps)
-            meter = Meter(totals)
-            recorder.report.start_epoch(epoch + 1, batches.steps, done)
-            upcoming = ((count, dispatch.place(batch, count)) for count, batch in job.dispatches(step))
-            following = next(upcoming, None)
-            while following is not None:
-                count, placed = following
-                profiler.before_steps(count, state)
-                stop.begin(step + count)
-                state, sums = dispatch.run(state, *placed)
-                # While the devices compute, the host writes the last checkpoint and makes the next dispatch ready.
-                keeper.write()
-                following = next(upcoming, None)
+            run.start_epoch(step)
+            for count, placed in job.dispatches(step):
+                run.before_updates(step + count, state)
+                state, sums = job.train_steps(state, *placed)
                 step += count
-                meter.add(step, sums, batches.examples_between(step - count, step), count)
-                if step == progress.step + count:  # traced and compiled just now: not timed
-                    compile_seconds += meter.restart_clock()
-                recorder.report.step(step - epoch * batches.steps, meter)
-                for line in profiler.after_steps(state):
-                    recorder.report.line(line)
-                if step == min((epoch + 1) * batches.steps, job.total_steps):
-                    break
-                if stop or keeper.due(step):
-                    keeper.save(step, state, meter.finish())
-                if stop:
-                    keeper.stop(stop, step)
-            totals = meter.finish()
-            recorder.report.end_epoch()
-
-            clock = time.perf_counter()
-            tested = job.evaluate(state)
-            if not history:
-                compile_seconds += time.perf_counter() - clock
-            results = epoch_results(job, epoch, step, meter, tested)
-            history.append(results)
-            recorder.epoch(results, state)
-            if step == (epoch + 1) * batches.steps:
-                totals = Totals()
-            keeper.save(step, state, totals, results)
-            if stop:
-                keeper.stop(stop, step)
-
-        for line in profiler.stop():
-            recorder.report.line(line)
-        keeper.wait()
-        seconds = time.perf_counter() - started
-        recorder.write("end", steps=step, compile_seconds=compile_seconds, total_seconds=seconds)
-        recorder.report.end(keeper.best, keeper.last, compile_seconds, seconds)
-        host = steps.fetch(state)
-        if config.check_on_one_device and peers.first:
-            recorder.report.line(check_on_one_device(job, host, keeper.last))
-        compare_with_reported(recorder.report, config, history)
-        return Result(host, history)
+                run.after_updates(step, state, sums)
+            run.end_epoch(step, state, job.evaluate(state))
+        run.end(step)
+        host = job.steps.fetch(state)
+        if config.check_on_one_device and run.last and peers.first:
+            run.line(check_on_one_device(job, host, run.last))
+        recipe = RECIPES[config.recipe]
+        if all(getattr(config, field) == getattr(recipe.config, field) for field in ("dataset", "model", "epochs")):
+            for line in compare_with_reported(recipe.reported, run.epochs):
+                run.line(line)
+        return Result(host, run.epochs)
 
 
-def epoch_results(job: Job, epoch: int, step: int, meter: Meter, tested: Totals) -> dict[str, Any]:
-    """The metrics of an epoch, as they stand in the metrics file."""
-    trained = meter.totals
-    return {
-        "epoch": epoch + 1,
-        "step": step,
-        "train_loss": trained.mean_loss,
-        "train_accuracy": trained.accuracy,
-        "train_examples": trained.count,
-        "test_loss": tested.mean_loss,
-        "test_accuracy": tested.accuracy,
-        "test_examples": tested.count,
-        "learning_rate": float(job.schedule(step - 1)),
-        "images_per_second": meter.examples_per_second,
-        "step_ms": meter.step_ms,
-    }
+# The settings that the recipe nnx-mesh takes, and those without effect on what it computes.
+OF_NNX_MESH = ("recipe", "devices", "mesh", "layout", "shard_state", "progress", "compile_cache")
+
+
+def nnx_mesh(config: Config) -> None:
+    """The recipe nnx-mesh, which is a program of its own.
+
+    Raises:
+        UserError: a setting that it does not have, or a layout that cannot be.
+    """
+    for name, value in dataclasses.asdict(config).items():
+        if name not in OF_NNX_MESH and value != getattr(RECIPES["nnx-mesh"].config, name):
+            raise UserError(
+                f"{flag(name)} has no effect on the recipe nnx-mesh, which is five updates on random numbers: "
+                "leave it out; it takes --mesh, --layout, --shard-state and --devices"
+            )
+    devices = choose(number_of_devices(config.devices, config.mesh))
+    nnx_guide.run(devices, mesh=config.mesh, layout=config.layout, shard_state=config.shard_state)
 
 
 def main(arguments: list[str]) -> None:
@@ -161,9 +117,9 @@ def main(arguments: list[str]) -> None:
     if config.recipe == "nnx-mesh":
         if options.several:
             raise UserError("recipe nnx-mesh runs in one process: leave --distributed and --coordinator out")
-        nnx_mesh.run(config)
+        nnx_mesh(config)
         return
-    with joined(options, config) as peers:
+    with joined(options, by_flag(config)) as peers:
         train(config, peers)
 
 

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from pmapdp.data import default_data_dir, imdb
+from pmapdp.data import imdb
 from pmapdp.devices import simulate
+from pmapdp.registry import default_data_dir
 
 MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"
@@ -47,6 +48,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
+    config.addinivalue_line("markers", "slow: what quick tests cover already, in more cases; `.ci/run` runs it too")
     config.addinivalue_line("markers", "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)")
 
 

@@ -13,6 +13,7 @@ from flax import nnx
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 
 
@@ -31,9 +32,13 @@ def test_the_ratio_is_that_of_the_medians():
 
 def test_readme_and_picture_are_those_of_the_results():
     results = json.loads(summary.RESULTS.read_text())
-    readme = summary.README.read_text()
+    readme = summary.PAGE.read_text()
     assert summary.table(results) == readme.split(summary.BEGIN)[1].split(summary.END)[0].strip()
-    assert summary.picture(results) == summary.PICTURE.read_text()
+    # Its words, with all ratios: where they are drawn is up to the version of matplotlib.
+    made, kept = ElementTree.fromstring(summary.picture(results)), ElementTree.parse(summary.PICTURE)
+    words, found = ([each.text for each in picture.findall(".//{*}text")] for picture in (made, kept))
+    assert len(words) > 2 * len(comparisons(peers=True))
+    assert words == found
 
 
 def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():
@@ -45,7 +50,7 @@ def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_the_bare_network_is_the_same_network(model):
-    task = Task(model, optax.adam(1e-3))
+    task = Task(MODELS[model], optax.adam(1e-3))
     state = create_state(task)
     order = {"mlp": ("hidden1", "hidden2", "logits"), "cnn": ("conv", "hidden", "logits")}[model]
     layers = [(state.params[name]["kernel"], state.params[name]["bias"]) for name in order]

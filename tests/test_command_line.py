@@ -7,7 +7,7 @@ import jax
 import pytest
 from launch import environment, python, train
 
-from pmapdp.command_line import parse
+from pmapdp.cli import parse
 from pmapdp.errors import run_command
 from pmapdp.recipes import RECIPES
 from pmapdp.train import main
@@ -48,10 +48,30 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--accumulate", "0"], ["--accumulate 0", "at least 1"]),
         (["--learning-rate", "nan"], ["--learning-rate nan", "finite", "--learning-rate 0.001"]),
         (["--learning-rate", "inf"], ["--learning-rate inf", "finite", "--learning-rate 0.001"]),
-        (["--learning-rate", "-0.1"], ["--learning-rate -0.1", "negative", "--learning-rate 0.001"]),
+        (["--learning-rate", "-0.1"], ["--learning-rate -0.1", "at least 0", "--learning-rate 0.001"]),
         (["--learning-rate", "fast"], ["--learning-rate fast", "not a number", "--learning-rate 0.001"]),
-        (["--seed", "-1"], ["--seed -1", "negative", "--seed 0"]),
+        (["--seed", "-1"], ["--seed -1", "at least 0", "--seed 0"]),
         (["--label-smoothing", "1"], ["--label-smoothing 1", "--label-smoothing 0.1"]),
+        (["--seed", str(2**63)], [f"--seed {2**63}", "out of range"]),
+        (["--seed", "9" * 5000], ["--seed 999", "..."]),
+        (["--epochs", str(2**31)], ["--epochs 2147483648", "at most 2147483647", "--epochs 10"]),
+        (["--warmup-steps", str(2**31)], ["--warmup-steps 2147483648", "at most"]),
+        (["--schedule", "piecewise", "--switch-epochs", "3", str(2**31)], ["3 2147483648", "at most 2147483647"]),
+        (["--learning-rate", "1e39"], ["--learning-rate 1e+39", "at most 3.4e+38", "--learning-rate 0.001"]),
+        # flags
+        (["--progress=perhaps"], ["--progress=perhaps makes no sense: try --progress=false"]),
+        (["--no-progress=1"], ["--no-progress=1 makes no sense: try --no-progress"]),
+        (["--help=3"], ["--help=3 makes no sense: try --help"]),
+        (["--workdir", "-x"], ["unknown argument '-x'"]),
+        (["--devices="], ["--devices needs a value, for example --devices 8"]),
+        (["--switch-epochs"], ["--switch-epochs needs a value, for example --switch-epochs 8"]),
+        (["--switch-epochs", "3", "x"], ["--switch-epochs x is not a whole number"]),
+        (["--steps", "5", "digits", "mnist"], ["one argument too many, 'mnist'"]),
+        # names
+        (["--workdir", ""], ["--workdir needs a value"]),
+        (["--workdir", " "], ["--workdir ' ' names nothing"]),
+        (["--workdir", "gs://bucket/run"], ["--workdir gs://bucket/run is an address", "mount"]),
+        (["--metrics-file", "s3://bucket/m.jsonl"], ["--metrics-file s3://bucket/m.jsonl is an address"]),
         # combinations
         (
             ["--global-batch-size", "64", "--per-device-batch-size", "8"],
@@ -68,8 +88,8 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--model", "text_mlp"], ["--dataset digits holds images", "--model cnn or --model convnet", "reviews"]),
         (["dtensor-data", "--model", "mlp"], ["--model mlp takes images", "--dataset imdb holds texts", "digits"]),
         (["dtensor-data", "--data-dir", "nowhere"], ["is in nowhere neither", "aclImdb_v1.tar.gz", "reviews"]),
-        (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl", "for example metrics.jsonl"]),
-        (["--metrics-file", "."], ["--metrics-file .", "for example metrics.jsonl"]),
+        (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl cannot be written", "name a file"]),
+        (["--metrics-file", "."], ["--metrics-file . cannot be written", "name a file"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value[0][0] == "-" else None,
 )
@@ -127,8 +147,8 @@ def test_help_is_grouped_and_names_everything():
     assert done.returncode == 0
     assert done.stderr == ""
     text = done.stdout
-    titles = [line for line in text.splitlines() if line.startswith("╭─")]
-    assert len(titles) >= 6
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert len(titles) >= 8
     for flag in ("--strategy", "--devices", "--dataset", "--data-dir", "--model", "--global-batch-size"):
         assert flag in text
     for flag in ("--per-device-batch-size", "--epochs", "--steps", "--optimizer", "--learning-rate", "--seed"):
@@ -148,6 +168,30 @@ def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
     assert parse([recipe, "--seed", "7"]).model == RECIPES[recipe].config.model
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mirrored", "--data-dir", "x", "--no-progress", "--switch-epochs", "3", "5"],
+        ["--data_dir", "x", "mirrored", "--no_progress", "--switch_epochs", "3,5"],
+        ["--data_dir=x", "--progress=false", "--switch-epochs=3,5", "mirrored"],
+        [
+            "--switch-epochs",
+            "3",
+            "--progress",
+            "--progress=No",
+            "--data-dir=x",
+            "--switch-epochs",
+            "5",
+            "--",
+            "mirrored",
+        ],
+    ],
+)
+def test_what_users_type(arguments):
+    config = parse(arguments)
+    assert (config.recipe, config.data_dir, config.progress, config.switch_epochs) == ("mirrored", "x", False, (3, 5))
+
+
 def test_digits_is_the_recipe_without_a_name():
     assert parse([]) == RECIPES["digits"].config
 
@@ -163,7 +207,7 @@ def test_a_batch_size_replaces_the_recipes_of_either_kind():
 
 def test_parsing_starts_no_device():
     code = (
-        "from pmapdp.command_line import parse; parse(['--devices', '3']); import pmapdp.train, pmapdp.devices;"
+        "from pmapdp.cli import parse; parse(['--devices', '3']); import pmapdp.train, pmapdp.devices;"
         "pmapdp.devices.simulate(3); import jax; print(len(jax.devices()))"
     )
     done = python("-c", code, env=environment())

@@ -17,6 +17,7 @@ from pmapdp.errors import UserError
 from pmapdp.loss import metric_sums
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.recipes import RECIPES
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 
@@ -93,7 +94,7 @@ def test_loss_equals_numpy(smoothing):
 @pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
 def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
     config = dataclasses.replace(RECIPES["digits"].config, dtype="bfloat16")
-    task = Task("cnn", make_optimizer(config, lambda step: 0.1), dtype="bfloat16")
+    task = Task(MODELS["cnn"], make_optimizer(config, lambda step: 0.1), dtype="bfloat16")
     steps = make_steps(strategy, task, devices.choose(8))
     state = steps.place_state(create_state(task))
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}

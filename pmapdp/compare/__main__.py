@@ -1,7 +1,7 @@
 """Every strategy on the same job and seed: `python -m pmapdp.compare [RECIPE] [flags]`.
 
     python -m pmapdp.compare                                       # digits, 100 updates each, 8 devices and 1
-    python -m pmapdp.compare --device-counts 2 4 8 --html page.html
+    python -m pmapdp.compare --devices 2 4 8 --html page.html
     python -m pmapdp.compare --dtype float64                       # differences that are rounding alone
 
 Each run is a process of its own. A step's time includes taking its batch on the host and placing it, as in training;
@@ -10,48 +10,37 @@ the host waits for the devices only at the end of a group of updates, so that th
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from pmapdp.command_line import parse_with
+from pmapdp.cli import parse_with
 from pmapdp.compare.options import GROUPS, CompareOptions, check_options
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
-from pmapdp.compare.table import print_table
-from pmapdp.errors import UserError, run_command
-from pmapdp.run.workdir import write_atomically
-
-WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
-
-
-def summary(report: dict[str, Any]) -> str:
-    """One line on what was compared."""
-    config, job = report["config"], report["job"]
-    return (
-        f"{config['recipe']}: {config['model']} on {config['dataset']}, {job['steps']:,} updates of "
-        f"{job['global_batch_size']:,} examples, {config['dtype']}, seed {config['seed']}; "
-        f"{job['machine']['devices']}, jax {job['machine']['jax']}"
-    )
+from pmapdp.compare.table import print_table, run_name, summary
+from pmapdp.errors import run_command
+from pmapdp.files import write_file
+from pmapdp.terminal import console
+from pmapdp.workers import WorkerError, ended_by_signals
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=GROUPS)
-    check_options(options)
-    if config.recipe == "nnx-mesh":
-        raise UserError("nnx-mesh is five steps on random numbers, with nothing to compare: try the recipe digits")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
-    console.print(summary(report), markup=False, soft_wrap=True)
-    print_table(report["runs"], console)
+    check_options(config, options)
+    with ended_by_signals():
+        report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
+    print(summary(report))
+    print_table(report["runs"], console())
     if report["job"]["machine"]["simulated"]:
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
-    if options.json:
-        write_atomically(Path(options.json), json.dumps(report, indent=2) + "\n")
-    if options.html:
-        write_atomically(Path(options.html), page(report))
+    if options.json is not None:
+        write_file(options.json, json.dumps(report, indent=2) + "\n")
+    if options.html is not None:
+        write_file(options.html, page(report))
+    if all(run["error"] for run in report["runs"]):
+        first = report["runs"][0]
+        raise WorkerError(f"every run failed; {run_name(first)}: {first['error']}", first["status"])
+    page_of = "a page with curves, bars and the sources side by side"
+    print(f"Open {options.html} in a browser: {page_of}." if options.html else f"Add --html page.html for {page_of}.")
 
 
 if __name__ == "__main__":

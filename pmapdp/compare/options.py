@@ -1,12 +1,12 @@
 """The command line of the comparison, and a look at what cannot be."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from pmapdp.config import DataOptions, ModelOptions, OptimizationOptions
+from pmapdp.config import Config, DataOptions, ModelOptions, OptimizationOptions
 from pmapdp.errors import UserError
+from pmapdp.files import require_writable
+from pmapdp.pictures import require_matplotlib
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CompareOptions:
 
     strategies: tuple[Literal["pmap", "jit", "shard_map"], ...] = ("pmap", "jit", "shard_map")
     """Strategies to compare with a single device."""
-    device_counts: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
     """Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices."""
     steps: int = 100
     """Updates of each run. The default is short: enough to see equal losses and a steady speed."""
@@ -42,29 +42,24 @@ class CompareOptions:
     json: str | None = None
     """Write all results to this file."""
     html: str | None = None
-    """Write a page with pictures to this file; it opens without a network."""
+    """Write a page with pictures to this file; it opens without a network. Needs pmapdp[plots]."""
 
 
-def check_options(options: CompareOptions) -> None:
+def check_options(config: Config, options: CompareOptions) -> None:
     """Refuse what no comparison can work with, before any run starts.
 
     Raises:
         UserError: with the value given and one that works.
     """
+    if config.recipe == "nnx-mesh":
+        raise UserError("nnx-mesh is five steps on random numbers, with nothing to compare: try the recipe digits")
     if not options.strategies:
         raise UserError("--strategies names none: try --strategies pmap jit shard_map")
-    for count in options.device_counts:
-        if count < 1:
-            raise UserError(f"--device-counts {count} is not positive: try --device-counts 1 2 4 8")
-    if options.steps < 1:
-        raise UserError(f"--steps {options.steps} must be at least 1: try --steps 100")
-    for flag, value in (("--json", options.json), ("--html", options.html)):
-        if value is None:
-            continue
-        path = Path(value)
-        if path.is_dir():
-            raise UserError(f"{flag} {value} is a folder: name a file, for example {path / 'compare'}.{flag[2:]}")
-        if not path.parent.is_dir():
-            raise UserError(f"{flag} {value} is in a folder that does not exist: try {flag} {path.name}")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UserError(f"{flag} {value} cannot be written: name a file in a folder of yours")
+    for flag, value in (("--steps", options.steps), *(("--devices", N) for N in options.devices)):
+        if value < 1:
+            raise UserError(f"{flag} {value} is not positive: try {flag} 8")
+    for flag, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None:
+            require_writable(path, advice=f"name a file for {flag} in a folder that exists and is yours")
+    if options.html is not None:
+        require_matplotlib("--html")

@@ -4,25 +4,32 @@ Reads FOLDER/config.json. Writes FOLDER/result.json and, after training, FOLDER/
 what the job is, without training.
 """
 
+import itertools
 import json
 import platform
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pmapdp.compare.measure import measure
+from pmapdp.collectives import collectives
 from pmapdp.config import Config
+from pmapdp.data.batches import Batch
 from pmapdp.devices import cores, describe
-from pmapdp.errors import run_command
-from pmapdp.job import prepare
+from pmapdp.errors import DivergedError, run_command
+from pmapdp.job import Job, prepare
+from pmapdp.sharding.layout import bytes_on_a_device
+from pmapdp.state import create_state
+from pmapdp.workers import end_with_starter
+
+LARGEST_GROUP = 20
 
 
-def look(config: Config) -> dict[str, Any]:
-    """What the job comes to on this machine; refuses one that cannot run."""
-    job = prepare(config)
+def look(job: Job) -> dict[str, Any]:
+    """What the job comes to on this machine."""
     return {
         "devices": len(job.devices),
         "global_batch_size": job.global_batch_size,
@@ -39,17 +46,102 @@ def look(config: Config) -> dict[str, Any]:
     }
 
 
+def measure(job: Job, started: float) -> tuple[dict[str, Any], Any]:
+    """Train; losses, times, memory, collectives and where the rows of a batch lie, and the last parameters.
+
+    The host prepares the next step while the devices compute, and waits once for each group of steps. Waiting after
+    each would forbid that, and measure something that no training run does.
+
+    Raises:
+        DivergedError: the loss is not finite.
+    """
+    steps = job.steps
+    state = create_state(job.task, steps.state_sharding)
+    epochs = (job.train_batches.epoch(number) for number in itertools.count())
+    batches = itertools.islice(itertools.chain.from_iterable(epochs), job.total_steps)
+    placed = steps.place_batch(first := next(batches))
+
+    train_step: Any = steps.train_step
+    clock = time.perf_counter()
+    compiled = train_step.lower(state, placed).compile()  # the calls below find and use this program
+    compile_seconds = time.perf_counter() - clock
+    state, sums = jax.block_until_ready(train_step(state, placed))
+    first_step_seconds = time.perf_counter() - started
+
+    groups: list[tuple[float, int, int]] = []  # seconds, updates, examples
+    every_sums = [steps.fetch(sums)]
+    size = min(LARGEST_GROUP, max(1, job.total_steps // 10))
+    while group := list(itertools.islice(batches, size)):
+        clock, group_sums = time.perf_counter(), []
+        for batch in group:
+            state, sums = train_step(state, steps.place_batch(batch))
+            group_sums.append(sums)
+        jax.block_until_ready(state)
+        groups.append((time.perf_counter() - clock, len(group), sum(batch.examples for batch in group)))
+        every_sums += steps.fetch(group_sums)
+    losses = [float(sums.loss) / float(sums.count) for sums in every_sums]
+    for number, loss in enumerate(losses, start=1):
+        if not np.isfinite(loss):
+            raise DivergedError(f"the loss is {loss} at update {number}: try a lower --learning-rate")
+
+    return {
+        "losses": losses,
+        "compile_seconds": compile_seconds,
+        "first_step_seconds": first_step_seconds,
+        **speed(groups[1:]),  # the first group warms caches up
+        "parameter_bytes": bytes_on_a_device(state.params),
+        "optimizer_bytes": bytes_on_a_device(state.optimizer_state),
+        "batch_bytes": bytes_on_a_device(placed),
+        "collectives": [each._asdict() for each in collectives(compiled.as_text())],
+        "batch": rows_on_devices(job, first),
+    }, steps.fetch(state.params)
+
+
+def speed(groups: list[tuple[float, int, int]]) -> dict[str, Any]:
+    """Milliseconds a step (median and the quartiles around it) and examples/s, from (seconds, updates, examples)."""
+    if not groups:
+        return {"step_ms": None, "examples_per_second": None, "images_per_second": None}
+    times = [1000 * seconds / steps for seconds, steps, _ in groups]
+    low, median, high = np.percentile(times, (25, 50, 75)).tolist()
+    rate = float(np.median([examples / seconds for seconds, _, examples in groups]))
+    return {
+        "step_ms": {"median": median, "low": low, "high": high, "groups": len(groups)},
+        "examples_per_second": rate,
+        "images_per_second": rate,  # the same under its older name
+    }
+
+
+def rows_on_devices(job: Job, batch: Batch) -> dict[str, Any]:
+    """Where the rows of a batch lie, read from the devices: rows are numbered, placed, and looked up again."""
+    numbered = job.steps.place_batch(batch._replace(indices=np.arange(len(batch.indices), dtype=np.int32)))
+    position = {device: number for number, device in enumerate(job.devices)}
+    owner = np.full(len(batch.indices), -1)
+    for shard in numbered.indices.addressable_shards:
+        owner[np.ravel(shard.data)] = position[shard.device]
+    sharding, shard = numbered.inputs.sharding, numbered.inputs.addressable_shards[0]
+    return {
+        "shape": list(numbered.inputs.shape),
+        "shard_shape": list(shard.data.shape),
+        "sharding": f"{type(sharding).__name__} {getattr(sharding, 'spec', '')}".strip(),
+        "rows_shape": list(numbered.indices.shape),
+        "devices": owner.tolist(),
+        "padding": np.flatnonzero(batch.weights == 0).tolist(),
+    }
+
+
 def main(arguments: list[str]) -> None:
     """The command."""
+    end_with_starter()
+    started = time.perf_counter()
     folder = Path(arguments[0])
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = Config.from_json(settings)
+    jax.config.update("jax_enable_compilation_cache", False)  # a program read from a cache compiles in no time
+    job = prepare(Config.from_json(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
     if "look" in arguments:
-        result = look(config)
+        result = look(job)
     else:
-        result, state = measure(config)
-        parameters = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state.params)}
-        np.savez(folder / "parameters.npz", **parameters)
+        result, parameters = measure(job, started)
+        named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(parameters)}
+        np.savez(folder / "parameters.npz", **named)
     (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 

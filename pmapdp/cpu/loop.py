@@ -5,7 +5,7 @@ that is a tenth to a quarter of it (`python -m benchmarks.dispatch`). Keras call
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,50 +14,34 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.job import Dispatch
 from pmapdp.state import TrainState
-from pmapdp.steps import Steps
 from pmapdp.steps.placing import place
+from pmapdp.steps.shared import Steps
 
 
-class Dispatch(NamedTuple):
-    """Up to S updates that start with one call of the host.
+def several(steps: Steps, train_step: Callable[..., Any], most: int, shards: int) -> Dispatch:
+    """`train_step`, up to `most` times in one program.
 
-    Attributes:
-        place: (host `Batch` of S batches, number of updates) to devices; the result are arguments of `run`.
-        run: (state, *placed) to (state, `MetricSums`) after that many updates; the given state's memory is reused. The
-            sums of each update are one entry of `[S]`, or `[]` where there is no loop.
-    """
-
-    place: Callable[[Batch, int], tuple[Any, ...]]
-    run: Callable[..., tuple[TrainState, Any]]
-
-
-def one_by_one(steps: Steps) -> Dispatch:
-    """`steps.train_step` itself: a single update."""
-    return Dispatch(lambda batch, count: (steps.place_batch(batch),), steps.train_step)
-
-
-def several(steps: Steps, most: int, shards: int) -> Dispatch:
-    """`steps.train_step`, up to `most` times in one program.
-
-    How often is known only when the program runs, so that one program serves all dispatches: the last of an epoch may
-    hold fewer updates. An update has the same bits wherever in a dispatch it stands, and whatever `most` is.
+    How often is an argument, so one compiled program also serves a shorter dispatch, as at the end of an epoch. An
+    update has the same bits wherever in a dispatch it stands, and whatever `most` is.
 
     Args:
-        steps: the functions of a strategy. pmap's must belong to a single process: inside of another program it
+        steps: the functions of a strategy. pmap's must belong to a single process: inside another program it
             knows nothing of devices elsewhere.
+        train_step: theirs, or an equal function.
         most: S, the most updates of a dispatch.
-        shards: the number of parts of a batch; `Batches.several` lays the rows of S batches out part by part.
+        shards: the number of shards of a batch; `Batches.several` lays the rows of S batches out shard by shard.
     """
     somewhere = jax.tree.leaves(steps.state_sharding)[0]
-    whole = NamedSharding(somewhere.mesh, PartitionSpec()) if isinstance(somewhere, NamedSharding) else somewhere
+    replicated = NamedSharding(somewhere.mesh, PartitionSpec()) if isinstance(somewhere, NamedSharding) else somewhere
 
     def place_several(batches: Batch, count: int) -> tuple[Batch, jax.Array]:
-        return steps.place_batch(batches), place(np.int32(count), whole)
+        return steps.place_batch(batches), place(np.int32(count), replicated)
 
     def one_of(batches: Batch, i: jax.Array) -> Batch:
-        """Batch i: its rows out of those of every part, pmap's `[N, S * b, ...]`, elsewhere `[N * S * b, ...]`."""
-        axes = batches.labels.ndim
+        """Batch i: its rows out of those of every shard, pmap's `[N, S * b, ...]`, elsewhere `[N * S * b, ...]`."""
+        axes = batches.weights.ndim
 
         def cut(x: jax.Array) -> jax.Array:
             rows = x.reshape(shards, most, -1, *x.shape[axes:])
@@ -71,12 +55,12 @@ def several(steps: Steps, most: int, shards: int) -> Dispatch:
             state, every = carry
             # Between the barriers the step is compiled by itself, so that its rounding does not depend on S.
             state, batch = lax.optimization_barrier((state, one_of(batches, i)))
-            state, sums = lax.optimization_barrier(steps.train_step(state, batch))
+            state, sums = lax.optimization_barrier(train_step(state, batch))
             return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), every, sums)
 
-        _, sums = jax.eval_shape(steps.train_step, state, one_of(batches, jnp.int32(0)))
+        _, sums = jax.eval_shape(train_step, state, one_of(batches, jnp.int32(0)))
         every = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), sums)
         return lax.fori_loop(0, count, update, (state, every))
 
-    run = jax.jit(train_steps, out_shardings=(steps.state_sharding, whole), donate_argnums=0)
+    run = jax.jit(train_steps, out_shardings=(steps.state_sharding, replicated), donate_argnums=0)
     return Dispatch(place_several, run)

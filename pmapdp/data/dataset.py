@@ -1,6 +1,7 @@
 """What every source of data gives: arrays on the host, or texts that a view turns into arrays."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +19,8 @@ class Split(NamedTuple):
     labels: np.ndarray
 
 
-class DataSet(NamedTuple):
-    """A training and a test set."""
-
-    train: Split
-    test: Split
-
-
 class Texts(NamedTuple):
-    """The n texts of one part of a corpus.
+    """The n texts of one part of a data set.
 
     Attributes:
         texts: n strings.
@@ -37,8 +31,21 @@ class Texts(NamedTuple):
     labels: np.ndarray
 
 
-class Corpus(NamedTuple):
-    """A training and a test set of texts."""
+@dataclass(frozen=True)
+class DataSet:
+    """A training and a test set.
 
-    train: Texts
-    test: Texts
+    Attributes:
+        train: to learn from.
+        test: to measure with.
+        classes: names of the classes, in the order of their numbers.
+    """
+
+    train: Any  # a `Split`, or `Texts` before a view has made arrays of them
+    test: Any
+    classes: tuple[str, ...] = ()
+
+    @property
+    def holds_texts(self) -> bool:
+        """Whether the inputs are strings, which a view must turn into arrays."""
+        return isinstance(self.train, Texts)

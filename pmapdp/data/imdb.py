@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from pmapdp.data.dataset import Corpus, Texts
+from pmapdp.data.dataset import DataSet, Texts
 from pmapdp.errors import UserError
 
 FOLDER, ARCHIVES = "aclImdb", ("aclImdb.tar.gz", "aclImdb_v1.tar.gz")
 MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/([0-9]{1,9})_[0-9]{1,2}\.txt", re.ASCII)
 CLASSES = {"neg": 0, "pos": 1}
+SENTIMENTS = ("negative", "positive")
 REVIEWS_PER_CLASS = 12_500
 # The longest review has 14 kB, and the whole of the original archive about 0.4 GB.
 LARGEST_REVIEW, LARGEST_ARCHIVE = 1 << 20, 1 << 30
@@ -30,7 +31,7 @@ DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error, struct.error, ValueEr
 Key = tuple[str, int, int]  # part, class, number of the review
 
 
-def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> Corpus:
+def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataSet:
     """25,000 reviews to train and 25,000 to test; in both first the negative ones, each class by rising number.
 
     Args:
@@ -67,7 +68,7 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> Corpu
                     f"{source} has {reviews:,} reviews in {part}/{name} where {reviews_per_class:,} belong: get "
                     f"{ARCHIVES[1]} again, name another --data-dir, or use --dataset reviews"
                 )
-    return Corpus(*(part_of(found, part) for part in ("train", "test")))
+    return DataSet(part_of(found, "train"), part_of(found, "test"), SENTIMENTS)
 
 
 def part_of(found: dict[Key, str], part: str) -> Texts:

@@ -31,6 +31,13 @@ CHECKSUMS = {
     },
 }
 FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+CLASSES = {
+    "mnist": tuple("0123456789"),
+    "fashion-mnist": (
+        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+}
 
 
 def load(name: str, data_dir: Path) -> DataSet:
@@ -53,6 +60,7 @@ def load(name: str, data_dir: Path) -> DataSet:
     return DataSet(
         Split(train_images[..., None], train_labels.astype(np.int32)),
         Split(test_images[..., None], test_labels.astype(np.int32)),
+        CLASSES[name],
     )
 
 
@@ -99,4 +107,5 @@ def through_torchvision(name: str, data_dir: Path) -> DataSet:
             f"--dataset {name} is not in {data_dir / folder / 'raw'} and could not be downloaded ({reason}): "
             "put the four .gz files there, name another --data-dir, or use --dataset digits"
         ) from None
-    return DataSet(*(Split(each.data.numpy()[..., None], each.targets.numpy().astype(np.int32)) for each in parts))
+    train, test = (Split(each.data.numpy()[..., None], each.targets.numpy().astype(np.int32)) for each in parts)
+    return DataSet(train, test, CLASSES[name])

@@ -8,8 +8,9 @@ from random import Random
 
 import numpy as np
 
-from pmapdp.data.dataset import Corpus, Texts
+from pmapdp.data.dataset import DataSet, Texts
 
+SENTIMENTS = ("negative", "positive")
 TRAIN_EXAMPLES, TEST_EXAMPLES = 4000, 1000
 NEGATED = 0.25  # share of the verdicts that say the opposite of an adjective
 OPPOSED = 0.4  # share of the reviews with three verdicts in which one speaks against the other two
@@ -49,7 +50,7 @@ PLACES = ("paris", "a small town", "the desert", "tokyo", "the mountains", "lago
 FRIENDS = ("brother", "sister", "neighbour", "colleague", "mother", "father", "friend")
 
 
-def load() -> Corpus:
+def load() -> DataSet:
     """4,000 reviews to train and 1,000 to test, half of each negative (0) and half positive (1); no two are equal."""
     random = Random(0)
     found: dict[str, int] = {}
@@ -59,9 +60,8 @@ def load() -> Corpus:
         if text not in found:
             found[text] = label
     texts, labels = list(found), np.array(list(found.values()), np.int32)
-    return Corpus(
-        Texts(texts[:TRAIN_EXAMPLES], labels[:TRAIN_EXAMPLES]), Texts(texts[TRAIN_EXAMPLES:], labels[TRAIN_EXAMPLES:])
-    )
+    n = TRAIN_EXAMPLES
+    return DataSet(Texts(texts[:n], labels[:n]), Texts(texts[n:], labels[n:]), SENTIMENTS)
 
 
 def review(random: Random, label: int) -> str:

@@ -8,10 +8,8 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax import lax
 
-from pmapdp.cpu.convolution import convolve
 from pmapdp.models.batch_norm import BatchNorm
-from pmapdp.models.layers import EVALUATION, Context, Dropout, scale_pixels
-from pmapdp.models.linear import linear
+from pmapdp.models.layers import EVALUATION, Context, Dropout, named_linear, scale_pixels
 
 
 def with_fixed_bias(arrays: Any, /, *, dtype: Any = None, **options: Any) -> Any:
@@ -29,22 +27,18 @@ class ConvNet(nnx.Module):
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "param_dtype": param_dtype,
-            "kernel_init": nnx.initializers.glorot_uniform(),
-            "rngs": rngs,
-        }
-        convolution: dict[str, Any] = options | {"conv_general_dilated": convolve}
+        glorot = nnx.initializers.glorot_uniform()
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        convolution: dict[str, Any] = options | {"kernel_init": glorot}
         self.conv1 = nnx.Conv(1, 12, (3, 3), padding="SAME", use_bias=False, **convolution)
         self.norm1 = BatchNorm(12, param_dtype=param_dtype)
         self.conv2 = nnx.Conv(12, 24, (6, 6), strides=2, padding="VALID", use_bias=False, **convolution)
         self.norm2 = BatchNorm(24, param_dtype=param_dtype)
         self.large_k = nnx.Conv(24, 32, (6, 6), strides=2, padding="SAME", promote_dtype=with_fixed_bias, **convolution)
         self.norm3 = BatchNorm(32, param_dtype=param_dtype)
-        self.hidden = linear(32, 256, ("features", "hidden"), **options)
+        self.hidden = nnx.Linear(32, 256, **named_linear(glorot, "features", "hidden"), **options)
         self.dropout = Dropout(0.5)
-        self.logits = linear(256, 10, ("hidden", "classes"), **options)
+        self.logits = nnx.Linear(256, 10, **named_linear(glorot, "hidden", "classes"), **options)
 
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; in training `context` needs the examples' keys."""

@@ -1,16 +1,15 @@
-"""What the models need beyond Flax: layers that give one answer however the batch is split.
+"""What the models need beyond Flax: what a layer must know of the batch, and dropout per example.
 
 Lesson 07 teaches this file. Shapes: b examples on this device, H height, W width, C channels.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
-
-EXACT = lax.Precision.HIGHEST  # accelerators would round the factors of a product
 
 AxisName = str | tuple[str, ...] | None
 
@@ -23,20 +22,26 @@ class Context:
     Attributes:
         weights: `[b]`, 1 for an example and 0 for padding; None means that all count.
         keys: `[b]` random keys, one an example; needed by dropout in training.
+        step: `[]` updates made so far; needed by batch norm in training.
         train: True in training, False in evaluation.
         axis_name: the mapped axis (or axes) over which the global batch is split (`pmap`, `shard_map`), or None where
             the arrays hold the global batch (`jit`, a single device).
-        count: `[]` the sum of the weights, where it is at hand: `jit` exchanges each sum that is written down.
     """
 
     weights: jax.Array | None = None
     keys: jax.Array | None = None
+    step: jax.Array | int = 0
     train: bool = field(default=False, metadata={"static": True})
     axis_name: AxisName = field(default=None, metadata={"static": True})
-    count: jax.Array | None = None
 
 
 EVALUATION = Context()
+
+
+def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
+    """`[b]` random keys that depend on the seed, the update and the example, and not on the device."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
 
 class Dropout(nnx.Module):
@@ -65,36 +70,21 @@ class Dropout(nnx.Module):
         return jnp.where(jax.vmap(keep_mask)(context.keys), x / (1 - self.rate), 0).astype(x.dtype)
 
 
-def max_pool_2x2(x: jax.Array) -> jax.Array:
-    """Maximum over windows of 2x2 pixels with stride 2, `[b, H, W, C]` to `[b, H // 2, W // 2, C]`.
-
-    Written as the elementwise maximum of the four corners of all windows. The gradient of the usual
-    `reduce_window` (select-and-scatter) takes more than half of a training step on CPU; that of a maximum is
-    elementwise, and fuses with its neighbours on accelerators too.
-    """
-    b, H, W, C = x.shape
-    h, w = H // 2, W // 2
-    windows = x[:, : 2 * h, : 2 * w].reshape(b, h, 2, w, 2, C)
-    rows = jnp.maximum(windows[:, :, 0], windows[:, :, 1])
-    return jnp.maximum(rows[:, :, :, 0], rows[:, :, :, 1])
-
-
-def along(values: jax.Array, W: int) -> jax.Array:
-    """`[C]` for each of W pixels: `[W * C]`. A product, because XLA would repeat a copy for each line of pixels."""
-    if W == 1:
-        return values
-    return jnp.matmul(values, jnp.tile(jnp.eye(len(values), dtype=values.dtype), W), precision=EXACT)
-
-
-@jax.custom_vjp
-def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """`[b, W * C]` plus `[C]` for each of its W pixels. The gradient of the bias is one sum: C numbers travel."""
-    return x + along(bias, x.shape[-1] // len(bias))
-
-
-add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), lambda bias, g: (g, g.reshape(-1, len(bias)).sum(0)))
-
-
 def scale_pixels(images: jax.Array, dtype) -> jax.Array:
     """uint8 pixels `[b, H, W, C]` to `dtype` in [0, 1]."""
     return images.astype(dtype) / 255
+
+
+def named(initializer: Callable[..., Any], *axes: str) -> Callable[..., Any]:
+    """`initializer`, for a parameter whose axes have these logical names, for example `features` and `hidden`.
+
+    A layout says over which devices an axis is split (`pmapdp/sharding/`); without one the names change nothing. Flax
+    keeps them as the metadata `out_sharding`; `eager_sharding=False` because they are not names of a mesh.
+    """
+    return nnx.with_partitioning(initializer, axes, eager_sharding=False)
+
+
+def named_linear(initializer: Callable[..., Any], inputs: str, outputs: str) -> dict[str, Any]:
+    """Initialisers for `nnx.Linear`, whose kernel's axes have these names; the bias starts at 0."""
+    zeros = nnx.initializers.zeros_init()
+    return {"kernel_init": named(initializer, inputs, outputs), "bias_init": named(zeros, outputs)}

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pmapdp.models.layers import EVALUATION, Context, scale_pixels
-from pmapdp.models.linear import linear
+from pmapdp.models.layers import EVALUATION, Context, named_linear, scale_pixels
 
 
 class MLP(nnx.Module):
@@ -20,15 +19,11 @@ class MLP(nnx.Module):
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "param_dtype": param_dtype,
-            "kernel_init": nnx.initializers.normal(1e-2),
-            "rngs": rngs,
-        }
-        self.hidden1 = linear(784, 512, ("features", "hidden"), **options)
-        self.hidden2 = linear(512, 512, ("hidden", "embed"), **options)
-        self.logits = linear(512, 10, ("embed", "classes"), **options)
+        small = nnx.initializers.normal(1e-2)
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.hidden1 = nnx.Linear(784, 512, **named_linear(small, "features", "hidden"), **options)
+        self.hidden2 = nnx.Linear(512, 512, **named_linear(small, "hidden", "embed"), **options)
+        self.logits = nnx.Linear(512, 10, **named_linear(small, "embed", "classes"), **options)
 
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pmapdp.data.tfidf import FEATURES
-from pmapdp.models.axes import named
 from pmapdp.models.batch_norm import BatchNorm
-from pmapdp.models.layers import EVALUATION, Context
+from pmapdp.models.layers import EVALUATION, Context, named_linear
 
 HIDDEN, CLASSES = 48, 2
 
@@ -22,23 +21,16 @@ class TextMLP(nnx.Module):
     takes the running moments of training, and an example has one answer, alone and in any batch.
     """
 
+    view = "tfidf"  # what it takes of texts
     input_axes = ("batch", "features")
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
-        kernel, bias = nnx.initializers.glorot_uniform(), nnx.initializers.zeros_init()
+        glorot = nnx.initializers.glorot_uniform()
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.hidden = nnx.Linear(
-            FEATURES,
-            HIDDEN,
-            kernel_init=named(kernel, "features", "hidden"),
-            bias_init=named(bias, "hidden"),
-            **options,
-        )
+        self.hidden = nnx.Linear(FEATURES, HIDDEN, **named_linear(glorot, "features", "hidden"), **options)
         self.norm = BatchNorm(HIDDEN, epsilon=1e-5, use_bias=False, param_dtype=param_dtype)
-        self.logits = nnx.Linear(
-            HIDDEN, CLASSES, kernel_init=named(kernel, "hidden", "classes"), bias_init=named(bias, "classes"), **options
-        )
+        self.logits = nnx.Linear(HIDDEN, CLASSES, **named_linear(glorot, "hidden", "classes"), **options)
 
     def __call__(self, weights: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; in training the running moments move."""

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pmapdp.data.tokens import LENGTH, PADDING, VOCABULARY
-from pmapdp.models.axes import named
-from pmapdp.models.layers import EVALUATION, Context, Dropout
+from pmapdp.models.layers import EVALUATION, Context, Dropout, named, named_linear
 
 LAYERS, EMBED, HEADS, HIDDEN, CLASSES = 2, 64, 4, 128, 2
 
@@ -50,12 +49,8 @@ class Block(nnx.Module):
             **options,
         )
         self.mlp_norm = nnx.LayerNorm(EMBED, **norm)
-        self.hidden = nnx.Linear(
-            EMBED, HIDDEN, kernel_init=named(WEIGHTS, "embed", "hidden"), bias_init=named(ZEROS, "hidden"), **options
-        )
-        self.output = nnx.Linear(
-            HIDDEN, EMBED, kernel_init=named(WEIGHTS, "hidden", "embed"), bias_init=named(ZEROS, "embed"), **options
-        )
+        self.hidden = nnx.Linear(EMBED, HIDDEN, **named_linear(WEIGHTS, "embed", "hidden"), **options)
+        self.output = nnx.Linear(HIDDEN, EMBED, **named_linear(WEIGHTS, "hidden", "embed"), **options)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """`[b, L, E]` to the same; `mask` `[b, 1, 1, L]` says which tokens are there to be looked at."""
@@ -66,6 +61,8 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """`[b, 128]` int32 token ids, 0 for padding, to `[b, 2]` logits."""
 
+    view = "tokens"  # what it takes of texts
+
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         small = nnx.initializers.normal(0.02)
@@ -75,9 +72,7 @@ class Transformer(nnx.Module):
         self.blocks = nnx.List([Block(**options) for _ in range(LAYERS)])
         self.norm = nnx.LayerNorm(EMBED, scale_init=named(ONES, "embed"), bias_init=named(ZEROS, "embed"), **options)
         self.dropout = Dropout(0.5, layer=1)
-        self.logits = nnx.Linear(
-            EMBED, CLASSES, kernel_init=named(WEIGHTS, "embed", "classes"), bias_init=named(ZEROS, "classes"), **options
-        )
+        self.logits = nnx.Linear(EMBED, CLASSES, **named_linear(WEIGHTS, "embed", "classes"), **options)
 
     def __call__(self, ids: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; in training `context` needs the examples' keys."""

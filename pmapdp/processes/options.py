@@ -1,5 +1,6 @@
 """The flags with which a command joins other processes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pmapdp.errors import UserError
@@ -12,7 +13,7 @@ class ProcessesOptions:
     distributed: bool = False
     """Join the other processes that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU started with this one."""
     coordinator: str | None = None
-    """Without those: HOST:PORT on which process 0 listens, the same for all processes."""
+    """Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it."""
     num_processes: int | None = None
     """Without those: how many processes there are."""
     process_id: int | None = None
@@ -33,12 +34,21 @@ class ProcessesOptions:
         return self.distributed or self.by_hand
 
 
-def check_options(options: ProcessesOptions) -> None:
-    """Refuse flags that do not go together.
+def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> None:
+    """Refuse flags that do not go together; `settings` are the run's own, by their flags.
 
     Raises:
         UserError: with the flag, its value, the reason and one that works.
     """
+    if options.several and settings.get("--strategy") == "single":
+        raise UserError(
+            "--strategy single runs on one device of one process: leave --distributed out, or use --strategy pmap"
+        )
+    if options.several and settings.get("--strategy") == "pmap" and settings.get("--shard-state", "none") != "none":
+        raise UserError(
+            f"--shard-state {settings['--shard-state']} works with --strategy pmap in one process only: "
+            "use --strategy shard_map"
+        )
     given = {
         "--coordinator": options.coordinator,
         "--num-processes": options.num_processes,
@@ -59,13 +69,32 @@ def check_options(options: ProcessesOptions) -> None:
             raise UserError(f"{flag} {value} is too small: use at least {flag} {least}")
     if options.coordinator is None or options.num_processes is None or options.process_id is None:
         return
-    host, _, port = options.coordinator.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(
-            f"--coordinator {options.coordinator} is not HOST:PORT: try --coordinator {host or 'localhost'}:9876"
-        )
+    split_address(options.coordinator)
     if not 0 <= options.process_id < options.num_processes:
         raise UserError(
             f"--process-id {options.process_id} is out of range: with --num-processes {options.num_processes} "
             f"use 0 to {options.num_processes - 1}"
         )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`; an IPv6 address stands in brackets, as in `[::1]:9876`.
+
+    Raises:
+        UserError: it is not of that form, or no host can have that name.
+    """
+    host, _, port = address.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    name = host[1:-1] if in_brackets else host
+    if ":" in name and not in_brackets:
+        raise UserError(
+            f"--coordinator {address} holds an IPv6 address without brackets: try --coordinator [{host}]:{port}"
+        )
+    if not name or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+        raise UserError(f"--coordinator {address} is not HOST:PORT: try --coordinator {host or 'localhost'}:9876")
+    if not all(0 < len(label) < 64 for label in name.rstrip(".").split(".")) or len(name) > 253:
+        raise UserError(
+            f"--coordinator {address} has a host name that no machine can have (a part is empty or longer than 63 "
+            "letters): try --coordinator localhost:9876"
+        )
+    return name, int(port)

@@ -3,13 +3,12 @@
 import contextlib
 import os
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from jax.errors import JaxRuntimeError
 
-from pmapdp.errors import StoppedError, UserError, report
+from pmapdp.errors import StoppedError, UserError, reason, report
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.store import Store
 from pmapdp.processes.watch import Watch
@@ -119,7 +118,5 @@ class Joined(Peers):
             time.sleep(1.5 * self.watch.patience)
         with self.watch.ending:
             status = report(error)
-            if status is None:
-                traceback.print_exception(error)
-            self.watch.tell(str(error).strip().split("\n")[0] or type(error).__name__)
-            os._exit(1 if status is None else status)
+            self.watch.tell(reason(error))
+            os._exit(status)

@@ -3,14 +3,15 @@
 import json
 import os
 import socket
-import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
-from pmapdp.processes.aborts import hold
+from pmapdp.errors import say
+from pmapdp.processes import aborts
 from pmapdp.processes.agreement import StopAgreement
-from pmapdp.processes.relay import start_thread
+from pmapdp.processes.place import Place
 from pmapdp.processes.store import Store
 
 LOST = 4  # exit status of a process that ended because of another
@@ -28,16 +29,17 @@ class Watch:
         store: where the signs of life are.
         agreement: is advanced at each beat.
         timeout: seconds after which a process without a sign of life has ended the others.
+        place: where process 0 listens.
     """
 
-    def __init__(self, store: Store, agreement: StopAgreement, timeout: float):
-        self.store, self.agreement = store, agreement
+    def __init__(self, store: Store, agreement: StopAgreement, timeout: float, place: Place):
+        self.store, self.agreement, self.place = store, agreement, place
         self.beat, self.patience = min(2.0, timeout / 12), 0.6 * timeout
         self.closed = threading.Event()
         self.ending = threading.Lock()
         self.answered = time.monotonic()
         self.signs: dict[int, tuple[float, str]] = {}  # of each process: when it last changed, and what it was
-        hold(self.aborting)
+        aborts.hold(self.aborting)
         start_thread(self.talk)
         start_thread(self.look_at_the_clock)
 
@@ -80,20 +82,22 @@ class Watch:
                         f"{self.patience:.0f} s (it was killed, hangs, or has lost its network): {GO_ON}"
                     )
 
-    def coordinator_lost(self) -> None:
-        """The connection to process 0 has been closed from its side."""
-        if not self.closed.is_set():
-            self.end(f"process 0 of {self.store.count}, the coordinator, has ended: {GO_ON}")
-
-    def aborting(self) -> None:
-        """C++ is about to abort, mostly because another process is lost: leave it to the clock to say which."""
-        if not self.closed.wait(1.5 * self.patience):
-            self.end(f"a connection between the processes broke: {GO_ON}")
+    def aborting(self, by_jax: bool) -> None:
+        """C++ is about to abort. If that is because process 0 has ended, or because its service met an error, say so;
+        else leave it to the clock to say which process is lost."""
+        broken = time.monotonic()
+        while not self.closed.wait(self.beat / 4):
+            if self.place.missing():
+                self.end(f"process 0 of {self.store.count}, the coordinator, has ended: {GO_ON}")
+            if by_jax:
+                self.end(f"another process came with a --process-id that one of these has: {GO_ON}")
+            if time.monotonic() - broken > 1.5 * self.patience:
+                self.end(f"a connection between the processes broke: {GO_ON}")
 
     def end(self, sentence: str, status: int = LOST) -> NoReturn:
         """Say why, tell the others, and end the process at once: its main thread may wait for a lost one forever."""
         with self.ending:  # held to the end, so that only one sentence is said
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
+            say(f"error: {sentence}", status)
             self.tell(sentence)
             os._exit(status)
 
@@ -107,3 +111,10 @@ class Watch:
     def close(self) -> None:
         """The run is over: the others may go."""
         self.closed.set()
+
+
+def start_thread(work: Callable[[], None]) -> threading.Thread:
+    """Run `work` in a thread that does not keep the process alive."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread

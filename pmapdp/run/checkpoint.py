@@ -5,8 +5,10 @@ that made it, so any other may go on from it.
 """
 
 import contextlib
+import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +16,27 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.run import failed_writes
+from pmapdp.run.checksums import checksum, crc32
+from pmapdp.run.damage import DamagedError, outside_cause, reason
 from pmapdp.state import Task, TrainState, initial_state
 
 SMALL = 64 * 2**20  # bytes, of a state that a link of 16 GB/s brings to the host in 4 ms
+PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
+FILES = 100  # at most, in one checkpoint of one process
 
 
 def orbax() -> ModuleType:
-    """`orbax.checkpoint`, whose import takes a sixth of the start of a command that may not write a checkpoint."""
+    """`orbax.checkpoint`, whose import takes a sixth of the start of a command that may not write a checkpoint.
+
+    Its threads log with their tracebacks the errors that the caller gets as well: they keep silent.
+    """
     import orbax.checkpoint
 
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     return orbax.checkpoint
 
 
@@ -53,11 +61,13 @@ class Checkpoints:
         keep: how many of the newest are kept, beside the one with the best test accuracy.
         only_read: leave the folder as it is, also what a run is just writing there.
         peers: the processes that write and read each its part of a checkpoint; all make the same calls.
+
+    Raises:
+        UserError: the folder cannot be used.
     """
 
     def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False, peers: Peers = ALONE):
         self.peers = peers
-        failed_writes.keep_quiet()
         self.folder, self.damaged = folder, folder.parent / "damaged"
         managers = orbax().checkpoint_managers
         newest = managers.LatestN(keep)
@@ -70,12 +80,22 @@ class Checkpoints:
             preservation_policy=managers.AnyPreservationPolicy([newest, best]),
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
+            # Otherwise a folder that cannot be made keeps threads waiting for minutes.
+            async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
         )
         self.manager = self.open()
 
     def open(self) -> Any:
         """Orbax' `CheckpointManager` of the folder as it is now."""
-        return orbax().CheckpointManager(self.folder.absolute(), options=self.options)
+        try:
+            if not self.options.read_only:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.require_room(0)
+            return orbax().CheckpointManager(self.folder.absolute(), options=self.options)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder} cannot be used ({reason(error)}): mend that, or name another --workdir"
+            ) from None
 
     def steps(self) -> list[int]:
         """The updates after which there are checkpoints, oldest first."""
@@ -87,7 +107,7 @@ class Checkpoints:
         Args:
             step: updates made.
             state: `TrainState`, on devices or on the host; its memory may be used again after the call.
-            progress: JSON that `restore` gives back.
+            progress: JSON that `read` gives back.
             test_accuracy: decides which checkpoint is the best.
 
         Raises:
@@ -96,13 +116,14 @@ class Checkpoints:
         metrics = None if test_accuracy is None else {"test_accuracy": test_accuracy}
         args = orbax().args
         with self.writing():
-            self.require_space(state)
+            self.require_room(2 * size(state))
             state = self.on_host(state)
+            progress = progress | {"step": step, "checksum_of_words": checksum(state)}
             self.manager.save(
                 step,
                 args=args.Composite(
                     state=args.StandardSave(state),
-                    progress=args.JsonSave(progress | {"checksum": checksum(state)}),
+                    progress=args.JsonSave(progress | {"crc32": crc32(progress)}),
                 ),
                 metrics=metrics,
             )
@@ -120,15 +141,22 @@ class Checkpoints:
         copies = jax.tree.map(lambda x: x.addressable_data(0) if x.is_fully_replicated else x, state)
         return jax.tree.map(np.array, jax.device_get(copies))
 
-    def require_space(self, state: TrainState) -> None:
-        """Look before writing: a disk that fills up in the middle leaves a partial checkpoint to clean up.
+    def require_room(self, needed: int) -> None:
+        """Look before writing: where a write fails, Orbax' threads wait for minutes, or write to the screen.
+
+        Args:
+            needed: bytes; of the arrays, and as much again for files beside them.
 
         Raises:
-            OSError: the arrays, and as much again for files beside them, do not fit on the disk.
+            OSError: the folder takes no new files, or not so many bytes.
         """
-        needed = 2 * size(state)
-        if shutil.disk_usage(self.folder).free < needed:
+        disk = os.statvfs(self.folder)
+        if disk.f_bavail * disk.f_frsize < needed:
             raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
+        if disk.f_files and disk.f_favail < FILES:
+            raise OSError(f"it needs up to {FILES} files, and the disk takes {disk.f_favail}")
+        with tempfile.TemporaryFile(dir=self.folder) as probe:  # quotas and limits on files count too
+            os.posix_fallocate(probe.fileno(), 0, max(1, min(needed, PROBE)))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete on the disk.
@@ -146,29 +174,12 @@ class Checkpoints:
             yield
         except (OSError, ValueError, RuntimeError) as error:
             left = shutil.disk_usage(self.folder).free / 1e6
-            reason = "no space left" if "space left" in str(error) else str(error).strip().split("\n")[0][:120]
-            kept = max(self.manager.all_steps(read=True), default=None)
+            whole = [int(each.name) for each in self.folder.iterdir() if each.name.isdigit()]
             raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({reason}; {left:,.0f} MB are free there): "
-                + (f"the one of step {kept} is intact; " if kept is not None else "")
-                + "make room and start the same command again"
+                f"a checkpoint could not be written to {self.folder} ({reason(error)}; {left:,.0f} MB are free there): "
+                + (f"the one of step {max(whole)} is intact; " if whole else "")
+                + "mend that and start the same command again"
             ) from error
-
-    def restore(self, task: Task, sharding: Any = None) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, or None; and a warning for each damaged one that was set aside.
-
-        `task` and `sharding` as for `read`.
-        """
-        warnings: list[str] = []
-        for step in reversed(self.steps()):
-            try:
-                return self.read(step, task, sharding), warnings
-            except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
-                reason = str(error).strip().split("\n")[0][:200]
-                warnings.append(
-                    f"the checkpoint of step {step} is damaged ({reason}); it was moved to {self.set_aside(step)}"
-                )
-        return None, warnings
 
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
         """The checkpoint of `step`.
@@ -180,53 +191,95 @@ class Checkpoints:
                 reads its shards only. With None they become NumPy arrays on the host.
 
         Raises:
-            ValueError: its content is not what was written. Orbax raises errors of many kinds.
+            DamagedError: its content is not what was written.
+            UserError: it cannot be read for another reason.
         """
+        progress = self.progress(step)
+        return Checkpoint(self.state(step, progress, task, sharding), progress)
+
+    def state(self, step: int, progress: dict[str, Any], task: Task, sharding: Any = None) -> TrainState:
+        """The state of `step` alone, checked against its `progress`; the rest as for `read`."""
         shapes = jax.eval_shape(lambda: initial_state(task))
         if sharding is None:
             template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
         else:
             template = abstract_state(shapes, sharding)
-        args = orbax().args
-        error = None
+        state = self.load(step, state=orbax().args.StandardRestore(template)).state
+        if progress.get("checksum_of_words", checksum(state)) != checksum(state):
+            raise DamagedError("the checksum of its arrays is wrong")
+        return state
+
+    def progress(self, step: int) -> dict[str, Any]:
+        """What was saved beside the state of `step`; errors as of `read`. Without its checksums it may be older."""
+        progress = self.load(step, progress=orbax().args.JsonRestore()).progress
+        if not isinstance(progress, dict) or progress.get("step", step) != step:
+            raise DamagedError("its progress is that of another step")
+        content = {name: value for name, value in progress.items() if name != "crc32"}
+        if progress.get("crc32", crc32(content)) != crc32(content):
+            raise DamagedError("the checksum of its progress is wrong")
+        return content
+
+    def load(self, step: int, **items: Any) -> Any:
+        """Read items of a checkpoint on all processes, or on none; errors as of `read`."""
+        found = damage = failure = None
         try:
-            parts = self.manager.restore(
-                step, args=args.Composite(state=args.StandardRestore(template), progress=args.JsonRestore())
-            )
-        except Exception as damage:
-            error = damage
-        self.peers.require_all("reading", error)  # or else one would wait for the others in the checksum
-        if checksum(parts.state) != parts.progress["checksum"]:
-            raise ValueError("its checksum is wrong")
-        return Checkpoint(parts.state, parts.progress)
+            found = self.manager.restore(step, args=orbax().args.Composite(**items))
+        except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
+            if cause := outside_cause(error, self.folder / str(step)):
+                failure = UserError(
+                    f"the checkpoint of step {step} in {self.folder} cannot be read ({cause}): nothing was changed; "
+                    "start the same command again when that is mended"
+                )
+            else:
+                damage = DamagedError(reason(error))
+        for what, fault, kind in (("access", failure, UserError), ("content", damage, DamagedError)):
+            try:
+                self.peers.require_all(f"reading: {what}", fault)
+            except ValueError as other:
+                raise kind(str(other)) from None
+        return found
 
     def set_aside(self, step: int) -> Path:
-        """Move the checkpoint of `step` out of the way; returns where it lies now."""
+        """Move the checkpoint of `step` out of the way; returns where it is then."""
         target = self.damaged / str(step)
         while target.exists():
             target = target.with_name(target.name + "_")
         self.manager.close()
         self.peers.wait("where to put it")
         if self.peers.first:
-            self.damaged.mkdir(exist_ok=True)
-            os.replace(self.folder / str(step), target)
+            try:
+                self.damaged.mkdir(exist_ok=True)
+                os.replace(self.folder / str(step), target)
+            except OSError as error:
+                raise UserError(
+                    f"the damaged checkpoint {self.folder / str(step)} cannot be moved to {target} ({error.strerror}): "
+                    "move it yourself, or name another --workdir"
+                ) from None
         self.peers.wait("setting aside")
         self.manager = self.open()
         return target
 
     def close(self) -> None:
         """Finish writing and release Orbax' threads."""
-        self.wait()
-        self.manager.close()
+        with self.writing():
+            self.manager.close()
 
 
-def abstract_state(shapes: TrainState, sharding: Any) -> TrainState:
-    """The state without its arrays: shape, type and place of each; `sharding` as for `Checkpoints.read`."""
-    one = isinstance(sharding, jax.sharding.Sharding)
-    shardings = jax.tree.map(lambda _: sharding, shapes) if one else sharding
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
-    )
+def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
+    """The newest whole checkpoint in the folder of a run of `task`: state on the host, and its progress.
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = Path(path) / "checkpoints"
+    if not folder.is_dir():
+        raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
+    checkpoints = Checkpoints(folder, only_read=True)
+    for step in reversed(checkpoints.steps()):
+        with contextlib.suppress(DamagedError):  # only the run itself, which holds the lock, sets it aside
+            found = checkpoints.read(step, task)
+            return found.state, found.progress
+    raise UserError(f"{path} holds no whole checkpoint: let the training run finish an epoch first")
 
 
 def size(state: TrainState) -> int:
@@ -234,32 +287,10 @@ def size(state: TrainState) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-def checksum(state: TrainState) -> int:
-    """32 bits over all numbers of the state: finds a file that was altered, where its format would not.
-
-    It is the sum over all 32-bit words of word x (odd multiplier that depends on its position), modulo 2^32: the
-    devices add up their shards, so that the arrays stay where they are, and the order does not matter. One
-    word that differs always shows; several go unnoticed once in four billion times.
-    """
-    return int(words_times_multipliers(state))
-
-
-@jax.jit
-def words_times_multipliers(state: TrainState) -> jax.Array:
-    """The checksum, `[]` uint32."""
-    total = jnp.uint32(0)
-    for number, leaf in enumerate(jax.tree.leaves(state)):
-        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-        position = jnp.zeros(words.shape, jnp.uint32)
-        for axis, size in enumerate(words.shape):
-            position = position * size + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        multipliers = mixed(position + jnp.uint32(number * 0x9E3779B1 % 2**32)) | 1
-        total += (words * multipliers).sum(dtype=jnp.uint32)
-    return total
-
-
-def mixed(number: jax.Array) -> jax.Array:
-    """A bijection of 32 bits in which every bit depends on many (the finalizer of MurmurHash3, Austin Appleby)."""
-    number = (number ^ (number >> 16)) * jnp.uint32(0x85EBCA6B)
-    number = (number ^ (number >> 13)) * jnp.uint32(0xC2B2AE35)
-    return number ^ (number >> 16)
+def abstract_state(shapes: TrainState, sharding: Any) -> TrainState:
+    """The state without its arrays: shape, type and place of each; `sharding` as for `Checkpoints.read`."""
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        jax.tree.broadcast(sharding, shapes),
+    )

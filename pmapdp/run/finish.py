@@ -1,16 +1,15 @@
 """What a recipe shows beside its training: the sharding of a batch, a check on one device, its source's figures."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from pmapdp.config import Config
 from pmapdp.data.batches import Batch
 from pmapdp.job import Job
 from pmapdp.metrics import Totals
-from pmapdp.recipes import RECIPES
-from pmapdp.run.screen import Report
+from pmapdp.recipes import Reported
 from pmapdp.state import TrainState
 from pmapdp.steps import make_steps
 
@@ -38,20 +37,15 @@ def check_on_one_device(job: Job, state: TrainState, results: dict[str, Any]) ->
     )
 
 
-def compare_with_reported(report: Report, config: Config, history: list[dict[str, Any]]) -> None:
-    """Print the figures that the recipe's source reports beside those of this run, if it is the same job."""
-    recipe = RECIPES[config.recipe]
-    if any(getattr(config, field) != getattr(recipe.config, field) for field in ("dataset", "model", "epochs")):
-        return
+def compare_with_reported(reported: Sequence[Reported], epochs: list[dict[str, Any]]) -> list[str]:
+    """Lines of the figures that a recipe's source reports beside those of a run, as far as it got."""
     rows = [
-        (figure.name, figure.value, history[figure.epoch - 1 if figure.epoch > 0 else -1][figure.key])
-        for figure in recipe.reported
-        if history and history[0]["epoch"] == 1 and figure.epoch <= len(history)
+        (figure.name, figure.value, epochs[figure.epoch - 1 if figure.epoch > 0 else -1][figure.key])
+        for figure in reported
+        if epochs and epochs[0]["epoch"] == 1 and figure.epoch <= len(epochs)
     ]
     if not rows:
-        return
+        return []
     width = max(len(name) for name, _, _ in rows)
-    report.line()
-    report.line(f"{'':<{width}}  {'reported':>9}  {'here':>9}")
-    for name, reported, here in rows:
-        report.line(f"{name:<{width}}  {reported:9.4f}  {here:9.4f}")
+    table = [f"{name:<{width}}  {reported:9.4f}  {here:9.4f}" for name, reported, here in rows]
+    return ["", f"{'':<{width}}  {'reported':>9}  {'here':>9}", *table]

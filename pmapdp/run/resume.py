@@ -1,20 +1,24 @@
 """Going on with a run: what it was, how far it had come, and when to keep it."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pmapdp.errors import StoppedError
+from pmapdp.errors import UserError
+from pmapdp.forms import mismatch
 from pmapdp.job import Job
 from pmapdp.metrics import Totals
 from pmapdp.run.checkpoint import Checkpoints
-from pmapdp.run.stop import StopRequest
-from pmapdp.run.workdir import Workdir, require_shared
+from pmapdp.run.damage import DamagedError
+from pmapdp.run.workdir import Workdir, differences, identity, require_shared
 from pmapdp.state import TrainState, create_state
 from pmapdp.steps.placing import over_all_processes
+
+KEPT = {"step": int, "totals": list[float], "best": dict[str, Any], "last": dict[str, Any]}  # in a checkpoint, as JSON
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,15 @@ class Progress:
         state: `TrainState` on the devices of the run.
         step: updates made.
         totals: metric sums of the epoch that is not finished yet, so that its figures still cover every example.
+        best: metrics of the epoch with the best test accuracy; empty before the first.
+        last: metrics of the last epoch.
     """
 
     state: TrainState
     step: int = 0
     totals: Totals = field(default_factory=Totals)
+    best: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
 
 
 class Keeper:
@@ -37,88 +45,98 @@ class Keeper:
 
     Args:
         job: the run.
+        settings: all settings of it.
 
     Raises:
         UserError: the workdir cannot be used for it.
     """
 
-    def __init__(self, job: Job):
-        self.job = job
+    def __init__(self, job: Job, settings: dict[str, Any]):
+        self.job, self.settings = job, settings
+        self.identity = identity(settings, job.global_batch_size)
         self.messages: list[str] = []
-        self.best: dict[str, Any] = {}
-        self.last: dict[str, Any] = {}
-        self.workdir = Workdir(job.config.workdir) if job.config.workdir and job.peers.first else None
+        self.path: str | None = settings["workdir"]
+        self.workdir = Workdir(self.path) if self.path is not None and job.peers.first else None
         self.checkpoints: Checkpoints | None = None
         self.waiting: Callable[[], None] | None = None
 
     def begin(self) -> Progress:
         """The initial state, or that of the newest whole checkpoint in the workdir."""
-        job, config = self.job, self.job.config
-        if config.workdir is None:
+        job, settings = self.job, self.settings
+        if self.path is None:
             return Progress(create_state(job.task, job.steps.state_sharding))
-        continued = self.workdir.start(config, job.global_batch_size) if self.workdir else False
+        continued = False
+        if self.workdir is not None:
+            continued = self.workdir.start(settings, job.global_batch_size, fresh=settings["fresh"])
         job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
-        require_shared(config.workdir)
-        self.checkpoints = Checkpoints(Path(config.workdir) / "checkpoints", config.keep_checkpoints, peers=job.peers)
-        found, warnings = self.checkpoints.restore(job.task, job.steps.state_sharding)
-        self.messages += [f"warning: {warning}" for warning in warnings]
-        if found is None:
-            self.messages += ["no checkpoint in the workdir yet: a new training"] if continued else ["a new training"]
-            return Progress(create_state(job.task, job.steps.state_sharding))
-        progress = found.progress
-        self.best, self.last = progress["best"], progress["last"]
-        self.messages.append(f"restored from the checkpoint of step {progress['step']:,}")
-        return Progress(found.state, progress["step"], Totals(*progress["totals"]))
+        require_shared(self.path)
+        folder = Path(self.path) / "checkpoints"
+        self.checkpoints = Checkpoints(folder, settings["keep_checkpoints"], peers=job.peers)
+        for step in reversed(self.checkpoints.steps()):
+            try:
+                found = self.read(self.checkpoints, step)
+            except DamagedError as damage:
+                self.messages.append(
+                    f"warning: the checkpoint of step {step} is damaged ({damage}); it was moved to "
+                    f"{self.checkpoints.set_aside(step)}"
+                )
+                continue
+            self.messages.append(f"restored from the checkpoint of step {step:,}")
+            return found
+        self.messages += ["no checkpoint in the workdir yet: a new training"] if continued else ["a new training"]
+        return Progress(create_state(job.task, job.steps.state_sharding))
 
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after update `step`, in the middle of an epoch."""
-        every = self.job.config.checkpoint_every
-        return every is not None and step % every == 0
+    def read(self, checkpoints: Checkpoints, step: int) -> Progress:
+        """The progress of the run after `step`.
 
-    def save(self, step: int, state: TrainState, totals: Totals, results: dict[str, Any] | None = None) -> None:
+        Raises:
+            DamagedError: the content of the checkpoint is not what was written.
+            UserError: it belongs to another run, or cannot be read.
+        """
+        kept = checkpoints.progress(step)
+        if differing := differences(kept.get("belongs_to", self.identity), self.identity):
+            raise UserError(
+                f"the checkpoint of step {step} in {checkpoints.folder} belongs to a run of another configuration, "
+                f"which differs in {differing}: use the same, another folder, or --fresh to delete that run"
+            )
+        wrong = mismatch(kept, KEPT, "")
+        if wrong or len(kept["totals"]) != 3 or min(kept["totals"]) < 0:
+            raise DamagedError(f"its progress {wrong or 'holds impossible totals'}")
+        state = checkpoints.state(step, kept, self.job.task, self.job.steps.state_sharding)
+        if int(state.step) != step:
+            raise DamagedError(f"its state is that of step {int(state.step)}")
+        return Progress(state, step, Totals(*kept["totals"]), kept["best"], kept["last"])
+
+    def keep(self, progress: Progress, *, ended: bool = False) -> None:
         """Keep this state as a checkpoint. It is written with the next call of `write`, or now where the devices must
         not go on before.
 
         Args:
-            step: updates made.
-            state: `TrainState` on the devices; its memory may be used again after the call.
-            totals: metric sums of the unfinished epoch.
-            results: metrics of the epoch that just ended.
+            progress: its state's memory may be used again after the call.
+            ended: whether an epoch, the one of `progress.last`, has just ended.
         """
-        if results is not None:
-            self.last = results
-            if not self.best or results["test_accuracy"] > self.best["test_accuracy"]:
-                self.best = results
-        if self.checkpoints is not None:
+        if self.checkpoints is None:
+            return
+        self.write()
+        kept = {
+            "step": progress.step,
+            "totals": list(dataclasses.astuple(progress.totals)),
+            "best": progress.best,
+            "last": progress.last,
+            "belongs_to": self.identity,
+        }
+        state = over_all_processes(progress.state, self.job.steps.state_sharding)
+        copy = self.checkpoints.on_host(state)
+        accuracy = progress.last["test_accuracy"] if ended else None
+        self.waiting = functools.partial(self.checkpoints.save, progress.step, copy, kept, accuracy)
+        if copy is state:
             self.write()
-            progress = {"step": step, "totals": list(dataclasses.astuple(totals)), "best": self.best, "last": self.last}
-            state = over_all_processes(state, self.job.steps.state_sharding)
-            kept = self.checkpoints.on_host(state)
-            accuracy = results["test_accuracy"] if results else None
-            self.waiting = functools.partial(self.checkpoints.save, step, kept, progress, accuracy)
-            if kept is state:
-                self.write()
 
     def write(self) -> None:
         """Start to write what was kept last. It keeps the host busy: best called when the devices have got work."""
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
             waiting()
-
-    def stop(self, request: StopRequest, step: int) -> NoReturn:
-        """End the run because a signal asked for it.
-
-        Raises:
-            StoppedError: always.
-        """
-        assert request.signal is not None
-        self.wait()
-        kept = (
-            f"a checkpoint is in {self.job.config.workdir}, and the same command goes on from it"
-            if self.job.config.workdir
-            else "nothing was kept; with --workdir runs/first a run can go on"
-        )
-        raise StoppedError(f"stopped by {request.signal.name} after step {step:,}: {kept}", 128 + request.signal.value)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk."""
@@ -128,8 +146,9 @@ class Keeper:
 
     def close(self) -> None:
         """Finish writing and let other processes use the workdir."""
-        self.write()
-        if self.checkpoints is not None:
-            self.checkpoints.close()
-        if self.workdir is not None:
-            self.workdir.close()
+        with contextlib.ExitStack() as stack:
+            if self.workdir is not None:
+                stack.callback(self.workdir.close)
+            if self.checkpoints is not None:
+                stack.callback(self.checkpoints.close)
+            self.write()

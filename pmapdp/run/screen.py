@@ -1,14 +1,13 @@
 """What a run shows: a header, a progress bar, one line per epoch. On a terminal with rich, elsewhere plain lines."""
 
 import time
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pmapdp.errors import UserError
 from pmapdp.metrics import Meter
+from pmapdp.run.log import LinesFile
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_REFRESHES = 0.2
@@ -20,30 +19,21 @@ class Report:
     Args:
         progress: whether to show progress inside an epoch.
         epochs: number of epochs in the run.
-        log: file to which all lines are appended too.
+        log: takes all lines too.
         quiet: print nothing.
-
-    Raises:
-        UserError: the log cannot be written.
     """
 
-    def __init__(self, *, progress: bool, epochs: int, log: Path | None = None, quiet: bool = False):
+    def __init__(self, *, progress: bool, epochs: int, log: LinesFile | None = None, quiet: bool = False):
         self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False, quiet=quiet)
-        self.progress, self.epochs = progress, epochs
+        self.progress, self.epochs, self.log = progress, epochs, log
         self.bar: Progress | None = None
         self.shown = 0.0
-        self.log: TextIO | None = None
-        if log is not None:
-            try:
-                self.log = open(log, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the run)
-            except OSError as error:
-                raise UserError(f"{log} cannot be written ({error.strerror}): name another --workdir") from None
 
     def line(self, text: str = "") -> None:
-        """Print one line as it is."""
-        self.console.print(text, markup=False)
+        """Print one line as it is, and write it to the log."""
         if self.log:
-            print(text, file=self.log, flush=True)
+            self.log.line(text)
+        self.console.print(text, markup=False)
 
     def header(self, facts: dict[str, Any]) -> None:
         """Print facts as an aligned list."""
@@ -92,7 +82,7 @@ class Report:
 
     def results(self, results: dict[str, Any]) -> None:
         """Print the line of a finished epoch from its metrics (the keys of the metrics file)."""
-        speed, step_ms = results["images_per_second"], results["step_ms"]
+        speed, step_ms = results["examples_per_second"], results["step_ms"]
         self.line(
             f"epoch {results['epoch']}/{self.epochs}"
             f" | train loss {results['train_loss']:.4f} accuracy {results['train_accuracy']:.4f}"
@@ -102,15 +92,15 @@ class Report:
         )
 
     def end(self, best: dict[str, Any], last: dict[str, Any], compile_seconds: float, seconds: float) -> None:
-        """Print the best and the last test accuracy, and where the time went."""
+        """Print the best and the last test accuracy, where an epoch was finished, and where the time went."""
         self.line()
-        self.line(
-            f"test accuracy: best {best['test_accuracy']:.4f} (epoch {best['epoch']}), last {last['test_accuracy']:.4f}"
-        )
+        if best:
+            self.line(
+                f"test accuracy: best {best['test_accuracy']:.4f} (epoch {best['epoch']}), "
+                f"last {last['test_accuracy']:.4f}"
+            )
         self.line(f"{seconds:.1f} s in all, of which {compile_seconds:.1f} s to compile")
 
     def close(self) -> None:
-        """Take the progress bar away and close the log."""
+        """Take the progress bar away."""
         self.end_epoch()
-        if self.log:
-            self.log.close()

@@ -1,11 +1,15 @@
-"""Event files for TensorBoard, written with tensorboardX."""
+"""Event files for TensorBoard, in the format and with the summaries of tensorboardX."""
 
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from pmapdp.errors import UserError
 from pmapdp.job import Job
 from pmapdp.state import TrainState
 from pmapdp.steps.shared import Body
@@ -16,46 +20,76 @@ SCALARS = {
     "test/loss": "test_loss",
     "test/accuracy": "test_accuracy",
     "learning_rate": "learning_rate",
-    "images_per_second": "images_per_second",
+    "examples_per_second": "examples_per_second",
 }
+EDGES = 1e-12 * 1.1 ** np.arange(772)  # of the bins that TensorBoard's histograms have, up to 1e20
+BINS = np.concatenate([-EDGES[::-1], [0], EDGES])
+
+
+def arrays(job: Job, state: TrainState) -> dict[str, Any]:
+    """The parameters in a placed state, and the gradients of the mean loss over the batch that comes next.
+
+    The gradients are computed on one device. All processes must call this; the arrays are on the host.
+    """
+    whole = job.steps.fetch(state)
+    batches = job.train_batches.for_one_device()
+    batch = next(batches.epoch(*divmod(int(whole.step), batches.steps)))
+    gradients, sums, _ = jax.device_get(jax.jit(Body(job.task).gradient_sums)(whole, batch))
+    return {"parameters": whole.params, "gradients": jax.tree.map(lambda sum: sum / sums.count, gradients)}
 
 
 class TensorBoard:
-    """Writes results of epochs as they come.
+    """Writes results of epochs as they come, in this thread, so that a full disk is an error of the run.
 
     Args:
-        folder: where the event files go.
+        folder: where the event file goes.
         first_step: events of an earlier start of the run after this update are hidden by TensorBoard.
+
+    Raises:
+        UserError: the file cannot be written.
     """
 
     def __init__(self, folder: Path, first_step: int):
-        from tensorboardX import SummaryWriter  # not needed without a workdir
+        from tensorboardX import summary  # not needed without a workdir
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.record_writer import RecordWriter
 
-        self.writer = SummaryWriter(str(folder), purge_step=first_step + 1)
+        self.summary, self.make_event = summary, Event
+        self.path = folder.absolute() / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        try:
+            self.file = RecordWriter(str(self.path))
+        except OSError as error:
+            raise self.failed(error) from None
+        self.write(file_version="brain.Event:2")
+        self.write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
-    def scalars(self, results: dict[str, Any]) -> None:
-        """Write an epoch's results (the keys of the metrics file) at its update."""
+    def epoch(self, results: dict[str, Any], arrays: dict[str, Any]) -> None:
+        """Write an epoch's results (the keys of the metrics file), and a histogram of each leaf of `arrays`."""
         for tag, key in SCALARS.items():
             if results[key] is not None:
-                self.writer.add_scalar(tag, results[key], results["step"])
-        self.writer.flush()
+                self.write(step=results["step"], summary=self.summary.scalar(tag, results[key]))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+            tag = "/".join(str(entry.key) for entry in path)
+            self.write(step=results["step"], summary=self.summary.histogram(tag, np.asarray(leaf, np.float32), BINS))
+        try:
+            self.file.flush()
+        except OSError as error:
+            raise self.failed(error) from None
 
-    def histograms(self, job: Job, state: TrainState) -> None:
-        """Write histograms of the parameters and of the gradients.
+    def write(self, **fields: Any) -> None:
+        """Append an event."""
+        try:
+            self.file.write(self.make_event(wall_time=time.time(), **fields).SerializeToString())
+        except OSError as error:
+            raise self.failed(error) from None
 
-        The gradients are those of the mean loss over the batch that comes next, computed on one device.
-        """
-        step = int(state.step)
-        batches = job.train_batches.for_one_device()
-        batch = next(batches.epoch(*divmod(step, batches.steps)))
-        gradients, sums, _ = jax.device_get(jax.jit(Body(job.task).gradient_sums)(state, batch))
-        gradients = jax.tree.map(lambda gradient: gradient / sums.count, gradients)
-        for kind, tree in (("parameters", state.params), ("gradients", gradients)):
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-                name = "/".join(str(entry.key) for entry in path)
-                self.writer.add_histogram(f"{kind}/{name}", np.asarray(leaf, np.float32), step)
-        self.writer.flush()
+    def failed(self, error: OSError) -> UserError:
+        """The sentence for a disk that takes no more."""
+        return UserError(f"{self.path} could not be written ({error.strerror}): make room and start the command again")
 
     def close(self) -> None:
         """Write what is left."""
-        self.writer.close()
+        try:
+            self.file.close()
+        except OSError as error:
+            raise self.failed(error) from None

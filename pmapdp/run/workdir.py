@@ -1,36 +1,34 @@
-"""The folder of a run: its configuration, checkpoints, metrics, TensorBoard files and log. One process at a time.
+"""The folder of a run: its settings, checkpoints, metrics, TensorBoard files and log. One process at a time.
 
 config.json       what the run does; another configuration is refused
 checkpoints/      the last few states and the best
+damaged/          checkpoints whose content is not what was written
 metrics.jsonl     results, one JSON object a line
 log.txt           what was printed
 events.out.*      for `tensorboard --logdir DIR`
+profile/          a trace, with --profile
 lock              held by the running process; the system lets go of it when that process ends
 """
 
-import contextlib
-import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
 
-import jax
-
-from pmapdp import devices
-from pmapdp.config import Config
 from pmapdp.errors import UserError
-from pmapdp.optimizer import make_optimizer
-from pmapdp.run.checkpoint import Checkpoints
-from pmapdp.state import Task, TrainState, make_task
+from pmapdp.files import FAULTS, open_regular, read_json, refusal, write_file
+
+FORMAT = "pmapdp run 1"
+WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 # What a run may change when it goes on: how it is spread, shown and written, and where it stops early. The batch
 # size is compared as the global one, whichever way it was given.
-FREE_FIELDS = {
+FREE_SETTINGS = {
     "recipe",  # a name; the settings that it stands for are compared
     "strategy",
     "steps_per_dispatch",
@@ -55,6 +53,29 @@ FREE_FIELDS = {
     "check_on_one_device",
 }
 
+# What a run writes, by file and by folder and the names in it.
+FILES = re.compile(r"config\.json|metrics\.jsonl|log\.txt|events\.out\.tfevents\..+")
+FOLDERS = {
+    "checkpoints": re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?"),
+    "damaged": re.compile(r"\d+_*"),
+    "profile": re.compile(r"plugins"),
+}
+
+
+def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]:
+    """The settings on which the results of a run depend, as JSON gives them back."""
+    fixed = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
+    return json.loads(json.dumps(fixed | {"global_batch_size": global_batch_size}))
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """In which settings two identities differ, in words; empty where they do not."""
+    return ", ".join(
+        f"{name} ({theirs.get(name)!r} there, {value!r} now)"
+        for name, value in ours.items()
+        if theirs.get(name) != value
+    )
+
 
 class Workdir:
     """The folder of a run, locked for this process.
@@ -63,75 +84,114 @@ class Workdir:
         path: made if it is missing.
 
     Raises:
-        UserError: it is a file, cannot be written, or is in use by a running process.
+        UserError: it is no folder, cannot be written, holds files of somebody else under the names of ours, or is in
+            use by a running process.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--workdir {path} is a file: name a folder, for example runs/first")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = open(self.path / "lock", "a+")  # noqa: SIM115 (held as long as the run)
-        except OSError as error:
+        if str(path) == "" or "://" in str(path):
             raise UserError(
-                f"--workdir {path} cannot be written ({error.strerror}): name a folder of yours, for example runs/first"
-            ) from None
+                f"--workdir {str(path)!r} is not a folder: name a local or mounted one, for example runs/first"
+            )
+        self.path = Path(path)
+        try:
+            if self.path.exists() and not self.path.is_dir():
+                raise UserError(f"--workdir {path} is a file: name a folder, for example runs/first")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.settings = self.require_ours()
+            self.lock = open(open_regular(self.path / "lock", os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115 (held)
+            owner = self.lock.read(99)
+        except FAULTS as error:
+            raise refusal(f"--workdir {path}", "written", error, WRITE_ADVICE) from None
+        if not re.fullmatch(rb"\d*", owner):
+            raise self.foreign("lock")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
             self.lock.seek(0)
-            owner = self.lock.read().strip() or "unknown"
+            self.lock.truncate()
+            self.lock.write(str(os.getpid()).encode())
+            self.lock.flush()
+        except BlockingIOError:
             raise UserError(
-                f"--workdir {path} is in use by process {owner}: wait until that run has ended, or name another folder"
+                f"--workdir {path} is in use by process {owner.decode() or 'unknown'}: wait until that run has ended, "
+                "or name another folder"
             ) from None
-        self.lock.truncate(0)
-        self.lock.write(str(os.getpid()))
-        self.lock.flush()
+        except OSError as error:
+            raise refusal(f"--workdir {path}", "written", error, WRITE_ADVICE) from None
+
+    def require_ours(self) -> dict[str, Any] | None:
+        """The identity of the run in the folder; None where there is no run, nor anything under the names of its files.
+
+        Raises:
+            UserError: something has the name of a file of ours, and no config.json says that a run wrote it.
+        """
+        if os.path.lexists(self.path / "config.json"):
+            return identity(*read_settings(self.path))
+        for each in sorted(self.path.iterdir()):
+            used = each.name in FOLDERS and (not each.is_dir() or any(each.iterdir()))
+            if used or FILES.fullmatch(each.name):
+                raise self.foreign(each.name)
+        return None
+
+    def foreign(self, name: str) -> UserError:
+        """The sentence for a file that no run of ours wrote."""
+        return UserError(
+            f"--workdir {self.path} holds {name}, and no config.json says that a run of pmapdp wrote it: "
+            "name a new folder, for example runs/first"
+        )
 
     def close(self) -> None:
         """Let others use the folder."""
         self.lock.close()
 
-    def start(self, config: Config, global_batch_size: int) -> bool:
+    def start(self, settings: dict[str, Any], global_batch_size: int, *, fresh: bool) -> bool:
         """Write config.json, or compare with the one there. Returns whether a run is to be continued.
 
+        Args:
+            settings: all settings of the run.
+            global_batch_size: B, whichever way it was given.
+            fresh: delete the run that is there.
+
         Raises:
-            UserError: the folder holds a run of another configuration; the fields that differ are named.
+            UserError: the folder holds a run of another configuration; the settings that differ are named.
         """
-        if config.fresh:
+        ours = identity(settings, global_batch_size)
+        if self.settings is not None and fresh:
             self.clear()
-        ours = {"config": dataclasses.asdict(config), "global_batch_size": global_batch_size}
-        file = self.path / "config.json"
-        if not file.exists():
-            write_atomically(file, json.dumps(ours, indent=2) + "\n")
+            self.settings = None
+        if self.settings is None:
+            content = {"format": FORMAT, "config": settings, "global_batch_size": global_batch_size}
+            write_file(self.path / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
             return False
-        theirs = read_json(file)
-        differences = [
-            f"{field} ({theirs['config'].get(field)!r} there, {value!r} now)"
-            for field, value in json.loads(json.dumps(ours["config"])).items()
-            if field not in FREE_FIELDS and theirs["config"].get(field) != value
-        ]
-        if theirs["global_batch_size"] != global_batch_size:
-            differences.append(f"global_batch_size ({theirs['global_batch_size']} there, {global_batch_size} now)")
-        if differences:
+        if differing := differences(self.settings, ours):
             raise UserError(
-                f"--workdir {self.path} holds a run of another configuration, which differs in "
-                f"{', '.join(differences)}: use the same, another folder, or --fresh to delete that run"
+                f"--workdir {self.path} holds a run of another configuration, which differs in {differing}: use the "
+                "same, another folder, or --fresh to delete that run"
             )
         return True
 
     def clear(self) -> None:
-        """Delete an earlier run; other files in the folder stay."""
-        for folder in ("checkpoints", "damaged", "profile"):
-            shutil.rmtree(self.path / folder, ignore_errors=True)
-        for file in (self.path / "config.json", self.path / "metrics.jsonl", self.path / "log.txt"):
-            file.unlink(missing_ok=True)
-        for file in self.path.glob("events.out.tfevents.*"):
-            file.unlink()
+        """Delete what an earlier run wrote, except config.json, which says that it did; other files stay.
+
+        Raises:
+            UserError: something cannot be deleted.
+        """
+        try:
+            for name, written in FOLDERS.items():
+                for each in (self.path / name).iterdir() if (self.path / name).is_dir() else ():
+                    if written.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
+                        shutil.rmtree(each)
+            for each in self.path.iterdir():
+                if FILES.fullmatch(each.name) and each.is_file() and each.name != "config.json":
+                    each.unlink()
+        except OSError as error:
+            raise UserError(
+                f"--fresh cannot delete the run in --workdir {self.path} ({error.filename}: {error.strerror}): name "
+                "another folder"
+            ) from None
 
 
-def require_shared(path: str | Path, seconds: float = 10) -> None:
+def require_shared(path: str, seconds: float = 10) -> None:
     """Look whether process 0 has written into the folder of this name that this process sees.
 
     Raises:
@@ -147,78 +207,15 @@ def require_shared(path: str | Path, seconds: float = 10) -> None:
         time.sleep(0.1)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all.
+def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
+    """The settings and the global batch size of the run in a folder.
 
     Raises:
-        UserError: it cannot be written.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}): name a folder of yours with free space"
-        ) from None
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): start anew with --fresh, or name another folder") from None
-
-
-def read_config(path: str | Path) -> Config:
-    """The configuration of the run in a folder, its batch size given as the global one.
-
-    Raises:
-        UserError: there is no run in it.
+        UserError: there is no run in it, or its config.json is not as a run writes it.
     """
     file = Path(path) / "config.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
-    content = read_json(file)
-    batch_size = {"global_batch_size": content["global_batch_size"], "per_device_batch_size": None}
-    return Config.from_json(content["config"] | batch_size)
-
-
-def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
-    """The newest whole checkpoint in the folder of a run of `task`: state on the host, and its progress.
-
-    Raises:
-        UserError: there is none.
-    """
-    folder = Path(path) / "checkpoints"
-    if not folder.is_dir():
-        raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
-    checkpoints = Checkpoints(folder, only_read=True)
-    for step in reversed(checkpoints.steps()):
-        try:
-            found = checkpoints.read(step, task)
-        except Exception:  # a damaged one; only the run itself, which holds the lock, sets it aside
-            continue
-        return found.state, found.progress
-    raise UserError(f"{path} holds no whole checkpoint: let the training run finish an epoch first")
-
-
-def load_run(path: str | Path) -> tuple[Config, TrainState, dict[str, Any]]:
-    """Configuration, newest state (on the host) and its metrics of the run in a folder.
-
-    Raises:
-        UserError: there is no run or no checkpoint in it.
-    """
-    config = read_config(path)
-    with contextlib.suppress(UserError):  # too late to simulate devices: reading needs none
-        devices.simulate(config.devices or devices.DEFAULT_SIMULATED)
-    if config.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
-    # The learning rates do not matter here: they are not part of the state.
-    state, progress = load_state(path, make_task(config, make_optimizer(config, lambda step: 0.0)))
-    return config, state, progress["last"]
+    form = {"format": NotRequired[Literal[FORMAT]], "config": dict[str, Any], "global_batch_size": int}
+    content = read_json(file, form, advice="it is not as a run writes it, so name another folder")
+    return content["config"], content["global_batch_size"]

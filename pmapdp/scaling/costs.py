@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pmapdp.errors import UserError
 from pmapdp.scaling.hardware import Level
 
-ALGORITHMS = ("best", "ring", "tree")
-
 
 def sides(N: int, axes: int) -> list[int]:
     """N as a product of `axes` factors that differ as little as can be, for example 8 = 2 x 4; largest last."""
@@ -32,7 +30,7 @@ def bandwidth(level: Level, N: int) -> float:
     return level.bandwidth * (rings / level.axes if used else 1.0)
 
 
-def scatter_or_gather(n: float, N: int, level: Level) -> float:
+def ring(n: float, N: int, level: Level) -> float:
     """A reduce-scatter to, or an all-gather of, N equal parts of an array of n bytes, around rings.
 
     Around a ring of N: N - 1 messages of n / N bytes (P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce
@@ -40,32 +38,20 @@ def scatter_or_gather(n: float, N: int, level: Level) -> float:
     which go around the axes in different order, so that all links are busy (N. Jain and Y. Sabharwal, "Optimal bucket
     algorithms for large MPI collectives on torus interconnects", 2010).
     """
-    if N == 1:
-        return 0.0
     messages = sum(side - 1 for side in sides(N, level.axes))
     return messages * level.latency + (N - 1) / N * n / bandwidth(level, N)
 
 
-def ring_all_reduce(n: float, N: int, level: Level) -> float:
-    """A reduce-scatter, then an all-gather: 2 (N - 1) messages of n / N bytes around one ring."""
-    return 2 * scatter_or_gather(n, N, level)
+def tree(n: float, N: int, level: Level) -> float:
+    """The same in ceil(log2 N) messages, each with all parts for one side of a binary tree; every device is the root of
+    a tree of its own, so that all send as many bytes as around a ring.
 
-
-def tree_all_reduce(n: float, N: int, level: Level) -> float:
-    """A reduction to the roots of two binary trees, then a broadcast from them.
-
-    Each tree carries half of the array in k pieces, and every device is a leaf of one tree and an inner node of the
-    other; each of the two phases takes 2 ceil(log2 N) + 2 k messages of n / (2 k) bytes, and k is chosen best
-    (P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009).
+    An all-gather is J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
+    systems", 1997, and a reduce-scatter the same backwards. NCCL runs them as PAT (S. Jeaugey, "PAT: a new algorithm
+    for all-gather and reduce-scatter operations at scale", 2025), and gives its trees for all-reduce, which are others,
+    the same cost twice (src/graph/tuning.cc).
     """
-    if N == 1:
-        return 0.0
-    height, byte_time = math.ceil(math.log2(N)), 1 / level.bandwidth
-    best = math.sqrt(height * n * byte_time / (2 * level.latency)) if level.latency else math.inf
-    if math.isinf(best):
-        return 2 * n * byte_time
-    pieces = {max(1, math.floor(best)), max(1, math.ceil(best))}
-    return 2 * min((2 * height + 2 * k) * (level.latency + n * byte_time / (2 * k)) for k in pieces)
+    return math.ceil(math.log2(N)) * level.latency + (N - 1) / N * n / level.bandwidth
 
 
 def spread(N: int, levels: Sequence[Level]) -> list[int]:
@@ -74,6 +60,9 @@ def spread(N: int, levels: Sequence[Level]) -> list[int]:
     Raises:
         UserError: N fills no whole number of groups, or is more than there can be.
     """
+    most = math.prod(level.devices for level in levels)
+    if most < N:
+        raise UserError(f"that is more than the {most:,} that can be joined: try {most}")
     joined, rest = [], N
     for level in levels:
         members = min(rest, level.devices)
@@ -83,45 +72,32 @@ def spread(N: int, levels: Sequence[Level]) -> list[int]:
             )
         joined.append(members)
         rest //= members
-    if rest > 1:
-        raise UserError(f"{N} devices are more than the {math.prod(x.devices for x in levels):,} that can be joined")
     return joined
 
 
-def all_reduce(n: float, N: int, levels: Sequence[Level], algorithm: str = "best") -> float:
-    """An all-reduce over all levels: reduce-scatter inside each group, the rest outside, all-gather inside.
+def reduce_scatter(n: float, N: int, levels: Sequence[Level], algorithm: str = "best") -> float:
+    """A reduce-scatter over all levels, or an all-gather, which takes as long.
+
+    Each level has 1 / members of the bytes of the level inside it.
 
     Args:
         n: bytes.
         N: devices.
         levels: from the inside out.
-        algorithm: ring, tree, or the better of the two for this size.
-    """
-    members, outer = spread(N, levels)[0], N // spread(N, levels)[0]
-    inner = levels[0]
-    if outer > 1:
-        return 2 * scatter_or_gather(n, members, inner) + all_reduce(n / members, outer, levels[1:], algorithm)
-    ring, tree = ring_all_reduce(n, members, inner), tree_all_reduce(n, members, inner)
-    if not inner.trees:
-        return ring
-    return {"ring": ring, "tree": tree, "best": min(ring, tree)}[algorithm]
-
-
-def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
-    """A reduce-scatter over all levels, around rings; an all-gather takes as long.
-
-    Each level has 1 / members of the bytes of the level inside it.
+        algorithm: ring, tree, or the better of the two on each level; a level without a switch has rings alone.
     """
     seconds = 0.0
     for members, level in zip(spread(N, levels), levels, strict=True):
-        seconds += scatter_or_gather(n, members, level)
+        around = ring(n, members, level)
+        across = tree(n, members, level) if level.trees else around
+        seconds += {"ring": around, "tree": across, "best": min(around, across)}[algorithm]
         n /= members
     return seconds
 
 
-def shared_memory_all_reduce(n: float, N: int, *, start: float, latency: float, byte_seconds: float) -> float:
-    """An all-reduce of N simulated devices, which share one memory and its cores: start + N (latency + n byte_seconds).
+def all_reduce(n: float, N: int, levels: Sequence[Level], algorithm: str = "best") -> float:
+    """A reduce-scatter, then an all-gather; arguments as of `reduce_scatter`.
 
-    However the devices divide the sum among them, N arrays are read and N results written by the same cores.
+    So a step that updates between the two (ZeRO-1) communicates as long as one that updates after both.
     """
-    return start + N * (latency + n * byte_seconds)
+    return 2 * reduce_scatter(n, N, levels, algorithm)

@@ -49,14 +49,6 @@ class Hardware:
     levels: tuple[Level, ...]
     sources: tuple[str, ...]
 
-    @property
-    def most_devices(self) -> int:
-        """The largest number of devices that the levels join."""
-        total = 1
-        for level in self.levels:
-            total *= level.devices
-        return total
-
 
 NCCL = "NCCL's own cost model, NVIDIA/nccl src/graph/tuning.cc, hwLat, ring with protocol LL128"
 BOOK = "Austin et al., How to Scale Your Model, 2025, jax-ml.github.io/scaling-book"
@@ -99,19 +91,4 @@ TPU_V5P = Hardware(
     sources=("Google Cloud documentation, TPU v5p", BOOK),
 )
 
-# The machine of a published run, to compare with (`checks.check_published`): Goyal et al., "Accurate, large minibatch
-# SGD", arXiv:1706.02677, 2017, section 4: servers of 8 GPUs that share one network card of 50 Gbit/s. NVLink of the
-# P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet).
-P100 = Hardware(
-    "NVIDIA Tesla P100, servers of 8 joined by NVLink, one Ethernet card of 50 Gbit/s per server",
-    peak={"float32": 10.6e12},
-    memory_bandwidth=732e9,
-    memory=16e9,
-    levels=(
-        Level(8, 1.9e-6, 80e9, latency_source=NCCL),
-        Level(64, 20e-6, 50e9 / 8 / 8, latency_source="assumed: TCP over Ethernet"),
-    ),
-    sources=("NVIDIA Tesla P100 datasheet", "Goyal et al., arXiv:1706.02677, 2017"),
-)
-
-HARDWARE = {"h100": H100, "tpu-v5e": TPU_V5E, "tpu-v5p": TPU_V5P, "p100": P100}
+HARDWARE = {"h100": H100, "tpu-v5e": TPU_V5E, "tpu-v5p": TPU_V5P}

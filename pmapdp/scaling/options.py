@@ -1,15 +1,19 @@
 """The command line of the predictions, and a look at what cannot be."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pmapdp.config import Config, ModelOptions
 from pmapdp.errors import UserError
+from pmapdp.files import FAULTS, refusal, require_writable
+from pmapdp.pictures import require_matplotlib
 from pmapdp.scaling.costs import spread
 from pmapdp.scaling.hardware import HARDWARE
-from pmapdp.scaling.predict import UTILIZATION, Plan
+from pmapdp.scaling.predict import UTILIZATION
+
+LARGEST = 10**9  # examples in a batch; larger figures say nothing, and end beyond what floats can hold
+LEAST_UTILIZATION = 0.0001
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class ScalingOptions:
     """The recipe's model, or a published one whose size and operations are known."""
     hardware: tuple[Literal["h100", "tpu-v5e", "tpu-v5p"], ...] = ("h100", "tpu-v5e", "tpu-v5p")
     """Machines to predict for; see pmapdp/scaling/hardware.py for their figures and sources."""
-    device_counts: tuple[int, ...] = (1, 8, 64, 512, 4096)
+    devices: tuple[int, ...] = (1, 8, 64, 512, 4096)
     """Numbers of devices in the tables."""
     strong_batch_size: int = 4096
     """Global batch of strong scaling, which is split over all devices."""
@@ -44,13 +48,11 @@ class ScalingOptions:
     utilization: float = UTILIZATION
     """Share of the peak FLOP/s that the model attains on one device. An assumption: measure yours."""
     algorithm: Literal["best", "ring", "tree"] = "best"
-    """How an all-reduce goes around the switched part of a network."""
-    check: bool = True
-    """Check the model on this machine: compile, measure simulated devices, and two processes (a minute or two)."""
+    """How a collective goes around the switched part of a network."""
     json: str | None = None
     """Write all results to this file."""
     output: str | None = None
-    """Write the pictures weak.svg and strong.svg to this folder, which is made."""
+    """Write the pictures weak.svg and strong.svg to this folder, which is made. Needs pmapdp[plots]."""
 
 
 def check_options(config: Config, options: ScalingOptions) -> None:
@@ -59,62 +61,42 @@ def check_options(config: Config, options: ScalingOptions) -> None:
     Raises:
         UserError: with the value given and one that works.
     """
+    if config.recipe == "nnx-mesh":
+        raise UserError("nnx-mesh splits the model and trains no data set: try the recipe digits, or --workload gpt-2")
     if config.dtype == "float64":
         raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
     if not options.hardware:
         raise UserError(f"--hardware names none: try --hardware {' '.join(ScalingOptions.hardware)}")
-    if not options.device_counts:
-        raise UserError("--device-counts names none: try --device-counts 1 8 64 512 4096")
-    if not 0 <= options.overlap <= 1:
-        raise UserError(f"--overlap {options.overlap} is not from 0 to 1: try --overlap 0.5")
-    if not 0 < options.utilization <= 1:
-        raise UserError(f"--utilization {options.utilization} is not above 0 and up to 1: try --utilization 0.4")
-    if options.strong_batch_size < 1:
-        raise UserError(f"--strong-batch-size {options.strong_batch_size} must be at least 1: try 4096")
-    for N in options.device_counts:
-        if N < 1:
-            raise UserError(f"--device-counts {N} is not positive: try --device-counts 1 8 64 512 4096")
+    if not options.devices:
+        raise UserError("--devices names none: try --devices 1 8 64 512 4096")
+    for flag, value, least, most, works in (
+        ("--overlap", options.overlap, 0, 1, 0.5),
+        ("--utilization", options.utilization, LEAST_UTILIZATION, 1, UTILIZATION),
+        ("--strong-batch-size", options.strong_batch_size, 1, LARGEST, 4096),
+        ("--per-device-batch-size", batch_size(config), 1, LARGEST, 64),
+        ("--accumulate", config.accumulate, 1, LARGEST, 1),
+        *(("--devices", N, 1, LARGEST, 8) for N in options.devices),
+    ):
+        if not least <= value <= most:
+            raise UserError(f"{flag} {value} is not from {least} to {most}: try {flag} {works}")
+    for N in options.devices:
         for name in options.hardware:
             try:
                 spread(N, HARDWARE[name].levels)
             except UserError as error:
-                raise UserError(f"--device-counts {N} on {name}: {error}") from None
-    if options.output is not None:
-        make_folder(Path(options.output))
+                raise UserError(f"--devices {N} on {name}: {error}") from None
     if options.json is not None:
-        path = Path(options.json)
-        if path.is_dir():
-            raise UserError(f"--json {path} is a folder: name a file, for example {path / 'scaling.json'}")
-        if not path.parent.is_dir():
-            raise UserError(f"--json {path} is in a folder that does not exist: try --json {path.name}")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UserError(f"--json {path} cannot be written: name a file in a folder of yours")
+        require_writable(options.json, advice="name a file for --json in a folder that exists and is yours")
+    if options.output is not None:
+        require_matplotlib("--output")
+        advice = "name a folder of yours for --output, for example scaling"
+        try:
+            Path(options.output).mkdir(parents=True, exist_ok=True)
+        except FAULTS as error:
+            raise refusal(options.output, "made", error, advice) from None
+        require_writable(Path(options.output, "weak.svg"), advice=advice)
 
 
-def make_folder(path: Path) -> None:
-    """Make the folder of the pictures.
-
-    Raises:
-        UserError: it is a file, or cannot be made or written.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--output {path} cannot be made ({error.strerror}): name a folder, for example scaling"
-        ) from None
-    if not os.access(path, os.W_OK):
-        raise UserError(f"--output {path} cannot be written: name a folder of yours")
-
-
-def make_plan(config: Config, options: ScalingOptions) -> Plan:
-    """How the training is spread, from both parts of the command line."""
-    return Plan(
-        per_device_batch=config.per_device_batch_size or config.global_batch_size or 64,
-        accumulate=config.accumulate,
-        dtype=config.dtype,
-        optimizer=config.optimizer,
-        overlap=options.overlap,
-        algorithm=options.algorithm,
-        utilization=options.utilization,
-    )
+def batch_size(config: Config) -> int:
+    """Examples of a micro-batch on one device."""
+    return config.per_device_batch_size or config.global_batch_size or 64

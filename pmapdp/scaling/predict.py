@@ -1,11 +1,13 @@
 """From a workload, a hardware and a plan to the seconds of a step. Predictions, not measurements.
 
-A step is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the update. The passes take
-what the slower of arithmetic and memory takes (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the backward
-pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
+A step of data parallelism is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the
+update. The passes take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson,
+"Roofline", 2009); the backward pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
 """
 
+import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pmapdp.scaling.costs import all_reduce, reduce_scatter
 from pmapdp.scaling.hardware import Hardware
@@ -20,7 +22,7 @@ LEFT_OUT = (
     "the time to launch kernels and programs, which rules small models on fast devices",
     "input, evaluation, checkpoints, and waiting for the slowest device",
     "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
-    "reduce-scatters and all-gathers by trees: ours are rings, whose latency makes ZeRO-1 dear on many nodes",
+    "that NCCL has trees for reduce-scatter and all-gather (ZeRO-1) only with one device a node: --algorithm ring",
     "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
     "how many updates a larger global batch needs to reach the same loss",
 )
@@ -34,7 +36,7 @@ class Plan:
         per_device_batch: b, examples of one micro-batch on one device; may be a fraction, as a mean.
         accumulate: K, micro-batches per update.
         dtype: of the computation.
-        optimizer: sgd, momentum or adam.
+        slots: numbers of optimizer state beside each parameter; Adam has two.
         reduce_bytes: of one gradient in the all-reduce: 4 is float32, 2 bfloat16.
         split_optimizer: each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al.,
             "ZeRO: memory optimizations toward training trillion parameter models", 2020): reduce-scatter of the
@@ -49,7 +51,7 @@ class Plan:
     per_device_batch: float = 64
     accumulate: int = 1
     dtype: str = "float32"
-    optimizer: str = "adam"
+    slots: int = 2
     reduce_bytes: int = 4
     split_optimizer: bool = False
     overlap: float = 0.0
@@ -57,42 +59,32 @@ class Plan:
     utilization: float = UTILIZATION
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A predicted step.
 
     Attributes:
         devices: N.
         examples: in the step, over all devices.
-        compute: seconds of all forward and backward passes.
-        update: seconds of the optimizer's update.
+        step: seconds.
+        compute: of them in forward and backward passes.
+        update: in the optimizer's update.
         communication: seconds that the collectives take.
         exposed: those of them that hide behind no computation.
+        communication_share: of the step, in which devices wait for each other's numbers.
+        examples_per_second: over all devices.
         state_bytes: parameters, gradients and optimizer state on one device; activations are not counted.
     """
 
     devices: int
     examples: float
+    step: float
     compute: float
     update: float
     communication: float
     exposed: float
+    communication_share: float
+    examples_per_second: float
     state_bytes: float
-
-    @property
-    def step(self) -> float:
-        """Seconds of the step."""
-        return self.compute + self.update + self.exposed
-
-    @property
-    def communication_share(self) -> float:
-        """Share of the step in which devices wait for each other's numbers."""
-        return self.exposed / self.step
-
-    @property
-    def examples_per_second(self) -> float:
-        """Over all devices."""
-        return self.examples / self.step
 
 
 def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
@@ -103,22 +95,18 @@ def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Predi
     """
     parts = N if plan.split_optimizer else 1
     compute = plan.accumulate * pass_seconds(workload, hardware, plan)
-    update = workload.update_bytes(plan.optimizer) / parts / hardware.memory_bandwidth
+    update = workload.update_bytes(plan.slots) / parts / hardware.memory_bandwidth
     gradients, parameters = plan.reduce_bytes * workload.parameters, 4 * workload.parameters
     if plan.split_optimizer:
-        communication = reduce_scatter(gradients, N, hardware.levels) + reduce_scatter(parameters, N, hardware.levels)
+        sizes = (gradients, parameters)
+        communication = sum(reduce_scatter(size, N, hardware.levels, plan.algorithm) for size in sizes)
     else:
         communication = all_reduce(gradients, N, hardware.levels, plan.algorithm)
-    hidden = plan.overlap * BACKWARD * compute / plan.accumulate
-    return Prediction(
-        devices=N,
-        examples=N * plan.per_device_batch * plan.accumulate,
-        compute=compute,
-        update=update,
-        communication=communication,
-        exposed=max(0.0, communication - hidden),
-        state_bytes=8 * workload.parameters + workload.state_bytes(plan.optimizer) / parts,
-    )
+    exposed = max(0.0, communication - plan.overlap * BACKWARD * compute / plan.accumulate)
+    step, examples = compute + update + exposed, N * plan.per_device_batch * plan.accumulate
+    state_bytes = 8 * workload.parameters + workload.state_bytes(plan.slots) / parts
+    shares = exposed / step, examples / step
+    return Prediction(N, examples, step, compute, update, communication, exposed, *shares, state_bytes)
 
 
 def pass_seconds(workload: Workload, hardware: Hardware, plan: Plan) -> float:
@@ -139,7 +127,7 @@ def strong_speedup(workload: Workload, hardware: Hardware, N: int, plan: Plan, g
     return predict(workload, hardware, 1, one).step / predict(workload, hardware, N, many).step
 
 
-def device_counts(hardware: Hardware, most: int = 4096) -> list[int]:
-    """Powers of two from 1 to `most`, or to what the hardware joins."""
-    most = min(most, hardware.most_devices)
-    return [2**power for power in range(most.bit_length())]
+def powers_of_two(hardware: Hardware, most: int = 4096) -> list[int]:
+    """Numbers of devices from 1 to `most`, or to what the hardware joins."""
+    joined = math.prod(level.devices for level in hardware.levels)
+    return [2**power for power in range(min(most, joined).bit_length())]

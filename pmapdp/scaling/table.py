@@ -1,12 +1,9 @@
-"""The tables of the predictions and of their checks, printed with rich."""
+"""The tables of the predictions, printed with rich."""
 
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-from pmapdp.scaling.checks import Check, Line
-from pmapdp.scaling.fit import typical
 
 
 def seconds(value: float) -> str:
@@ -22,27 +19,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def difference(share: float) -> str:
-    """A share with its sign."""
-    return f"{100 * share:+.1f} %"
-
-
-def quantity(value: float, unit: str) -> str:
-    """A value of a check."""
-    if unit == "s":
-        return seconds(value)
-    return f"{value:,.0f} {unit}".strip() if value == int(value) else f"{value:.3f} {unit}".strip()
-
-
 def print_predictions(report: dict[str, Any], console: Console) -> None:
     """A table for each hardware."""
+    heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "weak efficiency", "strong speed-up"
     for name, machine in report["hardware"].items():
-        table = Table(
-            *("devices", "step", "compute", "update", "all-reduce", "waiting", "weak efficiency", "strong speed-up"),
-            *("examples/s",),
-            title=f"{name}, predicted: {machine['title']}",
-            title_justify="left",
-        )
+        table = Table(*heads, "examples/s", title=f"{name}, predicted: {machine['title']}", title_justify="left")
         for row in machine["rows"]:
             strong = row["strong_speedup"]
             table.add_row(
@@ -56,70 +37,21 @@ def print_predictions(report: dict[str, Any], console: Console) -> None:
         console.print(table)
 
 
-def print_here(rows: list[dict[str, float]], console: Console) -> None:
-    """A table for the simulated devices of this machine."""
-    table = Table(
-        *("devices", "step", "compute", "all-reduce", "waiting", "weak efficiency"),
-        title="simulated devices of this machine, which share its cores; predicted from constants measured above",
-        title_justify="left",
-    )
-    for row in rows:
-        table.add_row(
-            f"{row['devices']:,}",
-            *(seconds(row[key]) for key in ("step", "compute", "communication")),
-            *(percent(row[key]) for key in ("communication_share", "weak_efficiency")),
-        )
-    console.print(table)
-
-
 def print_answers(report: dict[str, Any], console: Console) -> None:
     """When does it pay? One table for each hardware."""
     for name, machine in report["hardware"].items():
-        many = [goal["devices"] for goal in machine["goals"]]
-        if not many:
+        goals = machine["goals"]
+        if not goals:
             continue
-        table = Table(
-            "when does it pay?",
-            *(f"on {N:,}" for N in many),
-            "price",
-            title=f"{name}, predicted: examples/s against the plan as it is",
-            title_justify="left",
-        )
+        heads = "when does it pay?", *(f"on {goal['devices']:,}" for goal in goals), "price"
+        title = f"{name}, predicted: examples/s against the plan as it is"
+        table = Table(*heads, title=title, title_justify="left")
         for remedy in dict.fromkeys(each["remedy"] for each in machine["answers"]):
             same = [each for each in machine["answers"] if each["remedy"] == remedy]
             saved = max(each["state_bytes_saved"] for each in same)
             price = same[0]["price"] or (f"none; saves {saved / 1e6:,.1f} MB a device" if saved else "none")
-            table.add_row(remedy, *(difference(each["gain"]) for each in same), price)
+            table.add_row(remedy, *(f"{100 * each['gain']:+.1f} %" for each in same), price)
         for key, label in (("per_device_batch", "least batch per device"), ("accumulate", "least accumulation")):
-            cells = ["never" if goal[key] is None else f"{goal[key]:,}" for goal in machine["goals"]]
-            table.add_row(f"{label} for {machine['goals'][0]['efficiency']:.0%} efficiency", *cells, "")
+            cells = ["never" if goal[key] is None else f"{goal[key]:,}" for goal in goals]
+            table.add_row(f"{label} for {goals[0]['efficiency']:.0%} efficiency", *cells, "")
         console.print(table)
-
-
-def print_checks(checks: list[Check], console: Console) -> None:
-    """Every prediction beside what was found, and the typical error of each check."""
-    for check in checks:
-        table = Table("check", "predicted", "found", "error", title=check.title, title_justify="left")
-        for line in check.lines:
-            table.add_row(
-                line.what, quantity(line.predicted, line.unit), quantity(line.found, line.unit), difference(line.error)
-            )
-        console.print(table)
-        console.print(f"median error {percent(median_error(check.lines))}", *constants(check), sep="; ", soft_wrap=True)
-
-
-def median_error(lines: list[Line]) -> float:
-    """Median size of the errors."""
-    return typical([line.error for line in lines])
-
-
-def constants(check: Check) -> list[str]:
-    """The fitted constants in readable units."""
-    found = []
-    for name, value in check.constants.items():
-        label = name.removesuffix("_seconds").replace("_", " ")
-        if name == "seconds_per_byte":
-            found.append(f"{1e-9 / value:.2f} GB/s" if value else "bandwidth too high to see")
-        elif name.endswith("_seconds"):
-            found.append(f"{label} {seconds(value)}")
-    return found

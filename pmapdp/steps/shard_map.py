@@ -7,14 +7,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.cpu.packing import packed
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
-from pmapdp.steps import Steps
 from pmapdp.steps.placing import fetch, place
-from pmapdp.steps.shared import Body
-
-AXIS = "data"
+from pmapdp.steps.shared import AXIS, Body, Steps
 
 
 def make_steps(task: Task, devices) -> Steps:
@@ -31,24 +27,21 @@ def make_steps(task: Task, devices) -> Steps:
 
     def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        gradients, sums = packed(lax.psum)((gradients, sums), AXIS)  # the all-reduce
-        return body.update(state, gradients, sums, batch_stats), sums
+        # The all-reduce. Where devices hold different numbers of examples, a mean of their mean gradients would be
+        # wrong: the mean of the sums over the mean of the counts is right.
+        gradients, count = lax.pmean((gradients, sums.count), AXIS)
+        return body.update(state, gradients, count, batch_stats), lax.psum(sums, AXIS)
 
     def eval_step(state: TrainState, batch: Batch):
-        return packed(lax.psum)(body.evaluation_sums(state, batch), AXIS)
+        return lax.psum(body.evaluation_sums(state, batch), AXIS)
 
-    # With check_vma=True (the default) JAX would itself sum the gradient of a replicated parameter over the
-    # devices, and the psum above would multiply it by N once more.
-    axes: dict[str, Any] = {
+    # With check_vma=True (the default) JAX itself sums the gradient of a replicated parameter over the devices, and
+    # the pmean above would leave a gradient N times too large.
+    specs: dict[str, Any] = {
         "mesh": mesh,
         "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
         "out_specs": PartitionSpec(),
     }
-    return Steps(
-        place_state,
-        place_batch,
-        jax.jit(jax.shard_map(train_step, **axes, check_vma=False), donate_argnums=0),
-        jax.jit(jax.shard_map(eval_step, **axes, check_vma=False)),
-        fetch,
-        replicated,
-    )
+    train_step = jax.jit(jax.shard_map(train_step, **specs, check_vma=False), donate_argnums=0)
+    eval_step = jax.jit(jax.shard_map(eval_step, **specs, check_vma=False))
+    return Steps(place_state, place_batch, train_step, eval_step, fetch, replicated)

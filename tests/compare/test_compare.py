@@ -7,8 +7,7 @@ import re
 import pytest
 from launch import python
 
-from pmapdp.compare.page import page
-from pmapdp.compare.sources import source
+from pmapdp.compare.page import page, source
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.05", "--steps", "12"]
 
@@ -17,7 +16,7 @@ JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.05", "
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     files = ["--json", folder / "report.json", "--html", folder / "page.html"]
-    done = python("-m", "pmapdp.compare", *JOB, "--device-counts", "2", "4", "--strategies", "pmap", "jit", *files)
+    done = python("-m", "pmapdp.compare", *JOB, "--devices", "2", "4", "--strategies", "pmap", "jit", *files)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((folder / "report.json").read_text()), (folder / "page.html").read_text()
 
@@ -56,6 +55,7 @@ def test_every_run_is_reported(compared):
     for run in report["runs"]:
         assert run["error"] is None
         assert len(run["losses"]) == 12
+        assert run["examples_per_second"] == run["images_per_second"] > 0
         assert run["compile_seconds"] > 0
         assert run["first_step_seconds"] > run["compile_seconds"]
         assert run["step_ms"]["low"] <= run["step_ms"]["median"] <= run["step_ms"]["high"]
@@ -85,7 +85,15 @@ def test_rows_lie_in_equal_contiguous_parts(compared):
 
 def test_table(compared):
     out, _, _ = compared
-    for name in ("single", "pmap × 4", "jit × 2", "examples/s", "1 all-reduce", "Simulated devices share the cores"):
+    for name in (
+        "single",
+        "pmap × 4",
+        "jit × 2",
+        "examples/s",
+        "1 all-reduce",
+        "Simulated devices share the cores",
+        "in a browser",
+    ):
         assert name in out
 
 
@@ -98,7 +106,7 @@ def test_page_is_whole_and_needs_no_network(compared):
         for name in ("src", "href", "srcset"):
             assert not (attributes.get(name) or "#").startswith(("http", "//"))
     assert not re.search(r"@import|url\(\s*['\"]?http", text)
-    assert "$" not in re.sub(r"<code>.*?</code>", "", text, flags=re.DOTALL)  # no placeholder is left
+    assert "$" not in re.sub(r"<td nowrap.*?</td>", "", text, flags=re.DOTALL)  # no placeholder is left
     pictures = [attributes for tag, attributes in tags.seen if tag == "svg"]
     assert len(pictures) >= 5
     assert text.count("<title") >= 6  # the page's and one for each picture
@@ -109,8 +117,8 @@ def test_page_is_whole_and_needs_no_network(compared):
 
 def test_page_shows_the_real_sources(compared):
     _, _, text = compared
-    cells = "".join(re.findall(r"<code>(.*?)</code>", text, flags=re.DOTALL))
-    plain = html.unescape(re.sub(r"<[^>]*>", "", cells))
+    cells = "\n".join(re.findall(r'<td nowrap="nowrap">(.*?)</td>', text, flags=re.DOTALL))
+    plain = html.unescape(re.sub(r"<[^>]*>", "", cells)).replace("\N{NO-BREAK SPACE}", " ")
     for strategy in ("pmap", "jit", "shard_map"):
         for line in source(strategy).splitlines():
             assert line in plain
@@ -127,13 +135,27 @@ def test_page_escapes_what_it_shows(compared):
     assert "&lt;b&gt;&amp; gone" in text
 
 
+def test_one_number_of_devices_is_given_as_in_training_and_failed_runs_are_no_success(tmp_path):
+    done = python(
+        *("-m", "pmapdp.compare", *JOB, "--devices", "2", "--strategies", "jit", "--learning-rate", "1e30"),
+        *("--json", tmp_path / "report.json"),
+    )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("error: every run failed; single: the loss is ")
+    assert "jit × 2 failed: the loss is " in done.stdout
+    runs = json.loads((tmp_path / "report.json").read_text())["runs"]
+    assert [(run["devices"], run["status"]) for run in runs] == [(1, 3), (2, 3)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--strategies", "pmpa"], "did you mean 'pmap'"),
-        (["--steps", "0"], "try --steps 100"),
-        (["--device-counts", "0"], "not positive"),
-        (["--html", "/nowhere/page.html"], "does not exist"),
+        (["--steps", "0"], "try --steps 8"),
+        (["--devices", "0"], "not positive"),
+        (["--device-counts", "8"], "did you mean '--devices'"),
+        (["nnx-mesh"], "try the recipe digits"),
+        (["--html", "/nowhere/page.html"], "name a file for --html"),
         (["--model", "cnm"], "did you mean 'cnn'"),
         (["digts"], "did you mean 'digits'"),
         (["--global-batch-size", "5000"], "the training set of digits has 1437"),

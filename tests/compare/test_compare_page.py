@@ -33,7 +33,7 @@ def run(strategy: str, count: int) -> dict:
         "compile_seconds": 1.0,
         "first_step_seconds": 4.0,
         "step_ms": {"median": 19.1, "low": 18.6, "high": 19.7, "groups": 9},
-        "images_per_second": 3358.0,
+        "examples_per_second": 3358.0,
         "parameter_bytes": 1_388_584,
         "optimizer_bytes": 2_777_172,
         "batch_bytes": 6_370,

@@ -10,11 +10,12 @@ import pytest
 from examples import random_split, whole_batch
 from flax import nnx
 from jax import lax
-
 from pmapdp.cpu.canonical_convolution import LAYOUT
+
 from pmapdp.cpu.convolution import convolve, convolve_and_pool
 from pmapdp.cpu.loop import several
 from pmapdp.models.layers import max_pool_2x2
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 
@@ -118,7 +119,7 @@ def test_layers_of_any_kind_take_it(float64, shape, options):
 @pytest.mark.parametrize("model", ["cnn", "convnet"])
 def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_kernel(model, dtype):
     """With 4 images a device, too few for Winograd. Others would take up to 20 times as long there."""
-    task = Task(model, optax.adam(1e-3), dtype=dtype)
+    task = Task(MODELS[model], optax.adam(1e-3), dtype=dtype)
     steps, S, N = make_steps("pmap", task, jax.devices()[:2]), 3, 2
     dispatch = several(steps, S, N)
     batches = whole_batch(random_split(S * 8), np.arange(S * 8))

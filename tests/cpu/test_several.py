@@ -10,18 +10,19 @@ import numpy as np
 import optax
 import pytest
 from examples import random_split
+from pmapdp.cpu.dispatch import counts, in_a_loop, updates_at_once
 from running import run
 
 from pmapdp.config import Config
-from pmapdp.cpu.dispatch import counts, in_a_loop, updates_at_once
 from pmapdp.cpu.loop import several
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE
-from pmapdp.run.workdir import load_run
+from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
+from pmapdp.trained import load_run
 
 SPLIT = random_split(83, seed=1)
 B = 18  # five batches an epoch, the last of 11: on 8 devices some then hold padding alone
@@ -43,10 +44,9 @@ JOBS = [
 
 def made(model: str, strategy: str, devices: int, accumulate: int = 1, options: dict | None = None, **settings):
     """The strategy's functions, the state to start from, the batches, and the number of their parts."""
-    task = Task(model, optax.sgd(0.05, momentum=0.9), accumulate=accumulate, **settings)
+    task = Task(MODELS[model], optax.sgd(0.05, momentum=0.9), accumulate=accumulate, **settings)
     group = jax.devices()[:devices]
-    config = Config(model=model, strategy=strategy, **(options or {}))
-    layout = None if strategy == "single" else fit_layout(config, group, task, (28, 28, 1))
+    layout = None if strategy == "single" else fit_layout(group, task, (28, 28, 1), **(options or {}))
     shards = layout.batch_shards if layout else 1
     steps = make_steps(strategy, task, group, layout)
     batches = Batches(SPLIT, B, devices=shards, accumulate=accumulate, shuffle_seed=3)
@@ -167,7 +167,7 @@ JOB = ["--model", "convnet", "--devices", 2, "--epochs", 2, "--global-batch-size
 def leaves_and_epochs(folder):
     """The final state of a run and the metrics of its epochs, without the timings."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timings = ("images_per_second", "step_ms")
+    timings = ("examples_per_second", "images_per_second", "step_ms")
     epochs = {
         line["epoch"]: {key: line[key] for key in line if key not in timings} for line in lines if "epoch" in line
     }

@@ -8,8 +8,8 @@ from scipy.interpolate import RegularGridInterpolator
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from pmapdp.data import load
 from pmapdp.data.digits import FILE, enlarge
+from pmapdp.registry import load_data
 
 SHA256 = {
     "train": "c24abaa7d545b68c114035fb95db202b474672032a6759cddb88a02dfdf0446d",
@@ -19,7 +19,7 @@ SHA256 = {
 
 @pytest.fixture(scope="module")
 def digits():
-    return load("digits")
+    return load_data("digits")
 
 
 def test_sizes_and_types(digits):

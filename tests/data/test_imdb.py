@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from launch import train
 
-from pmapdp.data import imdb, load_corpus
+from pmapdp.data import imdb
 from pmapdp.errors import UserError
+from pmapdp.registry import load_data
 
 # Three reviews in each of the four folders, in no order; numbers sort as numbers.
 REVIEWS = {
@@ -163,7 +164,7 @@ def test_other_mistakes(tmp_path):
 
 def test_a_missing_data_set_says_how_to_get_it(tmp_path):
     with pytest.raises(UserError, match=re.escape(str(tmp_path))) as error:
-        load_corpus("imdb", str(tmp_path))
+        load_data("imdb", str(tmp_path))
     text = str(error.value)
     assert "aclImdb_v1.tar.gz" in text
     assert "--data-dir" in text
@@ -172,7 +173,7 @@ def test_a_missing_data_set_says_how_to_get_it(tmp_path):
 
 @pytest.mark.imdb
 def test_the_real_reviews(imdb_folder):
-    for texts in load_corpus("imdb", str(imdb_folder)):
+    for texts in load_data("imdb", str(imdb_folder)):
         assert np.bincount(texts.labels).tolist() == [12_500, 12_500]
         assert max(len(text.split()) for text in texts.texts) <= 2470
         assert sum("<br />" in text for text in texts.texts) == pytest.approx(14_600, abs=200)

@@ -12,8 +12,8 @@ import pytest
 from conftest import MNIST_REQUIRED
 from launch import train
 
-from pmapdp.data import load
 from pmapdp.data.mnist import CHECKSUMS
+from pmapdp.registry import load_data
 
 pytestmark = pytest.mark.mnist
 
@@ -23,7 +23,7 @@ TEST_COUNTS = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 @pytest.fixture(scope="module")
 def mnist(mnist_folder):
-    return load("mnist", str(mnist_folder))
+    return load_data("mnist", str(mnist_folder))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_files_that_torchvision_unpacked_are_read_too(mnist_folder, mnist, torch
     for name in CHECKSUMS["MNIST"]:
         packed = Path(mnist_folder, "MNIST", "raw", name).read_bytes()
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed))
-    unpacked = load("mnist", str(tmp_path))
+    unpacked = load_data("mnist", str(tmp_path))
     for one, other in zip(mnist, unpacked, strict=True):
         np.testing.assert_array_equal(one.inputs, other.inputs)
         np.testing.assert_array_equal(one.labels, other.labels)

@@ -9,9 +9,9 @@ import types
 import numpy as np
 import pytest
 
-from pmapdp.data import load
 from pmapdp.data.mnist import CHECKSUMS, read_idx
 from pmapdp.errors import UserError
+from pmapdp.registry import load_data
 
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
 
@@ -48,7 +48,7 @@ def test_images_and_labels_come_back_as_written(tmp_path, array):
 
 def test_an_altered_file_is_refused_by_its_checksum(four_files):
     with pytest.raises(UserError) as error:
-        load("mnist", str(four_files))
+        load_data("mnist", str(four_files))
     assert "train-images-idx3-ubyte.gz is damaged" in one_sentence(error)
     assert CHECKSUMS["MNIST"]["train-images-idx3-ubyte.gz"] in str(error.value)
     assert "delete it" in str(error.value)
@@ -88,7 +88,7 @@ def test_an_unreadable_file_is_named(tmp_path):
 def test_missing_files_without_torchvision_say_what_to_install(tmp_path, monkeypatch, dataset, folder):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(UserError) as error:
-        load(dataset, str(tmp_path))
+        load_data(dataset, str(tmp_path))
     text = one_sentence(error)
     assert str(tmp_path / folder / "raw") in text
     assert 'pip install "pmapdp[torchvision]"' in text
@@ -111,7 +111,7 @@ def test_a_failed_download_is_one_sentence(tmp_path, monkeypatch, failure):
     torchvision.datasets = types.SimpleNamespace(MNIST=download)
     monkeypatch.setitem(sys.modules, "torchvision", torchvision)
     with pytest.raises(UserError) as error:
-        load("mnist", str(tmp_path))
+        load_data("mnist", str(tmp_path))
     assert "could not be downloaded" in one_sentence(error)
     assert "--dataset digits" in str(error.value)
 
@@ -120,4 +120,4 @@ def test_a_folder_that_misses_one_file_is_not_taken_for_complete(four_files, mon
     monkeypatch.setitem(sys.modules, "torchvision", None)
     (four_files / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(UserError, match="torchvision"):
-        load("mnist", str(four_files))
+        load_data("mnist", str(four_files))

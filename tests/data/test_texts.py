@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from pmapdp.data import load, load_corpus, reviews
+from pmapdp.data import reviews
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import LENGTH, Tokens, split
+from pmapdp.registry import load_data
 
 SHA256 = "d64fd9cc84fc9862d01a5b7e9c37e03ae09ef10b4f5719a63ba6442f210eb844"
 
 
 @pytest.fixture(scope="module")
 def corpus():
-    return load_corpus("reviews")
+    return load_data("reviews")
 
 
 def test_reviews_never_change(corpus):
@@ -45,7 +46,7 @@ def test_a_reader_who_minds_negations_finds_the_class(corpus):
 
 def test_tfidf_equals_scikit_learn(corpus):
     """float64 and its own vocabulary there; the columns beyond the vocabulary are 0."""
-    data = load("reviews", view="tfidf")
+    data = load_data("reviews", view="tfidf")
     vectorizer = TfidfVectorizer(max_features=1200)
     wanted = vectorizer.fit_transform(corpus.train.texts).toarray(), vectorizer.transform(corpus.test.texts).toarray()
     for found, weights in zip(data, wanted, strict=True):

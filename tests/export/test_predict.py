@@ -9,10 +9,9 @@ from trained import train_briefly
 
 from pmapdp import predict
 from pmapdp.errors import UserError, run_command
-from pmapdp.export.archive import read_archive, write_archive
-from pmapdp.export.images import read_images
-from pmapdp.export.writer import export_model
-from pmapdp.labels import DIGITS
+from pmapdp.export.inputs import read_images
+from pmapdp.export.read import read_zip
+from pmapdp.export.write import export_model, zip_bytes
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
 
@@ -22,7 +21,7 @@ def trained(tmp_path_factory):
     """A job, its state and the file that its model was exported to."""
     job, state = train_briefly(steps=40, model="mlp")
     path = tmp_path_factory.mktemp("predict") / "model.zip"
-    export_model(job.task, state, path, metadata={"labels": DIGITS})
+    export_model(job.task, state, path, metadata={"labels": "0123456789"})
     return job, state, path
 
 
@@ -60,7 +59,7 @@ def test_images_and_arrays(trained, folder, capsys):
     assert [result["class"] for result in results] == [label for _, label, _ in lines]
     assert [result["index"] for result in results] == [0, 0, *range(10)]
     for result in results:
-        assert list(result["probabilities"]) == list(DIGITS)
+        assert list(result["probabilities"]) == list("0123456789")
         assert sum(result["probabilities"].values()) == pytest.approx(1, abs=1e-5)
         assert result["probability"] == max(result["probabilities"].values())
 
@@ -138,7 +137,7 @@ BAD_FILES = {
     "none.npy": (npy(noise(0, 28, 28)), "none.npy has shape [0, 28, 28]: the model takes"),
     "scalar.npy": (npy(np.uint8(3)), "scalar.npy has shape []: the model takes"),
     "cut.npy": (npy(noise(28, 28))[:500], "cut.npy is no array that can be read ("),
-    "pickle.npy": (npy(np.array([{}])), "pickle.npy is no array that can be read (Object arrays cannot be loaded"),
+    "pickle.npy": (npy(np.array([{}])), "pickle.npy is no array that can be read (it holds Python objects"),
 }
 
 
@@ -167,7 +166,10 @@ def test_bad_files(folder, capsys, name):
         (["digit.png", "model.zip"], "digit.png is no zip: name a file made with python -m pmapdp.export"),
         (["cut.zip", "digit.png"], "cut.zip is damaged, it was cut short or altered: copy it again"),
         (["other.zip", "digit.png"], "other.zip is a zip, but was not made with python -m pmapdp.export"),
-        (["text.zip", "digit.png"], "text.zip takes string of shape ['batch'], and this command reads grey images and"),
+        (
+            ["text.zip", "digit.png"],
+            "text.zip holds a program and parameters of different models: export",
+        ),
         (["model.zip", "digit.png", "--jsn"], "unknown argument '--jsn': did you mean '--json'?"),
         (["model.zip", "digit.png", "-j"], "unknown argument '-j'"),
     ],
@@ -175,10 +177,10 @@ def test_bad_files(folder, capsys, name):
 def test_mistakes(folder, capsys, arguments, sentence):
     (folder / "digit.png").write_bytes(png(28, 28))
     (folder / "cut.zip").write_bytes((folder / "model.zip").read_bytes()[:1000])
-    write_archive("other.zip", {"readme.txt": b"hello"})
-    files = read_archive("model.zip", "pytest")
+    (folder / "other.zip").write_bytes(zip_bytes({"readme.txt": b"hello"}))
+    files = read_zip("model.zip")
     metadata = json.loads(files["metadata.json"]) | {"input": {"dtype": "string", "shape": ["batch"]}}
-    write_archive("text.zip", files | {"metadata.json": json.dumps(metadata).encode()})
+    (folder / "text.zip").write_bytes(zip_bytes(files | {"metadata.json": json.dumps(metadata).encode()}))
     assert run_command(predict.main, arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")

@@ -11,6 +11,7 @@ from flax import nnx
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.loss import example_keys, training_sums
 from pmapdp.models.layers import Context, Dropout
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 
@@ -26,7 +27,7 @@ def masks(indices, *, seed=0, step=0, layer=0):
 
 @pytest.fixture(scope="module")
 def convnet():
-    task = Task("convnet", optax.sgd(0.1), seed=SEED)
+    task = Task(MODELS["convnet"], optax.sgd(0.1), seed=SEED)
     state = create_state(task)
     steps = {}
 
@@ -67,10 +68,10 @@ def test_every_activation_is_far_from_the_edge_of_its_relu(monkeypatch):
         return relu(x)
 
     monkeypatch.setattr(nnx, "relu", recorded)
-    state = create_state(Task("convnet", optax.sgd(0.1), seed=SEED))
+    state = create_state(Task(MODELS["convnet"], optax.sgd(0.1), seed=SEED))
     batch = whole_batch(SPLIT, np.arange(16))
     with jax.enable_x64(True):
-        task = Task("convnet", optax.sgd(0.1), seed=SEED, dtype="float64")
+        task = Task(MODELS["convnet"], optax.sgd(0.1), seed=SEED, dtype="float64")
         params, batch_stats = jax.tree.map(lambda x: jnp.asarray(x, "float64"), (state.params, state.batch_stats))
         step, structure = jnp.int32(0), task.model_structure()
         training_sums(params, batch_stats, batch, step, task=task, structure=structure, axis_name=None)

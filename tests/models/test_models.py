@@ -13,10 +13,9 @@ from examples import random_split, random_split_for, whole_batch
 from flax import nnx
 from jax import lax
 
-from pmapdp.loss import example_keys
-from pmapdp.models import MODELS, VIEWS
 from pmapdp.models.batch_norm import BatchNorm, moments, normalise
-from pmapdp.models.layers import Context, max_pool_2x2
+from pmapdp.models.layers import Context, example_keys, max_pool_2x2
+from pmapdp.registry import MODELS, view_of
 from pmapdp.state import Task, count_parameters, create_state
 from pmapdp.steps.shared import Body
 
@@ -31,7 +30,7 @@ CLASSES = {"images": 10, "tfidf": 2, "tokens": 2}
 
 @pytest.fixture(scope="module")
 def states():
-    return {model: create_state(Task(model, optax.sgd(0.1))) for model in MODELS}
+    return {model: create_state(Task(MODELS[model], optax.sgd(0.1))) for model in MODELS}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -43,14 +42,14 @@ def test_numbers_of_parameters_and_running_statistics(model, states):
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_have_one_column_a_class(model):
     logits = MODELS[model](rngs=nnx.Rngs(0))(jnp.asarray(random_split_for(model, 6).inputs))
-    assert logits.shape == (6, CLASSES[VIEWS[model]])
+    assert logits.shape == (6, CLASSES[view_of(MODELS[model])])
     assert logits.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_initial_parameters_follow_from_the_seed(model, states):
-    again = create_state(Task(model, optax.sgd(0.1)))
-    other = create_state(Task(model, optax.sgd(0.1), seed=1))
+    again = create_state(Task(MODELS[model], optax.sgd(0.1)))
+    other = create_state(Task(MODELS[model], optax.sgd(0.1), seed=1))
     first = states[model].params["logits"]["kernel"]
     np.testing.assert_array_equal(first, again.params["logits"]["kernel"])
     assert np.abs(first - other.params["logits"]["kernel"]).max() > 0
@@ -79,7 +78,7 @@ def test_keras_models_start_from_glorot_uniform(states, model, layer, fan_in, fa
 
 
 def test_mlp_equals_numpy(states):
-    task, params = Task("mlp", optax.sgd(0.1)), states["mlp"].params
+    task, params = Task(MODELS["mlp"], optax.sgd(0.1)), states["mlp"].params
     model = nnx.merge(task.model_structure(), params, {})
     loss, _ = numpy_mlp.loss_and_gradients(params, SPLIT.inputs, SPLIT.labels)
     losses = optax.softmax_cross_entropy_with_integer_labels(model(jnp.asarray(SPLIT.inputs)), SPLIT.labels)
@@ -88,7 +87,7 @@ def test_mlp_equals_numpy(states):
 
 def test_cnn_equals_plain_convolution_and_pooling(states):
     params = states["cnn"].params
-    model = nnx.merge(Task("cnn", optax.sgd(0.1)).model_structure(), params, {})
+    model = nnx.merge(Task(MODELS["cnn"], optax.sgd(0.1)).model_structure(), params, {})
     x = plain_convnet.convolve(SPLIT.inputs / np.float32(255), params["conv"]["kernel"], 1, "VALID")
     x = reduce_window_pool(jnp.maximum(x + params["conv"]["bias"], 0)).reshape(6, -1)
     x = jnp.maximum(x @ params["hidden"]["kernel"] + params["hidden"]["bias"], 0)
@@ -99,7 +98,9 @@ def test_cnn_equals_plain_convolution_and_pooling(states):
 def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
     """Logits and running statistics of 5 examples and 3 rows of padding, against the 5 alone."""
     state = jax.device_put(states["convnet"])
-    model = nnx.merge(Task("convnet", optax.sgd(0.1)).model_structure(), state.params, state.batch_stats, copy=True)
+    model = nnx.merge(
+        Task(MODELS["convnet"], optax.sgd(0.1)).model_structure(), state.params, state.batch_stats, copy=True
+    )
     images = np.concatenate([SPLIT.inputs[:5], random_split(3, seed=4).inputs])
     keys = example_keys(0, jnp.int32(2), jnp.arange(8))
     weights = jnp.asarray([1, 1, 1, 1, 1, 0, 0, 0], jnp.float32)
@@ -117,7 +118,7 @@ def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
 
 def test_a_bias_before_batch_norm_has_no_gradient(float64):
     """The derivative of the plain network in float64 is 0 up to rounding; ours is 0, so that Adam leaves the bias."""
-    task = Task("convnet", optax.sgd(0.1), dtype="float64")
+    task = Task(MODELS["convnet"], optax.sgd(0.1), dtype="float64")
     state = jax.device_put(create_state(task))
     masks = jnp.stack([plain_convnet.dropout_mask(0, 0, index) for index in range(6)])
     gradient_of_plain = jax.grad(plain_convnet.summed_loss, has_aux=True)

@@ -8,21 +8,21 @@ import pytest
 from examples import random_split_for
 from flax import nnx
 
-from pmapdp.models import MODELS
 from pmapdp.models.layers import Context
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, TrainState, create_state
 
 
 def state_of(model: str) -> TrainState:
     """Initial values, with biases and scales that are not all 0 or 1, so that each of them matters."""
-    state = create_state(Task(model, optax.identity(), seed=1))
+    state = create_state(Task(MODELS[model], optax.identity(), seed=1))
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda x: x + 0.1 * generator.normal(size=x.shape).astype(x.dtype), state.params)
     return TrainState(state.step, params, state.batch_stats, state.optimizer_state)
 
 
 def build(model: str, state: TrainState) -> nnx.Module:
-    structure = Task(model, optax.identity()).model_structure()
+    structure = Task(MODELS[model], optax.identity()).model_structure()
     return nnx.merge(structure, *jax.device_put((state.params, state.batch_stats)), copy=True)
 
 

@@ -18,11 +18,11 @@ from contract_worker import SEED, data, flat
 from examples import whole_batch
 
 from pmapdp import devices as device_module
-from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.loss import MetricSums
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 from pmapdp.steps.placing import over_all_processes
@@ -62,13 +62,13 @@ def main() -> None:
     local_count, model, strategies, output, coordinator, count, process = sys.argv[1:]
     jax.config.update("jax_enable_x64", True)
     options = ProcessesOptions(coordinator=coordinator, num_processes=int(count), process_id=int(process))
-    with joined(options, Config()) as peers:
+    with joined(options, {}) as peers:
         local = device_module.choose(int(local_count))
         devices = device_module.of_all_processes(local)
         N, first = len(devices), devices.index(local[0])
         here = range(first, first + len(local))
         train, test = data(model)
-        task = Task(model, optax.adam(1e-3), seed=SEED, dtype="float64")
+        task = Task(MODELS[model], optax.adam(1e-3), seed=SEED, dtype="float64")
         order = Batches(train, BATCH, shuffle_seed=SEED).order(0)
         alone = make_steps("single", task, local[:1])
         wanted = peers.first and run(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from running import run, start
 
-from pmapdp.run.workdir import load_run
+from pmapdp.trained import load_run
 
 # A network with batch norm and dropout, so that all kinds of state matter; 23 steps an epoch.
 JOB = ["--model", "convnet", "--devices", 2, "--epochs", 4, "--checkpoint-every", 3, "--global-batch-size", 64]
@@ -39,7 +39,7 @@ def last_epochs(folder: Path) -> list[dict]:
     """The metrics of each epoch, the later line where an epoch was done twice; without the timings."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     epochs = {line["epoch"]: line for line in lines if line["event"] == "epoch"}
-    timings = ("images_per_second", "step_ms")
+    timings = ("examples_per_second", "images_per_second", "step_ms")
     return [{key: value for key, value in epochs[e].items() if key not in timings} for e in sorted(epochs)]
 
 

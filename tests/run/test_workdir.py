@@ -1,5 +1,6 @@
 """The folder of a run: what it holds, who may use it, and what happens when the disk is full."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -14,7 +15,9 @@ import pytest
 from running import run, start
 
 from pmapdp.errors import UserError
-from pmapdp.run.workdir import Workdir, load_run, read_config
+from pmapdp.recipes import RECIPES
+from pmapdp.run.workdir import Workdir
+from pmapdp.trained import load_run, read_config
 
 JOB = ["--model", "mlp", "--devices", 2, "--epochs", 2]
 
@@ -65,7 +68,7 @@ def test_tensorboard_files(finished):
     folder, _ = finished
     values = [(value.tag, event.step, value) for event in events(folder) for value in event.summary.value]
     scalars = {(tag, step) for tag, step, value in values if value.HasField("simple_value")}
-    for tag in ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learning_rate", "images_per_second"):
+    for tag in ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learning_rate", "examples_per_second"):
         assert {(tag, 23), (tag, 46)} <= scalars
     last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-2]
     loss = next(value.simple_value for tag, step, value in values if (tag, step) == ("test/loss", 46))
@@ -177,15 +180,9 @@ def test_no_checkpoint_yet(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
     run_folder = tmp_path / "run"
-    Workdir(run_folder).start(read_config_of_default(), 64)
+    Workdir(run_folder).start(dataclasses.asdict(RECIPES["digits"].config), 64, fresh=False)
     with pytest.raises(UserError, match="holds no checkpoint"):
         load_run(run_folder)
-
-
-def read_config_of_default():
-    from pmapdp.recipes import RECIPES
-
-    return RECIPES["digits"].config
 
 
 def test_full_disk_stops_with_a_message_and_the_last_checkpoint_intact(tmp_path):

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from pmapdp.config import Config
-from pmapdp.run.workdir import load_run
 from pmapdp.train import train
+from pmapdp.trained import load_run
 
 
 def test_data_then_model_then_spatial_then_split_equals_the_run_that_never_changed(tmp_path, capsys):

@@ -11,6 +11,7 @@ import optax
 import pytest
 from examples import random_split, whole_batch
 
+from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 
@@ -22,12 +23,12 @@ PARALLEL = (*EXPLICIT, "jit")
 
 @pytest.fixture(scope="module")
 def initial():
-    return create_state(Task("mlp", optax.sgd(1.0)))
+    return create_state(Task(MODELS["mlp"], optax.sgd(1.0)))
 
 
 def updated(strategy, initial, learning_rate, batch):
     """The placed state after one update by gradient descent."""
-    steps = make_steps(strategy, Task("mlp", optax.sgd(learning_rate)), jax.devices()[:N])
+    steps = make_steps(strategy, Task(MODELS["mlp"], optax.sgd(learning_rate)), jax.devices()[:N])
     return steps.train_step(steps.place_state(initial), steps.place_batch(batch))[0]
 
 

@@ -9,6 +9,7 @@ import pytest
 from examples import random_split
 
 from pmapdp.data.batches import Batches
+from pmapdp.registry import MODELS
 from pmapdp.sharding.layout import data_parallel
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
@@ -30,7 +31,7 @@ def collectives(steps, task, batches) -> Counter:
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 @pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
 def test_one_all_reduce_a_step(strategy, model, accumulate):
-    task = Task(model, optax.adam(1e-3), accumulate=accumulate)
+    task = Task(MODELS[model], optax.adam(1e-3), accumulate=accumulate)
     steps = make_steps(strategy, task, jax.devices()[:N])
     found = collectives(steps, task, Batches(SPLIT, 32, devices=N, accumulate=accumulate))
     assert found == {"all-reduce": 1}
@@ -41,7 +42,7 @@ def test_one_all_reduce_a_step(strategy, model, accumulate):
 def test_gradients_are_copied_into_one_vector(strategy, model):
     """What computes them must not move into the concatenation: XLA would compute it number by number, ten times as
     slowly."""
-    task = Task(model, optax.adam(1e-3))
+    task = Task(MODELS[model], optax.adam(1e-3))
     steps, batches = make_steps(strategy, task, jax.devices()[:N]), Batches(SPLIT, 32, devices=N)
     state, batch = steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))
     program = steps.train_step.lower(state, batch).compile().as_text()
@@ -54,14 +55,14 @@ def test_gradients_are_copied_into_one_vector(strategy, model):
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_a_split_optimizer_takes_one_reduce_scatter_and_one_all_gather(strategy, model):
-    task, devices = Task(model, optax.adam(1e-3)), jax.devices()[:N]
+    task, devices = Task(MODELS[model], optax.adam(1e-3)), jax.devices()[:N]
     steps = make_steps(strategy, task, devices, data_parallel(devices, "optimizer"))
     found = collectives(steps, task, Batches(SPLIT, 32, devices=N))
     assert found == {"reduce-scatter": 1, "all-gather": 1}
 
 
 def test_a_single_device_needs_no_collective():
-    task = Task("mlp", optax.adam(1e-3))
+    task = Task(MODELS["mlp"], optax.adam(1e-3))
     assert not collectives(make_steps("single", task, jax.devices()), task, Batches(SPLIT, 32))
 
 
@@ -69,7 +70,7 @@ def test_a_single_device_needs_no_collective():
 def test_later_epochs_compile_nothing_and_move_nothing_implicitly(strategy, compilations):
     """Also the ragged last batch runs the program of the others. Explicit placement is allowed."""
     devices = jax.devices()[: 1 if strategy == "single" else N]
-    task = Task("mlp", optax.adam(1e-3))
+    task = Task(MODELS["mlp"], optax.adam(1e-3))
     steps = make_steps(strategy, task, devices)
     train_batches = Batches(SPLIT, 20, devices=len(devices), shuffle_seed=0)
     test_batches = Batches(SPLIT, 32, devices=len(devices))

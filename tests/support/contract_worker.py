@@ -1,12 +1,15 @@
 """One device count of `test_contracts.py`, in a process of its own.
 
     python contract_worker.py reference FOLDER     # writes what every count is compared with
-    python contract_worker.py N FOLDER             # prints {case: {strategy: {quantity: largest difference}}} as JSON
+    python contract_worker.py N FOLDER [seam]      # prints {case: {strategy: {quantity: largest difference}}} as JSON
+
+With `seam` the steps are those that simulated devices run (pmapdp/cpu), without it those of accelerators.
 
 Five updates on 83 examples with a global batch of 18 that few counts divide; the last holds 11, so that with 8 devices
 some of them get padding alone. Then an evaluation of 29 examples.
 """
 
+import dataclasses
 import functools
 import json
 import sys
@@ -20,11 +23,15 @@ import optax
 import plain_convnet
 from examples import random_split_for, whole_batch
 
+from pmapdp.cpu.convolution import faster
+from pmapdp.cpu.joined import join_collectives
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import choose
+from pmapdp.registry import MODELS
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, TrainState, create_state
-from pmapdp.steps import make_steps
+from pmapdp.steps.shared import Steps
 
 BATCH, SEED = 18, 3
 OPTIMIZERS = {"adam": lambda: optax.adam(1e-3), "sgd": lambda: optax.sgd(0.1)}
@@ -50,7 +57,17 @@ class Case(NamedTuple):
         return self.name if self.model == "convnet" else self._replace(accumulate=1).name
 
     def task(self, accumulate: int) -> Task:
-        return Task(self.model, OPTIMIZERS[self.optimizer](), seed=SEED, dtype=self.dtype, accumulate=accumulate)
+        return Task(
+            MODELS[self.model], OPTIMIZERS[self.optimizer](), seed=SEED, dtype=self.dtype, accumulate=accumulate
+        )
+
+
+def steps_of(strategy: str, task: Task, devices, seam: bool) -> Steps:
+    """The functions of a strategy, for accelerators or as the seam makes them."""
+    if not seam:
+        return make_steps(strategy, task, devices)
+    steps = make_steps(strategy, dataclasses.replace(task, transform=faster), devices)
+    return steps._replace(train_step=jax.jit(join_collectives(steps.train_step), donate_argnums=0))
 
 
 CASES = (
@@ -141,7 +158,7 @@ def reference(case: Case) -> dict[str, np.ndarray]:
     return run(steps, state, train_batches, [whole_batch(test, np.arange(len(test.labels)))])
 
 
-def differences(case: Case, strategy: str, devices, wanted: dict[str, np.ndarray]) -> dict[str, float]:
+def differences(case: Case, strategy: str, devices, seam: bool, wanted: dict[str, np.ndarray]) -> dict[str, float]:
     """The largest absolute difference of each quantity of the reference."""
     N, task = len(devices), case.task(case.accumulate)
     train, test = data(case.model)
@@ -149,7 +166,7 @@ def differences(case: Case, strategy: str, devices, wanted: dict[str, np.ndarray
     evaluates = case.accumulate == 1 and "test_loss" in wanted  # accumulation does not concern evaluation
     test_batches = Batches(test, 2 * N + 1, devices=N).epoch(0) if evaluates else ()
     state = first_state(case.model, case.optimizer, case.dtype)
-    found = run(make_steps(strategy, task, devices), state, train_batches, test_batches)
+    found = run(steps_of(strategy, task, devices, seam), state, train_batches, test_batches)
     return {
         name: float(np.abs(found[name] - value).max(initial=0)) if found[name].shape == value.shape else np.inf
         for name, value in wanted.items()
@@ -172,7 +189,8 @@ def main() -> None:
         if not case.counts or N in case.counts:
             with np.load(folder / f"{case.reference_name}.npz") as wanted:
                 arrays = dict(wanted)
-            report[case.name] = {strategy: differences(case, strategy, devices, arrays) for strategy in strategies}
+            seam = "seam" in sys.argv
+            report[case.name] = {each: differences(case, each, devices, seam, arrays) for each in strategies}
     print(json.dumps(report))
 
 

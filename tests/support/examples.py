@@ -6,7 +6,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH, PADDING, UNKNOWN, VOCABULARY
-from pmapdp.models import VIEWS
+from pmapdp.registry import MODELS, view_of
 
 
 def random_split(examples: int, seed: int = 0) -> Split:
@@ -19,7 +19,7 @@ def random_split(examples: int, seed: int = 0) -> Split:
 def random_split_for(model: str, examples: int, seed: int = 0) -> Split:
     """`examples` random inputs as `model` takes them, with labels of its classes."""
     generator = np.random.default_rng(seed)
-    match VIEWS[model]:
+    match view_of(MODELS[model]):
         case "images":
             return random_split(examples, seed)
         case "tfidf":

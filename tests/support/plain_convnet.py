@@ -61,10 +61,11 @@ def train(params, batch_stats, batches, learning_rate, *, seed=0):
             masks = jnp.stack([dropout_mask(seed, step, index) for index in indices])
             (_, moments), gradients = gradient(params, images, labels, masks)
             total, count = jax.tree.map(jnp.add, total, gradients), count + len(labels)
+            kept = min(0.99, step / (step + 1))
             batch_stats = {
                 name: {
-                    "mean": 0.99 * batch_stats[name]["mean"] + 0.01 * moments[name][0],
-                    "variance": 0.99 * batch_stats[name]["variance"] + 0.01 * moments[name][1],
+                    "mean": kept * batch_stats[name]["mean"] + (1 - kept) * moments[name][0],
+                    "variance": kept * batch_stats[name]["variance"] + (1 - kept) * moments[name][1],
                 }
                 for name in NORM_LAYERS
             }

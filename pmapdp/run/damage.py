@@ -1,0 +1,45 @@
+"""Why a checkpoint cannot be read: its content is wrong, or something outside of it is."""
+
+import errno
+import os
+from pathlib import Path
+
+NUMBERS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+)
+OUTSIDE = (*map(os.strerror, NUMBERS), "RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
+
+
+class DamagedError(ValueError):
+    """The content of a checkpoint is provably not what was written."""
+
+
+def reason(error: BaseException) -> str:
+    """The cause that an error of Orbax names, in a few words."""
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    known = next((each for each in OUTSIDE if each in text), None)
+    return known or text[:150]
+
+
+def outside_cause(error: BaseException, folder: Path) -> str | None:
+    """What kept the files in `folder` from being read, if not their content: rights, memory, file handles, the disk."""
+    if isinstance(error, MemoryError):
+        return "no memory is left"
+    if known := next((each for each in OUTSIDE if each in str(error)), None):
+        return known
+    try:
+        for where, _, names in os.walk(folder, onerror=raise_error):
+            for name in names:
+                with open(os.path.join(where, name), "rb") as file:
+                    while file.read(2**20):
+                        pass
+    except OSError as failure:
+        if not isinstance(failure, FileNotFoundError | NotADirectoryError):
+            return failure.strerror
+    return None
+
+
+def raise_error(error: OSError) -> None:
+    """For `os.walk`, which would leave out what it cannot list."""
+    raise error

@@ -1,0 +1,207 @@
+"""The entrance to this room: a run from its start, or from its newest checkpoint, to its end.
+
+with Run(job, settings) as run:
+    state, step = run.state, run.step
+    while step < job.total_steps:
+        run.start_epoch(step)
+        for count, placed in batches of the epoch:
+            run.before_updates(step + count, state)
+            state, sums = train_steps(state, *placed)
+            step += count
+            run.after_updates(step, state, sums)
+        run.end_epoch(step, state, job.evaluate(state))
+    run.end(step)
+"""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pmapdp.errors import StoppedError
+from pmapdp.job import Job
+from pmapdp.metrics import Meter, Totals
+from pmapdp.run.header import facts, header
+from pmapdp.run.log import LinesFile
+from pmapdp.run.profile import Profiler
+from pmapdp.run.resume import Keeper, Progress
+from pmapdp.run.screen import Report
+from pmapdp.run.stop import listening
+from pmapdp.run.tensorboard import TensorBoard, arrays
+from pmapdp.state import TrainState
+
+
+class Run:
+    """What a run keeps and shows. Only the first of several processes shows anything and writes files.
+
+    Args:
+        job: the values that it consists of.
+        settings: all its settings, JSON; those that have no effect on the results say what to keep and show.
+        started: `time.perf_counter()` when the command began.
+
+    Attributes:
+        state: `TrainState` on the devices at the start, after the updates of earlier starts.
+        step: updates made.
+        epochs: the metrics of every epoch of this start, as in the metrics file.
+        last: those of the last epoch; empty where no epoch was finished, by any start.
+
+    Raises (on entering and in all methods):
+        UserError: the workdir or the metrics file cannot be used for this run, or the disk takes no more.
+        DivergedError: the loss is no longer finite.
+        StoppedError: SIGTERM or SIGINT asked for it; with a workdir a checkpoint was written.
+    """
+
+    def __init__(self, job: Job, settings: dict[str, Any], started: float | None = None):
+        self.job, self.settings = job, settings
+        self.started = time.perf_counter() if started is None else started
+        self.epochs: list[dict[str, Any]] = []
+        self.compile_seconds = 0.0
+        self.to_keep = False  # whether to keep the state after update `step`
+
+    def __enter__(self) -> "Run":
+        with contextlib.ExitStack() as stack:
+            self.open(stack)
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    def open(self, stack: contextlib.ExitStack) -> None:
+        """Open and begin everything, in the order in which `stack` closes it from the end."""
+        job, settings = self.job, self.settings
+        self.keeper = stack.enter_context(contextlib.closing(Keeper(job, settings)))
+        progress = self.keeper.begin()
+        self.state, self.step, self.totals = progress.state, progress.step, progress.totals
+        self.best, self.last = progress.best, progress.last
+
+        writes = job.peers.first
+        folder = Path(settings["workdir"]) if settings["workdir"] is not None and writes else None
+        log, self.tensorboard, self.files = None, None, []
+        if settings["metrics_file"] and writes:
+            self.files.append(LinesFile(settings["metrics_file"], f"--metrics-file {settings['metrics_file']}"))
+            stack.callback(self.files[-1].close)
+        if folder:
+            self.files.append(LinesFile(folder / "metrics.jsonl"))
+            stack.callback(self.files[-1].close)
+            log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
+            self.tensorboard = stack.enter_context(contextlib.closing(TensorBoard(folder, self.step)))
+        report = Report(progress=settings["progress"] and writes, epochs=settings["epochs"], log=log, quiet=not writes)
+        self.report = stack.enter_context(contextlib.closing(report))
+        self.line = self.report.line
+
+        self.event("start", **settings | facts(job, self.state))
+        if self.step:
+            self.event("resume", step=self.step)
+        self.report.header(header(job, self.state, settings))
+        for message in self.keeper.messages:
+            self.line(message)
+        self.stop = stack.enter_context(listening(job.peers.agreement))
+        self.profiler = Profiler(folder / "profile" if folder and settings["profile"] else None)
+        stack.enter_context(job.peers.failing_together())
+
+    def event(self, name: str, **values: Any) -> None:
+        """Append an event to the metrics files."""
+        for file in self.files:
+            file.event(name, **values)
+
+    def start_epoch(self, step: int) -> None:
+        """The epoch that update `step + 1` belongs to begins, or goes on."""
+        job = self.job
+        self.epoch, done = divmod(step, job.train_batches.steps)
+        self.end_of_epoch = min((self.epoch + 1) * job.train_batches.steps, job.total_steps)
+        self.meter = Meter(self.totals)
+        self.report.start_epoch(self.epoch + 1, job.train_batches.steps, done)
+
+    def before_updates(self, step: int, state: TrainState) -> None:
+        """The updates up to `step` are about to be started; `state` is the one before them."""
+        if self.to_keep:  # only here, where the next batch is on the devices: the copy waits for them
+            self.keep(state, self.meter.finish())
+        self.profiler.before_steps(step - self.step, state)
+        self.stop.begin(step)
+
+    def after_updates(self, step: int, state: TrainState, sums: Any) -> None:
+        """The updates up to `step` were started; the devices may still compute `state` and `sums`."""
+        self.keeper.write()
+        examples = self.job.train_batches.examples_between(self.step, step)
+        self.meter.add(step, sums, examples, step - self.step)
+        self.step = step
+        if self.compile_seconds == 0:  # traced and compiled just now: not timed
+            self.compile_seconds += self.meter.restart_clock()
+        self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
+        for line in self.profiler.after_steps(state):
+            self.line(line)
+        in_epoch = step < self.end_of_epoch
+        self.to_keep = in_epoch and self.due(step)
+        if in_epoch and self.stop:
+            self.keep(state, self.meter.finish())
+            self.end_stopped()
+        if not in_epoch:
+            self.meter.finish()
+            self.report.end_epoch()
+            self.trained = time.perf_counter()
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after update `step`, in the middle of an epoch."""
+        every = self.settings["checkpoint_every"]
+        return every is not None and step % every == 0
+
+    def end_epoch(self, step: int, state: TrainState, tested: Totals) -> None:
+        """The epoch has ended, after update `step`, and `state` was evaluated: `tested`."""
+        if not self.epochs:
+            self.compile_seconds += time.perf_counter() - self.trained
+        trained, meter = self.meter.totals, self.meter
+        results = {
+            "epoch": self.epoch + 1,
+            "step": step,
+            "train_loss": trained.mean_loss,
+            "train_accuracy": trained.accuracy,
+            "train_examples": trained.count,
+            "test_loss": tested.mean_loss,
+            "test_accuracy": tested.accuracy,
+            "test_examples": tested.count,
+            "learning_rate": float(self.job.schedule(step - 1)),
+            "examples_per_second": meter.examples_per_second,
+            "images_per_second": meter.examples_per_second,  # the name that readers of older files know
+            "step_ms": meter.step_ms,
+        }
+        self.epochs.append(results)
+        self.event("epoch", **results)
+        self.report.results(results)
+        shown = arrays(self.job, state) if self.settings["histograms"] else {}  # by all processes
+        if self.tensorboard:
+            self.tensorboard.epoch(results, shown)
+        self.last = results
+        if not self.best or results["test_accuracy"] > self.best["test_accuracy"]:
+            self.best = results
+        whole = step == (self.epoch + 1) * self.job.train_batches.steps
+        self.totals = Totals() if whole else trained
+        self.keep(state, self.totals, ended=True)
+        if self.stop:
+            self.end_stopped()
+
+    def keep(self, state: TrainState, totals: Totals, *, ended: bool = False) -> None:
+        """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
+        self.to_keep = False
+        self.keeper.keep(Progress(state, self.step, totals, self.best, self.last), ended=ended)
+
+    def end_stopped(self) -> NoReturn:
+        """End the run because a signal asked for it."""
+        assert self.stop.signal is not None
+        self.keeper.wait()
+        workdir, number = self.settings["workdir"], self.stop.signal
+        kept = (
+            f"a checkpoint is in {workdir}, and the same command goes on from it"
+            if workdir is not None
+            else "nothing was kept; with --workdir runs/first a run can go on"
+        )
+        raise StoppedError(f"stopped by {number.name} after step {self.step:,}: {kept}", 128 + number.value)
+
+    def end(self, step: int) -> None:
+        """All updates are made: say so, when the last checkpoint is on the disk."""
+        for line in self.profiler.stop():
+            self.line(line)
+        self.keeper.wait()
+        seconds = time.perf_counter() - self.started
+        self.event("end", steps=step, compile_seconds=self.compile_seconds, total_seconds=seconds)
+        self.report.end(self.best, self.last, self.compile_seconds, seconds)

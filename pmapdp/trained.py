@@ -1,0 +1,49 @@
+"""A run read back from its folder: for evaluation, export and the lessons."""
+
+import contextlib
+import typing
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pmapdp import devices
+from pmapdp.config import Config, check
+from pmapdp.errors import UserError
+from pmapdp.forms import mismatch
+from pmapdp.job import make_task
+from pmapdp.run.checkpoint import load_state
+from pmapdp.run.workdir import read_settings
+from pmapdp.state import TrainState
+
+
+def read_config(path: str | Path) -> Config:
+    """The configuration of the run in a folder, its batch size given as the global one.
+
+    Raises:
+        UserError: there is no run in it, or its config.json is not as a run writes it.
+    """
+    settings, global_batch_size = read_settings(path)
+    wrong = mismatch(settings, typing.get_type_hints(Config), "")
+    if wrong:
+        raise UserError(f"{Path(path) / 'config.json'} {wrong}: it is not as a run writes it, so name another folder")
+    batch_size = {"global_batch_size": global_batch_size, "per_device_batch_size": None}
+    config = Config.from_json(settings | batch_size)
+    check(config)
+    return config
+
+
+def load_run(path: str | Path) -> tuple[Config, TrainState, dict[str, Any]]:
+    """Configuration, newest state (on the host) and the metrics of its last epoch of the run in a folder.
+
+    Raises:
+        UserError: there is no run or no checkpoint in it.
+    """
+    config = read_config(path)
+    with contextlib.suppress(UserError):  # too late to simulate devices: reading needs none
+        devices.simulate(config.devices or devices.DEFAULT_SIMULATED)
+    if config.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    # The learning rates do not matter here: they are not part of the state.
+    state, progress = load_state(path, make_task(config))
+    return config, state, progress["last"]

@@ -1,0 +1,159 @@
+"""Whoever connects to a port of a run, and says what does not belong there, changes nothing for the run."""
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
+from test_lost_processes import final_leaves
+
+from pmapdp.errors import UserError
+from pmapdp.processes.options import split_address
+from pmapdp.processes.place import Place, address_to_listen_on
+
+JOB = ["--model", "mlp", "--devices", 2, "--epochs", 3, "--no-progress"]
+RUBBISH = np.random.default_rng(0).bytes(100_000)
+TLS_HELLO = bytes.fromhex("160301002f0100002b0303") + bytes(32) + bytes.fromhex("000004c02fc0300100")
+MESSAGES = (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", TLS_HELLO, RUBBISH, b"")
+
+
+def listening_ports(process: subprocess.Popen) -> set[int]:
+    """The TCP ports on which a process listens."""
+    sockets = set()
+    for handle in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(str(handle.readlink()))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+def wait_until(true: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Wait for something that a process is about to do."""
+    deadline = time.monotonic() + 120
+    while not true():
+        assert process.poll() is None, end_of(process)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def stranger(port: int, message: bytes) -> None:
+    """Connect, say something, listen a while, and go."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+        connection.sendall(message)
+        while connection.recv(1 << 16):
+            pass
+
+
+def test_300_strangers_at_every_port_change_nothing(tmp_path):
+    """HTTP, TLS, 100 kB of rubbish and nothing at all: the run ends as if nobody had come, bit for bit."""
+    job = [*JOB, "--checkpoint-every", 5, "--workdir"]
+    quiet, disturbed = tmp_path / "quiet", tmp_path / "disturbed"
+    train_together(2, *job, quiet)
+    with running(*([*job, disturbed, *own] for own in by_hand(2))) as processes:
+        wait_for_checkpoint(disturbed, processes)
+        ports = {port for process in processes for port in listening_ports(process)}
+        assert len(ports) >= 3  # the coordinator's, and one of gloo's for each process
+        with ThreadPoolExecutor(max_workers=300) as pool:
+            for number in range(300):
+                for port in ports:
+                    pool.submit(stranger, port, MESSAGES[number % len(MESSAGES)])
+        assert any(process.poll() is None for process in processes)  # else nobody was disturbed
+        ended = [end_of(process) for process in processes]
+    assert [each.status for each in ended] == [0, 0], ended
+    for a, b in zip(final_leaves(quiet), final_leaves(disturbed), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_strangers_before_the_processes_meet():
+    """Process 0 waits for process 1, and a port scanner comes first."""
+    first, second = by_hand(2)
+    port = int(first[1].rpartition(":")[2])
+    with running([*JOB, *first]) as (one,):
+        wait_until(lambda: port in listening_ports(one), one)
+        for message in MESSAGES:
+            stranger(port, message)
+        with running([*JOB, *second]) as (two,):
+            ended = [end_of(one), end_of(two)]
+    assert [each.status for each in ended] == [0, 0], ended
+
+
+def test_a_number_given_twice_ends_all_with_a_sentence():
+    """JAX ends all processes when one number comes twice; everyone says why."""
+    first, second = by_hand(2)
+    job = [*JOB, "--epochs", 1000]
+    with running([*job, *first], [*job, *second]) as processes:
+        wait_until(lambda: len(listening_ports(processes[0])) >= 2, processes[0])  # gloo's is there once both train
+        with running([*job, *second]) as (third,):
+            ended = [end_of(each) for each in (*processes, third)]
+    said = [[line for line in each.err.splitlines() if line.startswith("error: ")] for each in ended]
+    assert [len(lines) for lines in said] == [1, 1, 1], ended
+    assert [each.status for each in ended] == [4, 4, 2], ended
+    for line in said[0] + said[1]:
+        assert line.startswith("error: another process came with a --process-id that one of these has")
+    assert "start each once with its own --process-id" in said[2][0]
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("127.0.0.1:9876", ("127.0.0.1", 9876)),
+        ("[::1]:9876", ("::1", 9876)),
+        ("node-1.cluster:80", ("node-1.cluster", 80)),
+    ],
+)
+def test_addresses(address, found):
+    assert split_address(address) == found
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("::1:9876", "holds an IPv6 address without brackets: try --coordinator [::1]:9876"),
+        ("here:", "is not HOST:PORT: try --coordinator here:9876"),
+        ("here:0", "is not HOST:PORT"),
+        ("here:99999999999999999999", "is not HOST:PORT"),
+        ("[]:80", "is not HOST:PORT"),
+        ("a" * 64 + ":80", "has a host name that no machine can have"),
+        ("a..b:80", "has a host name that no machine can have"),
+    ],
+)
+def test_addresses_that_cannot_be(address, sentence):
+    with pytest.raises(UserError) as error:
+        split_address(address)
+    assert sentence in str(error.value)
+
+
+def test_the_coordinator_listens_no_wider_than_it_must():
+    """On the address alone where that is a number of this machine; a name may mean another address elsewhere."""
+    port = free_port()
+
+    def found(host: str) -> str:
+        return address_to_listen_on(Place(host, port, 2, 0, None))
+
+    assert found("127.0.0.1") == f"127.0.0.1:{port}"
+    assert found("localhost") == f"localhost:{port}"
+    everywhere = f"[::]:{port}" if socket.has_dualstack_ipv6() else f"0.0.0.0:{port}"
+    assert found("192.0.2.77") == everywhere  # of no machine (RFC 5737), as behind a router that translates addresses
+    assert found(socket.gethostname()) == everywhere
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_ipv6():
+    port = free_port()
+    own = [["--coordinator", f"[::1]:{port}", "--num-processes", 2, "--process-id", process] for process in range(2)]
+    with running(*([*JOB, "--epochs", 1, *each] for each in own)) as processes:
+        ended = [end_of(process) for process in processes]
+    assert [each.status for each in ended] == [0, 0], ended

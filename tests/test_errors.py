@@ -1,0 +1,126 @@
+"""The last net: whatever happens, a command ends with one line on standard error and its status."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from launch import environment, python
+
+COMMAND = """
+import sys
+from pmapdp.errors import DivergedError, StoppedError, UserError, run_command
+def main(arguments):
+    {body}
+sys.exit(run_command(main))
+"""
+
+
+def run(body: str, redirection: str = "", **variables: str):
+    """A command of this body, started by a shell with its output as `redirection` says."""
+    return subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {redirection}', sys.executable, COMMAND.format(body=body)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(variables),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "line"),
+    [
+        ("pass", 0, ""),
+        ("raise UserError('do this')", 2, "error: do this\n"),
+        ("raise UserError('a\\n\\x1b[31mb')", 2, "error: a\\n\\x1b[31mb\n"),
+        ("raise DivergedError('lower it')", 3, "error: lower it\n"),
+        ("raise StoppedError('go on so', 143)", 143, "go on so\n"),
+        ("raise KeyboardInterrupt", 130, "stopped by the keyboard\n"),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(5)", 5, ""),
+        ("1 / 0", 1, "error: unexpected ZeroDivisionError (division by zero); PMAPDP_TRACEBACK=1"),
+        ("assert False", 1, "error: unexpected AssertionError (AssertionError); PMAPDP_TRACEBACK=1"),
+        ("raise ValueError('\\n one \\n two')", 1, "error: unexpected ValueError (one); PMAPDP_TRACEBACK=1"),
+        ("open('/no/file')", 1, "error: unexpected FileNotFoundError (No such file or directory: /no/file); PM"),
+        ("def f(): f()\n    f()", 1, "error: unexpected RecursionError (maximum recursion depth exceeded"),
+        ("bytearray(2**62)", 1, "error: unexpected MemoryError (MemoryError)"),
+    ],
+)
+def test_one_line_and_a_status(body, status, line):
+    done = run(body)
+    assert done.returncode == status
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == bool(line)
+
+
+def test_the_traceback_for_those_who_ask():
+    done = run("1 / 0", PMAPDP_TRACEBACK="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("\nerror: unexpected ZeroDivisionError (division by zero)\n")
+
+
+@pytest.mark.parametrize("body", ["print('x')", "[print('x' * 80) for _ in range(9999)]"])
+@pytest.mark.parametrize(
+    ("redirection", "status", "line"),
+    [
+        ("| true; exit ${PIPESTATUS[0]}", 141, ""),  # nobody reads: as `cat` ends, silently
+        (">/dev/full", 2, "error: the output cannot be written (No space left on device): free some space\n"),
+        (">&-", 0, ""),
+        ("2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}", 0, ""),
+    ],
+)
+def test_outputs_that_take_nothing(body, redirection, status, line):
+    done = run(body, redirection)
+    assert (done.returncode, done.stderr) == (status, line)
+
+
+def test_an_output_that_takes_nothing_of_rich():
+    body = "import rich.console; [rich.console.Console().print('x' * 80) for _ in range(9999)]"
+    done = run(body, "| true; exit ${PIPESTATUS[0]}")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_error_that_nobody_reads():
+    assert run("raise UserError('x')", "2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}").returncode == 2
+
+
+def test_a_terminal_of_another_encoding():
+    done = run(
+        "print('3 \\N{MULTIPLICATION SIGN} 4, \\udcff'); raise UserError('\\N{MIDDLE DOT}')", PYTHONIOENCODING="ascii"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "3 ? 4, ?\n", "error: ?\n")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("JAX_PLATFORMS", "cuda", ""),
+        ("JAX_PLATFORMS", "no-such", "known backends"),
+        ("JAX_NUM_CPU_DEVICES", "abc", "jax_num_cpu_devices"),
+        ("JAX_ENABLE_X64", "perhaps", "perhaps"),
+        ("XLA_FLAGS", "--xla_no_such_flag=3", "--xla_no_such_flag"),
+        ("XLA_FLAGS", "no-such-file", "no-such-file"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=abc", "abc"),
+    ],
+)
+def test_environments_that_jax_cannot_start_in(variable, value, said):
+    done = python("-m", "pmapdp.train", "--no-compile-cache", env={variable: value})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert f"{variable}={value}" in done.stderr
+    assert said in done.stderr
+
+
+def test_other_programs_keep_their_tracebacks(tmp_path):
+    """The package is silent about errors of its own commands only."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("import pmapdp\n1 / 0\n")
+    (tmp_path / "theirs" / "program.py").write_text("")
+    env = environment()
+    env["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    done = python("-m", "theirs.program", env=env)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
