@@ -53,7 +53,6 @@ def expected(old: Any, new: Any, others: list[Any]) -> Expected:
         new: tree after the update.
         others: the same with the batch in other orders; empty where the reference depends on the order.
     """
-    eps = epsilon(new)
     before, after = ({name: trees.numbers(leaf) for name, leaf in trees.named(tree).items()} for tree in (old, new))
     spreads = [{name: trees.numbers(leaf) for name, leaf in trees.named(tree).items()} for tree in others]
     change = {name: trees.largest(after[name] - before.get(name, 0)) for name in after}
@@ -61,6 +60,7 @@ def expected(old: Any, new: Any, others: list[Any]) -> Expected:
     tolerance = {}
     for name, leaf in trees.named(new).items():
         if trees.is_float(leaf):
+            eps = float(jax.numpy.finfo(jax.numpy.result_type(leaf)).eps)
             spread = max((trees.distance(other[name], after[name]) for other in spreads), default=0.0)
             size = max(trees.largest(after[name]), trees.largest(before.get(name, np.zeros(1))))
             rounding = UNITS * eps * (size + largest) if np.isfinite(size) else 0.0
@@ -83,8 +83,9 @@ def computes_in_float64(reference: Any, state: Any, batch: Any, key: Any) -> str
         program = jax.make_jaxpr(reference)(*arguments)
     except Exception as error:
         return f"with float64 it raises {type(error).__name__}"
-    if any(trees.is_float(x) and x.dtype != np.float64 for x in jax.tree.leaves(jax.eval_shape(reference, *arguments))):
-        return "given float64, it returns another type"
+    state, _ = jax.eval_shape(reference, *arguments)
+    if any(trees.is_float(leaf) and leaf.dtype != np.float64 for leaf in jax.tree.leaves(state)):
+        return "given float64, it returns a state of another type"
     if any(
         equation.primitive.name in MATRIX_PRODUCTS and equation.outvars[0].aval.dtype == np.float32
         for equation in equations(program.jaxpr)

@@ -116,8 +116,9 @@ class Program(NamedTuple):
 
 def compiled(reference: Callable) -> Callable:
     """The reference, jitted unless it is already."""
-    already: bool = hasattr(reference, "lower")
-    return reference if already else jax.jit(reference)
+    if hasattr(reference, "lower"):
+        return reference
+    return jax.jit(reference)
 
 
 def run_checks(program: Program, state: Any, batch: Any, last_batch: Any) -> list[Check]:
