@@ -1,4 +1,4 @@
-"""The README's table and picture, made from results.json: `python -m benchmarks.summary`."""
+"""The table of docs/speed.md and its picture, made from results.json: `python -m benchmarks.summary`."""
 
 import json
 import statistics
@@ -10,7 +10,7 @@ from pmapdp.pictures import INK, STRATEGY_COLOURS, drawing, svg
 
 RESULTS = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).with_name("results.svg")
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- made by python -m benchmarks.summary -->", "<!-- until here -->"
 
 
@@ -37,16 +37,21 @@ def spread(values: list[float]) -> float:
 
 def table(results: dict[str, Any]) -> str:
     """The comparisons in Markdown."""
-    lines = [
-        "| work | devices | pmapdp | against | examples/s, theirs | ours | ratio | target |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    groups: dict[tuple[Any, ...], dict[str, str]] = {}
     for pair, ours, other in measured(results):
-        lines.append(
-            f"| {pair.work} | {pair.ours.devices} | {pair.ours.strategy} | {pair.against} "
-            f"| {statistics.median(other):,.0f} | {statistics.median(ours):,.0f} | {ratio(ours, other):.2f} "
-            f"| {pair.target:.2f} |"
-        )
+        row = (pair.work, pair.ours.devices, pair.against if pair.ours.strategy not in pair.against else "bare loop")
+        cells = groups.setdefault((*row, pair.target), {})
+        cells[pair.ours.strategy] = f"{statistics.median(ours):,.0f} ({ratio(ours, other):.2f})"
+    strategies = ("single", "pmap", "jit", "shard_map")
+    lines = [
+        "Examples/s of pmapdp, and in brackets over those of the other program.",
+        "",
+        f"| work | devices | against | {' | '.join(strategies)} | target |",
+        f"| --- | --- | --- | {'--- | ' * len(strategies)}--- |",
+    ]
+    for (work, devices, against, target), cells in groups.items():
+        values = " | ".join(cells.get(strategy, "") for strategy in strategies)
+        lines.append(f"| {work} | {devices} | {against} | {values} | {target:.2f} |")
     facts, rounds = results["machine"], len(next(iter(results["examples_per_second"].values())))
     widest = max(spread(values) for values in results["examples_per_second"].values())
     peers = "".join(f", {name} {version}" for name, version in facts.get("peers", {}).items())
@@ -81,11 +86,11 @@ def picture(results: dict[str, Any]) -> str:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Write the picture, and the table between its two marks in the README."""
+    """Write the picture, and the table between its two marks on the page."""
     PICTURE.write_text(picture(results), encoding="utf-8")
-    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,6 @@ from pmapdp.scaling.advice import answers
 from pmapdp.scaling.costs import all_reduce
 from pmapdp.scaling.hardware import HARDWARE, Level
 from pmapdp.scaling.predict import LEFT_OUT, Plan, powers_of_two, predict, weak_efficiency
-from pmapdp.scaling.programs import compile_step
 from pmapdp.scaling.workloads import PUBLISHED, Workload
 from pmapdp.state import Task, count_parameters, create_state
 from pmapdp.steps import make_steps
@@ -152,7 +151,7 @@ def one_step(strategy):
 step_seconds = {strategy: least_seconds(one_step, strategy) for strategy in held}
 print({strategy: f"{1000 * seconds:.1f} ms" for strategy, seconds in step_seconds.items()})
 
-at_once = several(steps, 4, N)  # <- new: shard_map's step in a loop on the devices
+at_once = several(steps, steps.train_step, 4, N)  # <- new: shard_map's step in a loop on the devices
 (four,) = batches.several(0, 0, [4], 4)
 apart = steps.place_state(create_state(task))
 placed, looped = at_once.place(four, 4), [steps.place_state(create_state(task))]
@@ -187,11 +186,11 @@ print(f"four steps in one call: {1000 * least_seconds(four_steps) / 4:.1f} ms a 
 # alone. **Predict** how count and bytes change from 2 to 64 devices.
 
 # %%
-small = jnp.ones((8, 4)), jnp.ones((4, 2))
-assert jax.jit(jnp.dot).lower(*small).compile().cost_analysis()["flops"] == 2 * 8 * 4 * 2
+assert jax.jit(jnp.dot).lower(jnp.ones((8, 4)), jnp.ones((4, 2))).compile().cost_analysis()["flops"] == 2 * 8 * 4 * 2
 
 dense = 3 * 2 * b * (5408 * 64 + 64 * 10)
-analysis = compile_step("single", task, everyone[:1], b).cost_analysis()
+steps, *arrays = held["single"]
+analysis = steps.train_step.lower(*arrays).compile().cost_analysis()
 flops, moved = analysis["flops"], analysis["bytes accessed"]
 rate = 2 * 1500**3 / least_seconds(product, a)  # what a plain matrix product reaches here
 print(f"{dense / 1e6:.1f} MFLOP in the dense layers, {flops / 1e6:.1f} MFLOP in all")
@@ -200,7 +199,10 @@ assert dense < flops < 3 * dense
 
 parameters = count_parameters(held["single"][1].params)
 for count in (2, 8, 64):
-    found = collectives(compile_step("shard_map", task, everyone[:count], b).as_text())
+    steps = make_steps("shard_map", task, everyone[:count])
+    batch = next(Batches(data.train, 16 * count, devices=count).epoch(0))
+    arrays = steps.place_state(create_state(task)), steps.place_batch(batch)
+    found = collectives(steps.train_step.lower(*arrays).compile().as_text())
     print(f"{count:3d} devices:", *found)
     assert found == [("all-reduce", 1, 4 * (parameters + 3))]  # the gradients, and three sums of the metrics
 

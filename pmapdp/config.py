@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
-from pmapdp.sharding.notation import check_mesh, check_shard_state
 
 
 @dataclass(frozen=True)
@@ -235,8 +234,6 @@ def check(config: Config) -> None:
         raise UserError(
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
-    check_mesh(config.mesh, config.layout, config.strategy)
-    check_shard_state(config.shard_state, config.strategy)
     if config.weight_decay and config.optimizer != "adamw":
         raise UserError(
             f"--weight-decay {config.weight_decay} has no effect with --optimizer {config.optimizer}, only with adamw: "

@@ -13,19 +13,22 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 
 from pmapdp import devices as device_module
 from pmapdp.config import Config, check
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
-from pmapdp.loss import cross_entropy
+from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.own import check_data, check_task
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.registry import check_pair, find_model, load_data, viewed
+from pmapdp.registry import DATA_SETS, MODELS, check_pair, find_model, load_data, viewed
 from pmapdp.sharding.fit import fit_layout, number_of_devices
 from pmapdp.sharding.layout import Layout
+from pmapdp.sharding.notation import check_sharding
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task
 from pmapdp.steps.shared import Steps
@@ -126,28 +129,55 @@ class Job:
         return meter.finish()
 
 
-def prepare(config: Config, peers: Peers = ALONE) -> Job:
+def prepare(
+    config: Config,
+    peers: Peers = ALONE,
+    *,
+    model: Callable[..., nnx.Module] | None = None,
+    data: DataSet | None = None,
+    loss: Callable[..., MetricSums] | None = None,
+) -> Job:
     """Find the devices, read the data, build the task and the steps. Nothing is compiled yet.
+
+    Args:
+        config: what to do.
+        peers: the processes that take part.
+        model: builds the network, in the place of the one that the configuration names; see `Task.model`.
+        data: arrays in the place of the data set that the configuration names.
+        loss: in the place of the cross-entropy; see `Task.loss`.
 
     Raises:
         UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
     """
     check(config)
-    check_pair(config.model, config.dataset)
+    check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
+    if model is None and data is None:
+        check_pair(config.model, config.dataset)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     local = device_module.choose(1 if config.strategy == "single" else devices_here(config, peers))
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
-    task = make_task(config)
-    data, _ = viewed(load_data(config.dataset, config.data_dir), task.model)
+    task = make_task(config, model, loss)
+    own = model is not None or data is not None or config.model not in MODELS or config.dataset not in DATA_SETS
+    data, _ = viewed(data or load_data(config.dataset, config.data_dir), task.model)
+    if own:
+        data = check_data(data)
+        check_task(task, data, classifies=loss is None)
     if peers.first:
         peers.wait("the data set")
     peers.require_same("devices and data", own_facts(local, data, config.dataset))
     devices = device_module.of_all_processes(local)
     layout = None
     if config.strategy != "single":
-        layout = fit_layout(config, devices, task, data.train.inputs.shape[1:])
+        layout = fit_layout(
+            devices,
+            task,
+            data.train.inputs.shape[1:],
+            mesh=config.mesh,
+            layout=config.layout,
+            shard_state=config.shard_state,
+        )
     shards = layout.batch_shards if layout else 1
     here = layout.shards_on(local, task) if layout else range(1)
     B = global_batch_size(config, shards, len(data.train.labels))
@@ -188,21 +218,24 @@ def fitted_to_cpu(job: Job, strategy: str, asked: int | None) -> Job:
     return job
 
 
-def make_task(config: Config) -> Task:
-    """What is trained, without its update rule: the learning rate depends on how the batch is split."""
+def make_task(
+    config: Config, model: Callable[..., nnx.Module] | None = None, loss: Callable[..., MetricSums] | None = None
+) -> Task:
+    """What is trained, with learning rate 0: that depends on how the batch is split. `model` and `loss` as for
+    `prepare`."""
     return Task(
-        find_model(config.model),
+        model or find_model(config.model),
         make_optimizer(config, lambda step: 0.0),
         config.seed,
         config.dtype,
-        functools.partial(cross_entropy, label_smoothing=config.label_smoothing),
+        loss or functools.partial(cross_entropy, label_smoothing=config.label_smoothing),
         config.accumulate,
     )
 
 
 def devices_here(config: Config, peers: Peers) -> int | None:
     """How many devices this process is to have; None where the configuration says nothing."""
-    number = number_of_devices(config)
+    number = number_of_devices(config.devices, config.mesh)
     return number // peers.count if number and config.devices is None else number
 
 

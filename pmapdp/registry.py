@@ -18,6 +18,7 @@ from pmapdp.models.convnet import ConvNet
 from pmapdp.models.mlp import MLP
 from pmapdp.models.text_mlp import TextMLP
 from pmapdp.models.transformer import Transformer
+from pmapdp.own import data_from_file, model_from_file
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
     "mlp": MLP,
@@ -40,11 +41,13 @@ VIEWS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
 def find_model(name: str) -> Callable[..., nnx.Module]:
-    """What builds the model of this name.
+    """What builds the model of this name, or of one's own, `my_file.py:Net`.
 
     Raises:
         UserError: there is none.
     """
+    if ".py:" in name:
+        return model_from_file(name)
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     return MODELS[name]
@@ -65,12 +68,14 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     """Read a data set, downloading it first where it is missing and that is possible.
 
     Args:
-        name: one of `DATA_SETS`.
+        name: one of `DATA_SETS`, or a file of one's own, `my_data.npz`.
         data_dir: folder of downloaded data sets; default: `default_data_dir()`.
 
     Raises:
         UserError: there is none of this name, or its files are missing or damaged.
     """
+    if name.endswith(".npz"):
+        return data_from_file(Path(name))
     if name not in DATA_SETS:
         raise unknown("dataset", name, DATA_SETS)
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
@@ -98,7 +103,7 @@ def check_pair(model: str, dataset: str) -> None:
         UserError: with the models that fit the data set.
     """
     takes_texts, holds_texts = hasattr(find_model(model), "view"), dataset in TEXTS
-    if takes_texts != holds_texts:
+    if takes_texts != holds_texts and model in MODELS and dataset in DATA_SETS:
         fitting = [f"--model {name}" for name, each in MODELS.items() if hasattr(each, "view") == holds_texts]
         raise UserError(
             f"--model {model} takes {'texts' if takes_texts else 'images'}, and --dataset {dataset} holds "

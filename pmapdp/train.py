@@ -11,12 +11,19 @@ Lesson 10 teaches this file.
 
 import dataclasses
 import sys
+
+if __name__ == "__main__":  # before the imports that take seconds
+    from pmapdp.run.stop import end_at_once
+
+    end_at_once()
+
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from pmapdp.cli import parse_with
-from pmapdp.config import Config, by_flag
+from pmapdp.config import Config, by_flag, flag
+from pmapdp.devices import choose
 from pmapdp.errors import UserError, run_command
 from pmapdp.job import prepare
 from pmapdp.processes.join import joined
@@ -26,7 +33,8 @@ from pmapdp.recipes import RECIPES
 from pmapdp.run import compile_cache
 from pmapdp.run.finish import check_on_one_device, compare_with_reported, draw_sharding
 from pmapdp.run.running import Run
-from pmapdp.sharding import nnx_guide as nnx_mesh
+from pmapdp.sharding import nnx_guide
+from pmapdp.sharding.fit import number_of_devices
 from pmapdp.state import TrainState
 
 
@@ -43,12 +51,13 @@ class Result:
     epochs: list[dict[str, Any]]
 
 
-def train(config: Config, peers: Peers = ALONE) -> Result:
+def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     """Run `config` from start to end, or go on with the run in its workdir.
 
     Args:
         config: what to do.
         peers: the processes that take part; all call this function alike.
+        own: `model`, `data` and `loss` in the place of those that the configuration names; see `prepare`.
 
     Raises:
         UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
@@ -58,7 +67,7 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
     started = time.perf_counter()
     if config.compile_cache:
         compile_cache.enable()
-    job = prepare(config, peers)
+    job = prepare(config, peers, **own)
     with Run(job, dataclasses.asdict(config), started) as run:
         state, step = run.state, run.step
         if config.draw_sharding and step == 0 and peers.first:
@@ -82,13 +91,33 @@ def train(config: Config, peers: Peers = ALONE) -> Result:
         return Result(host, run.epochs)
 
 
+# The settings that the recipe nnx-mesh takes, and those without effect on what it computes.
+OF_NNX_MESH = ("recipe", "devices", "mesh", "layout", "shard_state", "progress", "compile_cache")
+
+
+def nnx_mesh(config: Config) -> None:
+    """The recipe nnx-mesh, which is a program of its own.
+
+    Raises:
+        UserError: a setting that it does not have, or a layout that cannot be.
+    """
+    for name, value in dataclasses.asdict(config).items():
+        if name not in OF_NNX_MESH and value != getattr(RECIPES["nnx-mesh"].config, name):
+            raise UserError(
+                f"{flag(name)} has no effect on the recipe nnx-mesh, which is five updates on random numbers: "
+                "leave it out; it takes --mesh, --layout, --shard-state and --devices"
+            )
+    devices = choose(number_of_devices(config.devices, config.mesh))
+    nnx_guide.run(devices, mesh=config.mesh, layout=config.layout, shard_state=config.shard_state)
+
+
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
     if config.recipe == "nnx-mesh":
         if options.several:
             raise UserError("recipe nnx-mesh runs in one process: leave --distributed and --coordinator out")
-        nnx_mesh.run(config)
+        nnx_mesh(config)
         return
     with joined(options, by_flag(config)) as peers:
         train(config, peers)

@@ -32,7 +32,7 @@ def test_the_ratio_is_that_of_the_medians():
 
 def test_readme_and_picture_are_those_of_the_results():
     results = json.loads(summary.RESULTS.read_text())
-    readme = summary.README.read_text()
+    readme = summary.PAGE.read_text()
     assert summary.table(results) == readme.split(summary.BEGIN)[1].split(summary.END)[0].strip()
     # Its words, with all ratios: where they are drawn is up to the version of matplotlib.
     made, kept = ElementTree.fromstring(summary.picture(results)), ElementTree.parse(summary.PICTURE)

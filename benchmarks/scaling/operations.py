@@ -1,14 +1,44 @@
-"""Operations of a program, counted without the compiler: what the compiler's own count is compared with."""
+"""Training steps compiled for any number of devices from shapes alone, and their operations counted by hand."""
 
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.scaling.programs import IMAGE, step_shapes
-from pmapdp.state import Task
+from pmapdp.scaling.workloads import EXAMPLES, batch_shapes
+from pmapdp.state import Task, initial_state
 from pmapdp.steps import make_steps
+
+IMAGE = EXAMPLES["images"]
+
+
+def step_shapes(
+    strategy: str, task: Task, devices: list[jax.Device], per_device_batch: int, example: jax.ShapeDtypeStruct = IMAGE
+) -> tuple[Any, Any]:
+    """State and batch of a training step as `jax.ShapeDtypeStruct`s, placed as `strategy` places them."""
+    N, b = len(devices), per_device_batch
+    state = jax.eval_shape(lambda: initial_state(task))
+    rows = (N, b) if strategy == "pmap" else (N * b,)
+    batch = batch_shapes(rows, example)
+    if strategy == "single":
+        return state, batch
+    mesh = Mesh(np.array(devices), ("data",))
+
+    def placed(tree: Any, spec: PartitionSpec) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    return placed(state, PartitionSpec()), placed(batch, PartitionSpec("data"))
+
+
+def compile_step(
+    strategy: str, task: Task, devices: list[jax.Device], per_device_batch: int, example: jax.ShapeDtypeStruct = IMAGE
+) -> Any:
+    """The compiled training step (`jax.stages.Compiled`) of `strategy` on `devices`, of which nothing is run."""
+    train_step: Any = make_steps(strategy, task, devices).train_step
+    return train_step.lower(*step_shapes(strategy, task, devices, per_device_batch, example)).compile()
 
 
 def step_flops(task: Task, batch_size: int, example: jax.ShapeDtypeStruct = IMAGE) -> int:

@@ -17,13 +17,13 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.scaling.operations import step_flops
+from benchmarks.scaling.operations import compile_step, step_flops
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.errors import run_command
 from pmapdp.registry import MODELS, view_of
-from pmapdp.scaling.programs import COUNTED, EXAMPLES, compile_step, count_step
+from pmapdp.scaling.workloads import COUNTED, EXAMPLES, count_step
 from pmapdp.state import Task, TrainState, create_state, initial_state
 from pmapdp.steps import make_steps
 from pmapdp.workers import end_with_starter

@@ -41,7 +41,7 @@ def several(steps: Steps, train_step: Callable[..., Any], most: int, shards: int
 
     def one_of(batches: Batch, i: jax.Array) -> Batch:
         """Batch i: its rows out of those of every shard, pmap's `[N, S * b, ...]`, elsewhere `[N * S * b, ...]`."""
-        axes = batches.labels.ndim
+        axes = batches.weights.ndim
 
         def cut(x: jax.Array) -> jax.Array:
             rows = x.reshape(shards, most, -1, *x.shape[axes:])

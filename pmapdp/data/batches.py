@@ -86,7 +86,9 @@ class Batches:
         for micro_batch in range(K):
             part = indices[micro_batch * self.micro_batch : (micro_batch + 1) * self.micro_batch]
             rows[micro_batch, : len(part)] = part
-        return rows.reshape(K, N, -1).swapaxes(0, 1)[self.here.start : self.here.stop].reshape(len(self.here), -1)
+        by_device = rows.reshape(K, N, self.share).swapaxes(0, 1)  # [N, K, share]
+        here = by_device[self.here.start : self.here.stop]
+        return here.reshape(len(self.here), K * self.share)
 
     def take(self, *batches: np.ndarray) -> Batch:
         """The examples of one or several batches, padded with copies of example 0 at weight 0.

@@ -26,6 +26,7 @@ from pmapdp.state import Task, TrainState, initial_state
 
 SMALL = 64 * 2**20  # bytes, of a state that a link of 16 GB/s brings to the host in 4 ms
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
+FILES = 100  # at most, in one checkpoint of one process
 
 
 def orbax() -> ModuleType:
@@ -79,6 +80,8 @@ class Checkpoints:
             preservation_policy=managers.AnyPreservationPolicy([newest, best]),
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
+            # Otherwise a folder that cannot be made keeps threads waiting for minutes.
+            async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
         )
         self.manager = self.open()
 
@@ -87,9 +90,12 @@ class Checkpoints:
         try:
             if not self.options.read_only:
                 self.folder.mkdir(parents=True, exist_ok=True)
+                self.require_room(0)
             return orbax().CheckpointManager(self.folder.absolute(), options=self.options)
         except OSError as error:
-            raise UserError(f"{self.folder} cannot be used ({reason(error)}): name another --workdir") from None
+            raise UserError(
+                f"{self.folder} cannot be used ({reason(error)}): mend that, or name another --workdir"
+            ) from None
 
     def steps(self) -> list[int]:
         """The updates after which there are checkpoints, oldest first."""
@@ -110,7 +116,7 @@ class Checkpoints:
         metrics = None if test_accuracy is None else {"test_accuracy": test_accuracy}
         args = orbax().args
         with self.writing():
-            self.require_space(state)
+            self.require_room(2 * size(state))
             state = self.on_host(state)
             progress = progress | {"step": step, "checksum_of_words": checksum(state)}
             self.manager.save(
@@ -135,17 +141,22 @@ class Checkpoints:
         copies = jax.tree.map(lambda x: x.addressable_data(0) if x.is_fully_replicated else x, state)
         return jax.tree.map(np.array, jax.device_get(copies))
 
-    def require_space(self, state: TrainState) -> None:
-        """Look before writing: Orbax' threads wait for minutes, or write to the screen, where a write fails.
+    def require_room(self, needed: int) -> None:
+        """Look before writing: where a write fails, Orbax' threads wait for minutes, or write to the screen.
+
+        Args:
+            needed: bytes; of the arrays, and as much again for files beside them.
 
         Raises:
-            OSError: the folder takes no new file, or the arrays and as much again for files beside them do not fit.
+            OSError: the folder takes no new files, or not so many bytes.
         """
-        needed = 2 * size(state)
-        if shutil.disk_usage(self.folder).free < needed:
+        disk = os.statvfs(self.folder)
+        if disk.f_bavail * disk.f_frsize < needed:
             raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
+        if disk.f_files and disk.f_favail < FILES:
+            raise OSError(f"it needs up to {FILES} files, and the disk takes {disk.f_favail}")
         with tempfile.TemporaryFile(dir=self.folder) as probe:  # quotas and limits on files count too
-            os.posix_fallocate(probe.fileno(), 0, min(needed, PROBE))
+            os.posix_fallocate(probe.fileno(), 0, max(1, min(needed, PROBE)))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete on the disk.
@@ -167,7 +178,7 @@ class Checkpoints:
             raise UserError(
                 f"a checkpoint could not be written to {self.folder} ({reason(error)}; {left:,.0f} MB are free there): "
                 + (f"the one of step {max(whole)} is intact; " if whole else "")
-                + "make room and start the same command again"
+                + "mend that and start the same command again"
             ) from error
 
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
@@ -250,8 +261,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Finish writing and release Orbax' threads."""
-        self.wait()
-        self.manager.close()
+        with self.writing():
+            self.manager.close()
 
 
 def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
@@ -278,8 +289,8 @@ def size(state: TrainState) -> int:
 
 def abstract_state(shapes: TrainState, sharding: Any) -> TrainState:
     """The state without its arrays: shape, type and place of each; `sharding` as for `Checkpoints.read`."""
-    one = isinstance(sharding, jax.sharding.Sharding)
-    shardings = jax.tree.map(lambda _: sharding, shapes) if one else sharding
     return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        jax.tree.broadcast(sharding, shapes),
     )

@@ -19,7 +19,7 @@ def reason(error: BaseException) -> str:
     """The cause that an error of Orbax names, in a few words."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     known = next((each for each in OUTSIDE if each in text), None)
-    return known.lower() if known else text[:150]
+    return known or text[:150]
 
 
 def outside_cause(error: BaseException, folder: Path) -> str | None:

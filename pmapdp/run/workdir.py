@@ -125,7 +125,7 @@ class Workdir:
         Raises:
             UserError: something has the name of a file of ours, and no config.json says that a run wrote it.
         """
-        if (self.path / "config.json").exists():
+        if os.path.lexists(self.path / "config.json"):
             return identity(*read_settings(self.path))
         for each in sorted(self.path.iterdir()):
             used = each.name in FOLDERS and (not each.is_dir() or any(each.iterdir()))
@@ -214,7 +214,7 @@ def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
         UserError: there is no run in it, or its config.json is not as a run writes it.
     """
     file = Path(path) / "config.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     form = {"format": NotRequired[Literal[FORMAT]], "config": dict[str, Any], "global_batch_size": int}
     content = read_json(file, form, advice="it is not as a run writes it, so name another folder")

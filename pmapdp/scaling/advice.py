@@ -1,7 +1,8 @@
 """When does it pay? Each remedy for communication against the plain plan, in predicted numbers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from pmapdp.scaling.hardware import Hardware
 from pmapdp.scaling.predict import Plan, predict, weak_efficiency
@@ -14,10 +15,7 @@ MOST = 2**20  # largest batch or number of micro-batches that is tried
 REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
     "split the optimizer (ZeRO-1)": ("", lambda plan: replace(plan, split_optimizer=True)),
     "bfloat16 all-reduce": ("gradients are rounded", lambda plan: replace(plan, reduce_bytes=2)),
-    "accumulate 4 micro-batches": (
-        "global batch x 4",
-        lambda plan: replace(plan, accumulate=4 * plan.accumulate),
-    ),
+    "accumulate 4 micro-batches": ("global batch x 4", lambda plan: replace(plan, accumulate=4 * plan.accumulate)),
     "4 x the batch per device": (
         "global batch x 4, more activations",
         lambda plan: replace(plan, per_device_batch=4 * plan.per_device_batch),
@@ -26,14 +24,14 @@ REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What one remedy brings on N devices.
 
     Attributes:
         remedy: its name.
         devices: N.
         gain: examples/s over those of the plain plan, less 1; 0.1 is a tenth more.
+        pays: whether that is more than a hundredth.
         state_bytes_saved: on each device.
         price: what it costs beside time; empty where nothing.
     """
@@ -41,13 +39,9 @@ class Answer:
     remedy: str
     devices: int
     gain: float
+    pays: bool
     state_bytes_saved: float
     price: str
-
-    @property
-    def pays(self) -> bool:
-        """Whether throughput grows by more than a hundredth."""
-        return self.gain > PAYS
 
 
 def answers(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> list[Answer]:
@@ -57,28 +51,17 @@ def answers(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> list[
     for name, (price, change) in REMEDIES.items():
         other = predict(workload, hardware, N, change(plan))
         gain = other.examples_per_second / plain.examples_per_second - 1
-        found.append(Answer(name, N, gain, plain.state_bytes - other.state_bytes, price))
+        found.append(Answer(name, N, gain, gain > PAYS, plain.state_bytes - other.state_bytes, price))
     return found
 
 
-def least(works: Callable[[int], bool]) -> int | None:
-    """The smallest power of two up to `MOST` for which `works`; None where there is none."""
-    size = 1
-    while size <= MOST:
-        if works(size):
-            return size
-        size *= 2
-    return None
+def least_for_goal(workload: Workload, hardware: Hardware, N: int, plan: Plan, field: str) -> int | None:
+    """Least batch per device or number of micro-batches (`field` of the plan), a power of two up to `MOST`, with which
+    N devices reach `GOAL` of one device's throughput each; None where there is none.
 
-
-def batch_for_goal(workload: Workload, hardware: Hardware, N: int, plan: Plan, goal: float = GOAL) -> int | None:
-    """Least batch per device, a power of two, with which N devices reach `goal` of one device's throughput each."""
-    return least(lambda b: weak_efficiency(workload, hardware, N, replace(plan, per_device_batch=b)) >= goal)
-
-
-def accumulation_for_goal(workload: Workload, hardware: Hardware, N: int, plan: Plan, goal: float = GOAL) -> int | None:
-    """Least number of micro-batches per update, a power of two, that reaches `goal`.
-
-    One device is given as many micro-batches as each of N, so that only communication counts.
+    One device is given as much as each of N, so that only communication counts.
     """
-    return least(lambda K: weak_efficiency(workload, hardware, N, replace(plan, accumulate=K)) >= goal)
+    for size in (2**power for power in range(MOST.bit_length())):
+        if weak_efficiency(workload, hardware, N, replace(plan, **{field: size})) >= GOAL:
+            return size
+    return None

@@ -49,14 +49,6 @@ class Hardware:
     levels: tuple[Level, ...]
     sources: tuple[str, ...]
 
-    @property
-    def most_devices(self) -> int:
-        """The largest number of devices that the levels join."""
-        total = 1
-        for level in self.levels:
-            total *= level.devices
-        return total
-
 
 NCCL = "NCCL's own cost model, NVIDIA/nccl src/graph/tuning.cc, hwLat, ring with protocol LL128"
 BOOK = "Austin et al., How to Scale Your Model, 2025, jax-ml.github.io/scaling-book"

@@ -13,8 +13,7 @@ from pmapdp.scaling.hardware import HARDWARE
 from pmapdp.scaling.predict import UTILIZATION
 
 LARGEST = 10**9  # examples in a batch; larger figures say nothing, and end beyond what floats can hold
-LEAST_UTILIZATION = 1e-6
-PICTURES = ("weak.svg", "strong.svg")
+LEAST_UTILIZATION = 0.0001
 
 
 @dataclass(frozen=True)
@@ -70,54 +69,34 @@ def check_options(config: Config, options: ScalingOptions) -> None:
         raise UserError(f"--hardware names none: try --hardware {' '.join(ScalingOptions.hardware)}")
     if not options.devices:
         raise UserError("--devices names none: try --devices 1 8 64 512 4096")
-    if not 0 <= options.overlap <= 1:
-        raise UserError(f"--overlap {options.overlap} is not from 0 to 1: try --overlap 0.5")
-    if not LEAST_UTILIZATION <= options.utilization <= 1:
-        raise UserError(
-            f"--utilization {options.utilization} is not from {LEAST_UTILIZATION:.6f} to 1: try --utilization 0.4"
-        )
-    for flag, value in (
-        ("--strong-batch-size", options.strong_batch_size),
-        ("--per-device-batch-size", batch_size(config)),
-        ("--accumulate", config.accumulate),
+    for flag, value, least, most, works in (
+        ("--overlap", options.overlap, 0, 1, 0.5),
+        ("--utilization", options.utilization, LEAST_UTILIZATION, 1, UTILIZATION),
+        ("--strong-batch-size", options.strong_batch_size, 1, LARGEST, 4096),
+        ("--per-device-batch-size", batch_size(config), 1, LARGEST, 64),
+        ("--accumulate", config.accumulate, 1, LARGEST, 1),
+        *(("--devices", N, 1, LARGEST, 8) for N in options.devices),
     ):
-        if not 1 <= value <= LARGEST:
-            raise UserError(f"{flag} {short(value)} is not from 1 to {LARGEST}: try {flag} 64")
+        if not least <= value <= most:
+            raise UserError(f"{flag} {value} is not from {least} to {most}: try {flag} {works}")
     for N in options.devices:
-        if N < 1:
-            raise UserError(f"--devices {N} is not positive: try --devices 1 8 64 512 4096")
         for name in options.hardware:
             try:
                 spread(N, HARDWARE[name].levels)
             except UserError as error:
-                raise UserError(f"--devices {short(N)} on {name}: {error}") from None
+                raise UserError(f"--devices {N} on {name}: {error}") from None
     if options.json is not None:
         require_writable(options.json, advice="name a file for --json in a folder that exists and is yours")
     if options.output is not None:
         require_matplotlib("--output")
-        make_folder(Path(options.output))
+        advice = "name a folder of yours for --output, for example scaling"
+        try:
+            Path(options.output).mkdir(parents=True, exist_ok=True)
+        except FAULTS as error:
+            raise refusal(options.output, "made", error, advice) from None
+        require_writable(Path(options.output, "weak.svg"), advice=advice)
 
 
 def batch_size(config: Config) -> int:
     """Examples of a micro-batch on one device."""
     return config.per_device_batch_size or config.global_batch_size or 64
-
-
-def short(value: int) -> str:
-    """A number as it was typed, or about how large it is."""
-    return str(value) if abs(value) < 10**18 else f"of {len(str(value))} digits"
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder of the pictures, and look whether they can be written to it.
-
-    Raises:
-        UserError: it is a file, or cannot be made or written.
-    """
-    advice = "name a folder of yours for --output, for example scaling"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FAULTS as error:
-        raise refusal(path, "made", error, advice) from None
-    for name in PICTURES:
-        require_writable(path / name, advice=advice)

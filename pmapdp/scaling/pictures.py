@@ -8,68 +8,58 @@ from pmapdp.pictures import SOFT, STRATEGY_COLOURS, drawing, svg
 LINES = [("-", "pmap"), ("--", "jit"), (":", "shard_map")]  # grey is kept for what is ideal
 
 
-def weak_picture(report: dict[str, Any]) -> str:
-    """Efficiency against the number of devices, each with the same batch."""
+def pictures(report: dict[str, Any]) -> dict[str, str]:
+    """File names and SVG files: efficiency with the same batch on each device, and speed-up of one global batch."""
     batch = f"{report['plan']['per_device_batch'] * report['plan']['accumulate']:g}"
-    return picture(
-        report,
-        "Weak scaling, predicted",
-        f"{batch} examples per device and update: time on one device over time on N",
-        lambda row: row["weak_efficiency"],
-        "{:.0%}".format,
-        lambda N: 1.0,
-    )
+    name, strong = report["workload"]["name"], f"{report['strong_batch']:,}"
+    return {
+        "weak.svg": picture(
+            report["hardware"],
+            "weak_efficiency",
+            f"Weak scaling, predicted: {name}",
+            f"{batch} examples per device and update: time on one device over time on N",
+            "{:.0%}".format,
+        ),
+        "strong.svg": picture(
+            report["hardware"],
+            "strong_speedup",
+            f"Strong scaling, predicted: {name}",
+            f"{strong} examples in all: times faster than one device",
+            lambda factor: f"\u00d7 {factor:,.0f}" if factor >= 1 else f"\u00d7 {factor:.2g}",
+        ),
+    }
 
 
-def strong_picture(report: dict[str, Any]) -> str:
-    """Speed-up against the number of devices that share one global batch."""
-    return picture(
-        report,
-        "Strong scaling, predicted",
-        f"{report['strong_batch']:,} examples in all: times faster than one device",
-        lambda row: row["strong_speedup"],
-        lambda factor: f"\u00d7 {factor:,.0f}" if factor >= 1 else f"\u00d7 {factor:.2g}",
-        float,
-    )
-
-
-def picture(
-    report: dict[str, Any],
-    title: str,
-    note: str,
-    value: Callable[[dict[str, Any]], float | None],
-    label: Callable[[float], str],
-    ideal: Callable[[int], float],
-) -> str:
-    """A line for each machine, its name and last value at its end, and the line that no machine can be above.
+def picture(machines: dict[str, Any], field: str, title: str, note: str, label: Callable[[float], str]) -> str:
+    """A line for each machine, its last value in the legend, and the line that no machine can be above.
 
     Args:
-        report: see `make_report`.
+        machines: see `make_report`.
+        field: of the rows of a curve.
         title: above the picture; said by a screen reader too.
         note: below the title.
-        value: of a row; None where there is none.
         label: of a value.
-        ideal: of N devices; above 1 the axis is logarithmic.
     """
     with drawing(8, 4) as (figure, axes):
         most = 1
-        for (dash, colour), (name, machine) in zip(LINES, report["hardware"].items(), strict=False):
-            points = [(row["devices"], found) for row in machine["curve"] if (found := value(row)) is not None]
+        for (dash, colour), (name, machine) in zip(LINES, machines.items(), strict=False):
+            points = [(row["devices"], row[field]) for row in machine["curve"] if row[field] is not None]
             most = max(most, points[-1][0])
             end = f"{name}: {label(points[-1][1])}"
             axes.plot(*zip(*points, strict=True), dash, color=STRATEGY_COLOURS[colour], linewidth=2.5, label=end)
-        axes.plot((1, most), (ideal(1), ideal(most)), ":", color=SOFT, label="ideal")
         axes.set_xscale("log", base=2)
-        if ideal(most) > 1:
+        if field == "strong_speedup":
+            axes.plot((1, most), (1, most), ":", color=SOFT, label="ideal")
             axes.set_yscale("log", base=2)
             axes.set_ylim(bottom=0.25)
         else:
+            axes.plot((1, most), (1, 1), ":", color=SOFT, label="ideal")
             axes.set_ylim(0, 1.05)
-        axes.yaxis.set_major_formatter(lambda tick, _: label(tick))
         axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
+        axes.yaxis.set_major_formatter(lambda tick, _: label(tick))
         axes.set_xlabel("devices")
         axes.set_title(note, weight="normal", size="medium", color=SOFT)
-        figure.suptitle(f"{title}: {report['workload']['name']}", x=0.02, ha="left", weight="bold")
+        figure.suptitle(title, x=0.02, ha="left", weight="bold")
         axes.grid(axis="y")
         axes.legend(frameon=False, title=f"at {most:,} devices")
         return svg(figure, title, alone=True)

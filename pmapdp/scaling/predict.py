@@ -1,12 +1,13 @@
 """From a workload, a hardware and a plan to the seconds of a step. Predictions, not measurements.
 
 A step of data parallelism is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the
-update. The passes take
-what the slower of arithmetic and memory takes (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the backward
-pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
+update. The passes take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson,
+"Roofline", 2009); the backward pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
 """
 
+import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pmapdp.scaling.costs import all_reduce, reduce_scatter
 from pmapdp.scaling.hardware import Hardware
@@ -58,42 +59,32 @@ class Plan:
     utilization: float = UTILIZATION
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A predicted step.
 
     Attributes:
         devices: N.
         examples: in the step, over all devices.
-        compute: seconds of all forward and backward passes.
-        update: seconds of the optimizer's update.
+        step: seconds.
+        compute: of them in forward and backward passes.
+        update: in the optimizer's update.
         communication: seconds that the collectives take.
         exposed: those of them that hide behind no computation.
+        communication_share: of the step, in which devices wait for each other's numbers.
+        examples_per_second: over all devices.
         state_bytes: parameters, gradients and optimizer state on one device; activations are not counted.
     """
 
     devices: int
     examples: float
+    step: float
     compute: float
     update: float
     communication: float
     exposed: float
+    communication_share: float
+    examples_per_second: float
     state_bytes: float
-
-    @property
-    def step(self) -> float:
-        """Seconds of the step."""
-        return self.compute + self.update + self.exposed
-
-    @property
-    def communication_share(self) -> float:
-        """Share of the step in which devices wait for each other's numbers."""
-        return self.exposed / self.step
-
-    @property
-    def examples_per_second(self) -> float:
-        """Over all devices."""
-        return self.examples / self.step
 
 
 def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
@@ -107,21 +98,15 @@ def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Predi
     update = workload.update_bytes(plan.slots) / parts / hardware.memory_bandwidth
     gradients, parameters = plan.reduce_bytes * workload.parameters, 4 * workload.parameters
     if plan.split_optimizer:
-        communication = sum(
-            reduce_scatter(size, N, hardware.levels, plan.algorithm) for size in (gradients, parameters)
-        )
+        sizes = (gradients, parameters)
+        communication = sum(reduce_scatter(size, N, hardware.levels, plan.algorithm) for size in sizes)
     else:
         communication = all_reduce(gradients, N, hardware.levels, plan.algorithm)
-    hidden = plan.overlap * BACKWARD * compute / plan.accumulate
-    return Prediction(
-        devices=N,
-        examples=N * plan.per_device_batch * plan.accumulate,
-        compute=compute,
-        update=update,
-        communication=communication,
-        exposed=max(0.0, communication - hidden),
-        state_bytes=8 * workload.parameters + workload.state_bytes(plan.slots) / parts,
-    )
+    exposed = max(0.0, communication - plan.overlap * BACKWARD * compute / plan.accumulate)
+    step, examples = compute + update + exposed, N * plan.per_device_batch * plan.accumulate
+    state_bytes = 8 * workload.parameters + workload.state_bytes(plan.slots) / parts
+    shares = exposed / step, examples / step
+    return Prediction(N, examples, step, compute, update, communication, exposed, *shares, state_bytes)
 
 
 def pass_seconds(workload: Workload, hardware: Hardware, plan: Plan) -> float:
@@ -144,4 +129,5 @@ def strong_speedup(workload: Workload, hardware: Hardware, N: int, plan: Plan, g
 
 def powers_of_two(hardware: Hardware, most: int = 4096) -> list[int]:
     """Numbers of devices from 1 to `most`, or to what the hardware joins."""
-    return [2**power for power in range(min(most, hardware.most_devices).bit_length())]
+    joined = math.prod(level.devices for level in hardware.levels)
+    return [2**power for power in range(min(most, joined).bit_length())]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pmapdp.scaling.advice import GOAL, accumulation_for_goal, answers, batch_for_goal
+from pmapdp.scaling.advice import GOAL, answers, least_for_goal
 from pmapdp.scaling.hardware import HARDWARE, Hardware
 from pmapdp.scaling.predict import LEFT_OUT, Plan, powers_of_two, predict, strong_speedup, weak_efficiency
 from pmapdp.scaling.workloads import Workload
@@ -24,37 +24,29 @@ def make_report(
     """
 
     def row(machine: Hardware, N: int) -> dict[str, Any]:
-        found = predict(workload, machine, N, plan)
-        return {
-            **asdict(found),
-            "step": found.step,
-            "communication_share": found.communication_share,
-            "examples_per_second": found.examples_per_second,
-            "weak_efficiency": weak_efficiency(workload, machine, N, plan),
-            # None where there are fewer examples than devices
-            "strong_speedup": strong_speedup(workload, machine, N, plan, strong_batch) if strong_batch >= N else None,
-        }
+        # The speed-up is None where there are fewer examples than devices.
+        speedup = strong_speedup(workload, machine, N, plan, strong_batch) if strong_batch >= N else None
+        efficiency = weak_efficiency(workload, machine, N, plan)
+        found = predict(workload, machine, N, plan)._asdict()
+        return found | {"weak_efficiency": efficiency, "strong_speedup": speedup}
 
-    machines, each_count = {}, sorted(set(counts))
-    many = [N for N in each_count if N > 1]
-    for name in dict.fromkeys(hardware):
-        machine = HARDWARE[name]
-        found = [answer for N in many for answer in answers(workload, machine, N, plan)]
-        machines[name] = {
-            **asdict(machine),
-            "rows": [row(machine, N) for N in each_count],
-            "curve": [row(machine, N) for N in powers_of_two(machine)],
-            "answers": [asdict(each) | {"pays": each.pays} for each in found],
-            "goals": [
-                {
-                    "devices": N,
-                    "efficiency": GOAL,
-                    "per_device_batch": batch_for_goal(workload, machine, N, plan),
-                    "accumulate": accumulation_for_goal(workload, machine, N, plan),
-                }
-                for N in many
-            ],
+    def goal(machine: Hardware, N: int) -> dict[str, Any]:
+        least = {
+            field: least_for_goal(workload, machine, N, plan, field) for field in ("per_device_batch", "accumulate")
         }
+        return {"devices": N, "efficiency": GOAL, **least}
+
+    every = sorted(set(counts))
+    machines = {
+        name: {
+            **asdict(HARDWARE[name]),
+            "rows": [row(HARDWARE[name], N) for N in every],
+            "curve": [row(HARDWARE[name], N) for N in powers_of_two(HARDWARE[name])],
+            "answers": [a._asdict() for N in every if N > 1 for a in answers(workload, HARDWARE[name], N, plan)],
+            "goals": [goal(HARDWARE[name], N) for N in every if N > 1],
+        }
+        for name in hardware
+    }
     return {
         "kind": "prediction",
         "workload": asdict(workload),

@@ -1,0 +1,146 @@
+"""A model and a data set of one's own: from values, or from files that are named on the command line.
+
+    python -m pmapdp.train --model my_file.py:Net --dataset my_data.npz
+
+The file of data holds the arrays `train_inputs`, `train_labels`, `test_inputs` and `test_labels`, and may hold
+`classes`, their names. The model is built by a function of `rngs`, `dtype` and `param_dtype`, and takes
+(inputs, `Context`).
+"""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.errors import UserError, reason
+from pmapdp.files import open_file
+from pmapdp.models.layers import Context
+from pmapdp.state import Task
+
+ARRAYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+KEPT_BY_TASK = (nnx.Param, nnx.BatchStat)
+
+
+def model_from_file(name: str) -> Callable[..., nnx.Module]:
+    """What builds the model of `FILE.py:NAME`.
+
+    Raises:
+        UserError: there is no such file or name in it, or the file cannot be run.
+    """
+    path, _, attribute = name.rpartition(":")
+    if not Path(path).is_file():
+        raise UserError(f"--model {name}: there is no file {path}: name one, for example my_file.py:Net")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # dataclasses of the file look for their module here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise UserError(f"--model {name}: {path} fails at line {line} ({reason(error)}): mend that line") from error
+    if not callable(found := getattr(module, attribute, None)):
+        names = [
+            each for each, value in vars(module).items() if inspect.isclass(value) and value.__module__ == spec.name
+        ]
+        raise UserError(f"--model {name}: {path} has no {attribute!r}: use one of {', '.join(names) or 'its classes'}")
+    return found
+
+
+def data_from_file(path: Path) -> DataSet:
+    """The data set in an .npz file.
+
+    Raises:
+        UserError: it cannot be read, lacks an array, or its arrays do not fit together.
+    """
+    try:
+        with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
+            if missing := [name for name in ARRAYS if name not in arrays]:
+                raise UserError(
+                    f"--dataset {path} has no array {missing[0]}: write it with numpy.savez(file, {', '.join(ARRAYS)})"
+                )
+            parts = [arrays[name] for name in ARRAYS]
+            classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else ()
+    except (ValueError, EOFError, OSError, KeyError) as error:
+        raise UserError(
+            f"--dataset {path} is no .npz file of arrays ({reason(error)}): write it with numpy.savez"
+        ) from None
+    return DataSet(Split(parts[0], parts[1]), Split(parts[2], parts[3]), classes)
+
+
+def check_data(data: DataSet) -> DataSet:
+    """Refuse arrays that do not fit together; returns the data set, integer labels as int32.
+
+    Raises:
+        UserError: with the array, what is wrong with it, and what works.
+    """
+    parts = {}
+    for name, split in (("training", data.train), ("test", data.test)):
+        inputs, labels = np.asarray(split.inputs), np.asarray(split.labels)
+        if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels) or len(labels) == 0:
+            raise UserError(
+                f"the {name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one "
+                "row for each example, and at least one"
+            )
+        for what, array in (("inputs", inputs), ("labels", labels)):
+            if array.dtype.kind not in "biuf":
+                raise UserError(f"the {name} {what} are of type {array.dtype}: give numbers, for example float32")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))[0])
+                raise UserError(
+                    f"the {name} {what} of example {row} are not finite: leave it out, or replace the number"
+                )
+        parts[name] = Split(inputs, labels.astype(np.int32) if labels.dtype.kind in "biu" else labels)
+    if parts["training"].inputs.shape[1:] != parts["test"].inputs.shape[1:]:
+        shapes = [list(part.inputs.shape) for part in parts.values()]
+        raise UserError(
+            f"the inputs have shapes {shapes[0]} for training and {shapes[1]} for testing: only n may differ"
+        )
+    return DataSet(parts["training"], parts["test"], data.classes)
+
+
+def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
+    """Refuse a model that does not take the inputs, keeps what no strategy can split, or has too few logits.
+
+    Args:
+        task: what is trained.
+        data: arrays.
+        classifies: whether the labels are classes, whose number the logits give.
+
+    Raises:
+        UserError: with what is wrong and how to mend it.
+    """
+    name = getattr(task.model, "__name__", "the model")
+    example = jax.ShapeDtypeStruct((2, *data.train.inputs.shape[1:]), data.train.inputs.dtype)
+
+    def outputs(inputs: jax.Array) -> tuple[Any, Any]:
+        model = task.build_model()
+        return nnx.state(model), model(inputs, Context())
+
+    try:
+        state, logits = nnx.eval_shape(outputs, example)
+    except Exception as error:
+        raise UserError(
+            f"{name} does not take inputs {list(example.shape)} of {example.dtype} ({reason(error)}): build it with "
+            "rngs, dtype and param_dtype, and let it take (inputs, context)"
+        ) from error
+    for path, variable in nnx.to_flat_state(state):
+        if not isinstance(variable, KEPT_BY_TASK):
+            raise UserError(
+                f"{name} keeps {type(variable).__name__} in {'.'.join(map(str, path))}, which would differ from device "
+                "to device: keep nnx.Param and nnx.BatchStat alone, and use pmapdp.models.layers.Dropout for dropout"
+            )
+    if classifies:
+        C, largest = logits.shape[-1], max(int(data.train.labels.max()), int(data.test.labels.max()))
+        least = min(int(data.train.labels.min()), int(data.test.labels.min()))
+        if least < 0 or largest >= C:
+            raise UserError(f"the labels are from {least} to {largest}, and {name} has {C} logits: use 0 to {C - 1}")

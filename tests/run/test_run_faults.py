@@ -1,0 +1,432 @@
+"""What a run refuses, leaving every file as it is: folders of others, damaged files, the limits of a disk; signals."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from launch import python
+from running import run, start
+
+from pmapdp.config import Config
+from pmapdp.errors import UserError
+from pmapdp.job import prepare
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checksums import crc32
+from pmapdp.run.damage import DamagedError
+from pmapdp.run.log import LinesFile
+from pmapdp.run.resume import Keeper
+from pmapdp.run.workdir import Workdir
+from pmapdp.train import train
+from pmapdp.trained import load_run, read_config
+
+SETTINGS = dataclasses.asdict(Config())
+JOB = Config(
+    model="mlp", strategy="single", devices=1, optimizer="sgd", global_batch_size=256, epochs=3, progress=False
+)
+COMMAND = ["--model", "mlp", "--strategy", "single", "--devices", 1, "--optimizer", "sgd", "--no-progress"]
+COMMAND += ["--global-batch-size", 256, "--epochs", 3]
+
+
+def content(folder: Path) -> dict[str, object]:
+    """Every file below a folder with its bytes, and every folder and link."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        if path.is_file() and not path.is_symlink()
+        else os.readlink(path)
+        if path.is_symlink()
+        else None
+        for path in sorted(folder.rglob("*"))
+        if path.name != "lock"
+    }
+
+
+def begin(folder: Path, **changes: object) -> None:
+    """Start in a folder as a run does, up to its first update."""
+    config = dataclasses.replace(JOB, workdir=str(folder), **changes)
+    keeper = Keeper(prepare(config), dataclasses.asdict(config))
+    try:
+        keeper.begin()
+    finally:
+        keeper.close()
+
+
+def refusal(folder: Path, **changes: object) -> str:
+    """The sentence with which a folder is refused, after which it is as it was before."""
+    before = content(folder)
+    with pytest.raises(UserError) as caught:
+        begin(folder, **changes)
+    assert content(folder) == before
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(dataclasses.replace(JOB, workdir=str(folder)))
+    return folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A copy of a finished run of three epochs of six updates."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+# Folders that are no runs of ours
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/100/x", "damaged/x", "profile/x", "events.out.tfevents.1.x", "metrics.jsonl", "log.txt"]
+)
+def test_a_folder_of_others_is_refused_and_left_as_it_is(tmp_path, name, fresh):
+    file = tmp_path / "folder" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    sentence = refusal(tmp_path / "folder", fresh=fresh)
+    assert f"holds {name.split('/')[0]}, and no config.json says that a run of pmapdp wrote it" in sentence
+    assert "name a new folder" in sentence
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "null", "[]", '"text"', "{}", "7", "NaN", '{"config": {}}', "[" * 10_000, '{"config": ', "\0"),
+        '{"config": [], "global_batch_size": 64}',
+        '{"config": {}, "global_batch_size": "64"}',
+        '{"config": {}, "global_batch_size": 64, "format": "another"}',
+    ],
+)
+def test_a_config_json_that_no_run_wrote_is_refused(tmp_path, text, fresh):
+    (tmp_path / "config.json").write_text(text)
+    assert "name another folder" in refusal(tmp_path, fresh=fresh)
+    with pytest.raises(UserError, match="name another folder"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("model", 5), ("seed", "0"), ("epochs", None), ("learning_rate", []), ("devices", -1)]
+)
+def test_a_setting_of_another_type_is_refused(folder, name, value):
+    file = folder / "config.json"
+    document = json.loads(file.read_text())
+    document["config"][name] = value
+    file.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"name another folder|must be at least 1"):
+        read_config(folder)
+    if name != "devices":  # which a run may change
+        assert f"{name} (" in refusal(folder)
+
+
+def test_a_missing_setting_is_refused(folder):
+    document = json.loads((folder / "config.json").read_text())
+    del document["config"]["seed"]
+    (folder / "config.json").write_text(json.dumps(document))
+    assert "seed (None there, 0 now)" in refusal(folder)
+    with pytest.raises(UserError, match="seed"):
+        read_config(folder)
+
+
+def test_a_workdir_of_the_version_before_is_read(folder):
+    """Without the format's name, and without the two checksums and the settings in the checkpoints."""
+    document = json.loads((folder / "config.json").read_text())
+    del document["format"]
+    (folder / "config.json").write_text(json.dumps(document))
+    for file in (folder / "checkpoints").glob("*/progress/metadata"):
+        progress = json.loads(file.read_text())
+        for name in ("crc32", "checksum_of_words", "belongs_to"):
+            del progress[name]
+        file.write_text(json.dumps(progress | {"checksum": 1}))
+    begin(folder)
+    assert load_run(folder)[2]["epoch"] == 3
+
+
+@pytest.mark.parametrize("name", ["lock", "config.json", "log.txt", "metrics.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"named pipe|holds {name}"):
+        begin(tmp_path)
+
+
+def test_a_lock_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "lock").write_text("mine")
+    with pytest.raises(UserError, match="holds lock"):
+        begin(tmp_path)
+    assert (tmp_path / "lock").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "gs://bucket/run", "s3://bucket/run", "x" * 300, "run\0"])
+def test_a_name_that_is_no_folder_is_refused(name):
+    with pytest.raises(UserError, match=r"--workdir .* runs/first"):
+        Workdir(name)
+
+
+def test_links_that_lead_nowhere_are_refused(folder, tmp_path):
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").symlink_to(tmp_path / "nowhere" / "at all")
+    assert "cannot be used" in refusal(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(folder / "config.json")
+    assert "config.json" in refusal(folder)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"--workdir .* runs/first"):
+        Workdir(tmp_path / "link")
+
+
+# --fresh
+
+
+def test_fresh_deletes_what_the_run_wrote_and_nothing_else(folder):
+    mine = {"notes.txt", "checkpoints/notes.txt", "checkpoints/best/x", "damaged/x", "profile/x", "config.json.tmp"}
+    for name in mine:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    (folder / "damaged" / "6_").mkdir()
+    (folder / "checkpoints" / "24.orbax-checkpoint-tmp").mkdir()
+    begin(folder, fresh=True, seed=7)
+    left = {name for name, bytes_ in content(folder).items() if bytes_ is not None}
+    assert left == mine | {"config.json"}
+    assert read_config(folder).seed == 7
+
+
+def test_fresh_follows_a_link_to_another_disk(folder, tmp_path):
+    (folder / "checkpoints").rename(tmp_path / "elsewhere")
+    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    begin(folder, fresh=True, seed=7)
+    assert (folder / "checkpoints").is_symlink()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_fresh_that_cannot_delete_changes_nothing_of_the_configuration(folder):
+    before = (folder / "config.json").read_bytes()
+    disk = folder / "checkpoints" / "18"
+    if subprocess.run(["mount", "--bind", disk, disk], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount: not root, or not allowed here")
+    try:
+        with pytest.raises(UserError, match="--fresh cannot delete"):
+            begin(folder, fresh=True, seed=7)
+        assert (folder / "config.json").read_bytes() == before
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+# What a checkpoint belongs to
+
+
+def test_checkpoints_of_another_run_are_refused_also_beside_another_config_json(folder, tmp_path):
+    train(dataclasses.replace(JOB, workdir=str(tmp_path / "other"), seed=7, steps=3))
+    shutil.copy(tmp_path / "other" / "config.json", folder / "config.json")
+    sentence = refusal(folder, seed=7)
+    assert "the checkpoint of step 18" in sentence
+    assert "seed (0 there, 7 now)" in sentence
+
+
+def test_without_config_json_no_checkpoint_is_taken(folder):
+    (folder / "config.json").unlink()
+    assert "holds checkpoints" in refusal(folder, seed=7)
+
+
+# Damage
+
+
+def change_progress(folder: Path, step: int, /, *, checksum: bool = False, **changes: object) -> None:
+    """Alter the progress in a checkpoint; with or without the checksum that belongs to it."""
+    file = folder / "checkpoints" / str(step) / "progress" / "metadata"
+    progress = json.loads(file.read_text()) | changes
+    if checksum:
+        progress["crc32"] = crc32({name: value for name, value in progress.items() if name != "crc32"})
+    file.write_text(json.dumps(progress))
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize(
+    "changes", [{"step": 12}, {"step": -1}, {"totals": [1.0, -1.0, 3]}, {"totals": []}, {"best": None}, {"last": "x"}]
+)
+def test_an_altered_progress_is_damage(folder, changes, checksum):
+    change_progress(folder, 18, checksum=checksum, **changes)
+    begin(folder)
+    assert (folder / "damaged" / "18").is_dir()
+    assert not (folder / "checkpoints" / "18").exists()
+
+
+def test_one_altered_number_is_damage(folder):
+    """Every bit counts: in the arrays as written, that the files' format would not notice."""
+    job = prepare(JOB)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = checkpoints.read(18, job.task)
+    altered = jax.tree.map(np.array, found.state)
+    kernel = altered.params["logits"]["kernel"]
+    kernel.view(np.uint32)[3, 3] ^= 1
+    progress = {name: value for name, value in found.progress.items() if name != "checksum_of_words"}
+    checkpoints.save(19, altered, progress | {"step": 19})
+    checkpoints.wait()
+    change_progress(
+        folder, 19, checksum=True, checksum_of_words=found.progress["checksum_of_words"], belongs_to=progress
+    )
+    with pytest.raises(DamagedError, match="checksum of its arrays"):
+        checkpoints.read(19, job.task)
+    checkpoints.close()
+
+
+WITHOUT_HANDLES = """
+import os, resource, sys
+from pathlib import Path
+from pmapdp.errors import UserError
+from pmapdp.job import prepare
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.trained import read_config
+
+job = prepare(read_config(sys.argv[1]))
+checkpoints = Checkpoints(Path(sys.argv[1]) / "checkpoints", only_read=True)
+checkpoints.read(18, job.task)  # everything is imported and compiled
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + int(sys.argv[2]), 9999))
+try:
+    checkpoints.read(18, job.task)
+    message = "read"
+except UserError as error:
+    message = error
+resource.setrlimit(resource.RLIMIT_NOFILE, (9999, 9999))
+print(message)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("handles", [0, 1, 3])
+def test_without_file_handles_nothing_is_called_damaged(folder, handles):
+    before = content(folder)
+    message = python("-c", WITHOUT_HANDLES, folder, handles).stdout
+    assert "Too many open files" in message or (handles and message == "read\n"), message
+    assert content(folder) == before
+
+
+def test_a_file_that_the_disk_cannot_read_is_no_damage(folder):
+    job = prepare(JOB)
+    checkpoints = Checkpoints(folder / "checkpoints", only_read=True)
+    checkpoints.manager = Failing(OSError(5, "Input/output error"))
+    with pytest.raises(UserError, match="Input/output error"):
+        checkpoints.read(18, job.task)
+    checkpoints.manager = Failing(MemoryError())
+    with pytest.raises(UserError, match="no memory"):
+        checkpoints.read(18, job.task)
+    checkpoints.manager = Failing(ValueError("a header is wrong"))
+    with pytest.raises(DamagedError, match="a header is wrong"):
+        checkpoints.read(18, job.task)
+
+
+@dataclasses.dataclass
+class Failing:
+    """A disk whose every read ends in one error; no real one can be told to."""
+
+    error: Exception
+
+    def restore(self, step, args):
+        raise self.error
+
+
+def test_stopped_before_the_first_epoch_then_told_to_stop_there(tmp_path):
+    """The run has no figures yet, neither best nor last."""
+    config = dataclasses.replace(JOB, workdir=str(tmp_path / "run"), checkpoint_every=2)
+    whole = train(dataclasses.replace(config, workdir=str(tmp_path / "whole")))
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for step in (6, 12, 18):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step), ignore_errors=True)
+    kept = max(int(each.name) for each in (tmp_path / "run" / "checkpoints").iterdir() if each.name.isdigit())
+    change_progress(tmp_path / "run", kept, checksum=True, best={}, last={})
+    assert train(dataclasses.replace(config, steps=kept, check_on_one_device=True)).epochs == []
+    assert len(whole.epochs) == 3
+
+
+# Files that lines are appended to
+
+
+def test_half_a_line_is_ended_first(tmp_path):
+    (tmp_path / "lines").write_bytes(b'{"event": "start"}\n{"event": "ep')
+    file = LinesFile(tmp_path / "lines")
+    file.event("epoch", epoch=1)
+    file.close()
+    assert (tmp_path / "lines").read_text().splitlines() == [
+        '{"event": "start"}',
+        '{"event": "ep',
+        '{"event": "epoch", "epoch": 1}',
+    ]
+
+
+def test_an_error_of_the_disk_is_an_error_of_the_command(tmp_path):
+    """Nothing is kept in a buffer, so the error comes with the line, and once."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a small file system to fill up: not root, or not allowed here")
+    try:
+        file = LinesFile(disk / "lines", "--metrics-file lines")
+        file.line("x" * 3000)
+        with pytest.raises(UserError, match="--metrics-file lines could not be written"):
+            file.line("x" * 6000)
+        file.close()
+        (disk / "lines").unlink()
+        _, err = run(*COMMAND, "--workdir", disk / "run", status=2)
+        assert len(err.splitlines()) == 1
+        assert "No space left" in err
+        (disk / "x").write_bytes(bytes(shutil.disk_usage(disk).free))
+        (disk / "metrics").touch()
+        _, err = run(*COMMAND, "--metrics-file", disk / "metrics", status=2)
+        assert len(err.splitlines()) == 1
+        assert "No space left" in err
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"), [("ro", "Read-only file system"), ("nr_inodes=2", "the disk takes 1")]
+)
+def test_checkpoints_that_cannot_be_written_end_the_run_before_its_first_update(tmp_path, options, sentence):
+    disk = tmp_path / "run" / "checkpoints"
+    disk.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a file system: not root, or not allowed here")
+    try:
+        out, err = run(*COMMAND, "--workdir", tmp_path / "run", status=2)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert sentence in err
+
+
+# Signals
+
+
+def stop_at_random_moments(rounds: int, folder: Path) -> None:
+    """SIGINT or SIGTERM, once or twice, at any moment: one line, the signal's status, and the folder can be used."""
+    random = np.random.default_rng()
+    for _ in range(rounds):
+        number = signal.Signals(random.choice([signal.SIGINT, signal.SIGTERM]))
+        seconds, pause = random.uniform(0.15, 5), random.choice([0, 0.001, 0.05, 0.3])
+        process = start(*COMMAND, "--epochs", 3000, "--checkpoint-every", 50, "--workdir", folder)
+        time.sleep(seconds)
+        process.send_signal(number)
+        if random.random() < 0.5:
+            time.sleep(pause)
+            process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        case = f"{number.name} after {seconds:.3f} s, again after {pause} s: {process.returncode}\n{err}"
+        assert process.returncode == 128 + number, case
+        assert len(err.splitlines()) == 1, case
+
+
+def test_signals_at_random_moments(tmp_path):
+    stop_at_random_moments(5, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_signals_at_many_random_moments(tmp_path):
+    stop_at_random_moments(200, tmp_path / "run")

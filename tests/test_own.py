@@ -1,0 +1,162 @@
+"""A model, a data set and a loss of one's own take the same way as ours."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import launch
+import numpy as np
+import pytest
+from flax import nnx
+
+from pmapdp import Config, DataSet, train
+from pmapdp.data.dataset import Split
+from pmapdp.errors import UserError
+from pmapdp.loss import MetricSums
+
+SETTINGS = {"devices": 4, "epochs": 2, "global_batch_size": 18, "progress": False, "compile_cache": False}
+
+
+class Net(nnx.Module):
+    """`[b, 6]` to three logits."""
+
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        self.hidden = nnx.Linear(6, 16, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.out = nnx.Linear(16, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, inputs, context):
+        return self.out(nnx.relu(self.hidden(inputs)))
+
+
+class WithCount(Net):
+    """Keeps something that no strategy can split."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.calls = nnx.Variable(jnp.zeros(()))
+
+
+def points(n, seed):
+    """Points whose class is that of their largest of three sums."""
+    x = np.random.default_rng(seed).normal(size=(n, 6)).astype(np.float32)
+    return Split(x, x.reshape(n, 3, 2).sum(2).argmax(1).astype(np.int32))
+
+
+DATA = DataSet(points(100, 1), points(40, 2), ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+def test_every_strategy_trains_it_as_one_device_does(strategy):
+    settings = SETTINGS | {"dtype": "float64"}
+    jax.config.update("jax_enable_x64", True)
+    try:
+        alone = train(Config(**settings | {"devices": 1}, strategy="single"), model=Net, data=DATA)
+        found = train(Config(**settings, strategy=strategy), model=Net, data=DATA)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), found.state.params, alone.state.params)
+    assert found.epochs[-1]["test_examples"] == 40
+    assert found.epochs[-1]["test_accuracy"] == alone.epochs[-1]["test_accuracy"]
+
+
+def squared_error(model, batch, context):
+    """A regression: the label is a number."""
+    errors = jnp.square(model(batch.inputs, context)[:, 0] - batch.labels)
+    return MetricSums((batch.weights * errors).sum(), jnp.zeros(()), batch.weights.sum())
+
+
+def token_loss(model, batch, context):
+    """As of a language model: each example has its own number of tokens, and the mean is over all of them."""
+    tokens = batch.weights[:, None] * (batch.labels >= 0)
+    log_p = jax.nn.log_softmax(model(batch.inputs, context))
+    losses = -jnp.take_along_axis(log_p, jnp.maximum(batch.labels, 0), axis=1)
+    return MetricSums((tokens * losses).sum(), jnp.zeros(()), tokens.sum())
+
+
+def with_labels(make):
+    return DataSet(*(Split(part.inputs, make(part)) for part in (DATA.train, DATA.test)))
+
+
+REGRESSION = with_labels(lambda part: part.inputs.sum(1))
+TOKENS = with_labels(lambda part: np.where(part.inputs[:, :2] > 0, [0, 1], -1).astype(np.int32))
+
+
+@pytest.mark.parametrize(("loss", "data"), [(squared_error, REGRESSION), (token_loss, TOKENS)])
+def test_a_loss_of_ones_own(loss, data):
+    """Eight devices give what one gives, though they hold different numbers of tokens."""
+    runs = [
+        train(Config(**SETTINGS | {"devices": N}, strategy=strategy), model=Net, data=data, loss=loss)
+        for strategy, N in (("single", 1), ("pmap", 8))
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *(run.state.params for run in runs))
+    assert runs[1].epochs[-1]["train_loss"] < runs[1].epochs[0]["train_loss"]
+
+
+def nan(x):
+    return np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": DATA.__class__(Split(DATA.train.inputs[:9], DATA.train.labels), DATA.test)}, r"\[9, 6\].*\[100\]"),
+        (
+            {"data": with_labels(lambda part: part.labels + 1)},
+            "labels are from 1 to 3, and Net has 3 logits: use 0 to 2",
+        ),
+        ({"data": DataSet(Split(nan(DATA.train.inputs), DATA.train.labels), DATA.test)}, "inputs of example 1 are not"),
+        (
+            {"data": DataSet(*(Split(p.inputs[:, :5], p.labels) for p in (DATA.train, DATA.test)))},
+            "does not take inputs",
+        ),
+        ({"data": DataSet(DATA.train, Split(DATA.test.inputs[:, :5], DATA.test.labels))}, "only n may differ"),
+        ({"model": WithCount}, "WithCount keeps Variable in calls"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        train(Config(**SETTINGS), **{"model": Net, "data": DATA} | change)
+
+
+FILE = """
+import jax.numpy as jnp
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        self.out = nnx.Linear(6, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, inputs, context):
+        return self.out(inputs)
+"""
+
+
+def test_files_on_the_command_line(tmp_path):
+    model, data, workdir = tmp_path / "net.py", tmp_path / "points.npz", tmp_path / "run"
+    model.write_text(FILE)
+    arrays = {f"train_{name}": array for name, array in DATA.train._asdict().items()}
+    arrays |= {f"test_{name}": array for name, array in DATA.test._asdict().items()}
+    np.savez(data, **arrays, classes=["a", "b", "c"])
+    flags = ("--model", f"{model}:Net", "--dataset", data, "--global-batch-size", 20, "--learning-rate", 0.05)
+    run = launch.train(*flags, "--epochs", 3, "--devices", 3, "--workdir", workdir)
+    assert run.returncode == 0, run.stderr
+    accuracy = re.search(r"last (0\.\d+)", run.stdout)[1]
+
+    again = launch.python("-m", "pmapdp.evaluate", workdir, "--strategy", "single", "--json")
+    assert again.returncode == 0, again.stderr
+    assert f"{json.loads(again.stdout)['test_accuracy']:.4f}" == accuracy
+
+
+def test_wrong_files_on_the_command_line(tmp_path):
+    model = tmp_path / "net.py"
+    model.write_text(FILE + "\n1 / 0\n")
+    for flags, sentence in (
+        (("--model", f"{model}:Net"), "fails at line 12 (division by zero)"),
+        (("--model", f"{tmp_path / 'none.py'}:Net"), "there is no file"),
+        (("--dataset", tmp_path / "none.npz"), "cannot be read"),
+    ):
+        run = launch.train(*flags)
+        assert run.returncode == 2
+        assert run.stderr.count("\n") == 1
+        assert sentence in run.stderr
