@@ -22,15 +22,15 @@ def dot_products(results: np.ndarray) -> None:
 
 def mesh_and_specs() -> None:
     """A mesh of eight devices in a row, and one array of eight rows placed by two specs."""
-    axes = drawing.canvas(20, 8.4)
+    axes = drawing.canvas(22, 8.4)
     axes.text(0, 0.6, 'Mesh, axis "data"', va="center")
     for d in range(8):
-        drawing.box(axes, 4.6 + 1.9 * d, 0.2, f"{d}", device=d, width=1.7)
+        drawing.box(axes, 6.2 + 1.95 * d, 0.2, f"{d}", device=d, width=1.7)
     axes.text(0, 3.4, 'PartitionSpec("data")\narray [8, 10]:\nrow d is on device d', va="center")
     for d in range(8):
-        drawing.box(axes, 4.6 + 1.9 * d, 2.0, f"row {d}\n[1, 10]", device=d, width=1.7, height=1.4)
-        drawing.arrow(axes, (5.45 + 1.9 * d, 1.05), (5.45 + 1.9 * d, 1.95), device=d)
+        drawing.box(axes, 6.2 + 1.95 * d, 2.0, f"row {d}\n[1, 10]", device=d, width=1.75, height=1.4)
+        drawing.arrow(axes, (7.05 + 1.95 * d, 1.05), (7.05 + 1.95 * d, 1.95), device=d)
     axes.text(0, 6.5, "PartitionSpec()\narray [10]:\nreplicated", va="center")
     for d in range(8):
-        drawing.box(axes, 4.6 + 1.9 * d, 5.8, "all of it\n[10]", device=d, width=1.7, height=1.4)
+        drawing.box(axes, 6.2 + 1.95 * d, 5.8, "all\n[10]", device=d, width=1.75, height=1.4)
     plt.show()
