@@ -41,7 +41,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
-from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.models.mlp import MLP
@@ -49,8 +48,8 @@ from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
 
 drawing.setup()
 chosen = devices.choose(8)
@@ -210,7 +209,7 @@ task = Task(MLP, optax.sgd(0.1))
 for options in ({"mesh": "data=2,model=3", "layout": "model"}, {"mesh": "data=4,model=2"},
                 {"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}):  # fmt: skip
     try:
-        fit_layout(Config(strategy="jit", model="mlp", **options), chosen[: 6 if "3" in options["mesh"] else 8], task)
+        fit_layout(chosen[: 6 if "3" in options["mesh"] else 8], task, **options)
         raise AssertionError("it was not refused")
     except UserError as error:
         print("error:", error, "\n")
@@ -223,8 +222,8 @@ for options in ({"mesh": "data=2,model=3", "layout": "model"}, {"mesh": "data=4,
 # a run on one device.
 
 # %%
-LAYOUTS = (Config(strategy="jit"), Config(strategy="jit", mesh="data=4,model=2", layout="model"),
-           Config(strategy="jit", mesh="data=2,feature=2,model=2", layout="spatial"))  # fmt: skip
+LAYOUTS = ({}, {"mesh": "data=4,model=2", "layout": "model"},
+           {"mesh": "data=2,feature=2,model=2", "layout": "spatial"})  # fmt: skip
 order = Batches(data.train, B, shuffle_seed=0)
 batches = [batch for batch, _ in zip(order.epoch(0), range(6), strict=False)]
 single = make_steps("single", task, chosen[:1])
@@ -235,8 +234,8 @@ for batch in batches:
 with TemporaryDirectory() as folder:
     checkpoints = Checkpoints(Path(folder) / "checkpoints")
     checkpoints.save(0, create_state(task), {})
-    for number, config in enumerate(LAYOUTS):
-        layout = fit_layout(config, chosen, task, (28, 28, 1))
+    for number, options in enumerate(LAYOUTS):
+        layout = fit_layout(chosen, task, (28, 28, 1), **options)
         way = make_steps("jit", task, chosen, layout)
         checkpoints.wait()
         restored = checkpoints.read(2 * number, task, way.state_sharding).state  # straight into its parts

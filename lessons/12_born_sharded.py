@@ -41,7 +41,6 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
-from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.models.mlp import MLP
 from pmapdp.registry import load_data
@@ -50,8 +49,8 @@ from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.sharding.nnx_guide import DotReluDot, make_task
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state, initial_state
-from pmapdp.steps import make_steps
 
 drawing.setup()
 chosen = devices.choose(8)
@@ -92,8 +91,7 @@ assert place.shard_shape(abstract.shape) == (4, 2)
 
 # %%
 task = make_task(1024)
-config = Config(strategy="jit", mesh="data=2,model=4", layout="model")
-layout = fit_layout(config, chosen, task, (1024,))
+layout = fit_layout(chosen, task, (1024,), mesh="data=2,model=4", layout="model")
 places = layout.state(task)  # a NamedSharding for every array of the state, from the abstract model
 
 
@@ -112,7 +110,7 @@ for path, leaf in jax.tree.leaves_with_path(born):
     wanted = dict(jax.tree.leaves_with_path(places))[path]
     assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
 np.testing.assert_array_equal(born.params["first"], plain.first[...])
-sizes = largest_array(initial_state, layout.whole), largest_array(initial_state, places)
+sizes = largest_array(initial_state, layout.replicated), largest_array(initial_state, places)
 print(f"largest array while it is made: whole {sizes[0]:,}, in parts {sizes[1]:,}")
 assert sizes == (1024 * 1024, 1024 * 1024 // 4)
 jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
@@ -136,7 +134,7 @@ WAYS = {"none": {}, "optimizer": {"shard_state": "optimizer"}, "parameters": {"s
         "both": {"mesh": "data=4,model=2", "layout": "model", "shard_state": "parameters"}}  # fmt: skip
 layouts, held = {}, {}
 for name, options in WAYS.items():
-    layouts[name] = fit_layout(Config(strategy="jit", model="mlp", **options), chosen, mlp, (28, 28, 1))
+    layouts[name] = fit_layout(chosen, mlp, (28, 28, 1), **options)
     state = create_state(mlp, layouts[name].state(mlp))
     held[name] = [bytes_on_a_device(tree) / 1e6 for tree in (state.params, state.optimizer_state)]
     print(f"{name:10s} {sum(held[name]) / sum(held['none']):.3f} of the bytes")
@@ -241,7 +239,7 @@ with TemporaryDirectory() as folder:
     checkpoints.wait()
     targets = {"one device": SingleDeviceSharding(chosen[0])}
     for size in ("data=2,model=4", "data=4,model=2", "data=8,model=1"):
-        there = fit_layout(Config(strategy="jit", mesh=size, layout="model"), chosen, task, (1024,))
+        there = fit_layout(chosen, task, (1024,), mesh=size, layout="model")
         targets[size] = there.state(task)
     for name, target in targets.items():
         found = checkpoints.read(0, task, target).state

@@ -28,7 +28,7 @@ from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.registry import DATA_SETS, MODELS, check_pair, find_model, load_data, viewed
 from pmapdp.sharding.fit import fit_layout, number_of_devices
 from pmapdp.sharding.layout import Layout
-from pmapdp.sharding.notation import check_mesh, check_shard_state
+from pmapdp.sharding.notation import check_sharding
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task
 from pmapdp.steps.shared import Steps
@@ -150,8 +150,7 @@ def prepare(
         UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
     """
     check(config)
-    check_mesh(config.mesh, config.layout, config.strategy)
-    check_shard_state(config.shard_state, config.strategy)
+    check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     if model is None and data is None:
         check_pair(config.model, config.dataset)
     if config.dtype == "float64":
@@ -171,7 +170,14 @@ def prepare(
     devices = device_module.of_all_processes(local)
     layout = None
     if config.strategy != "single":
-        layout = fit_layout(config, devices, task, data.train.inputs.shape[1:])
+        layout = fit_layout(
+            devices,
+            task,
+            data.train.inputs.shape[1:],
+            mesh=config.mesh,
+            layout=config.layout,
+            shard_state=config.shard_state,
+        )
     shards = layout.batch_shards if layout else 1
     here = layout.shards_on(local, task) if layout else range(1)
     B = global_batch_size(config, shards, len(data.train.labels))
@@ -229,7 +235,7 @@ def make_task(
 
 def devices_here(config: Config, peers: Peers) -> int | None:
     """How many devices this process is to have; None where the configuration says nothing."""
-    number = number_of_devices(config)
+    number = number_of_devices(config.devices, config.mesh)
     return number // peers.count if number and config.devices is None else number
 
 

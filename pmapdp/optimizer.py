@@ -1,7 +1,5 @@
 """Optimizers and learning-rate schedules from a configuration; all of them are optax's."""
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from pmapdp.config import Config
@@ -50,17 +48,4 @@ def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTr
     }[config.optimizer]()
     if config.clip_norm is None:
         return rule
-    return optax.chain(clip_by_global_norm(config.clip_norm), rule)
-
-
-def clip_by_global_norm(longest: float) -> optax.GradientTransformationExtraArgs:
-    """`optax.clip_by_global_norm`, also for devices that hold a part of the gradients each: the update then takes
-    `global_norm`, a function from the parts here to the length of all. State and arithmetic are optax's.
-    """
-
-    def update(updates, state, params=None, *, global_norm=optax.tree.norm, **others):
-        norm = global_norm(updates)
-        clipped = jax.tree.map(lambda g: jnp.where(norm < longest, g, g / norm.astype(g.dtype) * longest), updates)
-        return clipped, state
-
-    return optax.GradientTransformationExtraArgs(optax.clip_by_global_norm(longest).init, update)
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

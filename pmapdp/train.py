@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pmapdp.cli import parse_with
-from pmapdp.config import Config, by_flag
+from pmapdp.config import Config, by_flag, flag
+from pmapdp.devices import choose
 from pmapdp.errors import UserError, run_command
 from pmapdp.job import prepare
 from pmapdp.processes.join import joined
@@ -32,7 +33,8 @@ from pmapdp.recipes import RECIPES
 from pmapdp.run import compile_cache
 from pmapdp.run.finish import check_on_one_device, compare_with_reported, draw_sharding
 from pmapdp.run.running import Run
-from pmapdp.sharding import nnx_guide as nnx_mesh
+from pmapdp.sharding import nnx_guide
+from pmapdp.sharding.fit import number_of_devices
 from pmapdp.state import TrainState
 
 
@@ -89,13 +91,33 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
         return Result(host, run.epochs)
 
 
+# The settings that the recipe nnx-mesh takes, and those without effect on what it computes.
+OF_NNX_MESH = ("recipe", "devices", "mesh", "layout", "shard_state", "progress", "compile_cache")
+
+
+def nnx_mesh(config: Config) -> None:
+    """The recipe nnx-mesh, which is a program of its own.
+
+    Raises:
+        UserError: a setting that it does not have, or a layout that cannot be.
+    """
+    for name, value in dataclasses.asdict(config).items():
+        if name not in OF_NNX_MESH and value != getattr(RECIPES["nnx-mesh"].config, name):
+            raise UserError(
+                f"{flag(name)} has no effect on the recipe nnx-mesh, which is five updates on random numbers: "
+                "leave it out; it takes --mesh, --layout, --shard-state and --devices"
+            )
+    devices = choose(number_of_devices(config.devices, config.mesh))
+    nnx_guide.run(devices, mesh=config.mesh, layout=config.layout, shard_state=config.shard_state)
+
+
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
     if config.recipe == "nnx-mesh":
         if options.several:
             raise UserError("recipe nnx-mesh runs in one process: leave --distributed and --coordinator out")
-        nnx_mesh.run(config)
+        nnx_mesh(config)
         return
     with joined(options, by_flag(config)) as peers:
         train(config, peers)

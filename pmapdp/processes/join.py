@@ -88,7 +88,7 @@ def connect(place: Place, options: ProcessesOptions) -> None:
             os._exit(UserError.status)
 
     def refused(*_: object) -> NoReturn:
-        give_up("process 0 has ended" if place.missing() else "two of them have the same number")
+        give_up("process 0 has ended" if place.missing() else "one came with a --process-id that is taken or too large")
 
     def wait() -> None:
         deadline = time.monotonic() + options.join_timeout

@@ -271,8 +271,8 @@ def template(task: Task, sharding: Any) -> TrainState:
     shapes = jax.eval_shape(lambda: initial_state(task))
     if sharding is None:
         return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
-    if isinstance(sharding, jax.sharding.Sharding):
-        sharding = jax.tree.map(lambda _: sharding, shapes)
     return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, sharding
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        jax.tree.broadcast(sharding, shapes),
     )

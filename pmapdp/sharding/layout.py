@@ -1,8 +1,6 @@
 """Logical axis names -> mesh axes -> NamedSharding, for parameters, optimizer state, running statistics, batches.
 
-A model names the axes of its parameters (`models/axes.py`): the kernel `[784, 512]` of a linear layer has the axes
-`features` and `hidden`. A layout holds rules from such names to axes of a mesh, for example hidden -> model. Names
-without a rule are not split. Lessons 11 and 12 teach this file.
+Lessons 11 and 12 teach this file; `names.py` has the names.
 """
 
 import math
@@ -13,71 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from flax import nnx
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError
+from pmapdp.sharding.names import Names, logical_names, partition
 from pmapdp.sharding.notation import BATCH, DATA, Rules, mesh_text
 from pmapdp.state import Task, TrainState, initial_state
-
-Names = tuple[str | None, ...]
-
-
-class IndivisibleError(Exception):
-    """An axis of an array cannot be cut into so many equal parts; the arguments are its name, size and mesh axes."""
-
-
-def partition(names: Names, shape: Sequence[int], sizes: dict[str, int], rules: Rules) -> PartitionSpec:
-    """How an array is split: for each of its axes the mesh axes of its name.
-
-    Args:
-        names: logical names of the axes; None for one that is never split.
-        shape: of the whole array.
-        sizes: of the mesh axes.
-        rules: logical name to mesh axes.
-
-    Raises:
-        IndivisibleError: a size is no multiple of the number of its parts.
-    """
-    entries: list[Any] = []
-    for name, size in zip(names, shape, strict=True):
-        axes = rules.get(name or "", ())
-        if size % math.prod(sizes[axis] for axis in axes):
-            raise IndivisibleError(name, size, axes)
-        entries.append(axes[0] if len(axes) == 1 else axes or None)
-    return PartitionSpec(*entries)
-
-
-def logical_names(task: Task) -> tuple[Any, Any, dict[str, tuple[str, ...]]]:
-    """What a model says of its axes, without making its arrays: names of the parameters' axes and of the running
-    statistics' (both nested as those are), and rules that stand in the model itself (Flax' metadata `sharding_rules`).
-    """
-    model = nnx.eval_shape(task.build_model)
-    rules: dict[str, tuple[str, ...]] = {}
-
-    def names(variable: nnx.Variable) -> Names:
-        for name, axes in variable.get_metadata("sharding_rules", ()):
-            rules[name] = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        return tuple(variable.get_metadata("out_sharding", None) or (None,) * len(variable.get_value().shape))
-
-    def of(kind: type[nnx.Variable]) -> Any:
-        return nnx.to_pure_dict(
-            jax.tree.map(names, nnx.state(model, kind), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-        )
-
-    return of(nnx.Param), of(nnx.BatchStat), rules
-
-
-def split_dimension(shape: Sequence[int], parts: int) -> int | None:
-    """The first axis that divides into `parts`, or None: then the array stays whole."""
-    return next((axis for axis, size in enumerate(shape) if size and size % parts == 0), None)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which part of every array lies on which device.
+    """Which shard of every array is placed on which device.
 
     Attributes:
         mesh: the devices, and the names of its axes.
@@ -97,14 +42,14 @@ class Layout:
 
     @property
     def batch_shards(self) -> int:
-        """Into how many parts the examples are split."""
+        """Into how many shards the examples are split."""
         return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
 
     def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
-        """The numbers, from 0, of the batch's parts that lie on these devices of one process, which reads those.
+        """The numbers, from 0, of the batch's shards on these devices of one process, which reads their examples.
 
         Raises:
-            UserError: they are not side by side, or another axis of the inputs is split between processes.
+            UserError: they do not follow one another, or another axis of the inputs is split between processes.
         """
         names = self.mesh.axis_names
         places = [
@@ -137,7 +82,7 @@ class Layout:
         return f"mesh {mesh_text(dict(self.mesh.shape))}: {', '.join(rules)}"
 
     @property
-    def whole(self) -> NamedSharding:
+    def replicated(self) -> NamedSharding:
         """A copy on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
@@ -148,63 +93,36 @@ class Layout:
         return Batch(NamedSharding(self.mesh, PartitionSpec(*inputs)), rows, rows, rows)
 
     def params(self, task: Task, *, split: bool) -> Any:
-        """The `NamedSharding` of each parameter; with `split` cut over the batch's axes as well."""
+        """The `NamedSharding` of each parameter; with `split` also over the batch's axes."""
         names, _, _ = logical_names(task)
         shapes = jax.eval_shape(lambda: initial_state(task)).params
-        return jax.tree.map(
-            lambda leaf, names: self.array(names, leaf.shape, split=split), shapes, names, is_leaf=is_array
-        )
+        return jax.tree.map(lambda leaf, names: self.array(names, leaf.shape, split=split), shapes, names)
 
     def state(self, task: Task) -> Any:
         """The `NamedSharding` of each array of the train state, or one for all of them. What optax keeps for a
-        parameter lies as that does.
+        parameter is split as that is.
         """
         if not self.splits_state:
-            return self.whole
+            return self.replicated
         shapes = jax.eval_shape(lambda: initial_state(task))
         _, stat_names, _ = logical_names(task)
         return TrainState(
-            step=self.whole,
+            step=self.replicated,
             params=self.params(task, split=self.shard_state == "parameters"),
-            batch_stats=jax.tree.map(
-                lambda leaf, names: self.array(names, leaf.shape), shapes.batch_stats, stat_names, is_leaf=is_array
-            ),
+            batch_stats=jax.tree.map(lambda leaf, names: self.array(names, leaf.shape), shapes.batch_stats, stat_names),
             optimizer_state=optax.tree_map_params(
                 task.optimizer,
                 lambda _, sharding: sharding,
                 shapes.optimizer_state,
                 self.params(task, split=self.shard_state != "none"),
-                transform_non_params=lambda _: self.whole,
+                transform_non_params=lambda _: self.replicated,
             ),
         )
 
-    def gathered(self, task: Task, params: Any) -> Any:
-        """Inside `jit`: the parameters as the model needs them, without the cuts of `shard_state`."""
-        if self.shard_state == "none":
-            return params
-        return lax.with_sharding_constraint(params, self.params(task, split=False))
-
-    def scattered(self, task: Task, gradients: Any) -> Any:
-        """Inside `jit`: the gradients as the optimizer state lies, so that each device updates what it keeps."""
-        if self.shard_state == "none":
-            return gradients
-        return lax.with_sharding_constraint(gradients, self.params(task, split=True))
-
     def array(self, names: Names, shape: Sequence[int], *, split: bool = False) -> NamedSharding:
-        """The sharding of an array with named axes; with `split` it is cut over the batch's axes too, where it can."""
-        sizes = dict(self.mesh.shape)
-        spec = list(partition(names, shape, sizes, self.rules))
-        axes = [entry if isinstance(entry, tuple) else (entry,) if entry else () for entry in spec]
-        parts = [size // math.prod(sizes[axis] for axis in taken) for size, taken in zip(shape, axes, strict=True)]
-        dimension = split_dimension(parts, self.batch_shards) if split else None
-        if dimension is not None:
-            spec[dimension] = (*axes[dimension], *self.batch_axes)
-        return NamedSharding(self.mesh, PartitionSpec(*spec))
-
-
-def is_array(leaf: Any) -> bool:
-    """Whether a node of a tree of shapes is one of them."""
-    return hasattr(leaf, "shape")
+        """The sharding of an array with named axes; with `split` also over the batch's axes, where it can."""
+        more = self.batch_axes if split else ()
+        return NamedSharding(self.mesh, partition(names, shape, dict(self.mesh.shape), self.rules, more))
 
 
 def data_parallel(devices: Sequence[jax.Device], shard_state: str = "none") -> Layout:
@@ -222,9 +140,15 @@ def bytes_on_a_device(tree: Any) -> int:
 
 
 def state_line(state: TrainState) -> str:
-    """Bytes of parameters and optimizer state on one device, beside what they take as a whole: for a header."""
+    """Bytes of parameters and optimizer state on one device, and their share of all, for a header. Where an array of a
+    tree that is split has no axis that divides, it is replicated: how many bytes these are is said too."""
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
     held = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
-    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(list(trees.values())))
-    parts = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
-    return f"{parts} on a device, {sum(held.values()) / max(whole, 1):.3f} of the whole"
+    all_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(list(trees.values())))
+    line = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
+    line += f" on a device, {sum(held.values()) / max(all_bytes, 1):.3f} of the whole"
+    for name, tree in trees.items():
+        copies = [leaf.nbytes for leaf in jax.tree.leaves(tree) if leaf.sharding.is_fully_replicated]
+        if 0 < len(copies) < len(jax.tree.leaves(tree)):
+            line += f"; {sum(copies):,} bytes of the {name} are replicated"
+    return line

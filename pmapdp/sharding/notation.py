@@ -1,4 +1,4 @@
-"""From the texts of `--mesh` and `--layout` to mesh axes and rules. What the rules mean is in `sharding.py`.
+"""From the texts of `--mesh` and `--layout` to mesh axes and rules. What the rules mean is in `layout.py`.
 
 --mesh data=4,model=2               mesh axes and their sizes
 --layout model                      a named layout
@@ -63,8 +63,8 @@ def parse_layout(text: str) -> tuple[Rules, set[str]]:
     return rules, by_hand
 
 
-def check_mesh(mesh: str | None, layout: str, strategy: str) -> None:
-    """Refuse a mesh or layout that no run can work with, whatever the model.
+def check_sharding(mesh: str | None, layout: str, shard_state: str, strategy: str) -> None:
+    """Refuse what no run can work with, whatever the model.
 
     Raises:
         UserError: with the value given and one that works.
@@ -77,9 +77,16 @@ def check_mesh(mesh: str | None, layout: str, strategy: str) -> None:
     }.get(strategy)
     if reason and (mesh or layout != DATA):
         given = f"--mesh {mesh}" if mesh else f"--layout {layout}"
-        raise UserError(f"{given} cannot be had with --strategy {strategy}, for {reason}: use --strategy jit")
+        raise UserError(f"{given} does not work with --strategy {strategy}, for {reason}: use --strategy jit")
     if mesh is not None:
         parse_mesh(mesh)
+    if shard_state != "none" and strategy == "single":
+        raise UserError(f"--shard-state {shard_state} needs several devices: use --strategy jit, or --shard-state none")
+    if shard_state == "parameters" and strategy != "jit":
+        raise UserError(
+            f"--shard-state parameters is left to the compiler, which --strategy {strategy} does not ask: "
+            "use --strategy jit, or --shard-state optimizer"
+        )
 
 
 def check_places(mesh: str, devices: int) -> None:
@@ -94,21 +101,6 @@ def check_places(mesh: str, devices: int) -> None:
         first, rest = next(iter(sizes)), places // next(iter(sizes.values()))
         works = mesh_text(sizes | {first: devices // rest} if devices % rest == 0 else {DATA: devices})
         raise UserError(f"--mesh {mesh} has {places} places for {devices} device(s): try --mesh {works}")
-
-
-def check_shard_state(shard_state: str, strategy: str) -> None:
-    """Refuse a way of splitting the state that the strategy does not have.
-
-    Raises:
-        UserError: with one that works.
-    """
-    if shard_state != "none" and strategy == "single":
-        raise UserError(f"--shard-state {shard_state} needs several devices: use --strategy jit, or --shard-state none")
-    if shard_state == "parameters" and strategy != "jit":
-        raise UserError(
-            f"--shard-state parameters is left to the compiler, which --strategy {strategy} does not ask: "
-            "use --strategy jit, or --shard-state optimizer"
-        )
 
 
 def mesh_text(sizes: dict[str, int]) -> str:

@@ -1,120 +1,75 @@
-"""ZeRO, stage 1, written out for pmap and shard_map: each device keeps a part of the optimizer state and updates that
-part of the parameters. Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
-SC 2020. Lesson 12 teaches this file.
+"""ZeRO, stage 1, written out for pmap and shard_map: each device keeps a shard of the optimizer state, and updates that
+shard of the parameters. Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC
+2020. Lesson 12 teaches this file.
 
-The all-reduce of the gradients is a reduce-scatter and an all-gather; the update comes in between. An array is split
-along its first axis that divides by N; one that has none stays whole everywhere, and is updated everywhere.
+The all-reduce of the gradients becomes a reduce-scatter and an all-gather; the update comes in between. An array is
+split along its first axis that divides by N; one that has none is replicated, and updated on every device.
 """
 
 import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.loss import MetricSums
-from pmapdp.sharding.layout import data_parallel, split_dimension
-from pmapdp.state import Task, TrainState, initial_state
+from pmapdp.sharding.layout import data_parallel
+from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
 from pmapdp.steps.shared import AXIS, Body, Steps
 
-WHOLE = -1  # in place of an axis: the array is replicated
+REPLICATED = -1  # in place of an axis
 
 
 def make_steps(strategy: str, task: Task, devices) -> Steps:
-    """The step of one of N devices. Outside of it no array has a device axis: parts are parts of whole arrays."""
+    """The step of one of N devices, for pmap and shard_map. Outside of it no array has a device axis."""
     N, body = len(devices), Body(task, axis_name=AXIS)
     layout = data_parallel(devices, "optimizer")
-    replicated, split, state_sharding = layout.whole, layout.batch(task).labels, layout.state(task)
-    shapes = jax.eval_shape(lambda: initial_state(task))
+    replicated, split, state_sharding = layout.replicated, layout.batch(task).labels, layout.state(task)
+    shards = layout.params(task, split=True)
+    axes = jax.tree.map(split_axis, shards)
 
-    def dimension(leaf) -> int:
-        found = split_dimension(leaf.shape, N)
-        return WHOLE if found is None else found
+    def gradient_shards(state: TrainState, batch: Batch):
+        """On one device: its shard of the gradients' sum over all devices, the metrics, and the batch statistics."""
 
-    dimensions = jax.tree.map(dimension, shapes.params)
-    of_optimizer = optax.tree_map_params(
-        task.optimizer,
-        lambda _, d: d,
-        shapes.optimizer_state,
-        dimensions,
-        transform_non_params=lambda _: WHOLE,
-    )
+        def reduce_scatter(g: jax.Array, axis: int) -> jax.Array:
+            if axis == REPLICATED:
+                return lax.psum(g, AXIS)
+            return lax.psum_scatter(g, AXIS, scatter_dimension=axis, tiled=True)
 
-    def scatter(gradients: Any, sums: MetricSums) -> tuple[Any, MetricSums]:
-        """The sums over all devices; of the gradients this one gets its part."""
-
-        def of_array(x: jax.Array, d: int) -> jax.Array:
-            return lax.psum(x, AXIS) if d == WHOLE else lax.psum_scatter(x, AXIS, scatter_dimension=d, tiled=True)
-
-        return jax.tree.map(of_array, gradients, dimensions), lax.psum(sums, AXIS)
-
-    def part(x: jax.Array, d: int) -> jax.Array:
-        """This device's part of what it holds whole."""
-        size = x.shape[d] // N
-        return x if d == WHOLE else lax.dynamic_slice_in_dim(x, lax.axis_index(AXIS) * size, size, d)
-
-    def gather(params: Any) -> Any:
-        """The whole parameters, from all devices' parts."""
-        return jax.tree.map(
-            lambda x, d: x if d == WHOLE else lax.all_gather(x, AXIS, axis=d, tiled=True), params, dimensions
-        )
-
-    def global_norm(gradients: Any) -> jax.Array:
-        """The length of all gradients; a part counts where it lies, a whole one once."""
-        squares = jax.tree.map(lambda g: jnp.square(g).sum(), gradients)
-        whole = jax.tree.map(lambda s, d: s if d == WHOLE else jnp.zeros_like(s), squares, dimensions)
-        parts = optax.tree.sub(squares, whole)
-        return jnp.sqrt(optax.tree.sum(whole) + lax.psum(optax.tree.sum(parts), AXIS))
-
-    def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        gradients, sums = scatter(gradients, sums)
-        mine = dataclasses.replace(state, params=jax.tree.map(part, state.params, dimensions))
-        gradients = jax.tree.map(lambda g: g / sums.count.astype(g.dtype), gradients)
-        updates, optimizer_state = optax.with_extra_args_support(task.optimizer).update(
-            gradients, mine.optimizer_state, mine.params, global_norm=global_norm
-        )
-        mine = TrainState(state.step + 1, optax.apply_updates(mine.params, updates), batch_stats, optimizer_state)
-        return dataclasses.replace(mine, params=gather(mine.params)), sums
+        return jax.tree.map(reduce_scatter, gradients, axes), lax.psum(sums, AXIS), batch_stats
 
-    def eval_step(state: TrainState, batch: Batch):
+    def all_gathered(params: Any) -> Any:
+        """On one device: the parameters, from the shards of all."""
+
+        def all_gather(p: jax.Array, axis: int) -> jax.Array:
+            return p if axis == REPLICATED else lax.all_gather(p, AXIS, axis=axis, tiled=True)
+
+        return jax.tree.map(all_gather, params, axes)
+
+    def evaluation_sums(state: TrainState, batch: Batch):
         return lax.psum(body.evaluation_sums(state, batch), AXIS)
 
     if strategy == "pmap":
-        # pmap maps over whole axes: `[784, 512]` in 8 parts is `[8, 98, 512]` for it, which moves nothing.
-        axes = TrainState(None, None, None, jax.tree.map(lambda d: None if d == WHOLE else d, of_optimizer))
-        options: dict[str, Any] = {"axis_name": AXIS, "devices": devices}
-        mapped_train = jax.pmap(train_step, in_axes=(axes, 0), out_axes=(axes, None), **options)
-        mapped_eval = jax.pmap(eval_step, in_axes=(None, 0), out_axes=None, **options)
+        reduce, gather, evaluate = mapped_by_pmap(gradient_shards, all_gathered, evaluation_sums, axes, devices)
     else:
-        options = {"mesh": layout.mesh, "check_vma": False}
-        whole, rows = PartitionSpec(), PartitionSpec(AXIS)
-        specs = jax.tree.map(lambda sharding: sharding.spec, state_sharding)
-        mapped_train = jax.shard_map(train_step, in_specs=(specs, rows), out_specs=(specs, whole), **options)
-        mapped_eval = jax.shard_map(eval_step, in_specs=(whole, rows), out_specs=whole, **options)
+        whole, rows, specs = PartitionSpec(), PartitionSpec(AXIS), jax.tree.map(lambda each: each.spec, shards)
+        options: dict[str, Any] = {"mesh": layout.mesh, "check_vma": False}
+        reduce = jax.shard_map(gradient_shards, in_specs=(whole, rows), out_specs=(specs, whole, whole), **options)
+        gather = jax.shard_map(all_gathered, in_specs=(specs,), out_specs=whole, **options)
+        evaluate = jax.shard_map(evaluation_sums, in_specs=(whole, rows), out_specs=whole, **options)
 
-    def stacked(x: jax.Array, d: int) -> jax.Array:
-        return x if d == WHOLE else x.reshape(*x.shape[:d], N, -1, *x.shape[d + 1 :])
+    def train_step(state: TrainState, batch: Batch):
+        gradients, sums, batch_stats = reduce(without_optimizer(state), batch)
+        # The update of arrays that are split like the optimizer state: each device computes its shard. The norm of all
+        # gradients, where they are clipped by it, is the compiler's to find, as under jit.
+        state = body.update(state, gradients, sums.count, batch_stats)
+        return dataclasses.replace(state, params=gather(state.params)), sums
 
-    def joined(x: jax.Array, d: int) -> jax.Array:
-        return x if d == WHOLE else x.reshape(*x.shape[:d], -1, *x.shape[d + 2 :])
-
-    def reshaped(state: TrainState, change) -> TrainState:
-        if strategy != "pmap":
-            return state
-        return dataclasses.replace(state, optimizer_state=jax.tree.map(change, state.optimizer_state, of_optimizer))
-
-    def train(state: TrainState, batch: Batch):
-        state, sums = mapped_train(reshaped(state, stacked), batch)
-        return reshaped(state, joined), sums
-
-    def evaluate(state: TrainState, batch: Batch):
-        return mapped_eval(dataclasses.replace(state, optimizer_state=()), batch)
+    def eval_step(state: TrainState, batch: Batch):
+        return evaluate(without_optimizer(state), batch)
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, state_sharding)
@@ -124,11 +79,39 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
             batch = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
         return place(batch, split)
 
-    return Steps(
-        place_state,
-        place_batch,
-        jax.jit(train, out_shardings=(state_sharding, replicated), donate_argnums=0),
-        jax.jit(evaluate, out_shardings=replicated),
-        fetch,
-        state_sharding,
-    )
+    train_step = jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0)
+    eval_step = jax.jit(eval_step, out_shardings=replicated)
+    return Steps(place_state, place_batch, train_step, eval_step, fetch, state_sharding)
+
+
+def split_axis(sharding: NamedSharding) -> int:
+    """The axis along which an array is split."""
+    return next((axis for axis, entry in enumerate(sharding.spec) if entry), REPLICATED)
+
+
+def without_optimizer(state: TrainState) -> TrainState:
+    """What the forward and backward pass need."""
+    return dataclasses.replace(state, optimizer_state=())
+
+
+def mapped_by_pmap(gradient_shards, all_gathered, evaluation_sums, axes: Any, devices) -> tuple[Any, Any, Any]:
+    """The three functions of one device under pmap. It maps over a device axis: `[784, 512]` in 8 shards is
+    `[8, 98, 512]` for it. Making the one from the other moves nothing."""
+    N = len(devices)
+    mapped = jax.tree.map(lambda axis: None if axis == REPLICATED else axis, axes)
+    options: dict[str, Any] = {"axis_name": AXIS, "devices": devices}
+    scatter = jax.pmap(gradient_shards, in_axes=(None, 0), out_axes=(mapped, None, None), **options)
+    gather = jax.pmap(all_gathered, in_axes=(mapped,), out_axes=None, **options)
+
+    def joined(x: jax.Array, axis: int) -> jax.Array:
+        return x if axis == REPLICATED else x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+    def stacked(x: jax.Array, axis: int) -> jax.Array:
+        return x if axis == REPLICATED else x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :])
+
+    def reduce(state: TrainState, batch: Batch):
+        gradients, sums, batch_stats = scatter(state, batch)
+        return jax.tree.map(joined, gradients, axes), sums, batch_stats
+
+    evaluate = jax.pmap(evaluation_sums, in_axes=(None, 0), out_axes=None, **options)
+    return reduce, lambda params: gather(jax.tree.map(stacked, params, axes)), evaluate

@@ -11,11 +11,11 @@ def place(rows: Any, sharding: Any) -> Any:
     """Split host arrays over devices.
 
     Args:
-        rows: pytree of `[rows, ...]`: the whole arrays, or with several processes those rows, in their order, that lie
-            on devices of this process.
-        sharding: of the whole arrays, whose shape follows from it: one for all, or a pytree of them like `rows`.
+        rows: pytree of `[rows, ...]`: all rows, or with several processes those, in their order, that belong on devices
+            of this process.
+        sharding: of the global arrays, whose shape follows from it: one for all, or a pytree of them like `rows`.
     """
-    shardings = jax.tree.map(lambda _: sharding, rows) if isinstance(sharding, Sharding) else sharding
+    shardings = jax.tree.broadcast(sharding, rows)
     if jax.tree.leaves(shardings)[0].is_fully_addressable:
         return jax.device_put(rows, shardings)
     return jax.tree.map(jax.make_array_from_process_local_data, shardings, rows)
@@ -26,26 +26,24 @@ def over_all_processes(tree: Any, sharding: Any) -> Any:
     of its own devices alone; they are then put together, and nothing is copied.
 
     Args:
-        tree: arrays that lie whole on every device, or are arrays of all processes already.
+        tree: arrays that are replicated on the devices, or are arrays of all processes already.
         sharding: over all processes, as `Steps.state_sharding`.
     """
-    if not isinstance(sharding, Sharding) or sharding.is_fully_addressable:
-        return tree
 
-    def whole(x: jax.Array) -> jax.Array:
-        if not x.is_fully_addressable:
+    def of_all(x: jax.Array, sharding: Sharding) -> jax.Array:
+        if sharding.is_fully_addressable or not x.is_fully_addressable:
             return x
         return jax.make_array_from_single_device_arrays(x.shape, sharding, [each.data for each in x.addressable_shards])
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(of_all, tree, jax.tree.broadcast(sharding, tree))
 
 
 def fetch(tree: Any) -> Any:
-    """Arrays of devices to the host, each whole; all processes must call it, as it gathers what is split over them."""
+    """Arrays of devices to the host, in one copy; all processes must call it, as it gathers what they split."""
 
-    def whole(x: Any) -> Any:
+    def gathered(x: Any) -> Any:
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
             return multihost_utils.process_allgather(x, tiled=True)
         return x
 
-    return jax.device_get(jax.tree.map(whole, tree))
+    return jax.device_get(jax.tree.map(gathered, tree))

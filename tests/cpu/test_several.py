@@ -20,8 +20,8 @@ from pmapdp.errors import UserError
 from pmapdp.processes.peers import ALONE
 from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
 from pmapdp.trained import load_run
 
 SPLIT = random_split(83, seed=1)
@@ -46,8 +46,7 @@ def made(model: str, strategy: str, devices: int, accumulate: int = 1, options: 
     """The strategy's functions, the state to start from, the batches, and the number of their parts."""
     task = Task(MODELS[model], optax.sgd(0.05, momentum=0.9), accumulate=accumulate, **settings)
     group = jax.devices()[:devices]
-    config = Config(model=model, strategy=strategy, **(options or {}))
-    layout = None if strategy == "single" else fit_layout(config, group, task, (28, 28, 1))
+    layout = None if strategy == "single" else fit_layout(group, task, (28, 28, 1), **(options or {}))
     shards = layout.batch_shards if layout else 1
     steps = make_steps(strategy, task, group, layout)
     batches = Batches(SPLIT, B, devices=shards, accumulate=accumulate, shuffle_seed=3)

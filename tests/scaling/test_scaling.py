@@ -14,8 +14,7 @@ from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.advice import GOAL, answers, least_for_goal
 from pmapdp.scaling.hardware import HARDWARE
 from pmapdp.scaling.predict import Plan, predict, strong_speedup, weak_efficiency
-from pmapdp.scaling.programs import EXAMPLES, count_step, slots
-from pmapdp.scaling.workloads import PUBLISHED, Workload
+from pmapdp.scaling.workloads import EXAMPLES, PUBLISHED, Workload, count_step, slots
 from pmapdp.state import Task
 
 PICTURES = Path("benchmarks", "scaling")

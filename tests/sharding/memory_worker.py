@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 
 from pmapdp import devices
-from pmapdp.config import Config
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.nnx_guide import make_task
 from pmapdp.state import create_state
@@ -26,7 +25,7 @@ def made(size: int, mesh: str):
     """A state of two matrices `[size, size]` with Adam, on eight devices."""
     task = make_task(size)
     layout = "model" if "model" in mesh else "data"
-    fitted = fit_layout(Config(strategy="jit", mesh=mesh, layout=layout), devices.choose(8), task, (size,))
+    fitted = fit_layout(devices.choose(8), task, (size,), mesh=mesh, layout=layout)
     return jax.block_until_ready(create_state(task, fitted.state(task)))
 
 

@@ -3,25 +3,24 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import launch
 import numpy as np
 import pytest
 from jax import P
 
-from pmapdp.config import Config
-from pmapdp.sharding import nnx_guide as nnx_mesh
+from pmapdp.sharding import nnx_guide
 from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import data_parallel
+from pmapdp.sharding.split_step import make_steps
+from pmapdp.state import create_state
 
 # Of the guide's program on one device with current JAX, made without this project.
 ONE_DEVICE = [1.493, 0.820, 0.558, 0.411, 0.298]
 
 
 def test_five_steps_on_the_mesh_as_on_one_device():
-    out = launch.train("nnx-mesh")
+    out = launch.train("nnx-mesh", "--no-progress")
     assert out.returncode == 0, out.stderr
-    rows = [line.split() for line in out.stdout.splitlines() if line[:4].strip() in {"1", "2", "3", "4", "5"}]
+    rows = [line.split() for line in out.stdout.splitlines() if line[:6].strip() in {"1", "2", "3", "4", "5"}]
     assert [float(row[1]) for row in rows] == ONE_DEVICE
     assert [float(row[2]) for row in rows] == ONE_DEVICE
     assert [float(row[3]) for row in rows] == [1.455, 0.765, 0.510, 0.378, 0.281]
@@ -33,26 +32,30 @@ def test_five_steps_on_the_mesh_as_on_one_device():
 
 
 def test_first_loss_equals_numpy():
-    task, layout = nnx_mesh.make_task(), data_parallel(jax.devices()[:1])
-    state = nnx_mesh.create_state(task, layout.whole)
-    inputs, targets = (np.float64(each) for each in nnx_mesh.examples(layout, task))
+    task, devices = nnx_guide.make_task(), jax.devices()[:1]
+    steps = make_steps("jit", task, devices)
+    state, batch = create_state(task, steps.state_sharding), nnx_guide.examples()
     first, second = (np.float64(state.params[name]) for name in ("first", "second"))
-    loss = np.mean((np.maximum(inputs @ first, 0) @ second - targets) ** 2)
-    assert nnx_mesh.train(task, layout)[1][0] == pytest.approx(loss, rel=1e-5)
+    loss = np.mean((np.maximum(np.float64(batch.inputs) @ first, 0) @ second - np.float64(batch.labels)) ** 2)
+    assert nnx_guide.train(task, steps)[1][0] == pytest.approx(loss, rel=1e-5)
 
 
 def test_places_are_as_the_guide_has_them():
-    task = nnx_mesh.make_task()
-    config = Config(strategy="jit", mesh="data=2,model=4", layout="model")
-    layout = fit_layout(config, jax.devices()[:8], task, (1024,))
+    task, devices = nnx_guide.make_task(), jax.devices()[:8]
+    layout = fit_layout(devices, task, (1024,), mesh="data=2,model=4", layout="model")
     places = layout.state(task)
     assert places.params["first"].spec == P(None, "model")
     assert places.params["second"].spec == P("model", None)
     assert layout.array(("batch", "hidden"), (8, 1024)).spec == P("data", "model")
     moments = places.optimizer_state[0]
     assert moments.mu == moments.nu == places.params
-    with pytest.raises(AssertionError):
-        nnx_mesh.check_places({"one": jnp.zeros(4)}, {"one": layout.whole})
+    state, _, _ = nnx_guide.train(task, make_steps("jit", task, devices, layout))
+    for leaf, place in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
+        assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+    # The same when the rules stand in the model instead of the command line.
+    rules = tuple((name, axes or None) for name, axes in layout.rules.items())
+    in_the_model = nnx_guide.make_task(rules=rules)
+    assert fit_layout(devices, in_the_model, (1024,), mesh="data=2,model=4").state(in_the_model) == places
 
 
 def test_a_setting_without_effect_is_refused():

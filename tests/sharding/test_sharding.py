@@ -8,15 +8,14 @@ import optax
 import pytest
 from examples import random_split_for
 
-from pmapdp.config import Config
+from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.optimizer import clip_by_global_norm
 from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout, number_of_devices
-from pmapdp.sharding.layout import Layout, bytes_on_a_device
+from pmapdp.sharding.layout import Layout, bytes_on_a_device, state_line
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state, initial_state
-from pmapdp.steps import make_steps
 
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}
@@ -36,12 +35,12 @@ CASES = [
 ]
 
 
-def five_updates(strategy: str, task: Task, devices, layout=None):
+def five_updates(model: str, strategy: str, task: Task, devices, layout=None):
     """The state after an epoch of 83 examples in batches of 18, and loss and counts of an evaluation."""
     steps = make_steps(strategy, task, devices, layout)
     state = create_state(task, steps.state_sharding)
     shards = layout.batch_shards if layout else 1
-    split = random_split_for(task.model, 83, seed=1)
+    split = random_split_for(model, 83, seed=1)
     for batch in Batches(split, 18, devices=shards, accumulate=task.accumulate, shuffle_seed=3).epoch(0):
         state, _ = steps.train_step(state, steps.place_batch(batch))
     (last,) = Batches(split, 83, devices=shards).epoch(0)
@@ -56,17 +55,15 @@ def references():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
 def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumulate, strategy, devices, options, most):
-    def task(clip) -> Task:
-        return Task(MODELS[model], optax.chain(clip(CLIP), optax.adam(1e-3)), 3, "float64", accumulate=accumulate)
-
+    optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(1e-3))
+    task = Task(MODELS[model], optimizer, 3, "float64", accumulate=accumulate)
     if model not in references:
-        references[model] = five_updates("single", task(optax.clip_by_global_norm), jax.devices()[:1])
+        references[model] = five_updates(model, "single", task, jax.devices()[:1])
     alone, wanted = references[model]
 
-    config = Config(strategy=strategy, model=model, **options)
     inputs = random_split_for(model, 1).inputs.shape[1:]
-    layout = fit_layout(config, jax.devices()[:devices], task(clip_by_global_norm), inputs)
-    state, found = five_updates(strategy, task(clip_by_global_norm), jax.devices()[:devices], layout)
+    layout = fit_layout(jax.devices()[:devices], task, inputs, **options)
+    state, found = five_updates(model, strategy, task, jax.devices()[:devices], layout)
 
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
@@ -80,7 +77,7 @@ def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumu
 def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
     """The largest array in the compiled program of a device is no larger than its largest part."""
     task = Task(MODELS["mlp"], optax.adam(1e-3))
-    fitted = fit_layout(Config(strategy="jit", model="mlp", **layout), jax.devices()[:8], task, (28, 28, 1))
+    fitted = fit_layout(jax.devices()[:8], task, (28, 28, 1), **layout)
     program = jax.jit(initial_state, static_argnums=0, out_shardings=fitted.state(task)).lower(task).compile()
     sizes = [
         int(np.prod([int(size) for size in shape.split(",") if size] or [1]))
@@ -93,28 +90,66 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "message", "works"),
     [
-        ({"mesh": "data=4,model=3"}, "hidden of hidden1/bias has size 512, which does not divide by the 3 devices"),
-        ({"mesh": "data=4,model=3"}, "try --mesh data=6,model=2"),
-        ({"mesh": "data=8", "layout": "model"}, "no axis of the mesh data=8: try --mesh data=4,model=2"),
-        ({"mesh": "data=4,model=2", "layout": "data"}, "model of data=4,model=2 splits nothing under --layout data"),
-        ({"mesh": "data=4,model=2", "layout": "hidden=modle"}, "did you mean 'model'?"),
-        ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?"),
-        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "both hidden and embed of hidden2/kernel"),
-        ({"mesh": "data=4,model=2", "layout": "hidden=model,batch=model"}, "data of data=4,model=2 splits nothing"),
-        ({"mesh": "data=2,model=4", "layout": "features=model,batch=data+model"}, "both batch and features"),
-        ({"mesh": "data=1,model=8", "layout": "features=model"}, "features of the inputs has size 28"),
-        ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "there is only one"),
-        ({"devices": 3, "layout": "data", "shard_state": "optimizer"}, "can split nothing of --model mlp over 3"),
+        ({"mesh": "data=4,model=3"}, "of data=4,model=3, but its size 512 does not divide by 3",
+         {"mesh": "data=12", "layout": "data"}),
+        ({"mesh": "data=8"}, "no axis of the mesh data=8: try --mesh data=4,model=2", {"mesh": "data=4,model=2"}),
+        ({"devices": 8, "layout": "spatial"}, "try --mesh data=2,model=2,feature=2",
+         {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}),
+        ({"mesh": "data=7"}, "no axis of the mesh data=7: try --layout data", {"mesh": "data=7", "layout": "data"}),
+        ({"mesh": "data=4,model=2", "layout": "data"}, "model of data=4,model=2 splits nothing under --layout data",
+         {"mesh": "data=8", "layout": "data"}),
+        ({"mesh": "data=8", "layout": "batch=none"}, "would do the same work: try --mesh data=8 --layout data",
+         {"mesh": "data=8", "layout": "data"}),
+        ({"mesh": "data=4,model=2", "layout": "hidden=modle"}, "did you mean 'model'?", {"mesh": "data=4,model=2"}),
+        ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?", {"mesh": "data=4,model=2"}),
+        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "both hidden and embed of hidden2/kernel",
+         {"mesh": "data=4,model=2", "layout": "hidden=model,embed=none"}),
+        ({"mesh": "data=4,model=2", "layout": "hidden=model,batch=model"}, "data of data=4,model=2 splits nothing",
+         {"mesh": "data=8", "layout": "data"}),
+        ({"mesh": "data=2,model=4", "layout": "features=model,batch=data+model"}, "both batch and features", {}),
+        ({"mesh": "data=1,model=8", "layout": "features=model"}, "features of the inputs over the mesh axis model",
+         {"mesh": "data=8", "layout": "data"}),
+        ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "there is only one", {"mesh": "data=1,model=8"}),
+        ({"devices": 3, "layout": "data", "shard_state": "optimizer"}, "can split nothing of this model over 3", {}),
     ],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(options, message):
-    config = Config(strategy="jit", model="mlp", **{"layout": "model", **options})
-    devices = [jax.devices()[0]] * (number_of_devices(config) or 8)  # refused before the devices matter
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        fit_layout(config, devices, Task(MODELS["mlp"], optax.adam(1e-3)), (28, 28, 1))
+)  # fmt: skip
+def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works):
+    """And what the sentence advises works."""
+    devices = number_of_devices(options.pop("devices", None), options.get("mesh")) or 8
+    task, group = Task(MODELS["mlp"], optax.adam(1e-3)), [jax.devices()[0]] * devices
+    with pytest.raises(UserError, match=re.escape(message)) as error:  # before the devices matter
+        fit_layout(group, task, (28, 28, 1), **{"layout": "model"} | options)
     assert "\n" not in str(error.value)
+    if works and devices <= 8:
+        fit_layout(jax.devices()[:devices], task, (28, 28, 1), **{"layout": "model"} | works)
+
+
+def test_the_header_counts_what_stays_replicated():
+    """Of `hidden*/kernel` 7 devices can split the first axis, 784 = 7 * 112, of one alone."""
+    task, devices = Task(MODELS["mlp"], optax.sgd(0.1, momentum=0.9)), jax.devices()[:7]
+    layout = fit_layout(devices, task, (28, 28, 1), shard_state="parameters")
+    state = create_state(task, layout.state(task))
+    left = 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params) if not any(n % 7 == 0 for n in leaf.shape))
+    assert left > 0
+    assert f"; {left:,} bytes of the parameters are replicated" in state_line(state)
+    assert "replicated" not in state_line(create_state(task, layout.replicated))
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
+def test_the_optimizer_computes_shards_only(strategy):
+    """ZeRO-1 moves what it must: a reduce-scatter of the gradients and one all-gather of the parameters."""
+    task, devices = Task(MODELS["mlp"], optax.adam(1e-3)), jax.devices()[:8]
+    steps = make_steps(strategy, task, devices, fit_layout(devices, task, (28, 28, 1), shard_state="optimizer"))
+    state = create_state(task, steps.state_sharding)
+    (batch, *_) = Batches(random_split_for("mlp", 16, seed=1), 16, devices=8).epoch(0)
+    program = steps.train_step.lower(state, steps.place_batch(batch)).compile().as_text()
+    moved = {each.kind: each.bytes for each in collectives(program)}
+    split = sum(p.nbytes for p in jax.tree.leaves(state.params) if any(n % 8 == 0 for n in p.shape))
+    assert moved["all-gather"] == split
+    assert moved["reduce-scatter"] == split // 8
+    assert moved["all-reduce"] < 200  # the metrics and the bias [10]
 
 
 def test_a_process_reads_the_rows_of_its_devices():
@@ -122,8 +157,7 @@ def test_a_process_reads_the_rows_of_its_devices():
     task = Task(MODELS["mlp"], optax.sgd(0.1))
 
     def rows(mesh: str, layout: str, owned: range) -> range:
-        config = Config(model="mlp", strategy="jit", mesh=mesh, layout=layout)
-        fitted: Layout = fit_layout(config, jax.devices()[:8], task, (28, 28, 1))
+        fitted: Layout = fit_layout(jax.devices()[:8], task, (28, 28, 1), mesh=mesh, layout=layout)
         return fitted.shards_on([jax.devices()[d] for d in owned], task)
 
     assert rows("data=8", "data", range(2, 4)) == range(2, 4)
