@@ -3,8 +3,8 @@
 Every command runs in a process of its own, ours and theirs in turn, round after round, on the real MNIST. Of each
 run the median examples/s of its epochs after the first count (of ours, of the updates after the first); of each
 command the median over the rounds. `--peers` first makes an environment for TensorFlow, PyTorch and Keras (once;
-some minutes, 6 GB) and compares with them too. Writes benchmarks/results.json and, from it, the table of docs/speed.md
-and the picture. Leave the machine alone meanwhile.
+some minutes, 6 GB) and compares with them too. Writes benchmarks/results.json and, from it, the table and the picture
+of docs/speed.md. Leave the machine alone meanwhile.
 """
 
 import argparse

@@ -151,7 +151,7 @@ def one_step(strategy):
 step_seconds = {strategy: least_seconds(one_step, strategy) for strategy in held}
 print({strategy: f"{1000 * seconds:.1f} ms" for strategy, seconds in step_seconds.items()})
 
-at_once = several(steps, 4, N)  # <- new: shard_map's step in a loop on the devices
+at_once = several(steps, steps.train_step, 4, N)  # <- new: shard_map's step in a loop on the devices
 (four,) = batches.several(0, 0, [4], 4)
 apart = steps.place_state(create_state(task))
 placed, looped = at_once.place(four, 4), [steps.place_state(create_state(task))]

@@ -30,6 +30,7 @@ from benchmarks.scaling.fit import shared_memory_terms, typical
 from pmapdp.errors import run_command
 from pmapdp.registry import MODELS
 from pmapdp.scaling.table import percent, seconds
+from pmapdp.terminal import console
 from pmapdp.workers import ended_by_signals
 
 HERE = (1, 2, 8, 64, 512)  # simulated devices of this machine
@@ -111,14 +112,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("model", nargs="?", choices=MODELS, default="cnn")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
-    console, report = Console(highlight=False), dict[str, Any]()
+    screen, report = console(), dict[str, Any]()
     with ended_by_signals():
         for check in (check_published, check_count, check_compiled, check_simulated, check_gloo):
             found = check() if check is check_published else check(options.model)
             report[check.__name__] = found.as_json()
-            print_check(found, console)
+            print_check(found, screen)
     rows = predict_here(report["check_simulated"]["constants"], HERE)
-    print_here(rows, console)
+    print_here(rows, screen)
     if options.json:
         options.json.write_text(json.dumps(report | {"here": rows}, indent=2) + "\n")
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.scaling.programs import EXAMPLES, batch_shapes
+from pmapdp.scaling.workloads import EXAMPLES, batch_shapes
 from pmapdp.state import Task, initial_state
 from pmapdp.steps import make_steps
 

@@ -23,7 +23,7 @@ from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.errors import run_command
 from pmapdp.registry import MODELS, view_of
-from pmapdp.scaling.programs import COUNTED, EXAMPLES, count_step
+from pmapdp.scaling.workloads import COUNTED, EXAMPLES, count_step
 from pmapdp.state import Task, TrainState, create_state, initial_state
 from pmapdp.steps import make_steps
 from pmapdp.workers import end_with_starter

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from checks import require
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -43,7 +44,7 @@ def gradient(answer):
         np.allclose(per_device, per_device[0], rtol=1e-4, atol=1e-4),
         "the devices hold different gradients: each has that of its own examples, and no mean was taken over 'data'",
     )
-    cure = "take the mean of the loss, inside jax.grad"
+    cure = "take the mean of the loss inside jax.grad, or cast w first"
     for factor, reason in (
         (
             N,
@@ -62,43 +63,49 @@ def gradient(answer):
     )
 
 
-def as_global(answer):
-    """Arrays `[B, ...]` in the order of the devices, cut over the mesh."""
+def make_step(answer):
+    """Two updates with momentum, equal to one device, with one all-reduce of the gradients."""
     random = np.random.default_rng()
-    mesh = random_mesh(random)
+    mesh = random_mesh(random, smallest=3)
     N, b = mesh.size, int(random.integers(2, 6))
-    batch = {
-        "inputs": random.normal(size=(N, b, 5, 4)).astype(np.float32),
-        "labels": random.integers(0, 10, (N, b)).astype(np.int32),
-    }
-    found = answer(batch, mesh)
-    require(
-        jax.tree.structure(found) == jax.tree.structure(batch),
-        "the result must be a tree like the batch: use jax.tree.map for the reshape",
-    )
-    for name, given in batch.items():
-        array, expected = found[name], given.reshape(N * b, *given.shape[2:])
+    x, y = random.normal(size=(N * b, 3)).astype(np.float32), random.normal(size=N * b).astype(np.float32)
+    params = {"slope": random.normal(size=3).astype(np.float32), "offset": np.float32(random.normal())}
+    optimizer = optax.sgd(0.05, momentum=0.9)
+
+    def loss(params, x, y):
+        return jnp.square(x @ params["slope"] + params["offset"] - y).mean()
+
+    compiled = answer(loss, optimizer, mesh)
+    require(hasattr(compiled, "lower"), "return a compiled function: end with return jax.jit(...)")
+    batch = jax.device_put((x, y), NamedSharding(mesh, PartitionSpec(AXIS)))
+    jaxpr = str(jax.make_jaxpr(compiled)(params, optimizer.init(params), *batch))
+    require("shard_map" in jaxpr, "the step does not use jax.shard_map")
+    found, wanted = (params, optimizer.init(params)), (params, optimizer.init(params))
+    for update in (1, 2):
+        result = compiled(*found, *batch)
         require(
-            array.shape == expected.shape,
-            f"{name} of shape {given.shape} must become {expected.shape}, yours is {array.shape}: "
-            "the device axis and the batch axis become one",
+            isinstance(result, tuple) and len(result) == 3,
+            "the step returns three things: params, optimizer_state, loss",
+        )
+        *found, value = result
+        expected_value, gradients = jax.value_and_grad(loss)(wanted[0], x, y)
+        updates, momentum = optimizer.update(gradients, wanted[1], wanted[0])
+        before, wanted = wanted, (optax.apply_updates(wanted[0], updates), momentum)
+        held = {float(shard.data.ravel()[0]) for shard in found[0]["offset"].addressable_shards}
+        require(len(held) == 1, "the devices have different parameters: each followed the gradient of its own examples")
+        moved, expected = (jax.tree.map(jnp.subtract, new[0], before[0]) for new in (found, wanted))
+        ratio = float(optax.tree.norm(moved) / optax.tree.norm(expected))
+        require(
+            not np.isclose(ratio, N, rtol=1e-2),
+            f"update {update} is {N} times too long on {N} devices: this is the trap; see check_vma",
         )
         require(
-            np.array_equal(np.asarray(array), expected),
-            f"the rows of {name} are in another order: device 0's rows come first, then device 1's",
+            all(np.allclose(found[0][name], wanted[0][name], rtol=1e-3, atol=1e-4) for name in params),
+            f"update {update} is {ratio:.3f} times as long as that of one device",
         )
         require(
-            isinstance(array, jax.Array) and len(array.sharding.device_set) == N,
-            f"{name} does not lie on the {N} devices of the mesh: place it with jax.device_put and a NamedSharding",
-        )
-        require(
-            not array.is_fully_replicated,
-            f"every device holds all of {name}: PartitionSpec() copies, PartitionSpec('data') cuts",
-        )
-        wanted = NamedSharding(mesh, PartitionSpec(AXIS))
-        require(
-            array.sharding.is_equivalent_to(wanted, array.ndim),
-            f"{name} must be cut along its first axis, PartitionSpec('data'); yours is {array.sharding}",
+            np.allclose(value, expected_value, rtol=1e-3),
+            f"the loss of the global batch is {expected_value:.4f}, yours is {np.ravel(value)[0]:.4f}: average it too",
         )
 
 

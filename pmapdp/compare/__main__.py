@@ -10,41 +10,26 @@ the host waits for the devices only at the end of a group of updates, so that th
 
 import json
 import sys
-from typing import Any
-
-from rich.console import Console
 
 from pmapdp.cli import parse_with
 from pmapdp.compare.options import GROUPS, CompareOptions, check_options
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
-from pmapdp.compare.table import print_table, run_name
+from pmapdp.compare.table import print_table, run_name, summary
 from pmapdp.errors import run_command
 from pmapdp.files import write_file
+from pmapdp.terminal import console
 from pmapdp.workers import WorkerError, ended_by_signals
-
-WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
-
-
-def summary(report: dict[str, Any]) -> str:
-    """One line on what was compared."""
-    config, job = report["config"], report["job"]
-    return (
-        f"{config['recipe']}: {config['model']} on {config['dataset']}, {job['steps']:,} updates of "
-        f"{job['global_batch_size']:,} examples, {config['dtype']}, seed {config['seed']}; "
-        f"{job['machine']['devices']}, jax {job['machine']['jax']}"
-    )
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=GROUPS)
     check_options(config, options)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     with ended_by_signals():
         report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
-    console.print(summary(report), markup=False, soft_wrap=True)
-    print_table(report["runs"], console)
+    print(summary(report))
+    print_table(report["runs"], console())
     if report["job"]["machine"]["simulated"]:
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
     if options.json is not None:
@@ -54,10 +39,8 @@ def main(arguments: list[str]) -> None:
     if all(run["error"] for run in report["runs"]):
         first = report["runs"][0]
         raise WorkerError(f"every run failed; {run_name(first)}: {first['error']}", first["status"])
-    if options.html:
-        print(f"Open {options.html} in a browser: curves, bars, and the sources side by side.")
-    else:
-        print("Add --html page.html for a page with curves, bars and the sources side by side.")
+    page_of = "a page with curves, bars and the sources side by side"
+    print(f"Open {options.html} in a browser: {page_of}." if options.html else f"Add --html page.html for {page_of}.")
 
 
 if __name__ == "__main__":

@@ -35,21 +35,15 @@ def loss_curves(runs: Runs) -> str:
         return svg(figure, "Loss of every update, one curve a run")
 
 
-def bars(
-    title: str,
-    runs: Runs,
-    parts: Sequence[Sequence[float]],
-    labels: Sequence[str],
-    spreads: Sequence[tuple[float, float]] | None = None,
-) -> str:
-    """A bar for each run, from zero, with its value behind it.
+def bars(title: str, runs: Runs, parts: Sequence[Sequence[float]], labels: Sequence[str], spreads: Any = ()) -> str:
+    """A bar for each run, from the top down, with its label behind it.
 
     Args:
         title: above the bars.
-        runs: from the top down.
+        runs: one for each bar.
         parts: lengths of the pieces of each run's bar; pieces after the first are paler.
         labels: what stands behind each bar.
-        spreads: from, to: a line upon each bar.
+        spreads: (from, to) of a line upon each bar, or nothing.
     """
     with drawing(4.8, 0.6 + 0.36 * len(runs)) as (figure, axes):
         rows, ends = range(len(runs)), [sum(each) for each in parts]
@@ -58,7 +52,7 @@ def bars(
             colours = [STRATEGY_COLOURS[run["strategy"]] for run in runs]
             axes.barh(rows, lengths, left=left, height=0.6, color=colours, alpha=0.45 if number else 1)
             left = [start + length for start, length in zip(left, lengths, strict=True)]
-        for row, (low, high) in enumerate(spreads or ()):
+        for row, (low, high) in enumerate(spreads):
             axes.plot((low, high), (row, row), color=INK, linewidth=1.5, marker="|")
             ends[row] = max(ends[row], high)
         for row, (end, label) in enumerate(zip(ends, labels, strict=True)):

@@ -55,11 +55,9 @@ def check_options(config: Config, options: CompareOptions) -> None:
         raise UserError("nnx-mesh is five steps on random numbers, with nothing to compare: try the recipe digits")
     if not options.strategies:
         raise UserError("--strategies names none: try --strategies pmap jit shard_map")
-    for count in options.devices:
-        if count < 1:
-            raise UserError(f"--devices {count} is not positive: try --devices 1 2 4 8")
-    if options.steps < 1:
-        raise UserError(f"--steps {options.steps} must be at least 1: try --steps 100")
+    for flag, value in (("--steps", options.steps), *(("--devices", N) for N in options.devices)):
+        if value < 1:
+            raise UserError(f"{flag} {value} is not positive: try {flag} 8")
     for flag, path in (("--json", options.json), ("--html", options.html)):
         if path is not None:
             require_writable(path, advice=f"name a file for {flag} in a folder that exists and is yours")

@@ -7,7 +7,7 @@ from string import Template
 from typing import Any
 
 from pmapdp.compare.charts import Runs, bars, batch_rows, loss_curves
-from pmapdp.compare.table import milliseconds, run_name, size, table_rows
+from pmapdp.compare.table import milliseconds, run_name, size, summary, table_rows
 from pmapdp.pictures import rules
 
 SIMULATED = (
@@ -26,7 +26,7 @@ def page(report: dict[str, Any]) -> str:
         colours_light=rules(0),
         colours_dark=rules(1),
         recipe=escape(report["config"]["recipe"]),
-        facts=facts(report),
+        facts=escape(summary(report)),
         failures="".join(f'<p class="failure">{escape(each)}</p>' for each in failed),
         simulated=SIMULATED if report["job"]["machine"]["simulated"] else "",
         losses=loss_curves(done) if done else "<p>No run has finished.</p>",
@@ -35,21 +35,6 @@ def page(report: dict[str, Any]) -> str:
         batches="".join(batch(run) for run in done),
         sources=side_by_side("pmap", "jit") + side_by_side("pmap", "shard_map"),
     )
-
-
-def facts(report: dict[str, Any]) -> str:
-    """What was run, as a list of terms."""
-    config, job, machine = report["config"], report["job"], report["job"]["machine"]
-    entries = {
-        "Model": f"{config['model']}, {config['dtype']}",
-        "Data": f"{config['dataset']}, {job['training_examples']:,} examples to train",
-        "Updates": f"{job['steps']:,} in each run, {job['global_batch_size']:,} examples in each",
-        "Optimizer": f"{config['optimizer']}, learning rate {config['learning_rate']:g}",
-        "Seed": str(config["seed"]),
-        "Machine": f"{machine['devices']}, {machine['system']}",
-        "Software": f"jax {machine['jax']}, Python {machine['python']}",
-    }
-    return "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in entries.items())
 
 
 def costs(runs: Runs) -> str:
@@ -76,9 +61,9 @@ def table(runs: Runs) -> str:
     """The table of all figures."""
     head = "".join(f'<th scope="col">{escape(run_name(run))}</th>' for run in runs)
     body = ""
-    for row in table_rows(runs):
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row.cells)
-        body += f'<tr><th scope="row">{escape(row.name)}<small>{escape(row.meaning)}</small></th>{cells}</tr>'
+    for name, meaning, values in table_rows(runs):
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        body += f'<tr><th scope="row">{name}<small>{meaning}</small></th>{cells}</tr>'
     caption = "<caption>All figures, one column a run</caption>"
     return f"<table>{caption}<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
 

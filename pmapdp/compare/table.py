@@ -1,7 +1,7 @@
 """The table of a comparison: one column a run, one row a quantity. Printed with rich, and part of the page."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -9,12 +9,15 @@ from rich.table import Table
 DASH = "\u2013"
 
 
-class Row(NamedTuple):
-    """A quantity: its name, what exactly it is, and its value in every run."""
-
-    name: str
-    meaning: str
-    cells: list[str]
+def summary(report: dict[str, Any]) -> str:
+    """One line on what was compared."""
+    config, job, machine = report["config"], report["job"], report["job"]["machine"]
+    return (
+        f"{config['recipe']}: {config['model']} on {config['dataset']} ({job['training_examples']:,} examples), "
+        f"{job['steps']:,} updates of {job['global_batch_size']:,} examples by {config['optimizer']} at "
+        f"{config['learning_rate']:g}, {config['dtype']}, seed {config['seed']}; {machine['devices']}, "
+        f"{machine['system']}, Python {machine['python']}, jax {machine['jax']}"
+    )
 
 
 def run_name(run: dict[str, Any]) -> str:
@@ -50,8 +53,8 @@ def difference(run: dict[str, Any]) -> str:
     return DASH if run["largest_difference"] is None else f"{run['largest_difference']:.1e}"
 
 
-def table_rows(runs: list[dict[str, Any]]) -> list[Row]:
-    """Every quantity of the comparison; a run that failed has a dash in each."""
+def table_rows(runs: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    """Every quantity: its name, what exactly it is, and its value in every run; a dash where a run has failed."""
 
     def state_bytes(run: dict[str, Any]) -> int:
         return run["parameter_bytes"] + run["optimizer_bytes"]
@@ -76,16 +79,14 @@ def table_rows(runs: list[dict[str, Any]]) -> list[Row]:
         ("batch", "bytes on one device", lambda run: size(run["batch_bytes"])),
         ("collectives", "in the compiled step, and bytes of their results on one device", exchanged),
     )
-    return [
-        Row(name, meaning, [DASH if run["error"] else cell(run) for run in runs]) for name, meaning, cell in columns
-    ]
+    return [(name, meaning, [DASH if run["error"] else cell(run) for run in runs]) for name, meaning, cell in columns]
 
 
 def print_table(runs: list[dict[str, Any]], console: Console) -> None:
     """Print the table, then the message of each run that failed."""
     table = Table("", *(run_name(run) for run in runs), title_justify="left")
-    for row in table_rows(runs):
-        table.add_row(row.name, *row.cells)
+    for name, _, cells in table_rows(runs):
+        table.add_row(name, *cells)
     console.print(table)
     for run in runs:
         if run["error"]:

@@ -7,7 +7,6 @@ what the job is, without training.
 import itertools
 import json
 import platform
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -104,10 +103,10 @@ def speed(groups: list[tuple[float, int, int]]) -> dict[str, Any]:
     if not groups:
         return {"step_ms": None, "examples_per_second": None, "images_per_second": None}
     times = [1000 * seconds / steps for seconds, steps, _ in groups]
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-    rate = statistics.median(examples / seconds for seconds, _, examples in groups)
+    low, median, high = np.percentile(times, (25, 50, 75)).tolist()
+    rate = float(np.median([examples / seconds for seconds, _, examples in groups]))
     return {
-        "step_ms": {"median": statistics.median(times), "low": low, "high": high, "groups": len(groups)},
+        "step_ms": {"median": median, "low": low, "high": high, "groups": len(groups)},
         "examples_per_second": rate,
         "images_per_second": rate,  # the same under its older name
     }

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
 from pmapdp.cli import parse_with
 from pmapdp.errors import run_command
@@ -23,18 +22,17 @@ from pmapdp.registry import find_model, view_of
 from pmapdp.scaling.options import GROUPS, ScalingOptions, batch_size, check_options
 from pmapdp.scaling.pictures import pictures
 from pmapdp.scaling.predict import Plan
-from pmapdp.scaling.programs import EXAMPLES, count_step, slots
 from pmapdp.scaling.report import make_report
 from pmapdp.scaling.table import print_answers, print_predictions
-from pmapdp.scaling.workloads import PUBLISHED
-
-WIDE = 400  # columns where the output is no terminal: a file has no width, and wrapped cells are hard to read
+from pmapdp.scaling.workloads import EXAMPLES, PUBLISHED, count_step, slots
+from pmapdp.terminal import console
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", groups=GROUPS)
     check_options(config, options)
+    jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
     task = make_task(config)
     plan = Plan(
         per_device_batch=batch_size(config),
@@ -47,7 +45,6 @@ def main(arguments: list[str]) -> None:
     )
     if options.workload == "recipe":
         print(f"counting the operations of {config.model}", file=sys.stderr, flush=True)
-        jax.config.update("jax_platforms", "cpu")  # counted there, so that every machine predicts the same
         workload = count_step(config.model, task, EXAMPLES[view_of(find_model(config.model))])
     else:
         workload = PUBLISHED[options.workload]
@@ -59,17 +56,15 @@ def main(arguments: list[str]) -> None:
         for name, picture in pictures(report).items():
             write_file(Path(options.output) / name, picture)
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    console.print(
+    print(
         f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
         f"{plan.per_device_batch:,} examples x {plan.accumulate} per device and update, {plan.dtype}, "
-        f"{config.optimizer}; {plan.utilization:.3g} of the peak assumed. Predictions, not measurements.",
-        markup=False,
-        soft_wrap=True,
+        f"{config.optimizer}; {plan.utilization:.3g} of the peak assumed. "
+        "Predictions for data parallelism, not measurements."
     )
-    print_predictions(report, console)
-    print_answers(report, console)
-    console.print("The predictions leave out: " + "; ".join(report["left_out"]) + ".", markup=False, soft_wrap=True)
+    print_predictions(report, console())
+    print_answers(report, console())
+    print("The predictions leave out: " + "; ".join(report["left_out"]) + ".")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """From a workload, a hardware and a plan to the seconds of a step. Predictions, not measurements.
 
 A step of data parallelism is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the
-update. The passes take
-what the slower of arithmetic and memory takes (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the backward
-pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
+update. The passes take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson,
+"Roofline", 2009); the backward pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
 """
 
 import math

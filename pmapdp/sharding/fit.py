@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pmapdp.errors import UserError, unknown
-from pmapdp.sharding.layout import IndivisibleError, Layout, Names, logical_names, partition
+from pmapdp.sharding.layout import Layout
+from pmapdp.sharding.names import IndivisibleError, Names, logical_names, partition
 from pmapdp.sharding.notation import BATCH, DATA, NAMED, Rules, check_places, mesh_text, parse_layout, parse_mesh
 from pmapdp.state import Task, initial_state
 

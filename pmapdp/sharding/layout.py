@@ -1,8 +1,6 @@
 """Logical axis names -> mesh axes -> NamedSharding, for parameters, optimizer state, running statistics, batches.
 
-A model names the axes of its parameters (`models/axes.py`): the kernel `[784, 512]` of a linear layer has the axes
-`features` and `hidden`. A layout holds rules from such names to axes of a mesh, for example hidden -> model. Names
-without a rule are not split. Lessons 11 and 12 teach this file.
+Lessons 11 and 12 teach this file; `names.py` has the names.
 """
 
 import math
@@ -13,70 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from flax import nnx
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError
+from pmapdp.sharding.names import Names, logical_names, partition
 from pmapdp.sharding.notation import BATCH, DATA, Rules, mesh_text
 from pmapdp.state import Task, TrainState, initial_state
-
-Names = tuple[str | None, ...]
-
-
-class IndivisibleError(Exception):
-    """An axis of an array cannot be cut into so many equal shards; the arguments are its name, size and mesh axes."""
-
-
-def partition(
-    names: Names, shape: Sequence[int], sizes: dict[str, int], rules: Rules, more: tuple[str, ...] = ()
-) -> PartitionSpec:
-    """How an array is split: for each of its axes the mesh axes of its name.
-
-    Args:
-        names: logical names of the axes; None for one that is never split.
-        shape: of the array.
-        sizes: of the mesh axes.
-        rules: logical name to mesh axes.
-        more: mesh axes that split the first axis which they divide as well; an array that has none stays as it is.
-
-    Raises:
-        IndivisibleError: a size is no multiple of the number of its shards.
-    """
-
-    def number(axes: tuple[str, ...]) -> int:
-        return math.prod(sizes[axis] for axis in axes)
-
-    entries = [rules.get(name or "", ()) for name in names]
-    for name, size, axes in zip(names, shape, entries, strict=True):
-        if size % number(axes):
-            raise IndivisibleError(name, size, axes)
-    each = [size // number(axes) for size, axes in zip(shape, entries, strict=True)]
-    first = next((axis for axis, size in enumerate(each) if more and size and size % number(more) == 0), None)
-    if first is not None:
-        entries[first] = (*entries[first], *more)
-    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in entries))
-
-
-def logical_names(task: Task) -> tuple[Any, Any, dict[str, tuple[str, ...]]]:
-    """What a model says of its axes, without making its arrays: names of the parameters' axes and of the running
-    statistics' (both nested as those are), and rules that stand in the model itself (Flax' metadata `sharding_rules`).
-    """
-    model = nnx.eval_shape(task.build_model)
-    rules: dict[str, tuple[str, ...]] = {}
-
-    def names(variable: nnx.Variable) -> Names:
-        for name, axes in variable.get_metadata("sharding_rules", ()):
-            rules[name] = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        return tuple(variable.get_metadata("out_sharding", None) or (None,) * len(variable.get_value().shape))
-
-    def of(kind: type[nnx.Variable]) -> Any:
-        return nnx.to_pure_dict(
-            jax.tree.map(names, nnx.state(model, kind), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-        )
-
-    return of(nnx.Param), of(nnx.BatchStat), rules
 
 
 @dataclass(frozen=True)
@@ -177,18 +118,6 @@ class Layout:
                 transform_non_params=lambda _: self.replicated,
             ),
         )
-
-    def gathered(self, task: Task, params: Any) -> Any:
-        """Inside `jit`: the parameters as the model needs them, without what `shard_state` splits."""
-        if self.shard_state == "none":
-            return params
-        return lax.with_sharding_constraint(params, self.params(task, split=False))
-
-    def scattered(self, task: Task, gradients: Any) -> Any:
-        """Inside `jit`: the gradients split as the optimizer state is, so that each device updates what it keeps."""
-        if self.shard_state == "none":
-            return gradients
-        return lax.with_sharding_constraint(gradients, self.params(task, split=True))
 
     def array(self, names: Names, shape: Sequence[int], *, split: bool = False) -> NamedSharding:
         """The sharding of an array with named axes; with `split` also over the batch's axes, where it can."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from pmapdp.data.batches import Batch
@@ -42,6 +43,11 @@ def make_split_steps(task: Task, layout: Layout) -> Steps:
     body = Body(task)
     replicated, split, state_sharding = layout.replicated, layout.batch(task), layout.state(task)
 
+    # What `shard_state` splits, every device of the batch's axes needs: the parameters are gathered for the model, and
+    # the gradients are split like the optimizer state, so that each device updates the shard that it keeps.
+    used = layout.params(task, split=False)
+    updated = layout.params(task, split=layout.shard_state != "none")
+
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, state_sharding)
 
@@ -49,12 +55,13 @@ def make_split_steps(task: Task, layout: Layout) -> Steps:
         return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
-        in_use = dataclasses.replace(state, params=layout.gathered(task, state.params))
+        in_use = dataclasses.replace(state, params=lax.with_sharding_constraint(state.params, used))
         if task.accumulate == 1 or layout.batch_shards == 1:
             gradients, sums, batch_stats = body.gradient_sums(in_use, batch)
         else:
             gradients, sums, batch_stats = accumulated_sums(in_use, batch)
-        return body.update(state, layout.scattered(task, gradients), sums.count, batch_stats), sums
+        gradients = lax.with_sharding_constraint(gradients, updated)
+        return body.update(state, gradients, sums.count, batch_stats), sums
 
     def accumulated_sums(state: TrainState, batch: Batch):
         """Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up

@@ -151,7 +151,7 @@ def test_one_number_of_devices_is_given_as_in_training_and_failed_runs_are_no_su
     ("arguments", "words"),
     [
         (["--strategies", "pmpa"], "did you mean 'pmap'"),
-        (["--steps", "0"], "try --steps 100"),
+        (["--steps", "0"], "try --steps 8"),
         (["--devices", "0"], "not positive"),
         (["--device-counts", "8"], "did you mean '--devices'"),
         (["nnx-mesh"], "try the recipe digits"),

@@ -182,7 +182,7 @@ def test_pmap_in_several_processes_stands_alone(prepared):
         fit(with_a_peer, "pmap", 4)
 
 
-JOB = ["--model", "convnet", "--devices", 2, "--epochs", 2, "--global-batch-size", 64, "--strategy", "shard_map"]
+JOB = ["--model", "cnn", "--devices", 2, "--epochs", 2, "--global-batch-size", 64, "--strategy", "shard_map"]
 
 
 def leaves_and_epochs(folder):

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 from checks import check
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax import P, lax
 
 LESSON = "09_three_ways_side_by_side"
+pytestmark = pytest.mark.slow
 
 
 def varying(w):
@@ -53,32 +53,30 @@ def sum_of_the_loss(loss, w, x):
     return jax.grad(lambda w: lax.psum(loss(w, x), "data"))(w)
 
 
-def put(batch, mesh, *spec):
-    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(*spec)))
+def step_with(gradients, *, check_vma=False, value=lambda found: lax.pmean(found, "data")):
+    """An answer to `make_step` with other gradients: a function of loss, params, x and y."""
+
+    def answer(loss, optimizer, mesh):
+        def step(params, state, x, y):
+            updates, state = optimizer.update(gradients(loss, params, x, y), state, params)
+            return optax.apply_updates(params, updates), state, value(loss(params, x, y))
+
+        specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
+        return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=check_vma))
+
+    return answer
 
 
-def merged(batch):
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+def averaged(loss, params, x, y):
+    return lax.pmean(jax.grad(loss)(params, x, y), "data")
 
 
-def keeps_the_device_axis(batch, mesh):
-    return put(batch, mesh, "data")
+def forgotten(loss, params, x, y):
+    return jax.grad(loss)(params, x, y)
 
 
-def copies_to_all(batch, mesh):
-    return put(merged(batch), mesh)
-
-
-def stays_on_the_host(batch, mesh):
-    return merged(batch)
-
-
-def other_order(batch, mesh):
-    return put(merged(jax.tree.map(lambda x: x.swapaxes(0, 1), batch)), mesh, "data")
-
-
-def only_the_inputs(batch, mesh):
-    return put(merged(batch["inputs"]), mesh, "data")
+def in_jit(loss, optimizer, mesh):
+    return jax.jit(lambda params, state, x, y: (params, state, loss(params, x, y)))
 
 
 def cosine(gradients, reference):
@@ -113,11 +111,11 @@ def array_by_array(gradients, reference):
         ("gradient", sum_of_gradient, "a psum did so again"),
         ("gradient", own_gradient, "different gradients"),
         ("gradient", loss_in_place_of_its_gradient, "a tree like w"),
-        ("as_global", keeps_the_device_axis, "become one"),
-        ("as_global", copies_to_all, "PartitionSpec() copies"),
-        ("as_global", stays_on_the_host, "place it with jax.device_put"),
-        ("as_global", other_order, "in another order"),
-        ("as_global", only_the_inputs, "a tree like the batch"),
+        ("make_step", step_with(averaged, check_vma=True), "this is the trap"),
+        ("make_step", step_with(forgotten), "different parameters"),
+        ("make_step", step_with(averaged, value=lambda found: found), "average it too"),
+        ("make_step", in_jit, "does not use jax.shard_map"),
+        ("make_step", lambda loss, optimizer, mesh: loss, "return jax.jit"),
         ("length_ratio", cosine, "does not see the trap"),
         ("length_ratio", upside_down, "below the line"),
         ("length_ratio", squares, "which is the square"),

@@ -5,6 +5,7 @@ import pytest
 from checks import check
 
 LESSON = "10_a_real_training_run"
+pytestmark = pytest.mark.slow
 
 
 def order(seed, epoch, examples):

@@ -2,28 +2,30 @@
 
 import pytest
 from checks import check
-from jax import P, lax
+from jax import P, lax, nn
 
 LESSON = "11_split_the_model"
+pytestmark = pytest.mark.slow
+
+
+def gathers(x, W1, W2):
+    W1, W2 = lax.all_gather(W1, "model", axis=1, tiled=True), lax.all_gather(W2, "model", tiled=True)
+    return nn.relu(x @ W1) @ W2
 
 
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("cut_in_pairs", lambda: (P(None, "model"), P(None, "model")), "W1's columns and W2's rows"),
-        ("cut_in_pairs", lambda: (P(), P("model", None)), "a half is wanted"),
-        ("cut_in_pairs", lambda: (P(None, "modle"), P("modle", None)), "the mesh axis is called 'model'"),
-        ("cut_in_pairs", lambda: P("model"), "return two PartitionSpecs"),
-        ("product_of_parts", lambda x, w: x @ w, "only the product of its own features"),
-        ("product_of_parts", lambda x, w: lax.pmean(x @ w, "feature"), "this is a quarter of it"),
-        ("product_of_parts", lambda x, w: lax.all_gather(x @ w, "feature"), "has the shape (3, 5)"),
-        ("part_shape", lambda shape, names, sizes: shape, "cut along ('data', None) has the shape (4, 6)"),
-        (
-            "part_shape",
-            lambda shape, names, sizes: tuple(s / sizes.get(n, 1) for s, n in zip(shape, names, strict=False)),
-            "with //",
-        ),
-        ("part_shape", lambda shape, names, sizes: (4,), "has 2 axes"),
+        ("split_in_pairs", lambda: (P(None, "model"), P(None, "model")), "W1's columns and W2's rows"),
+        ("split_in_pairs", lambda: (P(), P("model", None)), "a half is wanted"),
+        ("split_in_pairs", lambda: (P(None, "modle"), P("modle", None)), "the mesh axis is called 'model'"),
+        ("split_in_pairs", lambda: P("model"), "return two PartitionSpecs"),
+        ("two_layers", lambda x, W1, W2: nn.relu(x @ W1) @ W2, "the partial sum over its own hidden units"),
+        ("two_layers", lambda x, W1, W2: lax.pmean(nn.relu(x @ W1) @ W2, "model"), "this is a quarter of it"),
+        ("two_layers", lambda x, W1, W2: lax.psum(x @ W1 @ W2, "model"), "the result is not relu"),
+        ("two_layers", gathers, "one all-reduce is enough"),
+        ("rules_for", lambda: {"batch": "data", "hidden": "model", "classes": "model"}, "the sharding of W2"),
+        ("rules_for", lambda: {"batch": "data"}, "a device has 8 of 8"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

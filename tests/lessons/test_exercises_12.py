@@ -7,6 +7,7 @@ from checks import check
 from jax import lax
 
 LESSON = "12_born_sharded"
+pytestmark = pytest.mark.slow
 
 
 def first_part_of_w(w, g):

@@ -6,6 +6,7 @@ import pytest
 from checks import check
 
 LESSON = "13_many_processes"
+pytestmark = pytest.mark.slow
 
 
 def with_the_one_before(facts):

@@ -9,6 +9,7 @@ import pytest
 from checks import check
 
 LESSON = "14_measure_and_scale"
+pytestmark = pytest.mark.slow
 
 
 def times_the_first_call(function, x, clock):

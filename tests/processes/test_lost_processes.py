@@ -100,15 +100,23 @@ SENTENCES = {
 
 
 @pytest.fixture(scope="module")
-def faults(tmp_path_factory):
-    """Every fault, two at a time, because most of the time is waiting; each with its workdir."""
+def faults(request, tmp_path_factory):
+    """The faults of the tests that are run, two at a time, because most is waiting; each with its workdir."""
     folder = tmp_path_factory.mktemp("faults")
+    asked = {
+        item.callspec.params["name"] for item in request.session.items if "faults" in getattr(item, "fixturenames", ())
+    }
     with ThreadPoolExecutor(max_workers=2) as pool:
-        found = {name: pool.submit(fault, folder / name, *FAULTS[name]) for name in FAULTS}
+        found = {name: pool.submit(fault, folder / name, *FAULTS[name]) for name in FAULTS if name in asked}
         yield {name: (folder / name, future) for name, future in found.items()}
 
 
-@pytest.mark.parametrize("name", SENTENCES)
+QUICK = ("killed", "coordinator killed")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SENTENCES]
+)
 def test_the_others_end_in_time_with_one_sentence(faults, name):
     ended, seconds = faults[name][1].result()
     assert seconds < HEARTBEAT + 2  # two seconds for the test itself, on a machine with much to do
@@ -123,8 +131,9 @@ def test_the_others_end_in_time_with_one_sentence(faults, name):
         assert "Traceback" not in ended[process].err
 
 
-def test_sigterm_to_one_saves_and_stops_all(faults):
-    workdir, future = faults["asked to stop"]
+@pytest.mark.parametrize("name", ["asked to stop"])
+def test_sigterm_to_one_saves_and_stops_all(faults, name):
+    workdir, future = faults[name]
     ended, _ = future.result()
     line = ended[0].err
     assert line.startswith("stopped by SIGTERM after step ")
@@ -137,6 +146,7 @@ def final_leaves(workdir: Path) -> list[np.ndarray]:
     return jax.tree.leaves(load_run(workdir)[1])
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_started_again(tmp_path):
     """Rounds of SIGKILL to one process and a restart of both; then to the end."""
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"

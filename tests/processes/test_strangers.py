@@ -75,6 +75,7 @@ def test_300_strangers_at_every_port_change_nothing(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_strangers_before_the_processes_meet():
     """Process 0 waits for process 1, and a port scanner comes first."""
     first, second = by_hand(2)
@@ -148,6 +149,7 @@ def test_the_coordinator_listens_no_wider_than_it_must():
     assert found(socket.gethostname()) == everywhere
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_ipv6():
     port = free_port()

@@ -14,8 +14,7 @@ from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.advice import GOAL, answers, least_for_goal
 from pmapdp.scaling.hardware import HARDWARE
 from pmapdp.scaling.predict import Plan, predict, strong_speedup, weak_efficiency
-from pmapdp.scaling.programs import EXAMPLES, count_step, slots
-from pmapdp.scaling.workloads import PUBLISHED, Workload
+from pmapdp.scaling.workloads import EXAMPLES, PUBLISHED, Workload, count_step, slots
 from pmapdp.state import Task
 
 PICTURES = Path("benchmarks", "scaling")
@@ -89,7 +88,7 @@ def test_the_command(tmp_path, capsys):
     arguments = ["--workload", "resnet-50", "--output", str(tmp_path), "--json", str(tmp_path / "r.json")]
     assert run_command(main, arguments) == 0
     out = capsys.readouterr().out
-    for words in ("Predictions, not measurements", "h100, predicted", "4,096", "when does it pay?", "leave out"):
+    for words in ("Predictions for data parallelism", "h100, predicted", "4,096", "when does it pay?", "leave out"):
         assert words in out
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["kind"] == "prediction"

@@ -1,0 +1,55 @@
+"""The pictures of README.md, from real output: `python docs/pictures/make.py`, from the repository's root.
+
+Needs Chromium for the page of `pmapdp.compare`.
+"""
+
+import io
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+FOLDER = Path(__file__).parent
+COLUMNS = 132
+
+
+def terminal() -> None:
+    """What `python -m pmapdp.train` prints, as an SVG."""
+    command = ["python", "-m", "pmapdp.train"]
+    run = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=True)
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
+    console.print(f"[bold]$ {' '.join(command)}[/]")
+    lines = run.stdout.splitlines()
+    shown = [line for line in lines if not re.match(r"epoch ([4-9]|1\d)/", line)]  # the rest look like the first three
+    for line in shown:
+        console.print(line, markup=False)
+        if line.startswith("epoch 3/"):
+            console.print(f"... {len(lines) - len(shown)} lines more", markup=False)
+    svg = console.export_svg(title="pmapdp")
+    (FOLDER / "train.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")
+
+
+def page() -> None:
+    """The top of the page that `python -m pmapdp.compare --html` writes, as a PNG."""
+    with tempfile.TemporaryDirectory() as folder:
+        html = Path(folder, "page.html")
+        subprocess.run([sys.executable, "-m", "pmapdp.compare", "--html", html], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                "chromium",
+                *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+                *("--hide-scrollbars", "--window-size=1100,1250", f"--user-data-dir={folder}/chromium"),
+                f"--screenshot={FOLDER / 'compare.png'}",
+                html.as_uri(),
+            ],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+if __name__ == "__main__":
+    terminal()
+    page()
