@@ -32,7 +32,7 @@ def test_readme_and_picture_are_those_of_the_results():
     # Its words, with all ratios: where they are drawn is up to the version of matplotlib.
     made, kept = ElementTree.fromstring(summary.picture(results)), ElementTree.parse(summary.PICTURE)
     words, found = ([each.text for each in picture.findall(".//{*}text")] for picture in (made, kept))
-    assert len(words) > 2 * len(comparisons(peers=True))
+    assert len(words) > 2 * len(summary.measured(results))
     assert words == found
 
 
