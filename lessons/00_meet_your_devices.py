@@ -15,20 +15,22 @@
 # %% [markdown]
 # # 00. Meet your devices
 #
-# After this lesson you can start JAX with eight simulated devices, say what is real about them and what is not, and
-# avoid the two classic start-up mistakes.
+# After this lesson you can start JAX with eight simulated devices, place arrays on them, predict on which device an
+# operation runs, and say what a simulation can and cannot show.
 #
-# 15 minutes. You need Python and NumPy. Next: [01. Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
+# About 20 minutes · you need Python and NumPy · next:
+# [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb)
 
 # %% [markdown]
 # ## Eight devices on one machine
 #
-# A **device** is what JAX puts arrays on and runs programs on: a GPU, a TPU, or the CPU. Data-parallel training
-# needs several. You do not need to own them: JAX can divide one CPU into several devices, and a program for eight
-# of those runs unchanged on eight GPUs.
+# A **device** is what JAX stores arrays on and runs programs on: a GPU, a TPU, or a CPU. Data-parallel training needs
+# several. You do not have to own them: JAX can present one CPU as several devices, and a program for eight of those
+# runs unchanged on eight GPUs.
 #
-# The number is fixed when JAX starts, which is at the first call that needs a device. `devices.simulate(8)` of this
-# project sets it, so it stands in the first cell of most lessons, before any use of JAX.
+# The number is fixed when JAX starts, which is at the first call that needs a device. In plain JAX, one line sets it:
+# `jax.config.update("jax_num_cpu_devices", 8)`. This project calls `devices.simulate(8)`, which does the same and some
+# checks. It comes before any other use of JAX.
 
 # %%
 import inspect
@@ -41,8 +43,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import drawing
 import jax
+import jax.numpy as jnp
 import numpy as np
 from checks import check
+from pictures import lesson_00
 
 from pmapdp import devices
 from pmapdp.errors import UserError
@@ -57,22 +61,24 @@ for device in eight:
 assert len(eight) == 8
 
 # %% [markdown]
-# All eight are in one process, your notebook's. (Several processes, as in PyTorch's one process for each GPU,
-# also exist in JAX: for several machines.)
+# All eight belong to one process, which is your notebook. PyTorch starts one process for each GPU. JAX needs several
+# processes only for several machines (lesson 13).
 #
-# ## Put data on them
+# ## Put arrays on them
 #
-# An array lives on a device. `jax.device_put(x, device)` copies it there; arithmetic happens where the data is.
-# Take a column of eight numbers and give each device one row.
+# `jax.device_put(x, device)` copies an array to a device. Take a column of eight numbers, and give each device one row.
+# In the picture, each device has one colour, which stays the same in all lessons.
 
 # %%
 x = np.arange(8, dtype=np.float32).reshape(8, 1)  # [8, 1], NumPy, on the host
 rows = [jax.device_put(row, device) for row, device in zip(x, eight, strict=True)]  # eight arrays [1]
-for row in rows:
+for row in rows[:3]:
     print(row, row.shape, row.devices())
+lesson_00.one_row_each()
 
 # %% [markdown]
-# **Predict:** `rows[3]` holds 3 and lies on device 3. What is `2 * rows[3]`, and where does it lie?
+# Each array knows its device. **Predict:** `rows[3]` holds 3 and is on device 3. What is `2 * rows[3]`, and on which
+# device is it?
 
 # %%
 doubled = [2 * row for row in rows]
@@ -85,53 +91,83 @@ assert type(back[3]) is np.ndarray
 assert (np.stack(back) == 2 * x).all()
 
 # %% [markdown]
-# The way of the data as a picture. Each device has one colour, the same in all lessons.
+# The product was computed on device 3, because that is where its operand is. `jax.device_get` copies results back to
+# the host, as NumPy arrays.
+#
+# ## Committed and uncommitted arrays
+#
+# You placed the rows on purpose. Such an array is **committed**: JAX never moves it to another device by itself. But
+# most arrays are made without a device, for example by `jnp.ones(3)` or a plain `jax.device_put(x)`. They are on the
+# default device, and **uncommitted**: JAX may move them to where they are needed.
+#
+# **Predict** for each of the four sums: does it work, and on which device is the result?
 
 # %%
-picture = drawing.canvas(17.6, 6.6)
-drawing.box(picture, 6.3, 0.1, "host: x [8, 1]", width=5, height=0.9)
-for d in range(8):
-    left = 0.2 + 2.2 * d
-    drawing.arrow(picture, (8.8, 1.0), (left + 0.9, 2.2), device=d)
-    drawing.box(picture, left, 2.2, f"row {d}\n[1]", device=d, height=1.2)
-    drawing.arrow(picture, (left + 0.9, 3.4), (left + 0.9, 4.1), device=d)
-drawing.box(picture, 0.2, 4.1, "one pool of threads (NPROC of them) runs the work of all devices", width=17.2)
-cores = devices.cores()
-for core in range(2):
-    middle = 4.6 + 8.4 * core
-    drawing.arrow(picture, (middle, 4.9), (middle, 5.6))
-    drawing.box(picture, middle - 2.5, 5.6, ("first core", "last core")[core], width=5)
-picture.text(8.8, 6.0, "...", ha="center", va="center")
-print(f"cores here: {cores}")
+free, other = jnp.array([100.0]), jnp.array([1.0])  # uncommitted, on the default device, device 0
+pairs = {
+    "uncommitted + uncommitted": (free, other),
+    "uncommitted + committed to 5": (free, rows[5]),
+    "NumPy + committed to 5": (x[0], rows[5]),
+    "committed to 0 + committed to 5": (rows[0], rows[5]),
+}
+for name, (a, b) in pairs.items():
+    try:
+        print(f"{name}: on {(a + b).devices()}")
+    except ValueError as error:
+        print(f"{name}: ValueError: {str(error).split('. ')[0]}")
+
+assert (free.committed, rows[5].committed) == (False, True)
+assert (free + rows[5]).devices() == {eight[5]}
 
 # %% [markdown]
-# ## What is real, and what is not
-#
-# | real | not real |
-# | --- | --- |
-# | arrays lie on a device and must be moved on purpose | memory: all share this machine's |
-# | the programs, compiled for eight devices | speed: all share this machine's cores |
-# | the messages between them (lesson 05), as function calls | the cost of those messages on a network |
-# | the errors | running out of one device's memory |
-#
-# So simulated devices show whether a program is **right**, not how **fast** it will be. One of the real errors: an
-# operation on arrays of two devices. JAX does not guess which one you meant.
+# A committed array decides where the operation runs, and uncommitted ones follow it. Two that are committed to different
+# devices are an error, because JAX does not guess which one you meant. The cure is to move one of them on purpose:
 
 # %%
-try:
-    rows[0] + rows[1]
-except ValueError as error:
-    print("ValueError:", str(error).split(". ")[0])
-
-moved = rows[0] + jax.device_put(rows[1], eight[0])  # <- changed: moved on purpose
-assert moved == 1
+moved = rows[0] + jax.device_put(rows[5], eight[0])  # <- changed: moved on purpose
+print(moved, moved.devices())
+assert moved == 5
 assert moved.devices() == {eight[0]}
 
 # %% [markdown]
-# ## Mistake one: asking too late
+# Remember this rule for lesson 08. There, an uncommitted batch beside parameters on eight devices is copied to all eight
+# without a word, and a committed one is an error.
 #
-# Code that asks for eight devices *after* JAX has started gets fewer. We try it in a fresh Python process, with plain
-# JAX. **Predict:** how many devices after setting `XLA_FLAGS`, the way of many tutorials?
+# ## What is real, and what is not
+#
+# | real on simulated devices | not real |
+# | --- | --- |
+# | an array is on a device, and a committed one must be moved on purpose | memory: all devices share that of the machine |
+# | the programs, which are compiled for eight devices | speed: all devices share its cores |
+# | the messages between devices (lesson 05), as copies in memory | the time of those messages on a network |
+# | the errors about devices | an error when one device is out of memory |
+#
+# So simulated devices show whether a program is **right**. They do not show how **fast** it will be. Measure it: eight
+# matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the result; without it
+# you would measure only how long it takes to start the work.
+
+# %%
+matrix = np.random.default_rng(0).standard_normal((512, 512), np.float32)
+placings = {"all on device 0": [eight[0]] * 8, "one on each device": eight}
+print(devices.describe(eight))
+for name, places in placings.items():
+    copies = [jax.device_put(matrix, place) for place in places]
+    jax.block_until_ready([copy @ copy for copy in copies])  # compiles; not timed
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        jax.block_until_ready([copy @ copy for copy in copies])
+        times.append(time.perf_counter() - started)
+    print(f"{name}: {1000 * min(times):.1f} ms, the fastest of 5")
+
+# %% [markdown]
+# Eight devices are nowhere near eight times as fast: the cores are the same, and one device can use all of them. On
+# eight GPUs the second line would be about an eighth of the first.
+#
+# ## How it fails: asking too late
+#
+# Code that asks for eight devices *after* JAX has started does not get them. Try it in a fresh Python process with plain
+# JAX. **Predict:** how many devices are there after setting `XLA_FLAGS`, as many tutorials do?
 
 # %%
 program = """
@@ -149,9 +185,9 @@ assert run.stdout.split("\n")[:2] == ["at the start: 1", "after XLA_FLAGS: 1"]
 assert "RuntimeError" in run.stderr
 
 # %% [markdown]
-# The variable was ignored without a word: the program would train on one device. The configuration setting at
-# least complains. `devices.simulate` uses the setting, and says what to do. We ask this notebook, which started with
-# eight, for sixteen:
+# The environment variable was ignored without any message, so the program would train on one device. The configuration
+# setting at least raises an error. `devices.simulate` uses the setting, and says what to do. Ask this notebook, which
+# started with eight devices, for sixteen:
 
 # %%
 try:
@@ -162,15 +198,72 @@ else:
     raise AssertionError("16 devices should have been refused")
 
 # %% [markdown]
-# ## Mistake two: too few threads
+# ## Exercises
 #
-# In a **collective** operation, such as the sum over all devices that data parallelism needs, every device waits for
-# all others. Before jax 0.12, waiting takes a thread on simulated devices, and JAX makes one thread a core. With eight
-# devices on two cores two of them wait for six that never get a thread: a **deadlock**. The process then aborts, often
-# only after many steps.
+# Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
 #
-# No need to crash the notebook to see why. Here eight tasks meet at a barrier, in plain Python. **Predict:** which
-# pools let them meet?
+# 1. `add_on` (3 minutes): the sum of two arrays that may be committed to different devices, on a third.
+#    <details><summary>Hint</summary>Move both first.</details>
+# 2. `sum_in_pairs` (10 minutes): the sum of N arrays, one on each of N devices, on the first device. N is a power of
+#    two. Adding them one after the other takes N - 1 rounds; adding in pairs takes log2 N, as in the picture below. In
+#    round r, the device d that is a multiple of 2^r adds the array of device d + 2^(r-1) to its own. Return the list of
+#    rounds: the N arrays, then N/2 sums, and so on down to one.
+#    <details><summary>Hint</summary>In a round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
+#    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
+# 3. `mended_standardise` (find the mistake): `broken_standardise` is to do its work on the given device. The numbers it
+#    returns are right, but the device is wrong. Write it correctly. <details><summary>Hint</summary>What does
+#    <code>device_put</code> do to its argument?</details>
+
+# %%
+lesson_00.tree_of_sums()
+
+
+def broken_standardise(x, device):
+    jax.device_put(x, device)
+    return (x - x.mean()) / x.std()
+
+
+print("asked for device 6, computed on", broken_standardise(jnp.arange(4.0), eight[6]).devices())
+
+
+# %%
+def add_on(device, a, b):
+    """`a + b` on `device`, wherever the two are."""
+    ...  # your code: 1 to 3 lines
+
+
+def sum_in_pairs(arrays):
+    """The rounds of the sum: N arrays, N/2 arrays, ..., one array; array i of the first round is on device i."""
+    ...  # your code: 5 to 7 lines
+
+
+def mended_standardise(x, device):
+    """`x` with mean 0 and standard deviation 1, computed on `device`."""
+    ...  # your code: 2 lines
+
+
+for exercise in (add_on, sum_in_pairs, mended_standardise):
+    check("00_meet_your_devices", exercise.__name__, exercise)
+
+# %% [markdown]
+# ## Take away
+#
+# * Ask for simulated devices before JAX starts, and look at `jax.devices()` to see what you got.
+# * Operations run where their committed arrays are. JAX moves uncommitted arrays, and never committed ones.
+# * Simulated devices show that a program is right, and not how fast it is.
+#
+# In pmapdp this code is [pmapdp/devices.py](../pmapdp/devices.py); its function `simulate` is printed at the end. To read
+# on: [JAX on data placement](https://docs.jax.dev/en/latest/faq.html#controlling-data-and-computation-placement-on-devices).
+# Next, a network without JAX: [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
+#
+# ## Appendix: why simulated devices need threads
+#
+# You can skip this. It explains why `simulate` below sets a variable called `NPROC`.
+#
+# In a **collective** operation, such as the sum over all devices (lesson 05), every device waits for all others. Before
+# jax 0.12, a simulated device occupies a thread while it waits, and JAX makes as many threads as there are cores. With
+# eight devices on two cores, two devices wait for six that never get a thread. This is a **deadlock**: the process aborts
+# after a while. Here are eight tasks that wait for each other in plain Python, on pools of different sizes:
 
 
 # %%
@@ -189,85 +282,16 @@ def meet(tasks: int, threads: int) -> bool:
         return all(future.result() for future in [pool.submit(task) for _ in range(tasks)])
 
 
-outcome = {threads: meet(8, threads) for threads in (2, 4, 7, 8, 16)}
+outcome = {threads: meet(8, threads) for threads in (2, 7, 8, 16)}
 print(outcome)
-assert outcome == {2: False, 4: False, 7: False, 8: True, 16: True}
+assert outcome == {2: False, 7: False, 8: True, 16: True}
 
 # %% [markdown]
-# The environment variable `NPROC` sets the size of XLA's pool (XLA is the compiler under JAX), if it is set
-# before JAX starts. The pool has other work too, so eight threads are too few in practice; `devices.simulate` asks
-# for two a device, or one a core where that is more. From jax 0.12 on it leaves the pool alone: no loop of ours ever
-# deadlocked there, and threads beyond the cores make every program slower.
+# With fewer threads than tasks, they never all arrive. The environment variable `NPROC`, read when JAX starts, sets the
+# size of the pool. The pool has other work too, so `simulate` asks for two threads for each device. From jax 0.12 on, no
+# program of ours ever deadlocked, and `simulate` leaves the pool alone.
 
 # %%
 print("jax", jax.__version__, "NPROC =", os.environ.get("NPROC", "not set"))
 assert not devices.COLLECTIVES_HOLD_THREADS or int(os.environ["NPROC"]) >= 2 * len(eight)
-
-# %% [markdown]
-# ## Is it faster?
-#
-# Eight matrix products: all on device 0, or one on each device. `block_until_ready` waits for the
-# result; without it you would time only the request.
-
-# %%
-matrix = np.random.default_rng(0).standard_normal((512, 512), np.float32)
-placings = {"all on device 0": [eight[0]] * 8, "one on each": eight}
-print(devices.describe(eight))
-for name, places in placings.items():
-    copies = [jax.device_put(matrix, place) for place in places]
-    jax.block_until_ready([copy @ copy for copy in copies])  # compiles; not timed
-    started = time.perf_counter()
-    for _ in range(5):
-        jax.block_until_ready([copy @ copy for copy in copies])
-    print(f"{name}: {200 * (time.perf_counter() - started):.1f} ms")
-
-# %% [markdown]
-# Eight times the devices, nothing like eight times the speed: the cores are the same, and one device can already
-# use all of them. On eight GPUs the second line would be about an eighth of the first.
-#
-# ## Exercises
-#
-# Solutions: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
-#
-# 1. `place_rows`: row `i` of `x` `[N, D]` on `places[i]`; a list of N arrays `[D]`.
-#    <details><summary>Hint</summary>You saw it above, with <code>zip</code>.</details>
-# 2. `add_on`: the sum of two arrays that may lie on different devices, on a third.
-#    <details><summary>Hint</summary>Move both first.</details>
-# 3. `environment`: the variables with which to start a program of jax 0.10 on `count` simulated devices and a machine
-#    with `cores` cores, as a dictionary. Names: `JAX_NUM_CPU_DEVICES` and `NPROC`.
-#    <details><summary>Hint</summary>Variables of the environment are strings.</details>
-
-
-# %%
-def place_rows(x, places):
-    """The rows of `x` `[N, D]`, each on its device."""
-    ...  # your code: 1 line
-
-
-def add_on(device, a, b):
-    """`a + b` on `device`, wherever the two lie."""
-    ...  # your code: 1 to 3 lines
-
-
-def environment(count, cores):
-    """The two variables for `count` simulated devices on `cores` cores."""
-    ...  # your code: 1 to 2 lines
-
-
-for exercise in (place_rows, add_on, environment):
-    check("00_meet_your_devices", exercise.__name__, exercise)
-
-# %% [markdown]
-# ## Take away
-#
-# * Ask for devices before anything else of JAX runs, and look at `jax.devices()` to see what you got.
-# * Arrays live on devices; operations happen where their arrays are, and never move them behind your back.
-# * Simulated devices need threads: before jax 0.12 `NPROC` at least twice their number. They prove a program right, not
-#   fast.
-#
-# In pmapdp this is [pmapdp/devices.py](../pmapdp/devices.py); here is its heart. It also keeps the memory that a step
-# frees ([pmapdp/cpu/malloc.py](../pmapdp/cpu/malloc.py)), which makes steps faster. Next, a network without JAX:
-# [01. Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
-
-# %%
 print(inspect.getsource(devices.simulate))

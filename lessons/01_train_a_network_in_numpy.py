@@ -20,21 +20,21 @@
 # About 25 minutes · before: [00 Meet your devices](00_meet_your_devices.ipynb) · next:
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb)
 #
-# No JAX yet. What a gradient is stays the same when a compiler finds it (lesson 02) and when eight devices share the
-# work (lesson 06), so it pays to have written one. Letters in all lessons: B examples, D features, H hidden units,
-# C classes; shapes stand in square brackets.
+# There is no JAX in this lesson. A gradient means the same when a compiler finds it (lesson 02) and when eight devices
+# share the work (lesson 06), so it helps to have written one. All lessons use the same letters for dimensions: B
+# examples, D features, H hidden units, C classes. Shapes stand in square brackets.
 
 # %%
 import inspect
 import time
 
 import drawing
-import matplotlib.pyplot as plt
 import numpy as np
 from checks import check
+from pictures import lesson_01
 
 from pmapdp import devices
-from pmapdp.models import numpy_mlp as numpy_network
+from pmapdp.models import numpy_mlp
 from pmapdp.registry import load_data
 
 drawing.setup()
@@ -43,48 +43,31 @@ data = load_data(DATASET)
 print("train", data.train.inputs.shape, data.train.inputs.dtype, "| test", data.test.inputs.shape)
 
 # %% [markdown]
-# Each example is a grey image of 28 x 28 pixels and the digit that somebody meant to write. The network sees an image
-# as a row of D = 784 numbers from 0 to 1.
+# Each example is a grey image and the digit that somebody meant to write. The images are scans of 8 x 8 pixels, which the
+# loader enlarges to the 28 x 28 pixels of MNIST. The network sees an image as a row of D = 784 numbers from 0 to 1.
 
 # %%
 x, labels = data.train.inputs.reshape(-1, 784) / 255, data.train.labels  # [n, D], [n]
 x_test, labels_test = data.test.inputs.reshape(-1, 784) / 255, data.test.labels
-
-figure, places = plt.subplots(1, 10, figsize=(7, 0.9))
-for digit, axes in enumerate(places):
-    axes.imshow(x[labels == digit][0].reshape(28, 28)[::2, ::2], cmap="Greys", interpolation="nearest")
-    axes.set_title(digit, fontsize=9)
-    axes.set_axis_off()
-plt.show()
+lesson_01.digits(x, labels)
 
 # %% [markdown]
-# ## The way of the data
+# ## Forward: from an image to a loss
 #
-# Two layers. Each multiplies by a matrix and adds a bias; between them a ReLU sets what is negative to 0. The last
-# numbers, one a class, are the **logits**. Backward, the slope of the loss takes the same way in the other direction.
+# The network has two layers. Each multiplies by a matrix and adds a bias, and between them a ReLU sets negative numbers
+# to 0. The last numbers, one for each class, are called **logits**. In the picture, the forward pass goes from left to
+# right, and the gradients go back from right to left.
 
 # %%
-axes = drawing.canvas(17, 3.6)
-stations = ((0, "x\n[B, 784]"), (4.6, "hidden\n[B, 64]"), (9.2, "logits\n[B, 10]"), (13.8, "loss\n[ ]"))
-for place, text in stations:
-    drawing.box(axes, place, 1.2, text, device=0, width=2.8, height=1.2)
-for place, forward, back in ((2.8, "W1, b1, ReLU", "gradient of W1, b1"), (7.4, "W2, b2", "gradient of W2, b2")):
-    drawing.arrow(axes, (place, 1.5), (place + 1.8, 1.5), device=0)
-    drawing.arrow(axes, (place + 1.8, 2.1), (place, 2.1), device=1)
-    axes.text(place + 0.9, 0.7, forward, ha="center", fontsize=9)
-    axes.text(place + 0.9, 3.1, back, ha="center", fontsize=9)
-drawing.arrow(axes, (12.0, 1.5), (13.8, 1.5), device=0)
-drawing.arrow(axes, (13.8, 2.1), (12.0, 2.1), device=1)
-axes.text(12.9, 0.7, "cross-entropy", ha="center", fontsize=9)
-axes.text(12.9, 3.1, "p - target", ha="center", fontsize=9)
-plt.show()
+lesson_01.forward_and_backward()
 
 # %% [markdown]
-# ## Forward and loss
+# Softmax turns the logits into probabilities: exp(logit), divided by the sum over the classes. The loss of an example is
+# minus the logarithm of the probability of its class (**cross-entropy**), which is 0 if the network is sure and right.
+# `log_softmax` subtracts the largest logit first. This changes nothing in the result, and no exp can overflow.
 #
-# The logits become probabilities by softmax. The loss of an example is minus the logarithm of the probability of its
-# class: 0 if the network is sure and right. **The smallest case:** with all parameters near 0 every class is equally
-# likely. What is the loss with ten classes?
+# A case that one can check in the head: with all weights near 0, every class is equally likely. **Predict** the loss
+# with ten classes.
 
 
 # %%
@@ -94,79 +77,121 @@ def forward(parameters, x):
     return hidden, hidden @ W2 + b2  # [B, C]
 
 
+def log_softmax(logits):  # [B, C] to [B, C]
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
 def loss(parameters, x, labels):
     logits = forward(parameters, x)[1]
-    return -numpy_network.log_softmax(logits)[np.arange(len(labels)), labels].mean()
+    return -log_softmax(logits)[np.arange(len(labels)), labels].mean()
 
 
-parameters = numpy_network.initialise((784, 64, 10), seed=0, scale=1e-2)
-print([(weights.shape, bias.shape) for weights, bias in parameters])
+def initialise(sizes, seed, scale):
+    random = np.random.default_rng(seed)
+    return [(scale * random.normal(size=sizes[i : i + 2]), np.zeros(sizes[i + 1])) for i in range(len(sizes) - 1)]
+
+
+parameters = initialise((784, 64, 10), seed=0, scale=1e-2)
 print(f"loss {loss(parameters, x, labels):.4f}, log(10) = {np.log(10):.4f}")
 assert abs(loss(parameters, x, labels) - np.log(10)) < 0.01
+assert np.isfinite(log_softmax(np.array([[1000.0, 0.0]]))).all()
 
 # %% [markdown]
+# Every class has probability 1/10, so the loss is log(10) = 2.30. Remember this number: a classifier with ten classes
+# that starts with another loss has a mistake.
+#
 # ## Backward, by hand
 #
-# Go back from the loss. Three rules are enough:
+# The backward pass applies the chain rule from the loss back to the parameters. It carries along the gradient of the
+# loss with respect to the activations. Three rules are enough:
 #
-# 1. the slope with respect to the logits is *probabilities minus target*, divided by B because the loss is a mean;
-# 2. a product `h @ W` gives `h.T @ slope` for W and `slope @ W.T` for h;
-# 3. a ReLU lets the slope through where its result is positive.
+# 1. The gradient with respect to the logits is *probabilities minus target*, divided by B because the loss is a mean.
+# 2. For a product `h @ W` with a gradient `g` of its result, the gradient of W is `h.T @ g`, and that of h is `g @ W.T`.
+#    The gradient of the bias is the sum of `g` over the examples.
+# 3. A ReLU lets the gradient through where its result is positive, and sets it to 0 elsewhere.
 
 
 # %%
 def backward(parameters, x, labels):
     hidden, logits = forward(parameters, x)
-    slope = np.exp(numpy_network.log_softmax(logits))  # [B, C], probabilities
-    slope[np.arange(len(labels)), labels] -= 1
-    slope /= len(labels)
-    second = hidden.T @ slope, slope.sum(0)
-    slope = (slope @ parameters[1][0].T) * (hidden > 0)  # [B, H]
-    return [(x.T @ slope, slope.sum(0)), second]
+    g = np.exp(log_softmax(logits))  # [B, C], probabilities
+    g[np.arange(len(labels)), labels] -= 1
+    g /= len(labels)  # rule 1
+    second = hidden.T @ g, g.sum(0)  # rule 2
+    g = (g @ parameters[1][0].T) * (hidden > 0)  # [B, H], rules 2 and 3
+    return [(x.T @ g, g.sum(0)), second]
 
 
 gradients = backward(parameters, x[:32], labels[:32])
 print([(weights.shape, bias.shape) for weights, bias in gradients])
 
 # %% [markdown]
-# The gradients have the shapes of the parameters. Are they right? **Never trust a gradient you have not checked.** Move one
-# parameter a little up and down, and see how much the loss changes. That is slow, one parameter at a time, but it
-# needs no calculus. A small network and three examples do.
+# The gradients have the shapes of the parameters. Are they right? **Never trust a gradient that you have not checked.**
+# Move one parameter a little up and a little down, and see how much the loss changes. This is slow, one parameter at a
+# time, but it needs no calculus. So take a small network and three examples.
+
 
 # %%
-small = numpy_network.initialise((5, 4, 3), seed=1, scale=1.0)
-few = np.random.default_rng(2).standard_normal((3, 5))
-classes = np.array([0, 2, 1])
-tried = numpy_network.finite_differences(lambda p: loss(p, few, classes), small)
+def finite_differences(loss, parameters, step=1e-6):
+    def gradient(array):
+        result = np.empty_like(array)
+        for index in np.ndindex(array.shape):
+            value = array[index]
+            array[index] = value + step
+            above = loss(parameters)
+            array[index] = value - step
+            result[index] = (above - loss(parameters)) / (2 * step)
+            array[index] = value
+        return result
+
+    return [(gradient(weights), gradient(bias)) for weights, bias in parameters]
+
+
+def difference(ours, theirs):
+    return max(abs(a - b).max() for p in zip(ours, theirs, strict=True) for a, b in zip(*p, strict=True))
+
+
+small = initialise((5, 4, 3), seed=1, scale=1.0)
+few, classes = np.random.default_rng(2).standard_normal((3, 5)), np.array([0, 2, 1])
+measured = finite_differences(lambda p: loss(p, few, classes), small)
 by_hand = backward(small, few, classes)
-largest = max(abs(a - b).max() for pair in zip(tried, by_hand, strict=True) for a, b in zip(*pair, strict=True))
-print(f"largest difference {largest:.1e}")
-assert largest < 1e-8
+print(f"largest difference {difference(measured, by_hand):.1e}")
+assert difference(measured, by_hand) < 1e-8
 
 # %% [markdown]
-# **A failure on purpose.** Leave out the ReLU's rule. Nothing complains, the loss may even fall; only the check shows it.
+# The two agree to eight digits, so the backward pass is right.
+#
+# ## How it fails
+#
+# Leave out rule 3, as if there were no ReLU. **Predict:** which gradients are wrong, those of the first layer or those
+# of the second?
 
 
 # %%
 def wrong_backward(parameters, x, labels):
     hidden, logits = forward(parameters, x)
-    slope = np.exp(numpy_network.log_softmax(logits))
-    slope[np.arange(len(labels)), labels] -= 1
-    slope /= len(labels)
-    second = hidden.T @ slope, slope.sum(0)
-    slope = slope @ parameters[1][0].T  # <- changed: without the ReLU's rule
-    return [(x.T @ slope, slope.sum(0)), second]
+    g = np.exp(log_softmax(logits))
+    g[np.arange(len(labels)), labels] -= 1
+    g /= len(labels)
+    second = hidden.T @ g, g.sum(0)
+    g = g @ parameters[1][0].T  # <- changed: without the rule of the ReLU
+    return [(x.T @ g, g.sum(0)), second]
 
 
 wrong = wrong_backward(small, few, classes)
-print(f"W2: {abs(wrong[1][0] - tried[1][0]).max():.1e} | W1: {abs(wrong[0][0] - tried[0][0]).max():.1e}")
-assert abs(wrong[0][0] - tried[0][0]).max() > 1e-3
+print(f"first layer {difference(wrong[:1], measured[:1]):.1e}, second layer {difference(wrong[1:], measured[1:]):.1e}")
+assert difference(wrong[:1], measured[:1]) > 1e-3
+assert difference(wrong[1:], measured[1:]) < 1e-8
 
 # %% [markdown]
+# Only the first layer is wrong, because the backward pass meets the second layer first. No error is raised, and
+# training with this gradient may even reduce the loss. Only the comparison shows the mistake.
+#
 # ## Train
 #
-# Stochastic gradient descent: take a **mini-batch**, here 32 examples, and step against the gradient. An epoch visits each
-# example once, in a new order; the last batch is smaller, and no example is dropped.
+# Stochastic gradient descent takes a **mini-batch** of examples, here 32, and moves the parameters against the gradient.
+# An **epoch** visits each example once, in a new order. The last batch of an epoch is smaller; no example is dropped.
 
 # %%
 random = np.random.default_rng(0)
@@ -182,78 +207,90 @@ for _ in range(20):
         ]
     history.append((loss(parameters, x, labels), loss(parameters, x_test, labels_test)))
 seconds = time.perf_counter() - started
-accuracy = numpy_network.accuracy(parameters, x_test, labels_test)
+guesses = forward(parameters, x_test)[1].argmax(1)
+accuracy = (guesses == labels_test).mean()
 print(f"20 epochs in {seconds:.1f} s on {devices.cores()} cores, test accuracy {accuracy:.3f}")
 assert accuracy > 0.9
 
 # %% [markdown]
-# The test loss, on images the network never saw, follows the train loss and then stays above it. **Predict:** which
-# digits does the network confuse most often?
+# More than nine of ten digits are right. **Predict:** which digits does the network confuse most often? The right
+# picture below counts the mistakes on the test set.
 
 # %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.4), width_ratios=(2, 1.2))
-for number, name in enumerate(("train", "test")):
-    left.plot(range(1, 21), [losses[number] for losses in history], color=drawing.DEVICE_COLOURS[number], label=name)
-left.set(xlabel="epoch", ylabel="loss")
-left.legend(labelcolor="linecolor")
-guesses = forward(parameters, x_test)[1].argmax(1)
 confusion = np.zeros((10, 10), int)
 np.add.at(confusion, (labels_test, guesses), 1)
 np.fill_diagonal(confusion, 0)
-right.imshow(confusion, cmap="Blues")
-right.set(xlabel="guess", ylabel="digit", xticks=range(10), yticks=range(10))
-plt.show()
-assert confusion.sum() == round((1 - accuracy) * len(labels_test))
+lesson_01.learning(history, confusion)
+digit, guess = np.unravel_index(confusion.argmax(), confusion.shape)
+print(f"most often, {confusion.max()} times: a {digit} is taken for a {guess}")
+assert confusion.sum() == (guesses != labels_test).sum()
 
 # %% [markdown]
+# The loss on images that the network never saw follows the training loss, and then stays above it. The line below the
+# picture answers the question.
+#
 # ## Exercises
 #
-# **1. `softmax_slope`**: the slope of the *mean* loss with respect to the logits, from `probabilities` `[B, C]` and
-# `labels` `[B]`; an array `[B, C]`. Do not change `probabilities`.
+# Solutions, with reasons: [solutions/01_train_a_network_in_numpy.py](solutions/01_train_a_network_in_numpy.py).
 #
-# <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is the target.</details>
-#
-# **2. `layer_backward`**: for one layer `y = x @ W + b`, from `x` `[B, D]`, `W` `[D, H]` and the slope of the loss with
-# respect to `y` `[B, H]`: the slopes of x, W and b.
-#
-# <details><summary>Hint</summary>Let the shapes guide you. Each bias is added to all examples.</details>
-#
-# **3. `batches`**: cut `order` `[n]` into a list of batches of `size`, the last one with what is left.
-#
-# <details><summary>Hint</summary>Slicing past the end of an array is allowed.</details>
+# 1. `softmax_gradient` (5 minutes): the gradient of the *mean* loss with respect to the logits, from `probabilities`
+#    `[B, C]` and `labels` `[B]`; an array `[B, C]`. Do not change `probabilities`.
+#    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is the target.</details>
+# 2. `standardise_backward` (10 minutes): the backward pass of batch norm, which lesson 07 splits over devices. The
+#    forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient `g`
+#    of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every example,
+#    through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard deviation.
+#    Then take away what a shift of all examples would change (the mean of g), and what a stretch would change
+#    (y times the mean of g * y).</details>
+# 3. `mended_update` (find the mistake): `broken_update` makes one step of gradient descent. The loss falls, and nothing
+#    is reported. But the step is not along the gradient. Write it correctly.
+#    <details><summary>Hint</summary>With which W2 was the forward pass computed?</details>
 
 
 # %%
-def softmax_slope(probabilities, labels):
-    """Slope of the mean cross-entropy with respect to the logits `[B, C]`."""
+def broken_update(parameters, x, labels, rate):
+    (W1, b1), (W2, b2) = parameters
+    hidden, logits = forward(parameters, x)
+    g = (np.exp(log_softmax(logits)) - np.eye(logits.shape[1])[labels]) / len(labels)
+    W2, b2 = W2 - rate * hidden.T @ g, b2 - rate * g.sum(0)
+    g = (g @ W2.T) * (hidden > 0)
+    W1, b1 = W1 - rate * x.T @ g, b1 - rate * g.sum(0)
+    return [(W1, b1), (W2, b2)]
+
+
+def softmax_gradient(probabilities, labels):
+    """Gradient of the mean cross-entropy with respect to the logits `[B, C]`."""
     ...  # your code: 1 or 2 lines
 
 
-def layer_backward(x, W, slope):
-    """The slopes of x `[B, D]`, W `[D, H]` and b `[H]`."""
-    ...  # your code: 1 to 3 lines
+def standardise_backward(x, g):
+    """Gradient `[B, D]` with respect to x, from the gradient `g` `[B, D]` with respect to the standardised x."""
+    ...  # your code: 2 to 4 lines
 
 
-def batches(order, size):
-    """A list of arrays: all of `order`, `size` at a time."""
-    ...  # your code: 1 line
+def mended_update(parameters, x, labels, rate):
+    """The parameters after one step of gradient descent."""
+    ...  # your code: about 6 lines; you may call forward, log_softmax and backward
 
 
-for exercise in (softmax_slope, layer_backward, batches):
+for exercise in (softmax_gradient, standardise_backward, mended_update):
     check("01_train_a_network_in_numpy", exercise.__name__, exercise)
 
 # %% [markdown]
-# Solutions: [solutions/01_train_a_network_in_numpy.py](solutions/01_train_a_network_in_numpy.py)
-#
 # ## Take away
 #
-# - Forward keeps the activations; backward goes through the layers from the last to the first and needs them.
-# - The loss is a mean over the batch, so the gradient is one too. Lesson 06 is about nothing else.
+# - The forward pass keeps the activations. The backward pass goes through the layers from the last to the first, and
+#   needs them.
+# - The loss is a mean over the batch, so the gradient is a mean, too. Data parallelism (lesson 06) rests on that.
 # - Check a gradient against finite differences before you believe it.
 #
-# In pmapdp this network, for any number of layers, is [numpy_network.py](../pmapdp/models/numpy_mlp.py). Its backward pass:
+# In pmapdp this network, for any number of layers, is [models/numpy_mlp.py](../pmapdp/models/numpy_mlp.py), where the
+# gradient that is carried along is called `slope`. Its backward pass is printed below, and equals yours. To read on:
+# [Calculus on computational graphs](https://colah.github.io/posts/2015-08-Backprop/),
+# [micrograd](https://github.com/karpathy/micrograd). Next:
+# [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
-print(inspect.getsource(numpy_network.backward))
-again = numpy_network.backward(small, numpy_network.forward(small, few), classes)
-assert all(np.allclose(a, b, rtol=0, atol=1e-15) for p in zip(again, by_hand, strict=True) for a, b in zip(*p, strict=True))
+print(inspect.getsource(numpy_mlp.backward))
+again = numpy_mlp.backward(small, numpy_mlp.forward(small, few), classes)
+assert difference(again, by_hand) < 1e-15

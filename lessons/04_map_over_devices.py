@@ -19,7 +19,7 @@
 # split and which are copied, and read results back without moving more than you need.
 #
 # 25 minutes. Before: [03. Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
-# Next: [05. Talk between devices](05_talk_between_devices.ipynb).
+# Next: [05. Communicate between devices](05_communicate_between_devices.ipynb).
 
 # %%
 import inspect
@@ -278,7 +278,7 @@ for exercise in (dot_product, dot_with_columns, one_copy):
 # * `in_axes=None` and `out_axes=None` are for replicated state: no device axis, one truth, and your promise.
 # * Read one copy through `addressable_shards[0].data`; `x[0]` sets all devices to work.
 #
-# So far no device has heard of another. Next: [05. Talk between devices](05_talk_between_devices.ipynb).
+# So far no device has heard of another. Next: [05. Communicate between devices](05_communicate_between_devices.ipynb).
 #
 # In pmapdp this code is [pmapdp/steps/pmap.py](../pmapdp/steps/pmap.py). The lines of it that you can now read:
 

@@ -16,10 +16,10 @@
 # # 06. Average gradients
 #
 # After this lesson you can write the data-parallel training step, prove that it equals one device with the large
-# batch, and notice an all-reduce that is forgotten or wrong. No error reports either mistake.
+# batch, and find an all-reduce that is forgotten or wrong. No error reports either mistake.
 #
-# 30 minutes. Before: [05. Talk between devices](05_talk_between_devices.ipynb).
-# Next: [07. Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb).
+# About 35 minutes · before: [05 Communicate between devices](05_communicate_between_devices.ipynb) · next:
+# [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb)
 #
 # The lesson computes in float64, so that a difference is a mistake and not rounding. Real training uses float32.
 
@@ -30,14 +30,15 @@ import time
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from checks import check
 from flax import nnx
 from jax import lax
+from pictures import lesson_06
 
 from pmapdp import devices
+from pmapdp.cpu import faster
 from pmapdp.data.batches import Batches
 from pmapdp.models.cnn import CNN
 from pmapdp.registry import load_data
@@ -56,11 +57,11 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## Four examples, two devices
 #
-# The smallest training: one parameter `w`, the prediction `w * x`, and the loss `(w * x - y)² / 2`. Its derivative is
-# `(w * x - y) * x`, so at `w = 0` an example's gradient is `-y * x`. The four below have the gradients -2, -2, -5 and
-# -7, and their mean is -4.
+# Take the smallest training there is: one parameter `w`, the prediction `w * x`, and the loss `(w * x - y)² / 2`. Its
+# derivative is `(w * x - y) * x`, so at `w = 0` the gradient of an example is `-y * x`. The four examples below have the
+# gradients -2, -2, -5 and -7. Their mean is -4.
 #
-# Now device 0 gets the first two examples, and device 1 the others. **Predict** each device's own mean gradient, and
+# Now device 0 gets the first two examples, and device 1 the others. **Predict** the mean gradient on each device, and
 # the mean of the two.
 
 
@@ -72,7 +73,7 @@ def squared_loss(w, x, y):
 x, y = np.array([1.0, 2, 1, 1]), np.array([2.0, 1, 5, 7])  # [B] = [4]
 xs, ys = x.reshape(2, 2), y.reshape(2, 2)  # [N, b]
 
-whole = jax.grad(squared_loss)(0.0, x, y)
+one_device = jax.grad(squared_loss)(0.0, x, y)
 local = jax.pmap(jax.grad(squared_loss), in_axes=(None, 0, 0))(0.0, xs, ys)
 
 
@@ -81,39 +82,30 @@ def averaged_gradient(w, x, y):
 
 
 averaged = jax.pmap(averaged_gradient, axis_name="data", in_axes=(None, 0, 0))(0.0, xs, ys)
-print("one device:", whole, "| local:", local, "| averaged:", averaged, "on", len(averaged.devices()), "devices")
-assert (whole, *local, *averaged) == (-4, -2, -6, -4, -4)
+print("one device:", one_device, "| local:", local, "| averaged:", averaged, "on", len(averaged.devices()), "devices")
+assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 
 # %% [markdown]
 # **The mean of the local means is the mean over the batch**, because both devices hold the same number of examples.
-# That is all of data parallelism: the average gradient is the one of the large batch, so the update is, too. Every
-# device makes the same update, so the copies of the parameters stay equal, and nobody ever has to send parameters.
+# This is the whole idea of data parallelism. The average gradient is the gradient of the large batch, so the update is
+# the update of the large batch. Every device makes the same update, so the copies of the parameters stay equal. The
+# parameters are sent once, when training starts, and never again.
 #
-# PyTorch's `DistributedDataParallel` does this inside `loss.backward()`. In JAX it is a line in your step.
+# PyTorch's `DistributedDataParallel` (DDP) does the same: it broadcasts the parameters once, and averages the gradients
+# inside `loss.backward()`. In JAX the average is a line in your own step.
 #
 # ## The same for a network
 #
-# We take pmapdp's small convolutional network and a global batch of B = 64 images of digits. On N = 8 devices each gets
-# b = B / N = 8 of them. The way of the data:
+# Now take the small convolutional network of pmapdp and a **global batch** of B = 64 images. Each of N = 8 devices gets
+# a **per-device batch** of b = B / N = 8 images. In the picture, the batch goes in at the top.
 
 # %%
-picture = drawing.canvas(18.9, 8.6)
-for row, label in {0.6: "batch", 2.2: "split", 4.0: "gradient", 5.9: "all-reduce", 7.6: "update"}.items():
-    picture.text(0, row, label, va="center")
-drawing.box(picture, 3.0, 0.2, "images [64, 28, 28, 1]", width=15.6)
-drawing.box(picture, 3.0, 5.4, "pmean: the average of the eight gradients, on every device", width=15.6, height=1.0)
-for d in range(N):
-    left = 3.0 + 1.98 * d
-    drawing.box(picture, left, 1.7, f"rows\n{8 * d}-{8 * d + 7}", device=d, width=1.75, height=1.1)
-    drawing.box(picture, left, 3.5, f"g{d}", device=d, width=1.75, height=0.9)
-    drawing.box(picture, left, 7.2, "new w", device=d, width=1.75, height=0.9)
-    for start, end in ((1.0, 1.7), (2.8, 3.5), (4.4, 5.4), (6.4, 7.2)):
-        drawing.arrow(picture, (left + 0.87, start), (left + 0.87, end), device=d)
+lesson_06.data_parallel_step()
 
 # %% [markdown]
-# First the step of one device, plain gradient descent. `nnx.merge` puts the parameters back into the network, as in
-# lesson 03. The data-parallel step is the same function with one line more. `axis_name` gives the device axis the name
-# that `pmean` refers to; `None` keeps the parameters whole, without a device axis (lesson 04).
+# First comes the step of one device, in plain gradient descent. The data-parallel step is the same function with one
+# line more. `axis_name` gives the device axis the name that `pmean` refers to. The axis `None` says that the parameters
+# are replicated, and have no device axis (lesson 04).
 
 # %%
 RATE = 0.1
@@ -148,8 +140,9 @@ data_parallel = jax.pmap(data_parallel_step, **axes)  # <- changed: pmap in plac
 # %% [markdown]
 # ## Proof: equal to the large batch
 #
-# Twenty updates each way, from the same start, on the same batches. What lesson 04 built is imported: `place_state` copies
-# the state whole to every device, and `place_batch` cuts a batch into `[N, b, ...]`, a part for each device.
+# Run twenty updates each way, from the same start and on the same batches. Two functions are borrowed from pmapdp.
+# `place_state` is `jax.device_put` onto a replicated sharding (lesson 04). `place_batch` reshapes a batch to
+# `[N, b, ...]` and puts one slice on each device.
 #
 # **Predict:** are the parameters equal at the end, bit for bit?
 
@@ -179,12 +172,13 @@ assert 0 < distance(alone, together) < 1e-12
 assert distance(alone, start.params) > 1e-2
 
 # %% [markdown]
-# Not bit for bit: the 64 examples were added up in another order, and each addition rounds. The tolerance is 1e-12,
-# after moves of more than 1e-2.
+# They are not equal bit for bit. The 64 examples were added up in another order, and every addition rounds. The
+# difference stays below 1e-12, after the parameters moved by more than 1e-2.
 #
 # ## Failure 1: the all-reduce is forgotten
 #
-# Delete the line with `pmean`. **Predict:** does it raise? Does the loss fall? What does JAX say about the parameters?
+# Delete the line with `pmean`. **Predict:** does it raise an error? Does the loss fall? What does JAX say about the
+# parameters?
 
 # %%
 forgotten = jax.pmap(one_device_step, **axes)  # <- changed: no pmean inside
@@ -205,28 +199,22 @@ bias = drifting["logits"]["bias"]
 print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f} | JAX says: fully replicated = {bias.is_fully_replicated}")
 for device, copy in enumerate(copies(bias)[:3]):
     print(f"device {device} holds", copy[:5].round(4))
+lesson_06.drift(np.array(drift), distance(alone, together))
 assert losses[-1] < losses[0]
 assert bias.is_fully_replicated
 assert min(drift[-1]) > 1e-3
 assert all(distance(copy, together) == 0 for copy in copies(together))
 
-for d in range(N):
-    plt.plot(range(1, 21), np.array(drift)[:, d], color=drawing.DEVICE_COLOURS[d], label=f"device {d}")
-plt.axhline(distance(alone, together), color=drawing.INK, linestyle="--", label="with pmean")
-plt.gca().set(xlabel="update", ylabel="distance from one device", xticks=range(0, 21, 5))
-plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-plt.show()
-
 # %% [markdown]
-# No error, and a falling loss. But there are now eight different models, each trained on an eighth of the data, and
-# a checkpoint saves the one that is read first. `out_axes=None` was a promise that all devices return the same,
-# and JAX believes it: `is_fully_replicated` is read from the sharding, not from the numbers.
-# Only `addressable_shards` shows them. With `pmean` all copies are equal, bit for bit; the cell asserts that.
+# There is no error, and the loss falls. But there are eight different models, each trained on an eighth of the data,
+# and a checkpoint saves the one that is read first. With `out_axes=None` you promised that all devices return the same,
+# and JAX takes your word for it: `is_fully_replicated` is read from the sharding, not from the numbers. Only
+# `addressable_shards` shows the numbers. With `pmean` all copies are equal bit for bit, as the last line asserts.
 #
 # ## Failure 2: the wrong collective
 #
-# Now `psum` in place of `pmean`: the sum of eight means. All copies agree, so comparing them finds nothing.
-# **Predict:** by how much is the gradient too long, and would you notice with Adam?
+# Now take `psum` in place of `pmean`, which is the sum of eight means. All copies agree, so comparing them finds
+# nothing. **Predict:** by what factor is the gradient too long? Would you notice with Adam?
 
 
 # %%
@@ -245,15 +233,15 @@ for name, (eight, one), expected in (("gradient", (wrong, right), N), ("Adam's u
     np.testing.assert_allclose(ratio, expected, rtol=0.02)
 
 # %% [markdown]
-# With gradient descent it is a learning rate N times too high: fine on two devices perhaps, and divergent on 64.
-# Adam divides a gradient by its typical size, so a constant factor disappears and the loss curve looks right, until
+# With gradient descent, this is a learning rate that is N times too high: it may do no harm on two devices, and diverge
+# on 64. Adam divides a gradient by its typical size, so a constant factor cancels. The loss curve looks right, until
 # somebody adds gradient clipping. **Compare the length of the gradient with one device**, not the loss curve.
 #
 # ## What if a device has fewer examples?
 #
-# Take the four examples again without the last: the gradients are -2, -2 on device 0 and -5 on device 1, and their mean
-# is -3. So device 0 has a sum of -4 over two examples, and device 1 a sum of -5 over one. **Predict** what `pmean` of
-# the local means gives.
+# Take the first four examples again, without the last one. The gradients are -2 and -2 on device 0, and -5 on device 1,
+# so the mean is -3. Device 0 has a sum of -4 over two examples, and device 1 a sum of -5 over one. **Predict** what
+# `pmean` of the local means gives.
 
 
 # %%
@@ -261,40 +249,76 @@ def mean_of_means(total, count):
     return lax.pmean(total / count, "data")
 
 
-def sum_and_count(total, count):
-    total, count = lax.psum((total, count), "data")  # <- changed: add up both ...
+def sum_over_count(total, count):
+    total, count = lax.pmean((total, count), "data")  # <- changed: average both ...
     return total / count  # <- changed: ... and divide once, after the all-reduce
 
 
 totals, counts = np.array([-4.0, -5.0]), np.array([2.0, 1.0])  # [N] each
-for average, expected in ((mean_of_means, -3.5), (sum_and_count, -3.0)):
+for average, expected in ((mean_of_means, -3.5), (sum_over_count, -3.0)):
     result = jax.pmap(average, axis_name="data")(totals, counts)
     print(f"{average.__name__:14s}", result)
     assert (result == expected).all()
 
 # %% [markdown]
-# The mean of means counts the lonely example twice as much as the others. Sums and counts are right for any split, so
-# pmapdp uses nothing else. Devices run one program, so all have arrays of one shape: the free places hold padding, which
-# gets the weight 0 and adds nothing to the sum or the count. Lesson 07 builds on this.
+# In the mean of means, the single example of device 1 counts twice as much as the others. The mean of the sums over the
+# mean of the counts is right for any split: both have the same factor 1/N, which cancels. (`psum` of both is right for
+# the same reason.) pmapdp uses this form. All devices run one program on arrays of one shape, so unused rows hold
+# padding, which has weight 0 and adds nothing to the sum or the count. Lesson 07 builds on this.
+#
+# ## What changes when you add devices
+#
+# Three questions come up in every data-parallel program, in JAX as with DDP.
+#
+# **Which batch size is meant?** With DDP you set the per-device batch, so eight GPUs give eight times the global batch.
+# In JAX the program sees the global array, so you usually set the global batch. Everything in the proof above depends
+# on the global batch alone: with B = 64 the result is the same on 1, 2 or 8 devices.
+#
+# **Does the learning rate change?** Not as long as the global batch stays the same. If you keep b fixed, then B grows
+# with N, and an epoch has fewer updates, from less noisy gradients. A common rule for SGD multiplies the learning rate
+# by the same factor as B, and warms it up over the first epochs ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)).
+# For Adam the square root of the factor is usual ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are
+# rules of thumb: check them on your problem. pmapdp has `--scale-learning-rate linear` and `sqrt`.
+#
+# **Does communication overlap with computation?** The gradients of the last layer are ready first. DDP sends them in
+# buckets while the backward pass still computes the others. In JAX, XLA schedules the all-reduces of a compiled step:
+# on GPU and TPU it can start an all-reduce as soon as its gradient is ready. You write nothing for it. On simulated
+# devices there is no network to hide, so the measurement at the end shows no overlap. The picture shows both orders.
+
+# %%
+lesson_06.overlap()
+
+# %% [markdown]
+# In the lower half the update starts earlier, because only the last all-reduce is left when the backward pass ends.
 #
 # ## Exercises
 #
-# One device's code each; the mapped axis is `"data"`. The model is linear: `x @ w`, with parameters `w` `[D]` and
-# examples `x` `[b, D]`, `y` `[b]`, and the loss of an example is `(x @ w - y)² / 2`. Solutions:
+# Each is the code of one device, and the mapped axis is `"data"`. The model is linear: `x @ w`, with parameters `w`
+# `[D]` and examples `x` `[b, D]`, `y` `[b]`. The loss of an example is `(x @ w - y)² / 2`. Solutions, with reasons:
 # [solutions/06_average_gradients.py](solutions/06_average_gradients.py).
 #
-# 1. `step`: the updated parameters `[D]` after one data-parallel step of gradient descent with learning rate 0.1.
-#    <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
+# 1. `step` (5 minutes): the updated parameters `[D]` after one data-parallel step of gradient descent with learning
+#    rate 0.1. <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
 #    <code>jax.grad</code> of the mean loss. Average it before you use it.</details>
-# 2. `largest_difference`: how far the copies of a replicated array lie apart at most, in any element. 0 for a
-#    healthy one. <details><summary>Hint</summary>Stack the shards' data in NumPy; largest minus smallest along the new
-#    axis.</details>
-# 3. `global_gradient`: the gradient `[D]` of the mean loss over all *valid* examples of all devices. Some devices may
-#    hold padding alone. <details><summary>Hint</summary>As <code>sum_and_count</code>: divide after the
-#    psum.</details>
+# 2. `largest_difference` (5 minutes): how far apart the copies of a replicated array are at most, in any element. 0
+#    for a healthy one. <details><summary>Hint</summary>Stack the shards' data in NumPy; largest minus smallest along
+#    the new axis.</details>
+# 3. `global_gradient` (10 minutes): the gradient `[D]` of the mean loss over all *valid* examples of all devices. A
+#    device may hold nothing but padding. <details><summary>Hint</summary>As in <code>sum_over_count</code>, divide
+#    after the all-reduce.</details>
+# 4. `mended_clipping` (find the mistake): `broken_clipping` shortens a gradient that is longer than 1, and averages.
+#    It raises nothing, all copies agree, and on one device it is right. On several devices the result is not the
+#    clipped gradient of the global batch. Write it correctly.
+#    <details><summary>Hint</summary>Which gradient is to be shorter than 1?</details>
 
 
 # %%
+def broken_clipping(gradient):  # [D], the mean over this device's examples
+    length = jnp.sqrt((gradient**2).sum())
+    clipped = gradient / jnp.maximum(length, 1)
+    return lax.pmean(clipped, "data")
+
+
 def step(w, x, y):
     """Parameters `[D]` after one step on `[b, D]` and `[b]` of each device."""
     ...  # your code: 2 to 3 lines
@@ -310,31 +334,23 @@ def global_gradient(w, x, y, weights):
     ...  # your code: 3 to 4 lines
 
 
-for exercise in (step, largest_difference, global_gradient):
+def mended_clipping(gradient):
+    """The global batch's gradient `[D]`, with a length of at most 1."""
+    ...  # your code: 2 to 3 lines
+
+
+for exercise in (step, largest_difference, global_gradient, mended_clipping):
     check("06_average_gradients", exercise.__name__, exercise)
-
-# %% [markdown]
-# ## The same in pmapdp
-#
-# The step is in [pmapdp/steps/pmap.py](../pmapdp/steps/pmap.py), and the update in
-# [pmapdp/steps/shared.py](../pmapdp/steps/shared.py), which all strategies share. It is your step with sums and counts, any
-# optimizer, and *donated* state: the old parameters' memory is used for the new ones. `packed` makes one
-# vector of all arrays on a CPU, because simulated devices wait for each other once for each array.
-
-# %%
-source = inspect.getsource(pmap.make_steps)
-print(source[source.index("    def train_step") : source.index("    def eval_step")])
-print(inspect.getsource(Body.update))
 
 # %% [markdown]
 # ## What it costs
 #
-# pmapdp's step with the same global batches on 1, 2, 4 and 8 simulated devices, now in float32 as in real training, and
-# the proof that its parameters are yours within 1e-4. **Predict:** which number of devices is fastest?
+# Here is pmapdp's step with the same global batches on 1, 2, 4 and 8 simulated devices, in float32 as in real training,
+# and the proof that its parameters are yours within 1e-4. **Predict:** which number of devices is fastest?
 
 # %%
 print(f"{devices.describe(chosen)}, jax {jax.__version__}, 64 examples a step, float32")
-task32 = Task(CNN, optax.sgd(RATE))
+task32 = Task(CNN, optax.sgd(RATE), transform=faster)  # convolutions as pmapdp computes them on simulated devices
 start32 = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, start)
 for count in (1, 2, 4, 8):
     steps = make_steps("pmap", task32, chosen[:count])
@@ -351,18 +367,27 @@ for count in (1, 2, 4, 8):
     assert far < 1e-4
 
 # %% [markdown]
-# This is no speed-up, whichever row came out first. Simulated devices share the cores of this machine, and the 64
-# examples cost the same arithmetic in every row. A row gains a little where its smaller parts fit the caches or keep
-# the cores busier. It loses because N devices make N copies of the update, and an all-reduce besides. On N real devices
-# the work on the examples is divided by N; the update and the all-reduce are not. So data parallelism pays when b is
-# large enough that a device computes for longer than it talks.
+# This is no speed-up, whichever row came out first: simulated devices share the cores of this machine, and the 64
+# examples cost the same arithmetic in every row. More devices add N copies of the update and an all-reduce. On N real
+# devices the work on the examples is divided by N, and the update and the all-reduce are not. So data parallelism pays
+# when b is large enough that a device computes for longer than it communicates.
 #
 # ## Take away
 #
-# * Split the batch, compute local gradients, one all-reduce, the same update everywhere: equal to the large batch.
-# * A forgotten all-reduce shows in `addressable_shards`, a wrong one in the gradient's length; neither raises an error.
-# * Means of means are wrong for ragged batches: add up sums and counts, and divide once.
+# * Split the batch, compute local gradients, all-reduce them once, update everywhere: this equals the large batch.
+# * A forgotten all-reduce shows in `addressable_shards`, and a wrong one in the length of the gradient. Neither raises
+#   an error.
+# * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
-# This code is now in [pmapdp/steps/pmap.py](../pmapdp/steps/pmap.py) and
-# [pmapdp/steps/shared.py](../pmapdp/steps/shared.py).
-# Next: [07. Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb).
+# The step of pmapdp is in [steps/pmap.py](../pmapdp/steps/pmap.py), and its update in
+# [steps/shared.py](../pmapdp/steps/shared.py). Both are printed below. It is your step with sums and counts, any
+# optimizer, and a donated state. To read on: [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
+# [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next:
+# [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb).
+
+# %%
+source = inspect.getsource(pmap.make_steps)
+printed = source[source.index("    def train_step") : source.index("    def eval_step")]
+print(printed)
+print(inspect.getsource(Body.update))
+assert "lax.pmean((gradients, sums.count), AXIS)" in printed

@@ -14,16 +14,16 @@
 # %% [markdown]
 # # 07. Keep batch norm, dropout and metrics exact
 #
-# After this lesson you can train a network with batch norm and dropout on any number of devices, with
-# batches that do not divide, and get the result of one device.
+# After this lesson you can train a network with batch norm and dropout on any number of devices, also with batches that
+# do not divide by it, and get the result of one device.
 #
-# About 25 minutes · before: [06 Average gradients](06_average_gradients.ipynb) · next: [08 Let the compiler
-# do it](08_let_the_compiler_do_it.ipynb)
+# About 35 minutes, in two halves: batch norm, then dropout and metrics · before:
+# [06 Average gradients](06_average_gradients.ipynb) · next: [08 Let the compiler do it](08_let_the_compiler_do_it.ipynb)
 #
-# Lesson 06 split the batch, and averaging the gradients was enough. It was enough because each example went
-# through the network alone. Three things break that: **batch norm** mixes examples, **dropout** draws
-# random numbers, and a **ragged batch** gives devices different numbers of examples. This lesson computes
-# in float64, so that a difference is a mistake and not rounding.
+# In lesson 06 it was enough to average the gradients, because every example went through the network alone. Three
+# things break that. **Batch norm** mixes the examples of a batch. **Dropout** draws random numbers. A **ragged batch**
+# gives the devices different numbers of examples. This lesson computes in float64, so that a difference is a mistake
+# and not rounding.
 
 # %%
 import inspect
@@ -33,22 +33,21 @@ import time
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from checks import check
+from flax import nnx
 from jax import lax
-from pmapdp.cpu.packing import packed
+from pictures import lesson_07
 
 from pmapdp import devices
 from pmapdp.data.batches import Batches
-from pmapdp.loss import MetricSums
-from pmapdp.models.batch_norm import BatchNorm, moments
+from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.convnet import ConvNet
 from pmapdp.models.layers import Context, Dropout, example_keys
 from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps, pmap
+from pmapdp.steps import make_steps
 from pmapdp.steps.shared import Body
 
 devices.simulate(8)
@@ -59,73 +58,51 @@ data = load_data(DATASET)
 devices.describe(jax.devices())
 
 # %% [markdown]
-# ## Sums and counts
+# ## A ragged batch
 #
-# Four examples on two devices. Shapes must be equal, so each device has three rows, and the free rows hold
-# **padding**: any value, with **weight** 0. What travels between the devices is a sum and a count, never a
-# mean.
+# Put four examples on two devices. All devices run one program on arrays of one shape, so each has three rows. The two
+# unused rows hold **padding**, which may be any value and has **weight** 0. As in lesson 06, each device reduces its
+# values to a sum and a count, and the division comes after the all-reduce.
 
 # %%
-axes = drawing.canvas(14, 5)
-rows = [["1", "2", "3"], ["7", "pad", "pad"]]
-for d, top in enumerate([0.9, 3.1]):
-    axes.text(0, top - 0.3, f"device {d}: values [b] = [3]", color=drawing.INK)
-    for column, text in enumerate(rows[d]):
-        drawing.box(axes, 1.1 * column, top, text, device=None if text == "pad" else d, width=1)
-    drawing.arrow(axes, (3.4, top + 0.4), (4.3, top + 0.4), device=d)
-    drawing.box(axes, 4.4, top, ["sum 6, count 3", "sum 7, count 1"][d], device=d, width=3.0)
-    drawing.arrow(axes, (7.5, top + 0.4), (8.4, [2.1, 2.7][d]), device=d)
-    drawing.arrow(axes, (11.2, [2.1, 2.7][d]), (12.0, top + 0.4), device=d)
-    drawing.box(axes, 12.1, top, "13 / 4", device=d, width=1.7)
-drawing.box(axes, 8.5, 1.9, "psum:\n13 and 4", width=2.6, height=1.0)
-plt.show()
+lesson_07.sums_and_counts()
 
-# %% [markdown]
-# **Predict:** what does each device get if it takes the mean of its own values, and `pmean` averages the
-# two means?
-
-# %%
 values = jnp.array([[1.0, 2, 3], [7, 0, 0]])  # [N, b]
-weights = jnp.array([[1.0, 1, 1], [1, 0, 0]])
-
-
-def mean_of_means(v, w):
-    return lax.pmean((v * w).sum() / w.sum(), "data")
+weights = jnp.array([[1.0, 1, 1], [1, 0, 0]])  # [N, b]
 
 
 def mean(v, w):
-    total, count = lax.psum(((v * w).sum(), w.sum()), "data")  # <- changed
+    total, count = lax.psum(((v * w).sum(), w.sum()), "data")
     return total / count
 
 
-wrong = jax.pmap(mean_of_means, axis_name="data")(values, weights)
-right = jax.pmap(mean, axis_name="data")(values, weights)
-print("mean of means", wrong, "  sum / count", right, right.shape)
-assert wrong.tolist() == [4.5, 4.5]
-assert right.tolist() == [3.25, 3.25]
+print("on both devices:", jax.pmap(mean, axis_name="data")(values, weights))
+assert (jax.pmap(mean, axis_name="data")(values, weights) == 3.25).all()
 
 # %% [markdown]
-# The lonely 7 counted as much as the three others together. Gradients obey the same rule: pmapdp adds up
-# the gradients of the *summed* loss and divides by the count after the `psum`.
+# The mean of 1, 2, 3 and 7 is 3.25. A mean of the two local means would be (2 + 7) / 2 = 4.5, as in lesson 06.
 #
 # ## Batch norm
 #
-# In training, batch norm subtracts the batch's mean and divides by its standard deviation. Under `pmap` a
-# layer sees one device's rows only. pmapdp's layer can be told the mapped axis; PyTorch calls that
-# `SyncBatchNorm`. **Predict** the output for values 0, 2 on device 0 and 10, 12 on device 1, without and
-# with it.
+# In training, batch norm subtracts the mean of the batch and divides by its standard deviation, for each channel. Then
+# it multiplies by a learned scale (gamma) and adds a learned bias (beta). Inside `pmap`, `x.mean(0)` is the mean of
+# this device's rows alone. The layer must be told the mapped axis. PyTorch calls that `SyncBatchNorm`.
+#
+# Take the values 0 and 2 on device 0, and 10 and 12 on device 1. **Predict** the output without and with the axis.
+
 
 # %%
-batch = jnp.array([[[0.0], [2.0]], [[10.0], [12.0]]])  # [N, b, C]
+def batch_norm(x, gamma, beta, axis_name=None):  # [b, C], [C], [C] to [b, C]
+    mean, square = x.mean(0), (x**2).mean(0)
+    if axis_name is not None:
+        mean, square = lax.pmean((mean, square), axis_name)  # <- new
+    return gamma * (x - mean) / jnp.sqrt(square - mean**2) + beta
 
 
-def normalise(x, axis_name):
-    return BatchNorm(1, epsilon=0.0, param_dtype=jnp.float64)(x, Context(train=True, axis_name=axis_name))
-
-
-local = jax.pmap(lambda x: normalise(x, None), axis_name="data")(batch)
-synchronised = jax.pmap(lambda x: normalise(x, "data"), axis_name="data")(batch)  # <- changed
-one_device = normalise(batch.reshape(4, 1), None)
+batch, one, zero = jnp.array([[[0.0], [2.0]], [[10.0], [12.0]]]), jnp.ones(1), jnp.zeros(1)  # batch [N, b, C]
+local = jax.pmap(lambda x: batch_norm(x, one, zero), axis_name="data")(batch)
+synchronised = jax.pmap(lambda x: batch_norm(x, one, zero, "data"), axis_name="data")(batch)  # <- changed
+one_device = batch_norm(batch.reshape(4, 1), one, zero)
 print("local       ", local.ravel())
 print("synchronised", synchronised.ravel().round(3))
 print("one device  ", one_device.ravel().round(3))
@@ -133,32 +110,60 @@ np.testing.assert_allclose(local.ravel(), [-1, 1, -1, 1])
 np.testing.assert_allclose(synchronised.ravel(), one_device.ravel(), atol=1e-12)
 
 # %% [markdown]
-# Local batch norm cannot tell 0 from 10. The synchronised layer needs the mean and variance of the whole
-# batch: here 6 and 26, although each device's own variance is 1.
+# Local batch norm cannot tell 0 from 10. The synchronised layer uses the mean 6 and the variance 26 of all four values,
+# although the variance on each device is 1.
 #
-# **Exercise 1.** Write the weighted variance over all devices. `values` and `weights` are one device's
-# `[b]`; the mapped axis is `"data"`. Target: for 0, 2 and 10, 12 every device returns 26.
-# <details><summary>Hint</summary>Two passes: first the global mean from a sum and a count, as in
-# <code>mean</code> above; then the same for the squared distances from that mean.</details>
-#
-# solution: [solutions/07_batch_norm_dropout_and_metrics.py](solutions/07_batch_norm_dropout_and_metrics.py)
+# Two things are missing from these five lines: they count padding, and a variance computed as E[x²] - E[x]² loses its
+# digits when the mean is large. Flax' own layer has an `axis_name` too. Does it do better? **Predict** its mean for the
+# ragged batch above, and its variance for values around 20,000 in float32.
 
 
 # %%
-def global_variance(values, weights):
-    """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
-    ...  # your code: 2 to 4 lines
+def flax_moments(x, weights):
+    layer = nnx.BatchNorm(1, axis_name="data", momentum=0.0, rngs=nnx.Rngs(0))
+    layer(x[:, None], use_running_average=False, mask=weights[:, None] > 0)
+    return layer.mean[...], layer.var[...]  # with momentum 0: those of this batch
 
 
-_ = check("07_batch_norm_dropout_and_metrics", "global_variance", global_variance)
+flax_mean, _ = jax.pmap(flax_moments, axis_name="data")(values.astype(jnp.float32), weights)
+far = values.astype(jnp.float32) + 20_000
+_, flax_variance = jax.pmap(flax_moments, axis_name="data")(far, jnp.ones_like(weights))
+print(f"nnx.BatchNorm: mean {flax_mean[0, 0]} instead of 3.25")
+print(f"nnx.BatchNorm: variance {flax_variance[0, 0]} around 20,000 instead of {values.var():.3f}")
+assert flax_mean[0, 0] == 4.5
+assert flax_variance[0, 0] == 0
 
 # %% [markdown]
+# `nnx.BatchNorm` averages the means of the devices, so device 1's single example counts three times as much as the
+# others. Its variance is E[x²] - E[x]² by default (`use_fast_variance=True`). It is right for equal counts and ordinary
+# activations, and not for a ragged batch.
+#
+# The layer of pmapdp averages sums and counts over the axis, and divides afterwards, as in the picture. It is printed at
+# the end of this lesson. It subtracts the running mean before it squares, which keeps the digits of the variance. It has
+# a bias and no scale, because in our network a ReLU and a linear layer follow, and they can scale as well.
+
+
+# %%
+def own_moments(x, weights):
+    layer = BatchNorm(1, param_dtype=jnp.float64)
+    return layer.moments(x[:, None], Context(weights, train=True, axis_name="data"))
+
+
+own_mean, own_variance = jax.pmap(own_moments, axis_name="data")(values, weights)
+print("pmapdp:", own_mean.ravel(), own_variance.ravel())
+valid = values[weights > 0]
+np.testing.assert_allclose(own_mean.ravel(), valid.mean(), rtol=1e-12)
+np.testing.assert_allclose(own_variance.ravel(), valid.var(), rtol=1e-12)
+
+# %% [markdown]
+# Both devices have the mean and the variance of the four valid values.
+#
 # ## Dropout
 #
-# JAX has no hidden random state: a random array is a pure function of a **key** and a shape, and
-# `fold_in(key, number)` makes a new key. Which key should a device use? Below, eight examples with twelve
-# activations each, on 1, 2 and 4 devices; what is kept is drawn in the device's colour. **Predict** which
-# of the three schemes gives the same picture three times.
+# JAX has no global random state. A random array is a pure function of a **key** and a shape, and `fold_in(key, number)`
+# makes another key (lesson 02). Which key should a device use? Below, eight examples have twelve activations each, on 1,
+# 2 and 4 devices. A kept activation is drawn in the colour of its device. **Predict** which of the three schemes gives
+# the same picture three times.
 
 
 # %%
@@ -176,48 +181,30 @@ def key_per_example(key, indices):
     return Dropout(0.5)(jnp.ones((len(indices), 12)), Context(keys=keys, train=True)) > 0
 
 
-figure, grid = plt.subplots(3, 3, figsize=(7, 4.6), layout="constrained")
-for row, scheme in zip(grid, [same_key, key_per_device, key_per_example], strict=True):
-    masks = []
-    for axes, N in zip(row, [1, 2, 4], strict=True):
-        mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:N])
-        masks.append(np.asarray(mapped(jax.random.key(0), np.arange(8).reshape(N, -1))).reshape(8, 12))
-        picture = np.zeros((8, 12, 4))  # transparent where an activation is dropped
-        for example in range(8):
-            colour = plt.matplotlib.colors.to_rgba(drawing.DEVICE_COLOURS[example * N // 8])
-            picture[example, masks[-1][example]] = colour
-        axes.imshow(picture, aspect="auto")
-        axes.set(xticks=[], yticks=[], title=f"{scheme.__name__}, N = {N}")
-        axes.title.set_fontsize(9)
-    assert all((mask == masks[0]).all() for mask in masks) == (scheme is key_per_example)
-grid[1, 0].set_ylabel("8 examples, one a row")
-plt.show()
+def mask(scheme, N):  # bool [8, 12], from N devices
+    mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:N])
+    return np.asarray(mapped(jax.random.key(0), np.arange(8).reshape(N, -1))).reshape(8, 12)
+
+
+masks = {s.__name__: {N: mask(s, N) for N in (1, 2, 4)} for s in (same_key, key_per_device, key_per_example)}
+lesson_07.masks(masks)
+for name, of_counts in masks.items():
+    assert all((each == of_counts[1]).all() for each in of_counts.values()) == (name == "key_per_example")
 
 # %% [markdown]
-# With the same key everywhere, the devices repeat each other's mask: less noise than you asked for. With
-# the device's number folded in, the masks are good, but another number of devices is another run. A key per
-# example depends on neither.
+# With one key on all devices, the devices repeat each other's mask, so the noise is not independent. With a key for
+# each device, the masks are independent, but another number of devices gives another training run. With a key for each
+# example, the masks depend on neither.
 #
-# **Exercise 2.** Make the keys. Target: `[b]` keys that depend on `seed`, `step` and each example's index,
-# and on nothing else.
-# <details><summary>Hint</summary><code>jax.random.fold_in</code> twice: once with the step, and inside
-# <code>jax.vmap</code> with each index.</details>
-
-
-# %%
-def row_keys(seed, step, indices):
-    """One random key an example: integers and `[b]` indices to `[b]` keys."""
-    ...  # your code: 2 lines
-
-
-_ = check("07_batch_norm_dropout_and_metrics", "row_keys", row_keys)
-# %% [markdown]
+# This is a question of `pmap` and `shard_map`, where the program sees one device's rows. Under `jit` (lesson 08) the
+# program sees the global batch, and one key gives the same mask however the batch is split.
+#
 # ## Proof: one network, any number of devices
 #
-# `convnet` is the network of Keras' guide to data parallelism: three batch norms and a dropout. Two updates
-# with 20 examples each, on 1 and 8 devices. Twenty do not divide by 8: each device gets three rows, and the
-# last four rows are padding. Tolerance: 1e-12 in float64. We use SGD. Adam divides a gradient by its own
-# size, so it turns rounding into steps where a gradient is exactly 0, as for the bias before a batch norm.
+# `ConvNet` is the network of Keras' guide to data parallelism: three batch norms and a dropout. Make two updates with 20
+# examples each, on 1 and on 8 devices. Twenty do not divide by 8, so each device gets three rows, and four rows are
+# padding. The tolerance is 1e-12 in float64. The optimizer is SGD, because Adam enlarges the rounding of gradients that
+# should be 0 (lesson 03).
 
 # %%
 task = Task(ConvNet, optax.sgd(0.1), dtype="float64")
@@ -225,7 +212,7 @@ start = create_state(task)
 
 
 def run(steps, devices):
-    """The state after two updates on this many devices, and the compiled step."""
+    """The state after two updates on this many devices, the compiled step, and a batch for it."""
     state, batches = steps.place_state(start), Batches(data.train, 20, devices=devices, shuffle_seed=0)
     placed = [steps.place_batch(batch) for batch, _ in zip(batches.epoch(0), range(2), strict=False)]
     compiled = steps.train_step.lower(state, placed[0]).compile()
@@ -248,21 +235,23 @@ print(f"largest difference of parameters and statistics: {difference(state, refe
 assert difference(state, reference) < 1e-12
 
 # %% [markdown]
-# ## A failure that no error reports
+# Parameters and running statistics agree, with batch norm, dropout and padding.
 #
-# The same step, but batch norm is not told the axis. Nothing stops, and the loss falls. `out_axes=None`
-# promises JAX that all devices hold the same state, and JAX believes it. Look at what they do hold.
+# ## How it fails: no error, a falling loss, eight models
+#
+# Take the same step, but do not tell batch norm the axis. The gradients are still averaged. `out_axes=None` promises
+# JAX that all devices hold the same state, and JAX does not check it. **Predict** what the devices hold.
 
 
 # %%
 def forgetful_step(state, batch):
     body = Body(task, axis_name=None)  # <- changed: batch norm sees its own device only
     gradients, sums, batch_stats = body.gradient_sums(state, batch)
-    gradients, sums = packed(lax.psum)((gradients, sums), pmap.AXIS)  # as steps/pmap.py: all in one vector
-    return body.update(state, gradients, sums, batch_stats), sums
+    gradients, count = lax.pmean((gradients, sums.count), "data")
+    return body.update(state, gradients, count, batch_stats), lax.psum(sums, "data")
 
 
-axes = {"axis_name": pmap.AXIS, "in_axes": (None, 0), "out_axes": None}
+axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
 forgetful = mapped._replace(train_step=jax.pmap(forgetful_step, **axes, donate_argnums=0))
 broken, forgetful_compiled, _ = run(forgetful, 8)
 running_mean = broken.batch_stats["norm3"]["mean"]
@@ -275,75 +264,115 @@ assert np.ptp(copies) > 1e-6
 assert difference(broken.params, reference.params) > 1e-4
 
 # %% [markdown]
-# Which of the eight would a checkpoint save? Whichever is read first. Two habits catch this: compare with
-# one device, and compare the copies.
+# The devices hold eight different running means (device 7 has nothing but padding, and keeps its 0). A checkpoint would
+# save the one that is read first. Two habits catch this: compare with one device, and compare the copies.
 #
 # ## Metrics
 #
-# An evaluation must count each test example once. (Our network has made two updates, so its accuracy is
-# near chance.) Here the test set is cut into batches of 100, and the last one is smaller. **Predict** what
-# a device without any valid example reports as its mean.
+# An evaluation must count every test example once. (Our network has made two updates, so its accuracy is near chance.)
+# The test set is cut into batches of 100, and the last one has 60. **Predict** what a device that holds nothing but
+# padding reports as its mean accuracy.
 
 
 # %%
 def report(state, batch):
     sums = Body(task).evaluation_sums(state, batch)
-    return lax.psum(sums, pmap.AXIS), lax.pmean(sums.correct / sums.count, pmap.AXIS)
+    return lax.psum(sums, "data"), lax.pmean(sums.correct / sums.count, "data")
 
 
-totals, means = [], []
+correct, count, means = 0, 0, []
 for batch in Batches(data.test, 100, devices=8).epoch(0):
     sums, mean_accuracy = jax.pmap(report, **axes)(state, mapped.place_batch(batch))
-    totals.append(jax.device_get(sums))
+    correct, count = correct + sums.correct, count + sums.count  # <- right: add up, divide at the end
     means.append(float(mean_accuracy))
-total = MetricSums(*map(sum, zip(*totals, strict=True)))
 print("valid examples on each device, last batch:", batch.weights.reshape(8, -1).sum(1))
 print("mean of means, batch by batch:", np.round(means, 3))
-print(f"exact: {total.correct:.0f} of {total.count:.0f}")
-assert total.count == len(data.test.labels)
+print(f"exact: {correct:.0f} of {count:.0f}")
+assert count == len(data.test.labels)
 assert np.isnan(means[-1]) or DATASET != "digits"
 
 # %% [markdown]
-# **Exercise 3.** Write the last step: the accuracy from a list of `(correct, count)` pairs, one a batch.
-# Target: 3 of 4 and 0 of 1 give 0.6.
-# <details><summary>Hint</summary>Add all the first numbers and all the second ones; divide once, at the
-# end.</details>
+# A device without examples divides 0 by 0, and its NaN spreads through `pmean` to all. Sums and counts have no such
+# case.
 #
 # ## What exactness costs
 #
-# Synchronised batch norm talks in the middle of the network. The source of `moments` below calls `total` twice.
-# Two exchanges, as in exercise 1, would wait twice; so it adds up the values and their squared distances from the
-# *running* mean together. Only where that mean is far off does a branch add up a second time: three of the ten
-# all-reduces below stand in such a branch. The gradient calls `total` once more. Simulated devices share one machine's
-# memory and cores, so the times are those of a small computer doing eight devices' work, and show no speed-up.
+# Synchronised batch norm communicates in the middle of the forward pass, and again in the backward pass. That cannot
+# overlap with other work as the gradients can (lesson 06), so on real devices it adds waiting time. Count the
+# all-reduces in the two compiled programs. The times below are those of simulated devices, where threads of one machine
+# wait for each other; the program with fewer all-reduces is not always the faster one there.
+
+# %%
+print(f"{devices.describe(jax.devices())}, jax {jax.__version__}")
+counts = {}
+for name, step in {"synchronised": exact_step, "local": forgetful_compiled}.items():
+    counts[name] = len(re.findall(r" all-reduce(?:-start)?\(", step.as_text()))
+    state, times = mapped.place_state(start), []
+    for _ in range(20):
+        clock = time.perf_counter()
+        state, _ = jax.block_until_ready(step(state, placed))
+        times.append(time.perf_counter() - clock)
+    print(f"{name}: {counts[name]} all-reduce(s), {1000 * min(times):.0f} ms for the fastest step")
+assert counts["synchronised"] >= counts["local"] + 6
+
+# %% [markdown]
+# In the local program the compiler has put the gradients and the metrics into as few all-reduces as it could. The
+# synchronised program has one more for each of its three batch norms in the forward pass, and again in the backward
+# pass: each must finish before the next layer can start, so the compiler cannot combine them.
+#
+# ## Exercises
+#
+# Each is the code of one device, and the mapped axis is `"data"`. Solutions, with reasons:
+# [solutions/07_batch_norm_dropout_and_metrics.py](solutions/07_batch_norm_dropout_and_metrics.py).
+#
+# 1. `row_keys` (5 minutes): `[b]` keys that depend on `seed`, `step` and the index of each example, and on nothing
+#    else. <details><summary>Hint</summary><code>jax.random.fold_in</code> twice: once with the step, and inside
+#    <code>jax.vmap</code> with each index.</details>
+# 2. `global_variance` (10 minutes): the weighted variance over all devices, so that 0, 2 and 10, 12 give 26 everywhere.
+#    It must be right for values around 20,000, too. <details><summary>Hint</summary>Two passes: first the global mean
+#    from a sum and a count, then the same for the squared distances from that mean.</details>
+# 3. `mended_mean` (find the mistake): `broken_mean` is right in every test with full batches, and wrong in the last
+#    batch of an epoch. Write it correctly. <details><summary>Hint</summary>What does <code>len(x)</code>
+#    count?</details>
 
 
 # %%
-def accuracy(pairs):
-    """Share of right answers over all batches."""
-    ...  # your code: 1 to 3 lines
+def broken_mean(x, weights):  # [b, C], [b] to [C]
+    total = lax.psum((weights[:, None] * x).sum(0), "data")
+    return total / lax.psum(len(x), "data")
 
 
-_ = check("07_batch_norm_dropout_and_metrics", "accuracy", accuracy)
+def row_keys(seed, step, indices):
+    """One random key an example: integers and `[b]` indices to `[b]` keys."""
+    ...  # your code: 2 lines
 
-print(f"\n{devices.describe(jax.devices())}, jax {jax.__version__}")
-for name, step in {"synchronised": exact_step, "local": forgetful_compiled}.items():
-    all_reduces = len(re.findall(r" all-reduce(?:-start)?\(", step.as_text()))
-    assert (all_reduces == 1) == (name == "local")
-    state, clock = jax.block_until_ready(mapped.place_state(start)), time.perf_counter()
-    for _ in range(30):
-        state, _ = step(state, placed)
-    jax.block_until_ready(state)
-    print(f"{name}: {all_reduces} all-reduce(s), {(time.perf_counter() - clock) / 30 * 1000:.0f} ms a step")
-print(inspect.getsource(moments))
+
+def global_variance(values, weights):
+    """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
+    ...  # your code: 2 to 4 lines
+
+
+def mended_mean(x, weights):
+    """Mean over the valid examples of all devices: `[b, C]`, `[b]` to `[C]`."""
+    ...  # your code: 2 lines
+
+
+for exercise in (row_keys, global_variance, mended_mean):
+    check("07_batch_norm_dropout_and_metrics", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
-# 1. Send sums and counts between devices and steps; divide once, at the end. Padding has weight 0.
-# 2. A layer that mixes examples must talk in the forward pass; randomness belongs to the example.
-# 3. Compare with one device: a wrong replica raises no error.
+# - Exchange sums and counts between devices and between steps, and divide once, at the end. Padding has weight 0.
+# - A layer that mixes examples must communicate in the forward pass. Random numbers belong to the example.
+# - Compare with one device: a replica that is wrong raises no error.
 #
-# This code lives in `pmapdp/models/batch_norm.py`, `pmapdp/models/layers.py` (dropout), `pmapdp/loss.py` (sums, keys) and
-# `pmapdp/data/batches.py` (padding). All this wiring disappears in [lesson
-# 08](08_let_the_compiler_do_it.ipynb), where the compiler splits the program of one device.
+# The layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py), printed below. Dropout and its keys are in
+# [models/layers.py](../pmapdp/models/layers.py), the sums in [loss.py](../pmapdp/loss.py), and the padding in
+# [data/batches.py](../pmapdp/data/batches.py). To read on: [Batch normalization](https://arxiv.org/abs/1502.03167),
+# [JAX' random numbers](https://docs.jax.dev/en/latest/random-numbers.html). Next, the compiler takes all this work over:
+# [08 Let the compiler do it](08_let_the_compiler_do_it.ipynb).
+
+# %%
+print(inspect.getsource(BatchNorm))
+assert "lax.pmean" in inspect.getsource(BatchNorm)

@@ -42,7 +42,7 @@ from checks import check
 
 from pmapdp import devices
 from pmapdp.errors import UserError
-from pmapdp.export.reader import load_exported
+from pmapdp.export.read import load_exported
 from pmapdp.job import prepare
 from pmapdp.recipes import RECIPES
 from pmapdp.state import create_state
@@ -284,4 +284,4 @@ for exercise in (where, next_examples, write_whole):
 # - Save so that a kill at any moment leaves a whole file: write beside it, then rename.
 #
 # This code lives in [pmapdp/train.py](../pmapdp/train.py), [resume.py](../pmapdp/run/resume.py),
-# [checkpoint.py](../pmapdp/run/checkpoint.py) and [export.py](../pmapdp/export/writer.py).
+# [checkpoint.py](../pmapdp/run/checkpoint.py) and [export.py](../pmapdp/export/write.py).

@@ -40,7 +40,7 @@ def tidy(notebook) -> None:
     }
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
-        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
         if cell.cell_type == "code":
             cell.outputs = joined(cell.outputs)
 

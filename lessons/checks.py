@@ -5,6 +5,8 @@ begun is reported as such. The checks of a lesson are the functions of `lesson_c
 """
 
 import importlib.util
+import inspect
+import linecache
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -47,13 +49,11 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
 
     An answer whose body is still `...` returns None, which counts as not begun.
     """
-    called = False
-    began = False
+    returned: list[Any] = []
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        nonlocal called, began
         result = answer(*arguments, **options)
-        called, began = True, began or result is not None
+        returned.append(result)
         if result is None:
             raise NotYetError("your function returned nothing (None): end it with a return statement")
         return result
@@ -62,14 +62,36 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
         getattr(load("lesson_checks", lesson), exercise)(watched)
         verdict = Verdict(True, f"{exercise}: right")
     except NotYetError as reason:
-        if called and not began:
+        if returned and all(result is None for result in returned):
             message = "not solved yet; replace the `...` by your code and run the cell again"
             verdict = Verdict(False, f"{exercise}: {message}")
         else:
             verdict = Verdict(False, f"{exercise}: not yet: {reason}")
     except Exception as error:  # an answer may fail in any way; the notebook goes on
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        first = str(error).strip().split("\n")[0]
-        verdict = Verdict(False, f"{exercise}: your code raised {type(error).__name__} in line {where.lineno}: {first}")
+        verdict = Verdict(False, f"{exercise}: {explain(error, answer, returned)}")
     print(verdict.message)
     return verdict
+
+
+def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -> str:
+    """Where an error happened: in a line of the reader's, after what the answer returned, or in the check itself."""
+    first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    if line := own_line(error, answer):
+        return f"your code raised {first}\n    in {line}"
+    if returned:
+        kind = type(returned[-1]).__name__
+        return f"the check could not go on with what your function returned, a value of type {kind}: {first}"
+    return f"the check itself failed, which is no mistake of yours: {first}"
+
+
+def own_line(error: Exception, answer: Callable[..., Any]) -> str | None:
+    """The deepest line of the traceback in the reader's code: the file of `answer`, or another cell of his notebook."""
+    code = getattr(inspect.unwrap(answer), "__code__", None)
+    if code is None:
+        return None
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        same_notebook = "ipykernel" in file and Path(file).parent == Path(code.co_filename).parent
+        if same_notebook or file == code.co_filename:
+            return f"line {number}: {linecache.getline(file, number).strip()}"
+    return None

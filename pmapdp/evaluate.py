@@ -18,14 +18,14 @@ import jax
 from pmapdp.cli import parse_options
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
-from pmapdp.data.dataset import Split
+from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
-from pmapdp.errors import UserError, run_command
-from pmapdp.export.reader import Exported, load_exported
+from pmapdp.errors import UserError, reason, run_command
+from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.loss import metric_sums
 from pmapdp.metrics import Totals
-from pmapdp.registry import DATA_SETS, load_data
+from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import load_state
 from pmapdp.trained import read_config
 
@@ -48,10 +48,9 @@ class Options:
     """Print the result as one JSON object."""
 
 
-def evaluation_config(config: Config, options: Options) -> Config:
+def respread(config: Config, options: Options) -> Config:
     """The configuration of a run, spread as `options` say. The batch size of training plays no part here."""
     strategy = options.strategy or config.strategy
-    devices = config.devices if options.devices is None and strategy != "single" else options.devices
     # Another number of devices or strategy has no use for the run's mesh; evaluation needs no optimizer state.
     same = options.strategy is None and options.devices is None
     return dataclasses.replace(
@@ -60,7 +59,7 @@ def evaluation_config(config: Config, options: Options) -> Config:
         layout=config.layout if same else "data",
         shard_state="none",
         strategy=strategy,
-        devices=devices,
+        devices=config.devices if options.devices is None and strategy != "single" else options.devices,
         data_dir=options.data_dir or config.data_dir,
         global_batch_size=None,
         per_device_batch_size=None,
@@ -68,33 +67,24 @@ def evaluation_config(config: Config, options: Options) -> Config:
     )
 
 
-def evaluate_exported(exported: Exported, split: Split) -> Totals:
-    """Loss and accuracy of an exported model over exactly the examples of `split`."""
+def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
+    """Loss and accuracy of an exported model over exactly the examples of `split`; texts go through the view in its
+    file, as strings do in use."""
+    arrays = Split(exported.view(split.texts), split.labels) if isinstance(split, Texts) else split
     totals, sums = Totals(), jax.jit(metric_sums)
     with exported.precision():
-        for batch in Batches(split, EVALUATION_BATCH_PER_DEVICE).epoch(0):
+        for batch in Batches(arrays, EVALUATION_BATCH_PER_DEVICE).epoch(0):
             totals = totals.add(sums(exported.outputs(batch.inputs)["logits"], batch))
     return totals
 
 
-def read_test_set(exported: Exported, dataset: str, data_dir: str | None) -> Split:
-    """The test set as an exported model takes it; texts go through the view in its file, as strings do in use."""
-    test = load_data(dataset, data_dir).test
-    return test if isinstance(test, Split) else Split(exported.view(test.texts), test.labels)
-
-
 def from_workdir(workdir: str, options: Options) -> tuple[Totals, dict[str, Any]]:
     """The figures of the newest checkpoint of a run, and what they are of."""
-    config = evaluation_config(read_config(workdir), options)
+    config = respread(read_config(workdir), options)
     job = prepare(config)
     state, _ = load_state(workdir, job.task)
-    facts = {
-        "dataset": config.dataset,
-        "step": int(state.step),
-        "strategy": config.strategy,
-        "devices": len(job.devices),
-        "device_kind": describe(job.devices),
-    }
+    facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
+    facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
     return job.evaluate(job.steps.place_state(state)), facts
 
 
@@ -104,18 +94,14 @@ def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
         given = "--strategy" if options.strategy else "--devices"
         raise UserError(f"{given} has no effect with --exported, which runs on one device: leave it out")
     exported = load_exported(path)
-    dataset = exported.metadata.get("dataset")
-    if dataset not in DATA_SETS:
-        raise UserError(f"{path} was made for the data set {dataset}, and there is none of that name here")
-    totals = evaluate_exported(exported, read_test_set(exported, dataset, options.data_dir))
-    facts = {
-        "dataset": dataset,
-        "step": exported.metadata.get("step"),
-        "strategy": "exported",
-        "devices": 1,
-        "device_kind": describe(jax.devices()[:1]),
-    }
-    return totals, facts
+    dataset = exported.metadata.get("dataset", "unknown")
+    try:
+        test = load_data(dataset, options.data_dir).test
+        totals = evaluate_exported(exported, test)
+    except (AttributeError, TypeError, ValueError) as error:  # no view for texts, or arrays of another shape
+        raise UserError(f"{path} does not take the data set {dataset} ({reason(error)}): export it again") from None
+    facts = {"dataset": dataset, "step": exported.metadata.get("step"), "strategy": "exported"}
+    return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
 
 
 def main(arguments: list[str]) -> None:
@@ -129,9 +115,9 @@ def main(arguments: list[str]) -> None:
         totals, facts = from_workdir(options.workdir, options)
     else:
         totals, facts = from_exported(str(options.exported), options)
-    result = {"test_loss": totals.mean_loss, "test_accuracy": totals.accuracy, "test_examples": totals.count} | facts
     if options.json:
-        print(json.dumps(result))
+        result = {"test_loss": totals.mean_loss, "test_accuracy": totals.accuracy, "test_examples": totals.count}
+        print(json.dumps(result | facts))
         return
     print(f"test loss {totals.mean_loss:.6f} accuracy {totals.accuracy:.4f}")
     updates = "" if facts["step"] is None else f", after {facts['step']:,} updates"

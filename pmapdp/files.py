@@ -64,9 +64,10 @@ def open_file(path: str | Path, *, advice: str = READ_ADVICE, largest: int = LAR
 def read_file(path: str | Path, *, advice: str = READ_ADVICE, largest: int = LARGEST) -> bytes:
     """The content of a regular file; arguments and errors as of `open_file`."""
     with open_file(path, advice=advice, largest=largest) as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:  # it grows, or does not say how large it is (/proc)
-        raise refusal(path, "read", f"it has more than {largest:,} bytes", advice)
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(size + 1)  # asked for more, Python would take memory for more
+    if len(content) != size:  # the files in /proc say that they have 0
+        raise refusal(path, "read", f"it has another length than its {size:,} bytes", advice)
     return content
 
 

@@ -10,15 +10,14 @@ python -m pmapdp.predict sentiment.zip --lines reviews.txt    # one line for eve
 import json
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
 from pmapdp.cli import parse_options
 from pmapdp.errors import UserError, run_command
-from pmapdp.export.images import read_images
-from pmapdp.export.lines import read_lines
-from pmapdp.export.reader import Exported, load_exported
+from pmapdp.export.inputs import read_images, read_lines
+from pmapdp.export.read import Exported, load_exported
 
 PROGRAM = "python -m pmapdp.predict"
 SHOWN_LETTERS = 60
@@ -57,26 +56,12 @@ def image_size(exported: Exported, path: str) -> tuple[int, int]:
         case other:
             raise UserError(
                 f"{path} takes {other['dtype']} of shape {other['shape']}, and this command reads grey images and "
-                "texts: call it from Python with pmapdp.export.reader.load_exported"
+                "texts: call it from Python with pmapdp.export.read.load_exported"
             )
 
 
-class Inputs(NamedTuple):
-    """What a model is asked.
-
-    Attributes:
-        known: what is known about each of the n inputs, for JSON.
-        names: n names to show.
-        arrays: `[n, ...]`, as the model takes them.
-    """
-
-    known: list[dict[str, Any]]
-    names: list[str]
-    arrays: np.ndarray
-
-
-def read_texts(exported: Exported, options: Options) -> Inputs:
-    """The texts on the command line and in the file of texts.
+def read_texts(exported: Exported, options: Options) -> tuple[list[dict[str, Any]], list[str], np.ndarray]:
+    """The texts on the command line and in the file of texts: what JSON says of each, their names, and the inputs.
 
     Raises:
         UserError: there is none, or the file cannot be read.
@@ -84,53 +69,47 @@ def read_texts(exported: Exported, options: Options) -> Inputs:
     texts = [*options.input, *(read_lines(options.lines) if options.lines else [])]
     if not texts:
         raise UserError(f'INPUT is missing: try {PROGRAM} {options.model} "a wonderful film"')
-    return Inputs([{"text": text} for text in texts], [shorten(text) for text in texts], exported.view(texts))
+    names = [" ".join(text.split()) for text in texts]
+    names = [name if len(name) <= SHOWN_LETTERS else name[: SHOWN_LETTERS - 3] + "..." for name in names]
+    return [{"text": text} for text in texts], names, exported.view(texts)
 
 
-def shorten(text: str) -> str:
-    """The beginning of a text, on one line."""
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_LETTERS else text[: SHOWN_LETTERS - 3] + "..."
-
-
-def read_files(exported: Exported, options: Options) -> Inputs:
-    """The images in the files on the command line.
+def read_files(exported: Exported, options: Options) -> tuple[list[dict[str, Any]], list[str], np.ndarray]:
+    """The images in the files on the command line: what JSON says of each, their names, and the inputs.
 
     Raises:
         UserError: there is none, or a file is no image that the model takes.
     """
-    height, width = image_size(exported, options.model)
     if options.lines:
         raise UserError(f"--lines {options.lines} is for models of texts, and {options.model} takes images: name files")
     if not options.input:
         raise UserError(f"INPUT is missing: try {PROGRAM} {options.model} digit.png")
+    height, width = image_size(exported, options.model)
     known, names, parts = [], [], []
     for path in options.input:
         parts.append(part := read_images(path, height, width))
         known += [{"file": path, "index": index} for index in range(len(part))]
         names += [path] if len(part) == 1 else [f"{path}[{index}]" for index in range(len(part))]
-    return Inputs(known, names, np.concatenate(parts))
+    return known, names, np.concatenate(parts)
 
 
 def main(arguments: list[str]) -> None:
     """The command. All is read before the first line is printed, so that a mistake leaves nothing half done."""
     options = parse_options(Options, arguments, program=PROGRAM, example="model.zip digit.png")
     exported = load_exported(options.model)
-    inputs = read_files(exported, options) if exported.view is None else read_texts(exported, options)
-    classes, probabilities = exported.predict(inputs.arrays)
+    known, names, inputs = (read_texts if exported.view else read_files)(exported, options)
+    classes, probabilities = exported.predict(inputs)
     labels = exported.metadata["labels"]
-    answers = [(labels[number], float(row[number])) for number, row in zip(classes, probabilities, strict=True)]
-    if options.json:
-        for known, (label, probability), row in zip(inputs.known, answers, probabilities, strict=True):
-            result = known | {"class": label, "probability": probability}
-            print(json.dumps(result | {"probabilities": dict(zip(labels, row.tolist(), strict=True))}))
-        return
-    name_width, label_width = max(map(len, inputs.names)), max(map(len, labels))
-    for name, (label, probability) in zip(inputs.names, answers, strict=True):
-        if exported.view is None:
-            print(f"{name:<{name_width}}  {label:<{label_width}}  {probability:.4f}")
-        else:  # texts are long and differ in length: they come last
-            print(f"{label:<{label_width}}  {probability:.4f}  {name}")
+    width = max(map(len, labels))
+    for number, about, name, row in zip(classes, known, names, probabilities.tolist(), strict=True):
+        label, probability = labels[number], row[number]
+        if options.json:
+            answer = {"class": label, "probability": probability, "probabilities": dict(zip(labels, row, strict=True))}
+            print(json.dumps(about | answer))
+        elif exported.view:  # texts are long and differ in length: they come last
+            print(f"{label:<{width}}  {probability:.4f}  {name}")
+        else:
+            print(f"{name:<{max(map(len, names))}}  {label:<{width}}  {probability:.4f}")
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--model", "text_mlp"], ["--dataset digits holds images", "--model cnn or --model convnet", "reviews"]),
         (["dtensor-data", "--model", "mlp"], ["--model mlp takes images", "--dataset imdb holds texts", "digits"]),
         (["dtensor-data", "--data-dir", "nowhere"], ["is in nowhere neither", "aclImdb_v1.tar.gz", "reviews"]),
-        (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl", "for example metrics.jsonl"]),
-        (["--metrics-file", "."], ["--metrics-file .", "for example metrics.jsonl"]),
+        (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl cannot be written", "name a file"]),
+        (["--metrics-file", "."], ["--metrics-file . cannot be written", "name a file"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value[0][0] == "-" else None,
 )

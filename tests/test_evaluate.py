@@ -6,7 +6,7 @@ import pytest
 from pmapdp import evaluate
 from pmapdp.config import Config
 from pmapdp.errors import run_command
-from pmapdp.export import writer as export
+from pmapdp.export import __main__ as export
 from pmapdp.train import train
 
 

@@ -34,7 +34,9 @@ def wait_until(condition, seconds: float = 60):
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_no_worker_outlives_the_command(tmp_path, number):
     changes = {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(

@@ -1,30 +1,9 @@
 """Checks of lesson 00's exercises."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from checks import require
-
-
-def place_rows(answer):
-    """Rows on the right devices, with the right values and shapes."""
-    random = np.random.default_rng()
-    N = int(random.integers(3, 6))
-    places = [jax.devices("cpu")[i] for i in random.permutation(8)[:N]]
-    x = random.standard_normal((N, 4)).astype(np.float32)
-    rows = answer(x, places)
-    require(isinstance(rows, list | tuple), "the result is one list with an array for each device")
-    require(len(rows) == N, f"{N} rows on {N} devices make a list of {N} arrays, not of {len(rows)}")
-    for row in rows:
-        require(
-            isinstance(row, jax.Array), "the rows are still NumPy arrays on the host: move them with jax.device_put"
-        )
-        require(row.shape == (4,), f"a row of x [N, 4] has shape (4,), not {row.shape}")
-    for i, row in enumerate(rows):
-        require(
-            row.devices() == {places[i]},
-            f"row {i} lies on {row.devices()}, not on places[{i}]: device_put's second argument",
-        )
-        require(bool((np.asarray(row) == x[i]).all()), f"the array on places[{i}] does not hold row {i} of x")
 
 
 def add_on(answer):
@@ -35,32 +14,60 @@ def add_on(answer):
     try:
         total = answer(target, jax.device_put(a, first), jax.device_put(b, second))
     except ValueError as error:
-        require("incompatible devices" not in str(error), "a and b lie on two devices: move both before you add them")
+        require("incompatible devices" not in str(error), "a and b are on two devices: move both before you add them")
         raise
     require(isinstance(total, jax.Array), "the sum must be a JAX array on a device, not one of the host")
-    require(total.devices() == {target}, f"the sum lies on {total.devices()}, not on the device that was asked for")
+    require(total.devices() == {target}, f"the sum is on {total.devices()}, not on the device that was asked for")
     require(np.allclose(total, a + b, atol=1e-6), "the result is not a + b")
 
 
-def environment(answer):
-    """Both variables, as strings, with enough threads on small and on large machines."""
+def sum_in_pairs(answer):
+    """Values and devices of every round, for 4 and for 8 devices."""
     random = np.random.default_rng()
-    for count, cores in ((8, 2), (4, 64), (int(random.integers(2, 17)), int(random.integers(1, 65)))):
-        variables = answer(count, cores)
-        require(isinstance(variables, dict), "the result is a dictionary from names to values")
-        for name in ("JAX_NUM_CPU_DEVICES", "NPROC"):
-            require(name in variables, f"the variable {name} is missing")
+    for N in (4, 8):
+        devices = jax.devices("cpu")[:N]
+        values = random.integers(-9, 10, (N, 3)).astype(np.float32)
+        arrays = [jax.device_put(value, device) for value, device in zip(values, devices, strict=True)]
+        try:
+            rounds = answer(arrays)
+        except ValueError as error:
             require(
-                isinstance(variables[name], str), f"{name} must be a string, as all variables of the environment are"
+                "incompatible devices" not in str(error),
+                "the two arrays of a pair are on different devices: move one to the other's device before you add",
             )
+            raise
+        require(isinstance(rounds, list), "return a list of rounds, each a list of arrays")
+        lengths = [len(arrays) for arrays in rounds]
+        expected = [N // 2**r for r in range(N.bit_length())]
+        require(lengths == expected, f"{N} arrays need rounds of {expected} arrays, yours have {lengths}")
+        for r, sums in enumerate(rounds):
+            for i, found in enumerate(sums):
+                d = i * 2**r
+                require(isinstance(found, jax.Array), f"round {r} holds something that is no JAX array")
+                require(
+                    found.devices() == {devices[d]},
+                    f"sum {i} of round {r} should be on device {d}, where its first array is, and is on {found.devices()}",
+                )
+                right = values[d : d + 2**r].sum(0)
+                require(
+                    np.array_equal(found, right),
+                    f"sum {i} of round {r} should be that of the devices {d} to {d + 2**r - 1}, {right}, and is {found}",
+                )
+
+
+def mended_standardise(answer):
+    """Right numbers on the right device, from arrays of the host, uncommitted and committed ones."""
+    random = np.random.default_rng()
+    home, target = (jax.devices("cpu")[i] for i in random.permutation(8)[:2])
+    values = random.normal(3, 2, size=20).astype(np.float32)
+    for x in (jnp.asarray(values), jax.device_put(values, home)):
+        found = answer(x, target)
+        require(isinstance(found, jax.Array), "the result must be a JAX array")
         require(
-            int(variables["JAX_NUM_CPU_DEVICES"]) == count,
-            f"JAX_NUM_CPU_DEVICES is the number of devices, here {count}, not {variables['JAX_NUM_CPU_DEVICES']}",
+            found.devices() == {target},
+            f"the result is on {found.devices()}, not on the device that was asked for: device_put returns a copy",
         )
-        threads = int(variables["NPROC"])
         require(
-            threads >= 2 * count,
-            f"{threads} threads for {count} devices may deadlock: two for each device are safe, whatever the cores",
+            np.allclose(found, (values - values.mean()) / values.std(), atol=1e-4),
+            "the result should have mean 0 and standard deviation 1",
         )
-        require(threads >= cores, f"{threads} threads leave some of {cores} cores idle: take the larger number")
-        require(threads == max(cores, 2 * count), f"NPROC={threads} is more than {count} devices on {cores} cores need")

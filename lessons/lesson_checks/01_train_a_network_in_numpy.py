@@ -3,10 +3,10 @@
 import numpy as np
 from checks import require
 
-from pmapdp.models import numpy_mlp as numpy_network
+from pmapdp.models import numpy_mlp
 
 
-def softmax_slope(answer):
+def softmax_gradient(answer):
     """Probabilities minus target, divided by the number of examples."""
     random = np.random.default_rng()
     B, C = 6, 4
@@ -19,45 +19,67 @@ def softmax_slope(answer):
     right = (probabilities - np.eye(C)[labels]) / B
     require(
         not np.allclose(found, B * right),
-        f"this is the slope of the sum of the losses; the loss is a mean over B = {B} examples",
+        f"this is the gradient of the sum of the losses; the loss is a mean over B = {B} examples",
     )
     require(not np.allclose(found, -right), "the sign is wrong: it is probabilities minus target")
     require(np.allclose(found, right), "take the probabilities, minus 1 at the class of each example, divided by B")
 
 
-def layer_backward(answer):
-    """The three slopes of a layer, against finite differences."""
+def standardise_backward(answer):
+    """Against finite differences of sum(g * y)."""
     random = np.random.default_rng()
-    x, W, slope = random.normal(size=(5, 4)), random.normal(size=(4, 3)), random.normal(size=(5, 3))
-    found = answer(x, W, slope)
-    require(isinstance(found, tuple) and len(found) == 3, "return three arrays: the slopes of x, W and b")
-    for name, array, shape in zip("xWb", found, (x.shape, W.shape, (3,)), strict=True):
+    B, D = 5, 3
+    x, g = random.normal(size=(B, D)) + np.arange(B)[:, None], random.normal(size=(B, D))
+    found = np.asarray(answer(x.copy(), g.copy()))
+    require(found.shape == (B, D), f"the gradient must have the shape of x, {(B, D)}, yours has {found.shape}")
+
+    def loss(parameters):
+        x = parameters[0][0]
+        return float((g * (x - x.mean(0)) / x.std(0)).sum())
+
+    right = numpy_mlp.finite_differences(loss, [(x.copy(), np.zeros(1))])[0][0]
+    y = (x - x.mean(0)) / x.std(0)
+    require(
+        not np.allclose(found, g / x.std(0), atol=1e-6),
+        "this treats mean and standard deviation as constants; both depend on every example",
+    )
+    require(
+        not np.allclose(found, (g - g.mean(0)) / x.std(0), atol=1e-6),
+        "the mean is treated right, and the standard deviation as a constant: it depends on every example, too",
+    )
+    require(
+        not np.allclose(found, x.std(0) * right, atol=1e-6), "everything is right except the division by the deviation"
+    )
+    require(
+        np.allclose(found, g / x.std(0)) or np.allclose(found.sum(0), 0, atol=1e-6),
+        "shifting all of x changes no output, so each column of the gradient must add up to 0; "
+        f"yours adds up to {found.sum(0).round(3)}",
+    )
+    require(
+        np.allclose(found, right, atol=1e-5),
+        f"finite differences give {right[0].round(4)} for the first example, yours is {found[0].round(4)}; the "
+        f"component along y, now {(found * y).mean(0).round(4)}, must be 0",
+    )
+
+
+def mended_update(answer):
+    """One step from random parameters, against the gradient of lesson 01."""
+    random = np.random.default_rng()
+    parameters = numpy_mlp.initialise((6, 5, 4), seed=int(random.integers(1000)), scale=1.0)
+    x, labels, rate = random.normal(size=(7, 6)), random.integers(0, 4, 7), 0.5
+    kept = [(W.copy(), b.copy()) for W, b in parameters]
+    found = answer(parameters, x, labels, rate)
+    require(isinstance(found, list | tuple) and len(found) == 2, "return a list of two pairs, (W1, b1) and (W2, b2)")
+    for (W, b), (before, bias) in zip(parameters, kept, strict=True):
         require(
-            np.shape(array) == shape,
-            f"the slope of {name} must have the shape of {name}, {shape}, yours has {np.shape(array)}",
+            np.array_equal(W, before) and np.array_equal(b, bias),
+            "the given parameters were changed in place: `W - ...` makes a new array, `W -= ...` does not",
         )
-    parameters = [(W, np.zeros(3)), (np.eye(3), np.zeros(3))]
-    tried = numpy_network.finite_differences(lambda p: float((slope * (x @ p[0][0] + p[0][1])).sum()), parameters)[0]
-    require(np.allclose(found[1], tried[0], atol=1e-6), "the slope of W is x, transposed, times the slope of y")
+    gradients = numpy_mlp.backward(parameters, numpy_mlp.forward(parameters, x), labels)
+    right = numpy_mlp.sgd(parameters, gradients, rate)
+    first, second = (all(map(np.allclose, ours, theirs)) for ours, theirs in zip(found, right, strict=True))
+    require(second, "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)")
     require(
-        np.allclose(found[2], tried[1], atol=1e-6),
-        "the slope of b is the sum over the examples: every example adds to the same bias",
+        first,
+        "the second layer is right and the first is not: g @ W2.T needs the W2 of the forward pass, not the new one",
     )
-    require(np.allclose(found[0], slope @ W.T), "the slope of x is the slope of y times W, transposed")
-
-
-def batches(answer):
-    """All examples once, in order, the last batch with what is left."""
-    random = np.random.default_rng()
-    size = int(random.integers(6, 9))
-    n = size * int(random.integers(3, 6)) + int(random.integers(1, 3))  # a last batch of one or two
-    order = random.permutation(n)
-    found = answer(order, size)
-    require(isinstance(found, list), "return a list of arrays")
-    require(
-        len(found) == -(-n // size),
-        f"{n} examples in batches of {size} are {-(-n // size)} batches, the last one with the {n % size} that are left; "
-        f"yours are {len(found)}",
-    )
-    require(all(len(batch) == size for batch in found[:-1]), f"all batches but the last hold {size} examples")
-    require(np.array_equal(np.concatenate(found), order), "together the batches must be `order`, nothing twice")

@@ -1,48 +1,11 @@
 """Checks of lesson 03's exercises."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from checks import require
-
-
-def momentum_step(answer):
-    """Three steps, against optax."""
-    random = np.random.default_rng()
-    gradients = random.normal(size=(3, 4)).astype(np.float32)
-    start = random.normal(size=4).astype(np.float32)
-    optimizer = optax.sgd(0.1, momentum=0.9)
-    right, state = start, optimizer.init(start)
-    found, velocity = start.copy(), np.zeros(4, np.float32)
-    for number, gradient in enumerate(gradients):
-        updates, state = optimizer.update(gradient, state)
-        right = np.asarray(right + updates)
-        before = found.copy(), velocity.copy()
-        result = answer(found, velocity, gradient, 0.1)
-        require(isinstance(result, tuple) and len(result) == 2, "return two arrays, (parameter, velocity)")
-        require(
-            np.array_equal(found, before[0]) and np.array_equal(velocity, before[1]),
-            "an argument was changed in place: `velocity = 0.9 * velocity + ...` makes a new array, `*=` does not",
-        )
-        found, velocity = map(np.asarray, result)
-        hint = "go against the velocity, times the rate" if number == 0 else "use the new velocity, and keep all of it"
-        require(np.allclose(found, right, atol=1e-5), f"step {number + 1} differs from optax.sgd(momentum=0.9): {hint}")
-
-
-def warmup(answer):
-    """Values at the start, in the middle, at the end and after it; also traced."""
-    random = np.random.default_rng()
-    peak, steps = float(random.uniform(0.1, 1)), int(random.integers(5, 20)) * 2
-    schedule = answer(peak, steps)
-    require(callable(schedule), "return a function of the number of updates, not a number")
-    require(np.isclose(schedule(0), 0), f"before the first update the rate is 0, yours is {schedule(0)}")
-    require(np.isclose(schedule(steps // 2), peak / 2), f"half way it is half the peak, {peak / 2}")
-    require(np.isclose(schedule(3 * steps), peak), f"after the warm-up the rate stays at {peak}")
-    try:
-        traced = jax.jit(schedule)(steps)
-    except jax.errors.TracerBoolConversionError:
-        require(False, "under jit the number of updates has no value yet: use jnp.minimum instead of `if` or `min`")
-    require(np.isclose(traced, peak), "under jit the values differ")
+from flax import nnx
 
 
 def decayed(answer):
@@ -60,4 +23,78 @@ def decayed(answer):
         np.allclose(found["a"]["kernel"], 0.5 * params["a"]["kernel"])
         and np.allclose(found["b"][0], 0.5 * params["b"][0]),
         "every array with more than one axis is multiplied, also one with three",
+    )
+
+
+class Regression(nnx.Module):
+    """Two layers, `[B, 4]` to `[B, 2]`."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.hidden = nnx.Linear(4, 5, rngs=rngs)
+        self.result = nnx.Linear(5, 2, rngs=rngs)
+
+    def __call__(self, x):
+        """Forward pass."""
+        return self.result(jnp.tanh(self.hidden(x)))
+
+
+def make_step(answer):
+    """Four updates, compiled, against nnx.Optimizer, with two optimizers."""
+    random = np.random.default_rng()
+    seed = int(random.integers(1000))
+    for optimizer in (optax.sgd(0.1, momentum=0.9), optax.adam(0.01)):
+        model = Regression(nnx.Rngs(seed))
+        structure, state = nnx.split(model)
+        params = nnx.to_pure_dict(state)
+        reference = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+        step = answer(structure, optimizer)
+        require(callable(step), "return a function: define `step` inside and end with `return step`")
+        step, optimizer_state = jax.jit(step), optimizer.init(params)
+        for number in range(4):
+            x, y = (random.normal(size=(6, features)).astype(np.float32) for features in (4, 2))
+            result = step(params, optimizer_state, x, y)
+            require(
+                isinstance(result, tuple) and len(result) == 3,
+                "the step must return three things, (params, optimizer_state, loss)",
+            )
+            new_params, new_optimizer_state, loss = result
+            require(
+                jax.tree.structure(new_params) == jax.tree.structure(params),
+                "the first result must be the parameters, nested as they came in",
+            )
+            right = ((model(x) - y) ** 2).mean()
+            gradients = nnx.grad(lambda model, x=x, y=y: ((model(x) - y) ** 2).mean())(model)
+            reference.update(model, gradients)
+            expected = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+            close = jax.tree.leaves(jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-5), new_params, expected))
+            require(np.shape(loss) == (), "the third result must be the loss, one number")
+            require(
+                np.isclose(loss, right, rtol=1e-4),
+                f"the loss before update {number + 1} should be {right:.4f}, the mean of all squared errors, yours is {loss:.4f}",
+            )
+            require(
+                not np.allclose(new_params["hidden"]["kernel"], params["hidden"]["kernel"], atol=1e-7),
+                "the parameters did not change: apply the updates with optax.apply_updates",
+            )
+            require(
+                all(close) or number == 0,
+                f"the first update is right and update {number + 1} is not: return the optimizer's new state",
+            )
+            require(all(close), "the first update is wrong: optimizer.update gives what is added to the parameters")
+            params, optimizer_state = new_params, new_optimizer_state
+
+
+def mended_loss(answer):
+    """Pairs are compared, not every prediction with every target."""
+    random = np.random.default_rng()
+    predictions, targets = random.normal(size=(7, 1)).astype(np.float32), random.normal(size=7).astype(np.float32)
+    found = np.asarray(answer(jnp.asarray(predictions), jnp.asarray(targets)))
+    require(found.shape == (), f"the loss is one number, yours has the shape {found.shape}")
+    require(
+        not np.isclose(found, ((predictions - targets) ** 2).mean(), rtol=1e-4),
+        "this is still the broken loss: [B, 1] minus [B] is [B, B], every prediction against every target",
+    )
+    require(
+        np.isclose(found, ((predictions[:, 0] - targets) ** 2).mean(), rtol=1e-4),
+        "the loss is the mean over the examples of (prediction - target) squared",
     )

@@ -165,3 +165,35 @@ def global_gradient(answer):
         "a device that holds padding alone divides 0 by 0: divide after the psum, by the count of all devices",
     )
     require(close(found[0], expected()), "wrong where a device holds padding alone: its sum and its count are 0")
+
+
+def mended_clipping(answer):
+    """The average gradient is clipped, not each device's."""
+    random = np.random.default_rng()
+    N, D = 4, 5
+    gradients = random.normal(size=(N, D)).astype(np.float32)
+    for size in (0.1, 10.0):  # in the first case no gradient is longer than 1, in the second all are
+        local = gradients / np.linalg.norm(gradients, axis=1, keepdims=True) * size * np.arange(1, N + 1)[:, None]
+        local = local.astype(np.float32) / N
+        mean = local.mean(0)
+        found = np.asarray(jax.pmap(answer, axis_name="data", devices=jax.devices()[:N])(local))
+        require(found.shape == (N, D), f"the gradient has the shape ({D},), yours has {found.shape[1:]}")
+        require(
+            close(found, found[0]),
+            "the devices return different gradients: average them with lax.pmean(..., 'data')",
+        )
+        clipped = local / np.maximum(np.linalg.norm(local, axis=1, keepdims=True), 1)
+        require(
+            size < 1 or not close(found[0], clipped.mean(0)),
+            "each device clips its own gradient, so the devices with long gradients count less: average first",
+        )
+        require(
+            size > 1 or not close(found[0], N * mean),
+            "this is the sum over the devices: use lax.pmean",
+        )
+        expected = mean / max(np.linalg.norm(mean), 1)
+        require(
+            close(found[0], expected),
+            f"for an average gradient of length {np.linalg.norm(mean):.3f} the result should be {expected.round(3)}, "
+            f"yours is {found[0].round(3)}",
+        )

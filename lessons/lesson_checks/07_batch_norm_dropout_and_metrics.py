@@ -95,20 +95,31 @@ def row_keys(answer):
     )
 
 
-def accuracy(answer):
-    """All right answers over all examples."""
+def mended_mean(answer):
+    """The mean over valid examples, with padding on two of four devices."""
     random = np.random.default_rng()
-    counts = random.integers(20, 100, 5).tolist()
-    pairs = [(float(random.integers(0, count + 1)), float(count)) for count in counts] + [(0.0, 1.0), (0.0, 0.0)]
-    right = sum(correct for correct, _ in pairs)
-    expected = right / sum(count for _, count in pairs)
-    found = float(answer(pairs))
-    require(found <= 1, f"{found:g} is no share: divide the right answers by the count of examples, not of batches")
-    means = [correct / max(count, 1) for correct, count in pairs]
+    N, b, C = 4, 5, 3
+    x = random.normal(size=(N, b, C)).astype(np.float32) + 4
+    weights = np.ones((N, b), np.float32)
+    weights[2, 2:] = 0
+    weights[3] = 0
+    found = np.asarray(jax.pmap(answer, axis_name=AXIS, devices=jax.devices()[:N])(x, weights))
     require(
-        np.isclose(found, expected) or not any(np.isclose(found, np.mean(part)) for part in (means, means[:-1])),
-        "this is the mean of the batches' means: a small batch counts as much as a large one",
+        found.shape == (N, C), f"every device must return a mean for each channel, shape [{C}], not {found.shape[1:]}"
     )
+    total = (weights[..., None] * x).sum((0, 1))
     require(
-        np.isclose(found, expected), f"{right:g} right of {sum(counts) + 1} is {expected:.4f}, yours is {found:.4f}"
+        not np.allclose(found, total / weights.size, rtol=1e-3),
+        f"this still divides by all {weights.size} rows: padding is no example, so count the weights",
+    )
+    require(not np.isnan(found).any(), "a device that holds padding alone divides 0 by 0: divide after the psum")
+    require(
+        np.allclose(found, found[0], rtol=1e-3),
+        "the devices return different means: the sum and the count must both go through lax.psum(..., 'data')",
+    )
+    require(not np.allclose(found, x.mean((0, 1)), rtol=1e-3), "padding was added to the sum: multiply by the weights")
+    expected = total / weights.sum()
+    require(
+        np.allclose(found, expected, rtol=1e-3),
+        f"the mean of the {weights.sum():.0f} valid examples is {expected.round(3)}, yours is {found[0].round(3)}",
     )

@@ -3,16 +3,26 @@
 import jax
 
 
-def place_rows(x, places):
-    """The rows of `x` `[N, D]`, each on its device."""
-    return [jax.device_put(row, place) for row, place in zip(x, places, strict=True)]
-
-
 def add_on(device, a, b):
-    """`a + b` on `device`, wherever the two lie."""
+    """`a + b` on `device`, wherever the two are."""
+    # Moving only one of them would leave two arrays that are committed to different devices.
     return jax.device_put(a, device) + jax.device_put(b, device)
 
 
-def environment(count, cores):
-    """The two variables for `count` simulated devices on `cores` cores."""
-    return {"JAX_NUM_CPU_DEVICES": str(count), "NPROC": str(max(cores, 2 * count))}
+def sum_in_pairs(arrays):
+    """The rounds of the sum: N arrays, N/2 arrays, ..., one array; array i of the first round is on device i."""
+    rounds = [list(arrays)]
+    while len(rounds[-1]) > 1:
+        before = rounds[-1]
+        pairs = zip(before[::2], before[1::2], strict=True)
+        # The left array of a pair stays where it is; the right one is moved to it. All pairs of a round are
+        # independent, so they can be added at the same time.
+        rounds.append([left + jax.device_put(right, *left.devices()) for left, right in pairs])
+    return rounds
+
+
+def mended_standardise(x, device):
+    """`x` with mean 0 and standard deviation 1, computed on `device`."""
+    # Arrays never change: device_put returns a copy, and the array that it was given stays where it is.
+    x = jax.device_put(x, device)
+    return (x - x.mean()) / x.std()

@@ -3,17 +3,32 @@
 import numpy as np
 
 
-def softmax_slope(probabilities, labels):
-    """Slope of the mean cross-entropy with respect to the logits `[B, C]`."""
+def softmax_gradient(probabilities, labels):
+    """Gradient of the mean cross-entropy with respect to the logits `[B, C]`."""
     B, C = probabilities.shape
+    # The derivative of -log(softmax) is p_j, minus 1 at the example's class; the mean divides by B.
     return (probabilities - np.eye(C)[labels]) / B
 
 
-def layer_backward(x, W, slope):
-    """The slopes of x `[B, D]`, W `[D, H]` and b `[H]`."""
-    return slope @ W.T, x.T @ slope, slope.sum(0)
+def standardise_backward(x, g):
+    """Gradient `[B, D]` with respect to x, from the gradient `g` `[B, D]` with respect to the standardised x."""
+    # Shifting all of x, or stretching it around its mean, does not change y. So the gradient has no component along
+    # (1, ..., 1), nor along y: both are taken away.
+    y = (x - x.mean(0)) / x.std(0)
+    return (g - g.mean(0) - y * (g * y).mean(0)) / x.std(0)
 
 
-def batches(order, size):
-    """A list of arrays: all of `order`, `size` at a time."""
-    return [order[start : start + size] for start in range(0, len(order), size)]
+def mended_update(parameters, x, labels, rate):
+    """The parameters after one step of gradient descent."""
+    (W1, b1), (W2, b2) = parameters
+    hidden = np.maximum(x @ W1 + b1, 0)
+    logits = hidden @ W2 + b2
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    g = (p / p.sum(1, keepdims=True) - np.eye(logits.shape[1])[labels]) / len(labels)
+    # The chain rule needs the W2 of the forward pass, so all gradients come first and all updates afterwards. That is
+    # why frameworks keep `backward` and `step` apart.
+    g1 = (g @ W2.T) * (hidden > 0)
+    return [
+        (W1 - rate * x.T @ g1, b1 - rate * g1.sum(0)),
+        (W2 - rate * hidden.T @ g, b2 - rate * g.sum(0)),
+    ]

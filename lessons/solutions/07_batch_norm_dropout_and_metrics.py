@@ -7,6 +7,7 @@ from jax import lax
 
 def global_variance(values, weights):
     """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
+    # Distances from the global mean are small numbers, whose squares keep their digits; E[x^2] - E[x]^2 does not.
     count = lax.psum(weights.sum(), "data")
     mean = lax.psum((weights * values).sum(), "data") / count
     return lax.psum((weights * jnp.square(values - mean)).sum(), "data") / count
@@ -14,11 +15,13 @@ def global_variance(values, weights):
 
 def row_keys(seed, step, indices):
     """One random key an example: integers and `[b]` indices to `[b]` keys."""
+    # fold_in one after the other: seed + step would give step 2 of seed 1 the keys of step 1 of seed 2.
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
 
-def accuracy(pairs):
-    """Share of right answers over all batches."""
-    correct, count = (sum(numbers) for numbers in zip(*pairs, strict=True))
-    return correct / count
+def mended_mean(x, weights):
+    """Mean over the valid examples of all devices: `[b, C]`, `[b]` to `[C]`."""
+    # len(x) counts rows, padding included, and full batches have none. The count of examples is the sum of the weights.
+    total, count = lax.psum(((weights[:, None] * x).sum(0), weights.sum()), "data")
+    return total / count

@@ -38,9 +38,8 @@ class BatchNorm(nnx.Module):
         weights = jnp.ones(len(x)) if context.weights is None else context.weights
         weights = weights.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))  # [b, 1, ...]
         axes = tuple(range(x.ndim - 1))
-        near = self.mean[
-            ...
-        ]  # E[(x - k)^2] - (mean - k)^2 is the variance for any k; near the mean it keeps its digits
+        # E[(x - k)^2] - (mean - k)^2 is the variance for any k; with k near the mean it keeps its digits.
+        near = self.mean[...]
         count = weights.sum() * math.prod(x.shape[1:-1])
         sums = (weights * x).sum(axes), (weights * jnp.square(x - near)).sum(axes)
         if context.axis_name is not None:

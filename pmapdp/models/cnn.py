@@ -25,5 +25,5 @@ class CNN(nnx.Module):
         x = scale_pixels(images, self.dtype)
         x = nnx.relu(self.conv(x))  # [b, 26, 26, 32]
         x = nnx.max_pool(x, (2, 2), strides=(2, 2))  # [b, 13, 13, 32]
-        x = nnx.relu(self.hidden(x.reshape(len(x), -1)))
+        x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
         return self.logits(x)

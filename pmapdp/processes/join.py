@@ -87,7 +87,7 @@ def connect(place: Place, options: ProcessesOptions) -> None:
                 time.sleep(3 * BEAT)  # the others look whether it still listens
             os._exit(UserError.status)
 
-    def refused(*_: object) -> NoReturn:
+    def refused(by_jax: bool = True) -> NoReturn:
         give_up("process 0 has ended" if place.missing() else "one came with a --process-id that is taken or too large")
 
     def wait() -> None:
@@ -100,8 +100,9 @@ def connect(place: Place, options: ProcessesOptions) -> None:
 
     aborts.hold(refused)
     start_thread(wait)
-    # Without a callback JAX would print the stack and abort the process.
-    make_client = functools.partial(distributed._jax.get_distributed_runtime_client, missed_heartbeat_callback=refused)
+    make_client = functools.partial(
+        distributed._jax.get_distributed_runtime_client, missed_heartbeat_callback=aborts.missed_heartbeat
+    )
     with mock.patch.object(distributed._jax, "get_distributed_runtime_client", make_client):
         try:
             jax.distributed.initialize(

@@ -10,15 +10,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pmapdp.errors import UserError
+from pmapdp.files import refusal
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum, crc32
 from pmapdp.run.damage import DamagedError, outside_cause, reason
@@ -40,14 +40,8 @@ def orbax() -> ModuleType:
     return orbax.checkpoint
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A train state, and how far the run had come.
-
-    Attributes:
-        state: `TrainState` without any device axis.
-        progress: what the run needs to go on; JSON.
-    """
+class Checkpoint(NamedTuple):
+    """A train state without any device axis, and what the run needs besides to go on: JSON."""
 
     state: TrainState
     progress: dict[str, Any]
@@ -70,14 +64,11 @@ class Checkpoints:
         self.peers = peers
         self.folder, self.damaged = folder, folder.parent / "damaged"
         managers = orbax().checkpoint_managers
-        newest = managers.LatestN(keep)
         best = managers.BestN(
-            get_metric_fn=lambda metrics: metrics["test_accuracy"],
-            n=1,
-            keep_checkpoints_without_metrics=False,
+            get_metric_fn=lambda metrics: metrics["test_accuracy"], n=1, keep_checkpoints_without_metrics=False
         )
         self.options = orbax().CheckpointManagerOptions(
-            preservation_policy=managers.AnyPreservationPolicy([newest, best]),
+            preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
             # Otherwise a folder that cannot be made keeps threads waiting for minutes.
@@ -119,14 +110,9 @@ class Checkpoints:
             self.require_room(2 * size(state))
             state = self.on_host(state)
             progress = progress | {"step": step, "checksum_of_words": checksum(state)}
-            self.manager.save(
-                step,
-                args=args.Composite(
-                    state=args.StandardSave(state),
-                    progress=args.JsonSave(progress | {"crc32": crc32(progress)}),
-                ),
-                metrics=metrics,
-            )
+            kept = args.JsonSave(progress | {"crc32": crc32(progress)})
+            items = args.Composite(state=args.StandardSave(state), progress=kept)
+            self.manager.save(step, args=items, metrics=metrics)
 
     def on_host(self, state: TrainState) -> TrainState:
         """A copy of the state on the host, if it is small and lies in this process alone; otherwise the state itself.
@@ -199,12 +185,7 @@ class Checkpoints:
 
     def state(self, step: int, progress: dict[str, Any], task: Task, sharding: Any = None) -> TrainState:
         """The state of `step` alone, checked against its `progress`; the rest as for `read`."""
-        shapes = jax.eval_shape(lambda: initial_state(task))
-        if sharding is None:
-            template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
-        else:
-            template = abstract_state(shapes, sharding)
-        state = self.load(step, state=orbax().args.StandardRestore(template)).state
+        state = self.load(step, state=orbax().args.StandardRestore(template(task, sharding))).state
         if progress.get("checksum_of_words", checksum(state)) != checksum(state):
             raise DamagedError("the checksum of its arrays is wrong")
         return state
@@ -251,10 +232,8 @@ class Checkpoints:
                 self.damaged.mkdir(exist_ok=True)
                 os.replace(self.folder / str(step), target)
             except OSError as error:
-                raise UserError(
-                    f"the damaged checkpoint {self.folder / str(step)} cannot be moved to {target} ({error.strerror}): "
-                    "move it yourself, or name another --workdir"
-                ) from None
+                advice = f"move {self.folder / str(step)}, which is damaged, yourself, or name another --workdir"
+                raise refusal(target, "written", error, advice) from None
         self.peers.wait("setting aside")
         self.manager = self.open()
         return target
@@ -287,8 +266,11 @@ def size(state: TrainState) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-def abstract_state(shapes: TrainState, sharding: Any) -> TrainState:
-    """The state without its arrays: shape, type and place of each; `sharding` as for `Checkpoints.read`."""
+def template(task: Task, sharding: Any) -> TrainState:
+    """A state without its numbers: shape, type and place of each array; `sharding` as for `Checkpoints.read`."""
+    shapes = jax.eval_shape(lambda: initial_state(task))
+    if sharding is None:
+        return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         shapes,

@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pmapdp.errors import UserError
 from pmapdp.files import FAULTS, WRITE_ADVICE, open_regular, refusal
+
+FULL_ADVICE = "make room and start the command again"
 
 
 class LinesFile:
@@ -46,24 +47,16 @@ class LinesFile:
             while left:
                 left = left[self.file.write(left) :]
         except OSError as error:
-            raise self.failed(error) from None
+            raise refusal(self.named, "written", error, FULL_ADVICE) from None
 
     def event(self, event: str, **values: Any) -> None:
         """Append one line `{"event": event, ...}`."""
         self.line(json.dumps({"event": event, **values}))
 
     def close(self) -> None:
-        """Close the file when the disk has all lines.
-
-        Raises:
-            UserError: the disk has not.
-        """
+        """Close the file when the disk has all lines; errors as of `line`."""
         try:
             with self.file:
                 os.fsync(self.file.fileno())
         except OSError as error:
-            raise self.failed(error) from None
-
-    def failed(self, error: OSError) -> UserError:
-        """The sentence for a disk that takes no more."""
-        return UserError(f"{self.named} could not be written ({error.strerror}): make room and start the command again")
+            raise refusal(self.named, "written", error, FULL_ADVICE) from None

@@ -1,16 +1,6 @@
 """The entrance to this room: a run from its start, or from its newest checkpoint, to its end.
 
-with Run(job, settings) as run:
-    state, step = run.state, run.step
-    while step < job.total_steps:
-        run.start_epoch(step)
-        for count, placed in batches of the epoch:
-            run.before_updates(step + count, state)
-            state, sums = train_steps(state, *placed)
-            step += count
-            run.after_updates(step, state, sums)
-        run.end_epoch(step, state, job.evaluate(state))
-    run.end(step)
+The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which they stand here.
 """
 
 import contextlib

@@ -1,15 +1,17 @@
 """Event files for TensorBoard, in the format and with the summaries of tensorboardX."""
 
+import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pmapdp.errors import UserError
+from pmapdp.files import refusal
 from pmapdp.job import Job
 from pmapdp.state import TrainState
 from pmapdp.steps.shared import Body
@@ -56,40 +58,35 @@ class TensorBoard:
 
         self.summary, self.make_event = summary, Event
         self.path = folder.absolute() / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        try:
+        with self.writing():
             self.file = RecordWriter(str(self.path))
-        except OSError as error:
-            raise self.failed(error) from None
-        self.write(file_version="brain.Event:2")
-        self.write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+            self.write(file_version="brain.Event:2")
+            self.write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def epoch(self, results: dict[str, Any], arrays: dict[str, Any]) -> None:
         """Write an epoch's results (the keys of the metrics file), and a histogram of each leaf of `arrays`."""
-        for tag, key in SCALARS.items():
-            if results[key] is not None:
-                self.write(step=results["step"], summary=self.summary.scalar(tag, results[key]))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-            tag = "/".join(str(entry.key) for entry in path)
-            self.write(step=results["step"], summary=self.summary.histogram(tag, np.asarray(leaf, np.float32), BINS))
-        try:
+        with self.writing():
+            for tag, key in SCALARS.items():
+                if results[key] is not None:
+                    self.write(step=results["step"], summary=self.summary.scalar(tag, results[key]))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+                tag, values = "/".join(str(entry.key) for entry in path), np.asarray(leaf, np.float32)
+                self.write(step=results["step"], summary=self.summary.histogram(tag, values, BINS))
             self.file.flush()
-        except OSError as error:
-            raise self.failed(error) from None
 
     def write(self, **fields: Any) -> None:
         """Append an event."""
-        try:
-            self.file.write(self.make_event(wall_time=time.time(), **fields).SerializeToString())
-        except OSError as error:
-            raise self.failed(error) from None
+        self.file.write(self.make_event(wall_time=time.time(), **fields).SerializeToString())
 
-    def failed(self, error: OSError) -> UserError:
-        """The sentence for a disk that takes no more."""
-        return UserError(f"{self.path} could not be written ({error.strerror}): make room and start the command again")
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in one sentence that the disk takes no more."""
+        try:
+            yield
+        except OSError as error:
+            raise refusal(self.path, "written", error, "make room and start the command again") from None
 
     def close(self) -> None:
         """Write what is left."""
-        try:
+        with self.writing():
             self.file.close()
-        except OSError as error:
-            raise self.failed(error) from None

@@ -30,28 +30,11 @@ WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/firs
 # size is compared as the global one, whichever way it was given.
 FREE_SETTINGS = {
     "recipe",  # a name; the settings that it stands for are compared
-    "strategy",
-    "steps_per_dispatch",
-    "devices",
-    "mesh",
-    "layout",
-    "shard_state",
-    "global_batch_size",
-    "per_device_batch_size",
-    "data_dir",
-    "steps",
-    "metrics_file",
-    "progress",
-    "workdir",
-    "fresh",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "histograms",
-    "profile",
-    "compile_cache",
-    "draw_sharding",
-    "check_on_one_device",
-}
+    "strategy", "devices", "mesh", "layout", "shard_state", "steps_per_dispatch", "compile_cache", "data_dir",
+    "global_batch_size", "per_device_batch_size", "steps", "draw_sharding", "check_on_one_device",
+    "workdir", "fresh", "checkpoint_every", "keep_checkpoints",
+    "metrics_file", "progress", "histograms", "profile",
+}  # fmt: skip
 
 # What a run writes, by file and by folder and the names in it.
 FILES = re.compile(r"config\.json|metrics\.jsonl|log\.txt|events\.out\.tfevents\..+")
@@ -98,25 +81,20 @@ class Workdir:
             if self.path.exists() and not self.path.is_dir():
                 raise UserError(f"--workdir {path} is a file: name a folder, for example runs/first")
             self.path.mkdir(parents=True, exist_ok=True)
+            self.require_ours()  # before anything is written, and, since another run may just have ended, again below
+            self.lock = open(open_regular(self.path / "lock", os.O_RDWR | os.O_CREAT), "r+b", buffering=0)  # noqa: SIM115
+            if not (owner := self.lock.read(99).decode("ascii", "replace")).isdigit() and owner:
+                raise self.foreign("lock")
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
+            self.lock.truncate(0)
+            os.pwrite(self.lock.fileno(), str(os.getpid()).encode(), 0)
             self.settings = self.require_ours()
-            self.lock = open(open_regular(self.path / "lock", os.O_RDWR | os.O_CREAT), "r+b")  # noqa: SIM115 (held)
-            owner = self.lock.read(99)
-        except FAULTS as error:
-            raise refusal(f"--workdir {path}", "written", error, WRITE_ADVICE) from None
-        if not re.fullmatch(rb"\d*", owner):
-            raise self.foreign("lock")
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.lock.seek(0)
-            self.lock.truncate()
-            self.lock.write(str(os.getpid()).encode())
-            self.lock.flush()
         except BlockingIOError:
             raise UserError(
-                f"--workdir {path} is in use by process {owner.decode() or 'unknown'}: wait until that run has ended, "
+                f"--workdir {path} is in use by process {owner or 'unknown'}: wait until that run has ended, "
                 "or name another folder"
             ) from None
-        except OSError as error:
+        except FAULTS as error:
             raise refusal(f"--workdir {path}", "written", error, WRITE_ADVICE) from None
 
     def require_ours(self) -> dict[str, Any] | None:

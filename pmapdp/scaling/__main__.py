@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> None:
     print(
         f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
         f"{plan.per_device_batch:,} examples x {plan.accumulate} per device and update, {plan.dtype}, "
-        f"{config.optimizer}; {plan.utilization:.3g} of the peak assumed. Predictions, not measurements."
+        f"{config.optimizer}; {plan.utilization:.3g} of the peak assumed. "
+        "Predictions for data parallelism, not measurements."
     )
     print_predictions(report, console())
     print_answers(report, console())

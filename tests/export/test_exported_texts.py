@@ -15,11 +15,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from pmapdp import evaluate, predict
 from pmapdp.config import Config
 from pmapdp.errors import run_command
-from pmapdp.export import writer as export
-from pmapdp.export.archive import read_archive
-from pmapdp.export.reader import load_exported
-from pmapdp.export.writer import export_model
-from pmapdp.registry import MODELS, load_data
+from pmapdp.export import __main__ as export
+from pmapdp.export.read import load_exported, read_zip
+from pmapdp.export.write import export_model
+from pmapdp.registry import MODELS, load_data, viewed
 from pmapdp.state import Task, create_state
 from pmapdp.train import train
 
@@ -82,7 +81,7 @@ def test_transformer_same_logits_through_strings(transformer):
     model, path = transformer
     exported = load_exported(path)
     found = exported.outputs(exported.view(load_data("reviews").test.texts[:20]))["logits"]
-    wanted = jax.jit(model.__call__)(load_data("reviews", view="tokens").test.inputs[:20])
+    wanted = jax.jit(model.__call__)(viewed(load_data("reviews"), MODELS["transformer"])[0].test.inputs[:20])
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
@@ -97,13 +96,13 @@ def test_features_equal_those_of_training(run):
 
 
 def test_what_is_in_the_file(run, transformer):
-    files = read_archive(run[0], "pytest")
+    files = read_zip(run[0])
     metadata = json.loads(files["metadata.json"])
     assert metadata["view"] == "tfidf"
     assert metadata["input"] == {"dtype": "float32", "shape": ["batch", 1200]}
     assert metadata["labels"] == ["negative", "positive"]
     assert len(json.loads(files["text/vocabulary.json"])) == len(np.load(io.BytesIO(files["text/idf.npy"])))
-    files = read_archive(transformer[1], "pytest")
+    files = read_zip(transformer[1])
     metadata = json.loads(files["metadata.json"])
     assert (metadata["view"], metadata["input"]) == ("tokens", {"dtype": "int32", "shape": ["batch", 128]})
     assert {name for name in files if name.startswith("text/")} == {"text/vocabulary.json"}

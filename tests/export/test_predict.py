@@ -9,9 +9,9 @@ from trained import train_briefly
 
 from pmapdp import predict
 from pmapdp.errors import UserError, run_command
-from pmapdp.export.archive import read_archive, write_archive
-from pmapdp.export.images import read_images
-from pmapdp.export.writer import export_model
+from pmapdp.export.inputs import read_images
+from pmapdp.export.read import read_zip
+from pmapdp.export.write import export_model, zip_bytes
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
 
@@ -137,7 +137,7 @@ BAD_FILES = {
     "none.npy": (npy(noise(0, 28, 28)), "none.npy has shape [0, 28, 28]: the model takes"),
     "scalar.npy": (npy(np.uint8(3)), "scalar.npy has shape []: the model takes"),
     "cut.npy": (npy(noise(28, 28))[:500], "cut.npy is no array that can be read ("),
-    "pickle.npy": (npy(np.array([{}])), "pickle.npy is no array that can be read (Object arrays cannot be loaded"),
+    "pickle.npy": (npy(np.array([{}])), "pickle.npy is no array that can be read (it holds Python objects"),
 }
 
 
@@ -166,7 +166,10 @@ def test_bad_files(folder, capsys, name):
         (["digit.png", "model.zip"], "digit.png is no zip: name a file made with python -m pmapdp.export"),
         (["cut.zip", "digit.png"], "cut.zip is damaged, it was cut short or altered: copy it again"),
         (["other.zip", "digit.png"], "other.zip is a zip, but was not made with python -m pmapdp.export"),
-        (["text.zip", "digit.png"], "text.zip takes string of shape ['batch'], and this command reads grey images and"),
+        (
+            ["text.zip", "digit.png"],
+            "text.zip holds a program and parameters of different models: export",
+        ),
         (["model.zip", "digit.png", "--jsn"], "unknown argument '--jsn': did you mean '--json'?"),
         (["model.zip", "digit.png", "-j"], "unknown argument '-j'"),
     ],
@@ -174,10 +177,10 @@ def test_bad_files(folder, capsys, name):
 def test_mistakes(folder, capsys, arguments, sentence):
     (folder / "digit.png").write_bytes(png(28, 28))
     (folder / "cut.zip").write_bytes((folder / "model.zip").read_bytes()[:1000])
-    write_archive("other.zip", {"readme.txt": b"hello"})
-    files = read_archive("model.zip", "pytest")
+    (folder / "other.zip").write_bytes(zip_bytes({"readme.txt": b"hello"}))
+    files = read_zip("model.zip")
     metadata = json.loads(files["metadata.json"]) | {"input": {"dtype": "string", "shape": ["batch"]}}
-    write_archive("text.zip", files | {"metadata.json": json.dumps(metadata).encode()})
+    (folder / "text.zip").write_bytes(zip_bytes(files | {"metadata.json": json.dumps(metadata).encode()}))
     assert run_command(predict.main, arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")

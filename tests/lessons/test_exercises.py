@@ -4,8 +4,10 @@ Wrong answers have files of their own, one a lesson.
 """
 
 import ast
+from types import SimpleNamespace
 
 import build
+import numpy as np
 import pytest
 from checks import check, load
 
@@ -17,9 +19,9 @@ EXERCISES = [
 ]
 
 
-def test_every_lesson_has_two_or_three():
+def test_every_lesson_has_two_to_four():
     for lesson in build.sources():
-        assert sum(name == lesson.stem for name, _ in EXERCISES) in (2, 3), lesson.stem
+        assert sum(name == lesson.stem for name, _ in EXERCISES) in (2, 3, 4), lesson.stem
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
@@ -44,6 +46,7 @@ def test_an_answer_that_fails_is_reported_and_stops_nothing(lesson, exercise):
     verdict = check(lesson, exercise, fails)
     assert not verdict.solved
     assert "your code raised KeyError" in verdict.message
+    assert 'raise KeyError("missing")' in verdict.message
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
@@ -51,3 +54,32 @@ def test_the_notebook_has_the_stub_and_not_the_solution(lesson, exercise):
     source = (build.FOLDER / f"{lesson}.py").read_text()
     (stub,) = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == exercise]
     assert ast.unparse(stub.body[-1]) == "..."
+
+
+def deep_inside_numpy(probabilities, labels):
+    return np.concatenate([probabilities, labels])
+
+
+def test_an_error_in_a_library_is_shown_at_the_readers_line():
+    verdict = check("01_train_a_network_in_numpy", "softmax_gradient", deep_inside_numpy)
+    assert "your code raised ValueError" in verdict.message
+    assert "return np.concatenate([probabilities, labels])" in verdict.message
+
+
+def of_another_file(source):
+    """Checks with one function, `exercise`, that is not in this file, where the answers are."""
+    return SimpleNamespace(exercise=eval(compile(source, "a check", "eval")))
+
+
+def test_an_error_after_the_answer_returned_names_what_it_returned(monkeypatch):
+    monkeypatch.setattr("checks.load", lambda *names: of_another_file("lambda answer: answer().shape"))
+    verdict = check("any", "exercise", lambda: [1, 2])
+    assert not verdict.solved
+    assert "a value of type list" in verdict.message
+    assert "your code raised" not in verdict.message
+
+
+def test_an_error_of_the_check_is_the_checks(monkeypatch):
+    monkeypatch.setattr("checks.load", lambda *names: of_another_file("lambda answer: 1 / 0"))
+    verdict = check("any", "exercise", lambda: 1)
+    assert "the check itself failed, which is no mistake of yours: ZeroDivisionError" in verdict.message

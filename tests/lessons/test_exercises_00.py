@@ -8,25 +8,38 @@ from checks import check
 LESSON = "00_meet_your_devices"
 
 
+def one_after_the_other(arrays):
+    rounds = [list(arrays)]
+    while len(rounds[-1]) > 1:
+        first, second, *others = rounds[-1]
+        rounds.append([first + jax.device_put(second, *first.devices()), *others])
+    return rounds
+
+
+def onto_the_right(arrays):
+    rounds = [list(arrays)]
+    while len(rounds[-1]) > 1:
+        pairs = zip(rounds[-1][::2], rounds[-1][1::2], strict=True)
+        rounds.append([jax.device_put(left, *right.devices()) + right for left, right in pairs])
+    return rounds
+
+
 WRONG = {
-    "place_rows": {
-        "NumPy arrays on the host": lambda x, places: list(x),
-        "device_put's second argument": lambda x, places: [jax.device_put(row) for row in x],
-        "does not hold row": lambda x, places: [
-            jax.device_put(row, place) for row, place in zip(x[::-1], places, strict=True)
-        ],
-        "has shape (4,)": lambda x, places: [jax.device_put(x, place) for place in places],
-    },
     "add_on": {
         "move both before you add": lambda device, a, b: a + b,
         "not on the device that was asked for": lambda device, a, b: a + jax.device_put(b, next(iter(a.devices()))),
         "not one of the host": lambda device, a, b: np.asarray(a) + np.asarray(b),
     },
-    "environment": {
-        "must be a string": lambda count, cores: {"JAX_NUM_CPU_DEVICES": count, "NPROC": 2 * count},
-        "may deadlock": lambda count, cores: {"JAX_NUM_CPU_DEVICES": str(count), "NPROC": str(max(cores, count))},
-        "cores idle": lambda count, cores: {"JAX_NUM_CPU_DEVICES": str(count), "NPROC": str(2 * count)},
-        "NPROC is missing": lambda count, cores: {"JAX_NUM_CPU_DEVICES": str(count)},
+    "sum_in_pairs": {
+        "need rounds of": one_after_the_other,
+        "where its first array is": onto_the_right,
+        "that of the devices 0 to 1": lambda arrays: [arrays, *one_after_the_other(arrays[::2])],
+        "move one to the other's device": lambda arrays: [arrays, [arrays[0] + arrays[1]]],
+        "a list of rounds": lambda arrays: sum(jax.device_get(arrays)),
+    },
+    "mended_standardise": {
+        "device_put returns a copy": lambda x, device: (x - x.mean()) / x.std(),
+        "mean 0": lambda x, device: jax.device_put(x - x.mean(), device),
     },
 }
 

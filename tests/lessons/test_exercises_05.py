@@ -1,22 +1,51 @@
 """The exercises of lesson 05: wrong answers get the message that helps."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 from checks import check
 from jax import lax
 
-LESSON = "05_talk_between_devices"
+LESSON = "05_communicate_between_devices"
+
+
+def multiplies_by_zero(x):
+    return lax.psum(x * (lax.axis_index("data") == 0), "data")
+
+
+def around_the_ring(x):
+    N, total, travelling = lax.axis_size("data"), x, x
+    for _ in range(N - 1):
+        travelling = lax.ppermute(travelling, "data", [(d, (d + 1) % N) for d in range(N)])
+        total = total + travelling
+    return total
+
+
+def one_round(x):
+    return x + lax.ppermute(x, "data", [(d, d ^ 1) for d in range(lax.axis_size("data"))])
+
+
+def softmax_with(largest):
+    def softmax(logits):
+        exponentials = jnp.exp(logits - largest(logits))
+        return exponentials / lax.psum(exponentials.sum(), "data")
+
+    return softmax
 
 
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("global_max", lambda x: x.max(), "own largest entry"),
-        ("global_max", lambda x: lax.pmax(x, "data"), "one number a device"),
         ("broadcast", lambda x: lax.psum(x, "data"), "the others must add 0"),
         ("broadcast", lambda x: x, "its own x"),
-        ("normalised", lambda x: x - x.mean(), "its own mean"),
-        ("normalised", lambda x: x - lax.psum(x.mean(), "data"), "divide by N"),
-        ("normalised", lambda x: x - lax.pmean(x, "data"), "over the entries too"),
+        ("broadcast", multiplies_by_zero, "0 times NaN is NaN"),
+        ("butterfly_sum", lambda x: lax.psum(x, "data"), "no lax.psum"),
+        ("butterfly_sum", lambda x: lax.all_gather(x, "data").sum(0), "no lax.all_gather"),
+        ("butterfly_sum", around_the_ring, "4 devices need 2 rounds of ppermute, yours has 3"),
+        ("butterfly_sum", one_round, "do not hold the sum of all"),
+        ("mended_softmax", softmax_with(jnp.max), "subtract the same number"),
+        ("mended_softmax", softmax_with(lambda logits: 0), "exp overflows"),
+        ("mended_softmax", jax.nn.softmax, "by themselves"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

@@ -116,6 +116,18 @@ def share_of_local_mean(w, x, y, weights):
     return lax.psum(local_sum(w, x, y, weights) / here * (here / lax.psum(here, "data")), "data")
 
 
+def clip(gradient):
+    return gradient / jnp.maximum(jnp.linalg.norm(gradient), 1)
+
+
+def clipping_each(gradient):
+    return lax.pmean(clip(gradient), "data")
+
+
+def clipping_the_sum(gradient):
+    return clip(lax.psum(gradient, "data"))
+
+
 @pytest.mark.parametrize(
     ("exercise", "answer", "phrase"),
     [
@@ -139,6 +151,10 @@ def share_of_local_mean(w, x, y, weights):
         ("global_gradient", sum_alone, "divide by their number"),
         ("global_gradient", mean_over_rows, "padding included"),
         ("global_gradient", ignores_weights, "padding was counted"),
+        ("mended_clipping", clip, "return different gradients"),
+        ("mended_clipping", clipping_each, "average first"),
+        ("mended_clipping", clipping_the_sum, "use lax.pmean"),
+        ("mended_clipping", lambda g: lax.pmean(g, "data"), "the result should be"),
         ("global_gradient", share_of_local_mean, "divides 0 by 0"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from checks import check
 from jax import lax
@@ -55,12 +54,16 @@ def one_key(seed, step, indices):
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def mean_of_means(pairs):
-    return np.mean([correct / count for correct, count in pairs if count])
+def counts_padding(x, weights):
+    return lax.psum((weights[:, None] * x).sum(0), "data") / lax.psum(len(x), "data")
 
 
-def divides_by_batches(pairs):
-    return sum(correct for correct, _ in pairs) / len(pairs)
+def local_count(x, weights):
+    return lax.psum((weights[:, None] * x).sum(0), "data") / jnp.maximum(weights.sum(), 1)
+
+
+def divides_first(x, weights):
+    return lax.pmean((weights[:, None] * x).sum(0) / weights.sum(), "data")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +79,9 @@ def divides_by_batches(pairs):
         ("row_keys", adds_seed_and_step, "numbers were added up"),
         ("row_keys", adds_step_and_index, "numbers were added up"),
         ("row_keys", one_key, "one each"),
-        ("accuracy", mean_of_means, "mean of the batches' means"),
-        ("accuracy", divides_by_batches, "not of batches"),
+        ("mended_mean", counts_padding, "count the weights"),
+        ("mended_mean", local_count, "both go through lax.psum"),
+        ("mended_mean", divides_first, "divide after the psum"),
     ],
 )
 def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):

@@ -79,6 +79,7 @@ def test_killed_at_random_moments(uninterrupted, tmp_path):
     assert last_epochs(uninterrupted) == last_epochs(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_save(uninterrupted, tmp_path):
     process = start(*JOB, "--workdir", tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -135,7 +136,9 @@ def test_another_strategy_and_device_count(uninterrupted, tmp_path):
         jax.config.update("jax_enable_x64", False)
 
 
-@pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
+@pytest.mark.parametrize(
+    "how", ["altered", *(pytest.param(how, marks=pytest.mark.slow) for how in ("truncated", "missing"))]
+)
 def test_damaged_checkpoint_is_set_aside(uninterrupted, tmp_path, how):
     shutil.copytree(uninterrupted, tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"

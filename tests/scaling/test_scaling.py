@@ -88,7 +88,7 @@ def test_the_command(tmp_path, capsys):
     arguments = ["--workload", "resnet-50", "--output", str(tmp_path), "--json", str(tmp_path / "r.json")]
     assert run_command(main, arguments) == 0
     out = capsys.readouterr().out
-    for words in ("Predictions, not measurements", "h100, predicted", "4,096", "when does it pay?", "leave out"):
+    for words in ("Predictions for data parallelism", "h100, predicted", "4,096", "when does it pay?", "leave out"):
         assert words in out
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["kind"] == "prediction"

@@ -1,4 +1,4 @@
-"""A trained model as one portable file: `python -m pmapdp.export WORKDIR model.zip`.
+"""A trained model as one portable file, written by `python -m pmapdp.export WORKDIR model.zip`.
 
 The file is a zip without compression, and NumPy takes it for one of its own (.npz):
 
@@ -6,7 +6,7 @@ The file is a zip without compression, and NumPy takes it for one of its own (.n
     model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
     arrays/*.npy     parameters and running statistics
     text/*           of a model of texts: the vocabulary (.json) and, for tf-idf weights, the idf weights (.npy)
-    SHA256SUMS       the checksums of the others
+    SHA256SUMS       the checksums of the others, for `sha256sum --check`
 
 Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers) and NumPy are enough:
 
@@ -23,7 +23,7 @@ Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers)
     classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
 
 `outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
-`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.reader.load_exported`.
+`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.read.load_exported`.
 
 A model of texts takes what its view of them makes of strings, metadata["view"]: "tfidf" or "tokens". With our code
 that is `load_exported(...).view(texts)`. Without it, the tf-idf weights are scikit-learn's, as `pmapdp/data/tfidf.py`
@@ -38,11 +38,11 @@ import contextlib
 import dataclasses
 import io
 import json
+import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.export
@@ -50,15 +50,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pmapdp.cli import parse_options
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
-from pmapdp.export.archive import write_archive
-from pmapdp.export.reader import ARRAYS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT
-from pmapdp.job import make_task
-from pmapdp.registry import load_data, view_of, viewed
+from pmapdp.errors import UserError, reason
+from pmapdp.export.read import ARRAYS, CHECKSUMS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT, checksums
+from pmapdp.files import write_file
+from pmapdp.models.layers import Context
+from pmapdp.registry import view_of
 from pmapdp.state import Task, TrainState, count_parameters
-from pmapdp.trained import load_run
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUTS: dict[str, dict[str, Any]] = {
@@ -66,11 +65,17 @@ INPUTS: dict[str, dict[str, Any]] = {
     "tfidf": {"dtype": "float32", "shape": ["batch", FEATURES]},
     "tokens": {"dtype": "int32", "shape": ["batch", LENGTH]},
 }
-METRICS = ("test_loss", "test_accuracy", "test_examples")
+READABLE_BY_ALL = 0o644 << 16  # where a zip keeps the permissions of a file
 
 
 def export_model(
-    task: Task, state: TrainState, path: str | Path, *, metadata: dict[str, Any], view: Any = None
+    task: Task,
+    state: TrainState,
+    path: str | Path,
+    *,
+    metadata: dict[str, Any],
+    view: Any = None,
+    inputs: np.ndarray | None = None,
 ) -> None:
     """Write the model of `state` to the zip `path`, which is there whole or not at all.
 
@@ -78,27 +83,39 @@ def export_model(
         task: what was trained.
         state: `TrainState` on the host.
         path: overwritten if it exists.
-        metadata: JSON to keep beside the model; `labels`, the names of the C classes, is needed.
+        metadata: JSON to keep beside the model; `labels` are the names of the C classes, empty for their numbers.
         view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
+        inputs: `[n, ...]` as the model takes them; default: images as MNIST's, or what the view gives.
 
     Raises:
-        UserError: `path` cannot be written.
+        UserError: `path` cannot be written, or the parameters are no finite numbers.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
 
     def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
         params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
-        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs)
+        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs, Context())
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    input_type = INPUTS[view_of(task.model)]
-    shape = jax.export.symbolic_shape(", ".join(map(str, input_type["shape"])))
-    inputs = jax.ShapeDtypeStruct(shape, input_type["dtype"])
+    kind = view_of(task.model)
+    takes = INPUTS[kind]
+    if inputs is not None:
+        takes = {"dtype": inputs.dtype.name, "shape": ["batch", *inputs.shape[1:]]}
+    shape = jax.export.symbolic_shape(", ".join(map(str, takes["shape"])))
+    inputs_type = jax.ShapeDtypeStruct(shape, takes["dtype"])
     with jax.enable_x64(task.dtype == "float64"), short_locations():
-        model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
+        try:
+            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs_type)
+        except Exception as error:
+            raise UserError(
+                f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
+                "inputs.shape[0] in it instead of len(inputs)"
+            ) from error
         program = bytes(model.serialize())
 
     metadata = {
@@ -109,27 +126,40 @@ def export_model(
         "calling_convention_version": model.calling_convention_version,
         "platforms": PLATFORMS,
         "dtype": task.dtype,
-        "view": view_of(task.model),
-        "input": input_type,
+        "view": kind,
+        "input": takes,
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
+        "labels": list(metadata["labels"]) or [str(number) for number in range(model.out_avals[0].shape[-1])],
     }
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
     files |= {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()}
-    write_archive(path, files | (view_files(view) if view else {}))
-
-
-def view_files(view: Any) -> dict[str, bytes]:
-    """What a view of texts knows, as files: every array as NumPy's, every list as JSON."""
-    files = {}
-    for field in dataclasses.fields(view):
+    for field in dataclasses.fields(view) if view else ():  # an array as NumPy's, a list as JSON
         value = getattr(view, field.name)
         if isinstance(value, np.ndarray):
             files[f"{TEXT}{field.name}.npy"] = npy_bytes(value)
         else:
             files[f"{TEXT}{field.name}.json"] = json.dumps(value, ensure_ascii=False).encode()
-    return files
+    write_file(path, zip_bytes(files))
+
+
+def zip_bytes(files: dict[str, bytes]) -> bytes:
+    """A zip of files (name to content) and their checksums; the same files make the same bytes."""
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        for name, content in (files | {CHECKSUMS: checksums(files)}).items():
+            member = zipfile.ZipInfo(name)  # dated 1980
+            member.external_attr = READABLE_BY_ALL
+            archive.writestr(member, content)
+    return zipped.getvalue()
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """The content of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
 
 
 @contextlib.contextmanager
@@ -146,47 +176,3 @@ def short_locations() -> Iterator[None]:
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-
-
-def npy_bytes(array: np.ndarray) -> bytes:
-    """The content of a .npy file."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
-
-
-@dataclass(frozen=True)
-class Options:
-    """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
-
-    workdir: Annotated[str, "WORKDIR"]
-    """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
-    file: Annotated[str, "FILE"]
-    """The file to write, for example model.zip; replaced if it exists."""
-    data_dir: str | None = None
-    """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
-
-
-def main(arguments: list[str]) -> None:
-    """The command."""
-    options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
-    config, state, metrics = load_run(options.workdir)
-    task = make_task(config)
-    data = load_data(config.dataset, options.data_dir or config.data_dir)
-    metadata = {
-        "recipe": config.recipe,
-        "model": config.model,
-        "dataset": config.dataset,
-        "labels": data.classes,
-        "step": int(state.step),
-        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
-        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
-    }
-    view = viewed(data, task.model)[1]
-    export_model(task, state, options.file, metadata=metadata, view=view)
-    megabytes = Path(options.file).stat().st_size / 1e6
-    print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
-    if metadata["metrics"]:
-        print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
-    else:
-        print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")

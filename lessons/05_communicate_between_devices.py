@@ -1,0 +1,296 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 05. Communicate between devices
+#
+# After this lesson you can build an all-reduce by hand, say what it costs, and use `psum`, `pmean`, `all_gather`,
+# `psum_scatter` and `ppermute` inside `pmap`.
+#
+# About 30 minutes · before: [04 Map over devices](04_map_over_devices.ipynb) · next:
+# [06 Average gradients](06_average_gradients.ipynb)
+#
+# In lesson 04 each device worked alone. To train one network together, the devices must add up what each of them
+# computed. N devices hold an array each, and the sum is wanted on all N. This operation is called an **all-reduce**
+# (in PyTorch: `dist.all_reduce`).
+
+# %%
+import time
+
+import drawing
+import jax
+import numpy as np
+from checks import check
+from jax import lax
+from pictures import lesson_05
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+
+drawing.setup()
+chosen = devices.choose(8)  # 8 simulated CPU devices
+print(devices.describe(chosen))
+
+# %% [markdown]
+# ## By hand, in NumPy
+#
+# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. What should each of them hold at the end?
+#
+# The simplest way is that everyone sends its vector to device 0, which adds them up and sends the sum back. Then device
+# 0 receives and sends 2 (N - 1) whole vectors, while the others wait. This does not scale.
+#
+# The **ring** shares the work. Cut each vector into N chunks. In every step each device sends *one chunk* to its right
+# neighbour, and all of them do so at the same time.
+#
+# - **reduce-scatter**, N - 1 steps: add the arriving chunk to your own. At the end each device has one finished chunk.
+# - **all-gather**, N - 1 steps: pass the finished chunks on.
+
+# %%
+N = 4
+vectors = np.array([1, 2, 3, 4]) * 10 ** np.arange(N)[:, None]  # [N, D]: row d is on device d
+
+
+def ring_all_reduce(vectors):
+    held = [list(np.array_split(vector, len(vectors))) for vector in vectors]  # held[device][chunk]
+    states, sent = [np.array([np.concatenate(chunks) for chunks in held])], 0
+    n = len(vectors)
+    for step in range(2 * (n - 1)):
+        reducing = step < n - 1
+        # Device d sends chunk d - step; all messages leave before any arrives.
+        messages = [held[d][(d - step) % n].copy() for d in range(n)]
+        for d, message in enumerate(messages):
+            chunk, right = (d - step) % n, (d + 1) % n
+            held[right][chunk] = held[right][chunk] + message if reducing else message
+            sent += message.nbytes
+        states.append(np.array([np.concatenate(chunks) for chunks in held]))
+    return states, sent
+
+
+states, sent = ring_all_reduce(vectors)
+print(states[0], states[-1], sep="\n\n")
+assert (states[-1] == vectors.sum(0)).all()
+
+# %% [markdown]
+# All rows are the sum. The picture shows every step. A row is a device, a column a chunk, and the colour is that of the
+# device that sent the chunk. A bold number is a finished sum. Follow the first column: the 1 of device 0 moves to the
+# next row in each step, and grows.
+
+# %%
+lesson_05.ring(states, vectors.sum(0))
+
+# %% [markdown]
+# ## What it costs
+#
+# In each of the 2 (N - 1) steps a device sends 1/N of the vector. In all it sends 2 (N - 1)/N times the size of the
+# vector. **Predict:** how much more does each device send on 64 devices than on 2?
+
+# %%
+for n in (2, 4, 8, 64):
+    _, total = ring_all_reduce(np.ones((n, 1024)))
+    share = total / n / (1024 * 8)  # vectors of 1,024 numbers of 8 bytes
+    print(f"{n:4d} devices: each sends {share:.3f} times the vector, in {2 * (n - 1)} steps")
+    assert np.isclose(share, 2 * (n - 1) / n)
+
+# %% [markdown]
+# Less than twice as much: a device never sends more than two vectors, which makes the ring good for large gradients. The
+# number of steps grows with N, so for small messages on many devices libraries use trees, as in the second exercise.
+#
+# ## The collectives of JAX
+#
+# An operation in which all devices take part is called a **collective**. Inside `pmap` the mapped axis has a name, and a
+# collective names it: "add this up over `data`". All devices run the same line, and wait for each other there.
+
+
+# %%
+def collect(x):  # x [D], one device's row
+    return {
+        "psum": lax.psum(x, "data"),  # <- new: all-reduce, the sum on every device
+        "pmean": lax.pmean(x, "data"),  # the sum / N
+        "all_gather": lax.all_gather(x, "data"),  # [N, D]: the rows of all devices
+        "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [D / N]: a chunk of the sum on each device
+        "ppermute": lax.ppermute(x, "data", [(d, (d + 1) % N) for d in range(N)]),  # from the left neighbour
+        "axis_index": lax.axis_index("data"),  # the number of this device on the axis
+    }
+
+
+rows = vectors.astype(np.float32)
+result = jax.pmap(collect, axis_name="data", devices=chosen[:N])(rows)
+for name, value in result.items():
+    print(f"{name:12s} {value.shape!s:10s} on device 1: {np.asarray(value.addressable_shards[1].data)[0].tolist()}")
+for d in range(N):
+    np.testing.assert_array_equal(result["psum"][d], vectors.sum(0))
+    np.testing.assert_array_equal(result["pmean"][d], vectors.mean(0))
+    np.testing.assert_array_equal(result["all_gather"][d], vectors)
+    np.testing.assert_array_equal(result["psum_scatter"][d], vectors.sum(0)[d])
+    np.testing.assert_array_equal(result["ppermute"][d], vectors[d - 1])
+
+# %% [markdown]
+# The shapes have the device axis in front, because `pmap` stacks the results. The picture shows the same for three
+# devices that hold a, b and c.
+
+# %%
+lesson_05.collectives()
+
+# %% [markdown]
+# `psum_scatter` is the first half of the ring, which others call **reduce-scatter**, and `all_gather` is the second.
+# **Predict:** what do the two make, one after the other?
+
+
+# %%
+def in_two_halves(x):  # [D] to [D]
+    chunk = lax.psum_scatter(x, "data", tiled=True)  # [D / N], finished
+    return lax.all_gather(chunk, "data", tiled=True)
+
+
+halves = jax.pmap(in_two_halves, axis_name="data", devices=chosen[:N])(rows)
+np.testing.assert_array_equal(halves, result["psum"])
+print("psum_scatter, then all_gather:", halves[0])
+
+# %% [markdown]
+# They make an all-reduce. Between the halves each device holds a different chunk of the sum. Lesson 12 uses that: it
+# updates a different part of the parameters on each device (ZeRO).
+#
+# ## The ring on devices
+#
+# `ppermute` is an arrow of the ring. With it, the loop above becomes a program that runs on eight devices, and must equal
+# `psum`. In float32 the order of the additions shows in the last digits, so the tolerance is 1e-4.
+
+
+# %%
+def ring_sum(x):  # [D], with D a multiple of the number of devices
+    n, me = lax.axis_size("data"), lax.axis_index("data")
+    right = [(d, (d + 1) % n) for d in range(n)]
+    chunks = x.reshape(n, -1)
+    for step in range(2 * (n - 1)):
+        arrived = lax.ppermute(chunks[(me - step) % n], "data", right)
+        chunk = (me - 1 - step) % n
+        chunks = chunks.at[chunk].set(chunks[chunk] + arrived if step < n - 1 else arrived)
+    return chunks.reshape(-1)
+
+
+def direct_sum(x):
+    return lax.psum(x, "data")
+
+
+x = np.random.default_rng(0).standard_normal((8, 4096), np.float32)
+by_ring = jax.pmap(ring_sum, axis_name="data")(x)
+by_psum = jax.pmap(direct_sum, axis_name="data")(x)
+np.testing.assert_allclose(by_ring, by_psum, rtol=1e-4, atol=1e-4)
+print("ring and psum agree on", by_ring.shape)
+
+# %% [markdown]
+# The compiled programs say which collectives they contain, and how large the results of these are. Note what this number
+# means. The result of an all-reduce is one vector. To compute it, a ring sends 2 (N - 1)/N vectors from each device,
+# whether you write the ring or the library does.
+
+# %%
+n, vector = 8, x[0].nbytes
+for name, function in (("ring", ring_sum), ("psum", direct_sum)):
+    step = jax.pmap(function, axis_name="data")
+    (found,) = collectives(step.lower(x).compile().as_text())
+    sent = found.bytes if found.kind == "collective-permute" else 2 * (n - 1) * found.bytes // n
+    times = []
+    for _ in range(10):
+        clock = time.perf_counter()
+        jax.block_until_ready(step(x))
+        times.append(time.perf_counter() - clock)
+    print(f"{name}: {found.count} x {found.kind}, results of {found.bytes:,} bytes; a ring sends {sent:,} bytes a device")
+    print(f"      fastest of 10: {1000 * min(times):.2f} ms on {devices.describe(chosen)}")
+    assert sent == 2 * (n - 1) * vector // n
+
+# %% [markdown]
+# Both send 28,672 bytes from each device, if the library uses a ring. Use `psum`, because the library knows the wires of
+# the machine and chooses the algorithm. The times are those of copies in one machine's memory, and say nothing about a
+# network.
+#
+# ## How it fails
+#
+# A collective needs the axis. With another name, or outside of `pmap`, there is nothing to sum over:
+
+# %%
+try:
+    jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(x)
+except NameError as error:
+    print("NameError:", str(error).split("\n")[0])
+else:
+    raise AssertionError("an unbound axis name was accepted")
+
+# %% [markdown]
+# There is a worse failure, which we do not run: if a condition lets only some devices reach a collective, they wait for
+# the others forever. Do not put collectives into branches that depend on `axis_index`.
+#
+# ## Exercises
+#
+# Each is the code of one device, to be mapped with `axis_name="data"`. Solutions, with reasons:
+# [solutions/05_communicate_between_devices.py](solutions/05_communicate_between_devices.py).
+#
+# 1. `broadcast` (5 minutes): `x` of device 0, on every device. The other devices may hold anything, even NaN.
+#    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and add up. Multiplying
+#    by 0 does not do: 0 times NaN is NaN.</details>
+# 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds instead of 2 (N - 1) steps, for N a power of two. In
+#    round r = 0, 1, ... each device exchanges its *whole* sum with the device whose number differs in bit r, as in the
+#    picture below. Use `ppermute` only. Then answer for yourself: how many bytes does a device send?
+#    <details><summary>Hint</summary>The partner of d is <code>d ^ 2**r</code>. The list of pairs has one entry for each
+#    device.</details>
+# 3. `mended_softmax` (find the mistake): a row of logits is split over the devices, `[b]` on each, and the softmax is
+#    taken over all N * b logits. `broken_softmax` subtracts the largest logit for safety, and its results add up to 1.
+#    But they are wrong. Write it correctly.
+#    <details><summary>Hint</summary>Which number does each device subtract?</details>
+
+# %%
+lesson_05.butterfly()
+
+
+def broken_softmax(logits):  # [b]
+    exponentials = jax.numpy.exp(logits - logits.max())
+    return exponentials / lax.psum(exponentials.sum(), "data")
+
+
+split_logits = np.array([[0.0, 1.0], [3.0, 4.0]], np.float32)  # [N, b]
+print("broken:", jax.pmap(broken_softmax, axis_name="data")(split_logits).ravel().round(3))
+print("right: ", jax.nn.softmax(split_logits.ravel()).round(3))
+
+
+# %%
+def broadcast(x):
+    """What device 0 holds, on each device."""
+    ...  # your code: 1 or 2 lines
+
+
+def butterfly_sum(x):
+    """The sum over all devices, in log2 N rounds of `ppermute`."""
+    ...  # your code: 4 to 6 lines
+
+
+def mended_softmax(logits):
+    """This device's `[b]` of the softmax over all devices' logits."""
+    ...  # your code: 2 lines
+
+
+for exercise in (broadcast, butterfly_sum, mended_softmax):
+    check("05_communicate_between_devices", exercise.__name__, exercise)
+
+# %% [markdown]
+# ## Take away
+#
+# - An all-reduce leaves the sum on every device. A ring sends less than two vectors from each device, on any number of
+#   devices.
+# - An all-reduce is a reduce-scatter and an all-gather. Inside `pmap`, collectives name the mapped axis, and all devices
+#   must reach the same line.
+# - Simulated devices exchange data through memory, so times measured here say nothing about a network.
+#
+# In pmapdp the gradients are averaged by `lax.pmean` in [steps/pmap.py](../pmapdp/steps/pmap.py), which lesson 06 builds;
+# batch norm adds collectives of its own (lesson 07). [collectives.py](../pmapdp/collectives.py) reads what a compiled
+# program exchanges. To read on: [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
+# [lax' parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
+# [06 Average gradients](06_average_gradients.ipynb).

@@ -1,0 +1,75 @@
+"""Pictures of lesson 05."""
+
+import drawing
+import matplotlib.pyplot as plt
+import numpy as np
+
+
+def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
+    """The ring all-reduce step by step: a row is a device, a column a chunk of one number.
+
+    Args:
+        states: what the devices hold before and after every step, each `[N, N]`.
+        sums: `[N]`, the numbers that everybody holds at the end; they are drawn bold.
+    """
+    N = len(sums)
+    _, places = plt.subplots(2, 4, figsize=(9, 4.8), layout="constrained")
+    for step, axes in enumerate(places.flat):
+        axes.set_axis_off()
+        if step >= len(states):
+            continue
+        title = "start" if step == 0 else f"{step}: add" if step < N else f"{step}: copy"
+        axes.set_title(title, fontsize=11, color=drawing.INK)
+        axes.set_xlim(-0.5, N - 0.5)
+        axes.set_ylim(N - 0.5, -0.5)
+        for d in range(N):
+            for chunk in range(N):
+                arrived = step > 0 and chunk == (d - step) % N
+                colour = drawing.DEVICE_COLOURS[(d - 1) % N] if arrived else "none"
+                box = plt.Rectangle((chunk - 0.48, d - 0.45), 0.96, 0.9, facecolor=colour, edgecolor=drawing.INK)
+                axes.add_patch(box)
+                number = states[step][d, chunk]
+                style = {"color": "white" if arrived else drawing.INK, "fontsize": 10}
+                weight = "bold" if number == sums[chunk] else "normal"
+                axes.text(chunk, d, number, ha="center", va="center", weight=weight, **style)
+    plt.show()
+
+
+def collectives() -> None:
+    """Five collectives on three devices: what each device holds before and after."""
+    axes = drawing.canvas(26.5, 5.4)
+    names = {
+        "psum": ("a+b+c",) * 3,
+        "pmean": ("mean",) * 3,
+        "all_gather": ("a, b, c",) * 3,
+        "psum_scatter": ("sum of 1st", "sum of 2nd", "sum of 3rd"),
+        "ppermute": ("c", "a", "b"),
+    }
+    left = 0.0
+    for name, after in names.items():
+        width = 3.9 if name == "psum_scatter" else 2.5
+        axes.text(left + 1.0 + width / 2, 0.3, name, ha="center", weight="bold")
+        for d, letter in enumerate("abc"):
+            drawing.box(axes, left, 1.0 + 1.4 * d, letter, device=d, width=0.8)
+            drawing.box(axes, left + 1.8, 1.0 + 1.4 * d, after[d], device=d, width=width)
+            for source in range(3) if name != "ppermute" else [(d - 1) % 3]:
+                drawing.arrow(axes, (left + 0.8, 1.4 + 1.4 * source), (left + 1.8, 1.4 + 1.4 * d), device=source)
+        left += width + 2.5
+    plt.show()
+
+
+def butterfly() -> None:
+    """Eight devices exchange with a partner at distance 1, 2 and 4."""
+    axes = drawing.canvas(18, 6.2)
+    for level in range(4):
+        label = "start" if level == 0 else f"round {level}"
+        axes.text(0, 0.5 + 1.7 * level, label, va="center")
+        for d in range(8):
+            first = d - d % 2**level
+            text = f"{d}" if level == 0 else f"{first}..{first + 2**level - 1}"
+            drawing.box(axes, 2.4 + 1.95 * d, 0.1 + 1.7 * level, text, device=d)
+            if level < 3:
+                for to in (d, d ^ 2**level):
+                    start = 2.4 + 1.95 * d + 0.9, 0.9 + 1.7 * level
+                    drawing.arrow(axes, start, (2.4 + 1.95 * to + 0.9, 1.8 + 1.7 * level), device=d)
+    plt.show()
