@@ -1,4 +1,4 @@
-"""Two processes call pmap and shard_map on 50 small arrays: `python host_local.py COORDINATOR PROCESS`. For lesson 15."""
+"""Two processes call pmap and shard_map on 50 small arrays. Lesson 15: `python host_local.py COORDINATOR PROCESS`."""
 
 import os
 import sys
