@@ -1,5 +1,6 @@
 """The function that users call: which devices, which precision, which checks."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ def verify(
         raise ValueError(f"updates={updates} makes no update: give 1 or more, for example 3")
     trees.number_of_examples(batch)
     key_of = key if callable(key) else (lambda update: key)
-    maker: Any = make_step or (lambda _: step)
+    maker: Any = make_step or functools.partial(lambda step, devices: step, step)
     plain = Trial(compiled(reference), compiled(reference), as_layout(layout), devices)
     program = Program(maker, plain, key_of, updates, sorted(counts))
 
