@@ -117,18 +117,24 @@ def normalise(arguments: list[str], flags: dict[str, Any]) -> Iterator[str]:
             yield name + equals + value
 
 
+@functools.cache
+def help_texts(group: type) -> dict[str, str]:
+    """The strings below the fields of a dataclass, by field."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(group))).body
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in itertools.pairwise(typing.cast(ast.ClassDef, tree).body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
 def add_group(parser: argparse.ArgumentParser, group: type, hints: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Add the flags of a dataclass; the strings below its fields become their help."""
     about = inspect.getdoc(group)
     section = parser.add_argument_group(
         group.__name__.removesuffix("Options").lower() or "arguments", about if about != parser.description else ""
     )
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(group))).body
-    texts = {
-        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
-        for field, text in itertools.pairwise(typing.cast(ast.ClassDef, tree).body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+    texts = help_texts(group)
     for field in dataclasses.fields(group):
         name, hint = flag(field.name), without_none(hints[field.name])
         settings: dict[str, Any] = {}

@@ -1,0 +1,226 @@
+"""Whatever comes from outside, the outcome is a result or one sentence with its status, soon, and nothing else changes.
+
+Hypothesis draws the cases: 50 of each kind, and 500 with the marker `slow`, the same on every machine.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import os
+import resource
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from trained import train_briefly
+
+from pmapdp import evaluate, predict
+from pmapdp.cli import parse, parse_options
+from pmapdp.config import Config, flag
+from pmapdp.data.mnist import read_idx
+from pmapdp.errors import UserError, run_command
+from pmapdp.export import __main__ as export
+from pmapdp.export.inputs import read_images, read_lines
+from pmapdp.export.read import load_exported
+from pmapdp.export.write import export_model, npy_bytes
+from pmapdp.recipes import RECIPES
+from pmapdp.trained import read_config
+
+CASES = pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.slow)])
+SECONDS = 5
+MEGABYTES = 600  # above what the process has taken before
+
+
+def hold(cases: int, check, **drawn: st.SearchStrategy) -> None:
+    """Draw `cases` cases, give them to `check`, and look at the time of each and the memory of all."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    options = settings(
+        max_examples=cases,
+        deadline=timedelta(seconds=SECONDS),
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    options(given(**drawn)(check))()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
+
+
+def result_or_sentence(work) -> object | None:
+    """What `work` returns, or None where it ends with status 2 and one line on standard error."""
+    results = []
+    error, output = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output):
+        status = run_command(lambda arguments: results.append(work()), [])
+    if status == 0:
+        assert error.getvalue() == ""
+        return results[0] if results else "help"
+    assert status == 2, error.getvalue()
+    assert error.getvalue().startswith("error: ")
+    assert error.getvalue().count("\n") == 1
+    return None
+
+
+FLAGS = [flag(field.name) for field in dataclasses.fields(Config)]
+WORDS = st.one_of(
+    st.sampled_from(
+        [*FLAGS, "--json", "--lines", "--help", "--no-progress", "--exported", "--", "-", "-h", "--no-fresh", *RECIPES]
+    ),
+    st.sampled_from(["pmap", "jit", "true", "3", "0", "-1", "1e999", "nan", "9" * 400, "", "3,7", "data=4", "gs://x"]),
+    st.builds("{}={}".format, st.sampled_from(FLAGS), st.text(max_size=8)),
+    st.builds(lambda name: name.replace("-", "_"), st.sampled_from(FLAGS)),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.text(max_size=12),
+)
+
+
+@CASES
+def test_flags(cases):
+    def check(arguments):
+        config = result_or_sentence(lambda: parse(arguments))
+        assert config is None or config == "help" or isinstance(config, Config)
+        for command in (predict, evaluate, export):
+            result_or_sentence(lambda: parse_options(command.Options, arguments, program="x", example="y"))  # noqa: B023
+
+    hold(cases, check, arguments=st.lists(WORDS, max_size=8))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*vars(Config()), "x"]), inner),
+    max_leaves=8,
+)
+
+
+@CASES
+def test_settings_of_a_run(cases, tmp_path):
+    """config.json with fields of any form, cut anywhere."""
+    right = {"format": "pmapdp run 1", "config": dataclasses.asdict(Config()), "global_batch_size": 64}
+
+    def check(changes, whole, place, cut):
+        content = whole if place == 0 else right | (changes if place == 1 else {"config": right["config"] | changes})
+        text = json.dumps(content).encode()
+        (tmp_path / "config.json").write_bytes(text[: len(text) - cut])
+        config = result_or_sentence(lambda: read_config(tmp_path))
+        assert config is None or isinstance(config, Config)
+        assert os.listdir(tmp_path) == ["config.json"]
+
+    names = st.sampled_from([*right, *vars(Config()), "x"])
+    hold(
+        cases,
+        check,
+        changes=st.dictionaries(names, JSON, max_size=3),
+        whole=JSON,
+        place=st.integers(0, 2),
+        cut=st.one_of(st.just(0), st.integers(0, 40)),
+    )
+
+
+def altered(data: bytes) -> st.SearchStrategy[bytes]:
+    """`data` with some bytes replaced, cut short, or with others behind it."""
+
+    def alter(edits, cut, tail):
+        changed = bytearray(data)
+        for position, value in edits:
+            changed[position] = value
+        return bytes(changed[: len(changed) - cut]) + tail
+
+    places = st.integers(0, len(data) - 1) | st.integers(max(0, len(data) - 300), len(data) - 1)
+    return st.builds(
+        alter,
+        st.lists(st.tuples(places, st.integers(0, 255)), max_size=3),
+        st.just(0) | st.integers(0, len(data)),
+        st.just(b"") | st.binary(max_size=20),
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The bytes of an exported model."""
+    job, state = train_briefly(steps=0, model="convnet")
+    path = tmp_path_factory.mktemp("exported") / "model.zip"
+    export_model(job.task, state, path, metadata={"labels": "0123456789"})
+    return path.read_bytes()
+
+
+@CASES
+def test_exported_models(cases, exported, tmp_path):
+    (tmp_path / "model.zip").write_bytes(exported)
+    right = load_exported(tmp_path / "model.zip")
+
+    def check(content):
+        (tmp_path / "model.zip").write_bytes(content)
+        found = result_or_sentence(lambda: load_exported(tmp_path / "model.zip"))
+        if found is not None:
+            assert found.metadata == right.metadata
+            for name, array in right.arrays.items():
+                np.testing.assert_array_equal(found.arrays[name], array)
+        assert os.listdir(tmp_path) == ["model.zip"]
+
+    hold(cases, check, content=altered(exported) | st.binary(max_size=200).map(lambda tail: b"PK" + tail))
+
+
+def images() -> dict[str, bytes]:
+    """A picture of 28 x 28 in every format that is read."""
+    pixels = np.random.default_rng(0).integers(0, 256, (28, 28)).astype(np.uint8)
+    files = {"array": npy_bytes(pixels)}
+    for kind in ("PNG", "JPEG"):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, kind)
+        files[kind] = file.getvalue()
+    return files
+
+
+@CASES
+@pytest.mark.parametrize("kind", ["array", "PNG", "JPEG"])
+def test_images(cases, kind, tmp_path):
+    content = images()[kind]
+
+    def check(content):
+        (tmp_path / "image").write_bytes(content)
+        found = result_or_sentence(lambda: read_images(tmp_path / "image", 28, 28))
+        assert found is None or (found.shape, found.dtype) == ((1, 28, 28, 1), np.uint8)
+        assert os.listdir(tmp_path) == ["image"]
+
+    hold(cases, check, content=altered(content) | st.binary(max_size=200).map(lambda tail: content[:8] + tail))
+
+
+@CASES
+def test_lines(cases, tmp_path):
+    def check(content):
+        (tmp_path / "lines").write_bytes(content)
+        found = result_or_sentence(lambda: read_lines(str(tmp_path / "lines")))
+        assert found is None or (found and all(line.strip() and "\n" not in line for line in found))
+
+    hold(
+        cases,
+        check,
+        content=st.binary(max_size=50) | st.text(max_size=50).map(lambda text: text.encode("utf-8", "replace")),
+    )
+
+
+@CASES
+def test_idx_files(cases, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 28, 28)).astype(np.uint8)
+    packed = gzip.compress(bytes([0, 0, 8, 3]) + np.array(pixels.shape, ">i4").tobytes() + pixels.tobytes())
+    checksum = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+
+    def check(content):
+        (tmp_path / "idx.gz").write_bytes(content)
+        found = result_or_sentence(lambda: read_idx(tmp_path / "idx.gz", checksum))
+        assert found is None or np.array_equal(found, pixels)
+
+    hold(cases, check, content=altered(packed) | st.binary(max_size=100))
+
+
+def test_a_broken_promise_is_found():
+    """The check of these tests, tested."""
+    with pytest.raises(AssertionError):
+        result_or_sentence(lambda: 1 / 0)
+    assert result_or_sentence(lambda: (_ for _ in ()).throw(UserError("x"))) is None
