@@ -23,10 +23,10 @@ from typing import Any
 
 from pmapdp.cli import parse_with
 from pmapdp.config import Config, by_flag, flag
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.devices import choose
 from pmapdp.errors import UserError, run_command
 from pmapdp.job import prepare
+from pmapdp.malloc import keep_freed_memory
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
