@@ -48,6 +48,11 @@ class Case:
         """The leaves of the state that are wrong on any device, and by how much."""
         return self.want_state.wrong(self.got.state)
 
+    @property
+    def wrong_parameters(self) -> list[str]:
+        """The wrong leaves of the state that are not statistics of the batch."""
+        return [name for name in self.wrong_state if not STATISTICS.search(name)]
+
     @functools.cached_property
     def wrong_metrics(self) -> dict[str, float]:
         """The metrics that are wrong on any device, and by how much."""
@@ -90,15 +95,6 @@ class Case:
         other = self.numbers_of(self.batch, jax.random.fold_in(self.key, 7919))[0]
         return any(
             trees.distance(other[name], self.want_state.values[name]) > self.want_state.tolerance[name]
-            for name in self.want_state.values
-        )
-
-    @functools.cached_property
-    def step_uses_key(self) -> bool:
-        """Whether the step's result depends on the key."""
-        other = self.trial.run(self.state, self.batch, jax.random.fold_in(self.key, 7919), self.like).state
-        return any(
-            trees.distance(other[name][0], self.got.state[name][0]) > self.want_state.tolerance[name]
             for name in self.want_state.values
         )
 

@@ -95,10 +95,6 @@ CAUSES = {
         "into the key, so that they change with the number of devices. Fold the index of the example in the global "
         "batch into its key (jax.random.fold_in), in both.",
     ),
-    "key ignored": (
-        "the key is not used",
-        "{leaves}: the reference depends on the key and the step does not. Pass the key to the same operations.",
-    ),
     "key stands still": (
         "a key that does not advance",
         "The same random numbers are drawn in every update. Fold the update's number into the key "
@@ -126,11 +122,6 @@ CAUSES = {
         "Something depends on the device or on the place in the batch: local statistics, operations before the "
         "all-reduce, or values of one device.",
     ),
-    "one device's result": (
-        "the result of one device",
-        "{leaves}: the result is that of the examples on device {device} alone. Combine the devices' results with "
-        "lax.pmean or lax.psum before returning them.",
-    ),
     "one device's metrics": (
         "metrics of one device",
         "{leaves}: these are the metrics of one device's examples, reported as those of the batch. All-reduce them: "
@@ -140,15 +131,6 @@ CAUSES = {
         "metrics summed or divided once too often",
         "{leaves}: the metric is {ratio} times that of the whole batch on {N} devices. Use lax.pmean for means and "
         "lax.psum for sums.",
-    ),
-    "averaged metrics": (
-        "metrics averaged over devices",
-        "{leaves}: the metric is the mean of the devices' own metrics, which differs from that of the whole batch. "
-        "Sum the values and the counts over the devices (lax.psum), then divide.",
-    ),
-    "unchanged": (
-        "not updated",
-        "{leaves}: the step returns the old value, and the reference changes it. Return the updated one.",
     ),
     "key not returned": (
         "a key in the state that does not advance",
@@ -175,10 +157,6 @@ CAUSES = {
         "The memory of this array was donated to an update and is read afterwards. Use what the step returns, copy "
         "before donating (jax.numpy.copy), or leave donate_argnums out.",
     ),
-    "donated twice": (
-        "two leaves share donated memory",
-        "Two leaves of the state share one array, which is donated twice. Copy one of them (jax.numpy.copy).",
-    ),
     "follows": ("", "This follows from the wrong update above."),
     "unknown": (
         "",
@@ -187,6 +165,14 @@ CAUSES = {
         "and first without random numbers, batch norm and clipping.",
     ),
 }
+
+
+Cause = tuple[str, str]  # its name, and its sentence with what was found
+
+
+def named(cause: str, leaves: list[str], **found) -> Cause:
+    """A cause and its sentence."""
+    return cause, sentence(cause, leaves, **found)
 
 
 def sentence(cause: str, leaves: list[str] | None = None, **found) -> str:

@@ -151,7 +151,7 @@ def on_one_device(state, batch, key, mistake, N, options):
 
     (loss, (hits, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["params"])
     accuracy = (weight * hits).sum() / count
-    scale = N if mistake in ("no all-reduce", "one device's result") else 1
+    scale = N if mistake == "no all-reduce" else 1
     reduce = lax.pmean if mistake == "mean of means" else lax.psum
     if mistake == "nonlinear":
         gradients = clip(jax.tree.map(lambda g: N * g, gradients), LENGTH)
@@ -162,8 +162,6 @@ def on_one_device(state, batch, key, mistake, N, options):
         gradients = reduce({**gradients, "logits": {"w": gradients["logits"]["w"]}}, data) | {
             "logits": {"w": reduce(gradients["logits"]["w"], data), "b": gradients["logits"]["b"] * N}
         }
-    elif mistake == "one device's result":
-        gradients = jax.tree.map(lambda g: lax.all_gather(g, data)[0] * N, gradients)
     else:
         gradients = reduce(gradients, data)
     if mistake in ("sum for mean", "averaged twice"):
@@ -223,8 +221,6 @@ def on_all(state, batch, key, mistake, N, options):
     def loss_of(params):
         sums, rest = group_loss(params)
         loss = (sums / counts).mean() if mistake == "mean of means" else sums.sum() / counts.sum()
-        if mistake == "one device's result":
-            loss = sums[0] / counts[0]
         return loss, rest
 
     (loss, (hits, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["params"])

@@ -120,7 +120,7 @@ def jit_with_nnx():
         net_state, optimizer = state
 
         def loss_of(params, rest):
-            net = nnx.merge(structure, params, rest)
+            net = nnx.merge(structure, params, rest, copy=True)
             logits = net(batch["x"], nnx.Rngs(dropout=key))
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
             return loss, nnx.state(net, nnx.Not(nnx.Param))
