@@ -135,8 +135,6 @@ def pooling_rule(evaluation: Evaluation, equation: Equation, _: Sequence[Any]) -
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The maximum; where both are equal the gradient goes to the first, as in XLA's pooling.
-
-    The gradient of XLA's `reduce_window` (select-and-scatter) takes more than half of a training step.
-    """
+    """The maximum; where both are equal the gradient goes to the first, as in XLA's pooling, whose select-and-scatter
+    takes more than half of a training step."""
     return jnp.where((y > x) | jnp.isnan(y), y, x)
