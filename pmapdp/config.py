@@ -130,6 +130,16 @@ class WorkdirOptions:
     """Keep compiled programs in a cache folder, so that the next start is faster."""
 
 
+@dataclass(frozen=True)
+class FaultOptions:
+    """What to do about faults that raise no error."""
+
+    check_replicas: int | None = None
+    """Compare the copies of the state between devices after this many updates; where they differ, exit status 5."""
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """A loss that is not finite: stop (exit status 3), or go back to the last checkpoint and skip the batches since."""
+
+
 GROUPS = (
     DataOptions,
     ModelOptions,
@@ -138,6 +148,7 @@ GROUPS = (
     RunOptions,
     OutputOptions,
     WorkdirOptions,
+    FaultOptions,
 )
 
 
@@ -150,6 +161,7 @@ class Config(
     RunOptions,
     OutputOptions,
     WorkdirOptions,
+    FaultOptions,
 ):
     """All settings of a run."""
 
@@ -190,6 +202,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "steps": (1, MOST, "100"),
     "checkpoint_every": (1, MOST, "100"),
     "keep_checkpoints": (1, MOST, "3"),
+    "check_replicas": (1, MOST, "100"),
     "seed": (0, 2**63 - 1, "0"),
     "warmup_steps": (0, MOST, "0"),
     "learning_rate": (0, FLOAT32, "0.001"),
@@ -234,6 +247,11 @@ def check(config: Config) -> None:
         raise UserError(
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
+    if config.strategy == "single" and config.check_replicas:
+        raise UserError(
+            f"--check-replicas {config.check_replicas} compares devices, and --strategy single runs on one: leave it "
+            "out, or use --strategy pmap"
+        )
     if config.weight_decay and config.optimizer != "adamw":
         raise UserError(
             f"--weight-decay {config.weight_decay} has no effect with --optimizer {config.optimizer}, only with adamw: "
@@ -242,6 +260,8 @@ def check(config: Config) -> None:
     for name in ("fresh", "checkpoint_every", "histograms", "profile"):
         if getattr(config, name) and not config.workdir:
             raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
+    if config.on_nan == "rollback" and not config.workdir:
+        raise UserError("--on-nan rollback needs checkpoints to go back to: add --workdir runs/first")
     epochs = config.switch_epochs
     if config.schedule == "piecewise" and not epochs:
         raise UserError("--schedule piecewise needs the epochs at which to switch: try --switch-epochs 3 7")

@@ -63,6 +63,7 @@ class Job:
         total_steps: number of updates after which the run ends.
         schedule: number of updates made to learning rate.
         checkpoint_every: updates after which a dispatch must end, so that a checkpoint can be written; or None.
+        check_replicas: the same, so that the devices' copies of the state can be compared.
         steps: the strategy's five functions.
         dispatch: the training step, up to S times at once.
         steps_per_dispatch: S.
@@ -79,6 +80,7 @@ class Job:
     total_steps: int
     schedule: Callable[[Any], Any]
     checkpoint_every: int | None
+    check_replicas: int | None
     steps: Steps
     dispatch: Dispatch
     steps_per_dispatch: int = 1
@@ -111,9 +113,9 @@ class Job:
 
     def counts(self, step: int, end: int) -> Iterator[int]:
         """The number of updates of each dispatch after update `step` up to `end`."""
-        every = self.checkpoint_every or end
+        ends = [every for every in (self.checkpoint_every, self.check_replicas) if every]
         while step < end:
-            count = min(self.steps_per_dispatch, end - step, every - step % every)
+            count = min(self.steps_per_dispatch, end - step, *(every - step % every for every in ends))
             yield count
             step += count
 
@@ -200,6 +202,7 @@ def prepare(
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=schedule,
         checkpoint_every=config.checkpoint_every,
+        check_replicas=config.check_replicas,
         steps=steps,
         dispatch=Dispatch(lambda batch, count: (steps.place_batch(batch),), steps.train_step),
         layout=layout,

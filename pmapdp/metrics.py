@@ -94,7 +94,8 @@ class Meter:
             if not math.isfinite(self.totals.loss):
                 raise DivergedError(
                     f"the loss is {self.totals.loss} at step {step}: try a lower --learning-rate, "
-                    "--warmup-steps 100, or --clip-norm 1"
+                    "--warmup-steps 100, or --clip-norm 1",
+                    step,
                 )
             if self.totals.count > before.count:
                 self.last_loss = (self.totals.loss - before.loss) / (self.totals.count - before.count)
