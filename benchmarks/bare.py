@@ -1,10 +1,11 @@
 """The barest training loop of each strategy, written by hand: what the trainer's own cost is measured against.
 
-    python -m benchmarks.bare DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS
+    python -m benchmarks.bare DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS [plain]
 
-No padding, no metrics but the last loss, no checkpoints, no progress: index, place, step. The networks are those of
-pmapdp in plain `jax.numpy` (with the same convolution, so that only the trainer differs), the optimizer is Adam.
-Prints one line of JSON an epoch: {"examples_per_second": ...}.
+No padding, no metrics but the last loss, no checkpoints, no progress: index, place, step. The networks are pmapdp's, in
+plain Flax, the optimizer is Adam. With `plain` that is all; without it what pmapdp does for simulated devices
+(pmapdp/cpu) is done here too, so that only the trainer differs. Prints one line of JSON an epoch:
+{"examples_per_second": ...}.
 """
 
 import json
@@ -13,53 +14,36 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.cpu.convolution import convolve_and_pool
+from pmapdp.cpu.convolution import faster
+from pmapdp.cpu.joined import join_collectives
+from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.devices import choose
-from pmapdp.models.layers import add_bias
+from pmapdp.registry import MODELS
 
 OPTIMIZER = optax.adam(1e-3)
-SHAPES = {"mlp": [(784, 512), (512, 512), (512, 10)], "cnn": [(3, 3, 1, 32), (5408, 64), (64, 10)]}
 
 
-def initial_parameters(model: str) -> list[tuple[jax.Array, jax.Array]]:
-    """Weights and biases, layer by layer."""
-    random = np.random.default_rng(0)
-    return [
-        (jnp.asarray(random.normal(size=shape) * 0.05, jnp.float32), jnp.zeros(shape[-1], jnp.float32))
-        for shape in SHAPES[model]
-    ]
+def initial_parameters(model: str) -> Any:
+    """Of the network with this name."""
+    return nnx.to_pure_dict(nnx.state(MODELS[model](rngs=nnx.Rngs(0)), nnx.Param))
 
 
-def logits(parameters, images: jax.Array) -> jax.Array:
-    """The forward pass of either network."""
-    x = images.astype(jnp.float32) / 255
-    if parameters[0][0].ndim == 4:
-        kernel, bias = parameters[0]
-        x = convolve_and_pool(x, kernel).reshape(len(x), -1)
-        x = jax.nn.relu(add_bias(x, bias))
-        parameters = parameters[1:]
-    x = x.reshape(len(x), -1)
-    for weights, bias in parameters[:-1]:
-        x = jax.nn.relu(x @ weights + bias)
-    return x @ parameters[-1][0] + parameters[-1][1]
-
-
-def mean_loss(parameters, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean cross-entropy."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits(parameters, images), labels).mean()
-
-
-def make_step(strategy: str, devices: list[jax.Device]) -> tuple[Any, Any, Any]:
+def make_step(model: str, strategy: str, devices: list[jax.Device], plain: bool = False) -> tuple[Any, Any, Any]:
     """The compiled step, where the state lies, and where a batch lies."""
+    structure = nnx.graphdef(nnx.eval_shape(lambda: MODELS[model](rngs=nnx.Rngs(0))))
+
+    def mean_loss(parameters, images, labels):
+        logits = nnx.merge(structure, parameters)(images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def step(parameters, slots, images, labels):
-        loss, gradients = jax.value_and_grad(mean_loss)(parameters, images, labels)
+        loss, gradients = jax.value_and_grad(mean_loss if plain else faster(mean_loss))(parameters, images, labels)
         if strategy in ("pmap", "shard_map"):
             loss, gradients = lax.pmean((loss, gradients), "data")
         updates, slots = OPTIMIZER.update(gradients, slots, parameters)
@@ -68,25 +52,30 @@ def make_step(strategy: str, devices: list[jax.Device]) -> tuple[Any, Any, Any]:
     mesh = Mesh(np.array(devices), ("data",))
     whole, split = PartitionSpec(), PartitionSpec("data")
     places = NamedSharding(mesh, whole), NamedSharding(mesh, split)
-    if strategy == "pmap":
-        axes: dict[str, Any] = {"axis_name": "data", "in_axes": (None, None, 0, 0), "out_axes": None}
-        return jax.pmap(step, **axes, devices=devices, donate_argnums=(0, 1)), *places
-    if strategy == "shard_map":
-        mapped = jax.shard_map(step, mesh=mesh, in_specs=(whole, whole, split, split), out_specs=whole, check_vma=False)
-        return jax.jit(mapped, donate_argnums=(0, 1)), *places
+    if strategy == "single":
+        return jax.jit(step, donate_argnums=(0, 1)), devices[0], devices[0]
     if strategy == "jit":
         return jax.jit(step, out_shardings=places[0], donate_argnums=(0, 1)), *places
-    return jax.jit(step, donate_argnums=(0, 1)), devices[0], devices[0]
+    if strategy == "pmap":
+        axes: dict[str, Any] = {"axis_name": "data", "in_axes": (None, None, 0, 0), "out_axes": None}
+        mapped = jax.pmap(step, **axes, devices=devices, donate_argnums=(0, 1))
+    else:
+        specs: dict[str, Any] = {"in_specs": (whole, whole, split, split), "out_specs": whole}
+        mapped = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False), donate_argnums=(0, 1))
+    return mapped if plain else jax.jit(join_collectives(mapped), donate_argnums=(0, 1)), *places
 
 
 def main() -> None:
     """The command."""
     path, strategy, model = sys.argv[1:4]
-    N, B, examples, epochs = map(int, sys.argv[4:])
+    N, B, examples, epochs = map(int, sys.argv[4:8])
+    plain = "plain" in sys.argv[8:]
+    if not plain:
+        keep_freed_memory()
     devices = choose(N)
     with np.load(path) as data:
         images, labels = data["images"][:examples], data["labels"][:examples].astype(np.int32)
-    step, whole, split = make_step(strategy, devices)
+    step, whole, split = make_step(model, strategy, devices, plain)
     parameters = jax.device_put(initial_parameters(model), whole)
     slots = jax.device_put(OPTIMIZER.init(parameters), whole)
     steps = examples // B

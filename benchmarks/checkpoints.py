@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pmapdp import devices, job
+from pmapdp import devices
 from pmapdp.cli import parse
-from pmapdp.config import Config
+from pmapdp.cpu.malloc import keep_freed_memory
+from pmapdp.job import Job, prepare
 from pmapdp.run.running import Run
 from pmapdp.train import train
 
@@ -25,16 +26,15 @@ DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
 
 def epochs_in_turn(steps: int) -> None:
     """Let the trainer write checkpoints in epochs 2, 4, ... only, and end dispatches where they are due only there."""
-    due, counts = Run.due, job.counts
+    due, counts = Run.due, Job.counts
 
     def due_in_turn(run: Run, step: int) -> bool:
         return (step - 1) // steps % 2 == 1 and due(run, step)
 
-    def counts_in_turn(config: Config, most: int, step: int, end: int) -> Iterator[int]:
-        plain = dataclasses.replace(config, checkpoint_every=None)
-        return counts(config if step // steps % 2 else plain, most, step, end)
+    def counts_in_turn(job: Job, step: int, end: int) -> Iterator[int]:
+        return counts(job if step // steps % 2 else dataclasses.replace(job, checkpoint_every=None), step, end)
 
-    Run.due, job.counts = due_in_turn, counts_in_turn  # type: ignore[method-assign]
+    Run.due, Job.counts = due_in_turn, counts_in_turn  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -49,7 +49,8 @@ def main() -> None:
     own = ["--no-progress", "--epochs", str(options.epochs), "--checkpoint-every", str(options.every)]
     with tempfile.TemporaryDirectory() as folder:
         config = parse([*flags, *own, "--workdir", str(Path(folder) / "run")])
-        made = job.prepare(config)
+        keep_freed_memory()
+        made = prepare(config)
         epochs_in_turn(made.train_batches.steps)
         with contextlib.redirect_stdout(io.StringIO()):
             times = [float(epoch["step_ms"]) for epoch in train(config).epochs]

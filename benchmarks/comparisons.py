@@ -10,7 +10,7 @@ class Run:
     """One command that trains on MNIST.
 
     Attributes:
-        who: pmapdp, bare (`bare.py`), or a script of `peers/`.
+        who: pmapdp, bare (`bare.py`), plain (the same without pmapdp/cpu), or a script of `peers/`.
         model: cnn, convnet or mlp.
         strategy: pmap, jit, shard_map or single; empty for a peer.
         devices: N.
@@ -76,6 +76,9 @@ def comparisons(peers: bool) -> list[Comparison]:
     for strategy in STRATEGIES:
         other = Run("bare", "cnn", strategy, 8, 512)
         found.append(Comparison("CNN, 64 a device", cnn(strategy, 8, 512), other, f"bare {strategy} loop", bare_limit))
+    for strategy in STRATEGIES:
+        other = Run("plain", "cnn", strategy, 8, 512)
+        found.append(Comparison("CNN, 64 a device", cnn(strategy, 8, 512), other, "plain Flax loop", 2.0))
     for strategy in STRATEGIES:
         other = cnn("single", 1, 512)
         found.append(Comparison("CNN, 512 in all", cnn(strategy, 8, 512), other, "1 device", 1.0))

@@ -22,10 +22,10 @@ def first_update(job: list[str]) -> float:
     """Seconds to make the initial state and the first updates, compiling or reading what was compiled before."""
     compile_cache.enable()
     prepared = prepare(parse(job))
-    count, batch = next(prepared.dispatches(0))
+    _, placed = next(prepared.dispatches(0))
     clock = time.perf_counter()
     state = create_state(prepared.task, prepared.steps.state_sharding)
-    _, sums = prepared.dispatch.run(state, *prepared.dispatch.place(batch, count))
+    _, sums = prepared.train_steps(state, *placed)
     sums.loss.block_until_ready()
     return time.perf_counter() - clock
 

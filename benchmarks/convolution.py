@@ -1,7 +1,7 @@
 """What convolution written for the CPU is worth: `python -m benchmarks.convolution [--rounds 5] [--in-a-loop]`.
 
 Times the forward pass and the gradients of the convolutions of convnet and cnn (the latter with its pooling), batch
-64, 8 and 4, with XLA's convolution and with pmapdp's, in turn, and prints the ratio of the medians. In a loop, as the
+64, 8 and 4, with XLA's and with pmapdp's, in turn, and prints the ratio of the medians. In a loop, as the
 trainer runs its updates, XLA computes the gradients of its own convolution in a slow way.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
-from pmapdp.cpu.canonical_convolution import LAYOUT
 
-from pmapdp.cpu.convolution import convolve, convolve_and_pool
+from pmapdp.cpu.convolution import LAYOUT, faster
+from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.devices import cores
-from pmapdp.models.layers import max_pool_2x2
 
 
 class Layer(NamedTuple):
@@ -46,14 +46,9 @@ def functions(layer: Layer) -> dict[str, Callable]:
     def xla(x, k):
         strides = (layer.stride, layer.stride)
         y = lax.conv_general_dilated(x, k, strides, layer.padding, dimension_numbers=LAYOUT)
-        return max_pool_2x2(y) if layer.pooled else y
+        return nnx.max_pool(y, (2, 2), strides=(2, 2)) if layer.pooled else y
 
-    def ours(x, k):
-        if layer.pooled:
-            return convolve_and_pool(x, k)
-        return convolve(x, k, (layer.stride, layer.stride), layer.padding, dimension_numbers=LAYOUT)
-
-    return {"XLA": xla, "ours": ours}
+    return {"XLA": xla, "ours": faster(xla)}
 
 
 def with_gradients(function: Callable, layer: Layer, in_a_loop: bool) -> Callable:
@@ -89,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each kind")
     parser.add_argument("--in-a-loop", action="store_true", help="each call in a loop, as the trainer's updates are")
     options = parser.parse_args()
+    keep_freed_memory()
     random = np.random.default_rng(0)
     where = " in a loop" if options.in_a_loop else ""
     print(f"{cores()} cores, {jax.devices()[0].device_kind}, float32; milliseconds with gradients{where}")

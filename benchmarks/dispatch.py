@@ -15,6 +15,7 @@ import jax
 
 from pmapdp import devices
 from pmapdp.cli import parse
+from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.job import Job, prepare
 from pmapdp.metrics import DISPATCHES_BEHIND
 from pmapdp.state import create_state
@@ -29,8 +30,8 @@ def updates(job: Job, state: Any) -> tuple[Any, float]:
     dispatches = itertools.islice(job.dispatches(0), UPDATES // job.steps_per_dispatch)
     clock, done = time.perf_counter(), 0
     waiting: deque[Any] = deque()
-    for count, batch in dispatches:
-        state, sums = job.dispatch.run(state, *job.dispatch.place(batch, count))
+    for count, placed in dispatches:
+        state, sums = job.train_steps(state, *placed)
         waiting.append(sums)
         done += count
         if len(waiting) > DISPATCHES_BEHIND:  # the trainer does not run further ahead either
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each size")
     options, flags = parser.parse_known_args()
     flags = flags or DEFAULT_JOB
+    keep_freed_memory()
     jobs = {size: prepare(parse([*flags, "--steps-per-dispatch", str(size)])) for size in SIZES}
     states = {size: create_state(job.task, job.steps.state_sharding) for size, job in jobs.items()}
     times: dict[int, list[float]] = {size: [] for size in SIZES}

@@ -25,8 +25,8 @@ import numpy as np
 
 from benchmarks import summary
 from benchmarks.comparisons import Run, comparisons
-from pmapdp import data
 from pmapdp.devices import cores
+from pmapdp.registry import load_data
 
 PEER_PACKAGES = ["jax", "flax", "optax", "tensorflow", "keras", "torch==2.13.0"]
 PEERS = Path(__file__).parent / "peers"
@@ -59,13 +59,13 @@ def speed(run: Run, mnist: Path, python: Path | None, data_dir: str | None) -> f
     if run.who == "pmapdp":
         return our_speed(run, data_dir)
     epochs = 3
-    if run.who == "bare":
+    if run.who in ("bare", "plain"):
         arguments: list[Any] = [sys.executable, "-m", "benchmarks.bare", mnist, run.strategy, run.model]
         arguments += [run.devices, run.global_batch]
     else:
         per_device = run.global_batch if run.who == "keras_jax" else run.global_batch // run.devices
         arguments = [python, PEERS / f"{run.who}.py", mnist, run.devices, per_device]
-    arguments += [run.examples, epochs]
+    arguments += [run.examples, epochs, *(["plain"] if run.who == "plain" else [])]
     environment = {key: value for key, value in os.environ.items() if key not in ("NPROC", "XLA_FLAGS")}
     done = subprocess.run(
         list(map(str, arguments)), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
@@ -99,7 +99,7 @@ def our_speed(run: Run, data_dir: str | None) -> float:
         command = [sys.executable, "-m", "pmapdp.train", *flags, "--no-progress"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return next(line["images_per_second"] for line in lines if line["event"] == "epoch")
+    return next(line["examples_per_second"] for line in lines if line["event"] == "epoch")
 
 
 def start_seconds(data_dir: str | None) -> dict[str, float]:
@@ -150,7 +150,7 @@ def main() -> None:
     speeds: dict[str, list[float]] = {run.name: [] for run in runs}
     with tempfile.TemporaryDirectory() as folder:
         mnist = Path(folder) / "mnist.npz"
-        train = data.load("mnist", options.data_dir).train
+        train = load_data("mnist", options.data_dir).train
         np.savez(mnist, images=train.inputs, labels=train.labels)
         for number in range(options.rounds):
             for run in runs:

@@ -61,8 +61,8 @@ for device in eight:
 assert len(eight) == 8
 
 # %% [markdown]
-# All eight belong to one process, which is your notebook. PyTorch starts one process for each GPU. JAX needs several
-# processes only for several machines (lesson 13).
+# All eight belong to one process, which is your notebook. A PyTorch program usually has one process for each GPU. JAX
+# needs several processes only for several machines (lesson 13).
 #
 # ## Put arrays on them
 #
@@ -131,7 +131,7 @@ assert moved.devices() == {eight[0]}
 
 # %% [markdown]
 # Remember this rule for lesson 08. There, an uncommitted batch beside parameters on eight devices is copied to all eight
-# without a word, and a committed one is an error.
+# without a warning, and a batch that is committed to one device is an error.
 #
 # ## What is real, and what is not
 #
@@ -198,6 +198,8 @@ else:
     raise AssertionError("16 devices should have been refused")
 
 # %% [markdown]
+# The message names both numbers and the cure: restart the kernel, and ask first.
+#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).

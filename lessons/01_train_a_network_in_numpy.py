@@ -52,6 +52,8 @@ x_test, labels_test = data.test.inputs.reshape(-1, 784) / 255, data.test.labels
 lesson_01.digits(x, labels)
 
 # %% [markdown]
+# A human reads them easily, in spite of the few pixels.
+#
 # ## Forward: from an image to a loss
 #
 # The network has two layers. Each multiplies by a matrix and adds a bias, and between them a ReLU sets negative numbers
@@ -99,7 +101,7 @@ assert np.isfinite(log_softmax(np.array([[1000.0, 0.0]]))).all()
 
 # %% [markdown]
 # Every class has probability 1/10, so the loss is log(10) = 2.30. Remember this number: a classifier with ten classes
-# that starts with another loss has a mistake.
+# that starts far above it has a mistake, or initial weights that are too large.
 #
 # ## Backward, by hand
 #
@@ -160,7 +162,7 @@ print(f"largest difference {difference(measured, by_hand):.1e}")
 assert difference(measured, by_hand) < 1e-8
 
 # %% [markdown]
-# The two agree to eight digits, so the backward pass is right.
+# The largest difference is below 1e-8, so the backward pass is right.
 #
 # ## How it fails
 #

@@ -14,15 +14,15 @@
 # %% [markdown]
 # # 02. Differentiate, compile, vectorize
 #
-# After this lesson you can replace a hand-written backward pass by `jax.grad`, compile a function with `jax.jit` and time
-# it honestly, and turn a function of one example into one of a batch with `jax.vmap`.
+# After this lesson you can replace a hand-written backward pass by `jax.grad`, compile a function with `jax.jit`, time
+# it honestly, and turn a function of one example into a function of a batch with `jax.vmap`.
 #
-# About 25 minutes · before: [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb) · next:
+# About 30 minutes · before: [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb) · next:
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb)
 #
-# JAX is three things: NumPy's functions on any device (`jax.numpy`), a compiler (XLA), and **transformations**, which
-# take a function and return a function. They can be stacked: the compiled, vectorized gradient of a function is
-# `jit(vmap(grad(f)))`. Lesson 04 adds one more to the stack, `pmap`.
+# JAX has three parts: the functions of NumPy for any device (`jax.numpy`), a compiler (XLA), and **transformations**. A
+# transformation takes a function and returns a function, so they can be combined: the compiled, vectorized gradient of a
+# function is `jit(vmap(grad(f)))`. Lesson 04 adds one more, `pmap`.
 
 # %%
 import time
@@ -30,12 +30,12 @@ import time
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 from checks import check
+from pictures import lesson_02
 
 from pmapdp import devices
-from pmapdp.models import numpy_mlp as numpy_network
+from pmapdp.models import numpy_mlp
 from pmapdp.registry import load_data
 
 devices.simulate(8)
@@ -48,8 +48,8 @@ labels = data.train.labels  # [n]
 # %% [markdown]
 # ## grad: from a function to its derivative
 #
-# The smallest case that one can check in the head: f(x) = x^3 has the derivatives 3 x^2, 6 x and 6. `jax.grad` returns a
-# function, so it can be applied again. **Predict** the three values at x = 2.
+# Begin with a case that you can check in your head. f(x) = x³ has the derivatives 3 x², 6 x and 6. `jax.grad` returns a
+# function, so it can be applied again. **Predict** the four values at x = 2.
 
 
 # %%
@@ -64,26 +64,47 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 
 # %% [markdown]
-# The same for a curve. `tanh` was the usual activation before the ReLU; where its slope is 0, a network learns nothing.
+# The same works for a curve. `tanh` was the usual activation before the ReLU. Where its derivative is near 0, a network
+# learns slowly. (`vmap` applies a function of one number to all points; it is explained below.)
 
 # %%
-points = jnp.linspace(-3, 3, 121)
-f, curves = jnp.tanh, []
-figure, axes = plt.subplots(figsize=(7, 2.2))
-for order in range(4):
+points, f, curves = jnp.linspace(-3, 3, 121), jnp.tanh, []
+for _ in range(4):
     curves.append(jax.vmap(f)(points))
-    axes.plot(points, curves[-1], color=drawing.DEVICE_COLOURS[order], label=["tanh", "1st", "2nd", "3rd"][order])
     f = jax.grad(f)
-axes.legend(labelcolor="linecolor", loc="right", bbox_to_anchor=(1.15, 0.5))
-plt.show()
+lesson_02.curves(points, curves)
 np.testing.assert_allclose(curves[1], 1 - np.tanh(points) ** 2, atol=1e-6)
 
 # %% [markdown]
+# The first derivative is 1 - tanh², as it should be.
+#
+# ## Arrays never change
+#
+# A JAX array is immutable: unlike a NumPy array or a tensor of PyTorch, it cannot be changed in place. A transformation
+# can only reason about a function whose arguments do not change behind its back. Instead of `x[1] = 10`, write
+# `x.at[1].set(10)`, which returns a new array. **Predict** what each line prints.
+
+# %%
+numbers = jnp.zeros(3)
+try:
+    numbers[1] = 10
+except TypeError as error:
+    print("TypeError:", str(error).split(".")[0])
+changed = numbers.at[1].set(10)  # a new array
+print(numbers, changed, changed.at[jnp.array([1, 1])].add(1))
+assert numbers[1] == 0
+assert changed.at[jnp.array([1, 1])].add(1)[1] == 12
+
+# %% [markdown]
+# The old array is unchanged. `.add` with a repeated index adds twice, which NumPy's `x[[1, 1]] += 1` does not. Inside
+# `jit`, the compiler avoids the copy where nobody needs the old array any more.
+#
 # ## The gradient of a network
 #
-# The network of the blog "JAX for PyTorch users": three linear layers from 784 inputs to 10 classes, weights scaled
-# by 0.01, in `jax.numpy` only. In lesson 01 you wrote its backward pass. Now `grad` does, for a list of pairs of
-# arrays: any nesting of lists, tuples and dictionaries will do, which JAX calls a **pytree**.
+# The network of the blog "JAX for PyTorch users" has three linear layers from 784 inputs to 10 classes, and weights
+# scaled by 0.01. In lesson 01 you wrote the backward pass. Now `grad` does it, for a list of pairs of arrays. Any
+# nesting of lists, tuples and dictionaries will do. JAX calls that a **pytree**, and `jax.tree.map` applies a function
+# to all of its arrays.
 
 
 # %%
@@ -99,26 +120,25 @@ def loss(parameters, x, labels):
     return -jnp.take_along_axis(log_p, labels[:, None], axis=1).mean()
 
 
-in_numpy = numpy_network.initialise((784, 512, 512, 10), seed=0, scale=1e-2)
+in_numpy = numpy_mlp.initialise((784, 512, 512, 10), seed=0, scale=1e-2)
 parameters = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), in_numpy)
 gradients = jax.grad(loss)(parameters, x[:32], labels[:32])  # <- new: no backward pass
 print(jax.tree.map(jnp.shape, gradients))
 
-# %% [markdown]
-# Is it the gradient of lesson 01? NumPy computed in float64, JAX here in float32, which keeps about seven digits.
-
-# %%
-by_hand = numpy_network.backward(in_numpy, numpy_network.forward(in_numpy, x[:32].astype(float)), labels[:32])
+by_hand = numpy_mlp.backward(in_numpy, numpy_mlp.forward(in_numpy, x[:32].astype(float)), labels[:32])
 for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(by_hand), strict=True):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-7)
-print("equal within 0.1 %")
+print("equal to the backward pass of lesson 01 within 0.1 %")
 
 # %% [markdown]
+# The gradients are nested like the parameters, and equal those of lesson 01. The tolerance is 0.1 %, because NumPy
+# computed in float64 and JAX in float32, which keeps about seven digits.
+#
 # ## jit: trace once, compile, run
 #
-# `jax.jit` calls your Python function once with stand-ins that have a shape and a type and no values, notes every operation
-# (**tracing**), compiles the notes, and from then on runs the result. Python is not involved any more. **Predict:** how
-# often does this print?
+# `jax.jit` calls your Python function once with stand-ins that have a shape and a type, but no values. It records every
+# operation (**tracing**), and compiles the record. From then on it runs the result, without Python. **Predict:** how
+# often does the next cell print "tracing"?
 
 # %%
 traces = []
@@ -137,10 +157,38 @@ for size in (32, 32, 32, 29, 32):
 assert traces == [(32, 784), (29, 784)]
 
 # %% [markdown]
-# Twice: once for each shape. A ragged last batch costs a second compilation, one reason why pmapdp pads it to the
-# full size, with weight 0 (lesson 07).
+# Twice, once for each shape. A ragged last batch costs a second compilation. That is one reason why pmapdp pads it to
+# the full size, with weight 0 (lesson 07).
 #
-# **A failure on purpose.** While tracing there are no values, so Python cannot decide by them:
+# ## What jit captures
+#
+# Everything that happens in Python happens while tracing, and only then. A compiled function keeps the value that a
+# global variable had when it was traced. **Predict** the second line.
+
+# %%
+rate = 0.1
+
+
+@jax.jit
+def shrink(w):
+    return w - rate * w
+
+
+print("rate 0.1:", shrink(1.0))
+rate = 0.5
+print("rate 0.5:", shrink(1.0))
+assert np.isclose(shrink(1.0), 0.9)
+
+shrink_by = jax.jit(lambda w, rate: w - rate * w)  # <- changed: an argument
+assert np.isclose(shrink_by(1.0, 0.5), 0.5)
+
+# %% [markdown]
+# The compiled function still uses 0.1. So what changes must be an argument. That holds for learning rates, for
+# parameters, and for the attributes of `self` in a method.
+#
+# ## How it fails
+#
+# While tracing there are no values, so Python's `if` cannot look at them:
 
 
 # %%
@@ -156,15 +204,37 @@ try:
 except jax.errors.TracerBoolConversionError as error:
     print(type(error).__name__ + ":", str(error).split("\n")[0])
 
-right = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))  # <- changed: both branches, then choose
+right = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))  # <- changed: compute both, then choose
 assert right(3.0) == 1
 assert right(0.5) == 0.5
 
 # %% [markdown]
+# `jnp.where` computes both branches and chooses. Shapes are known while tracing, so an `if` on a shape is fine.
+#
+# ## Random keys
+#
+# A function that draws random numbers from a hidden global state is not a function of its arguments. In JAX, you pass
+# the state: a **key**. The same key gives the same numbers. To get other numbers, make other keys from it, with `split`
+# or with `fold_in(key, number)`. **Predict** which of the three draws are equal.
+
+# %%
+key = jax.random.key(0)
+one, two = jax.random.split(key)
+draws = {"key": jax.random.normal(key, 2), "key again": jax.random.normal(key, 2), "split": jax.random.normal(one, 2)}
+for name, draw in draws.items():
+    print(f"{name:10s}", draw)
+print("fold_in   ", jax.random.normal(jax.random.fold_in(key, 7), 2))
+assert (draws["key"] == draws["key again"]).all()
+assert (draws["key"] != draws["split"]).all()
+
+# %% [markdown]
+# Use a key once. `fold_in` is handy in a training loop: `fold_in(key, step)` is a new key for every step, and a resumed
+# run gets the same ones.
+#
 # ## Timing honestly
 #
-# JAX returns before the work is done (**asynchronous dispatch**), and the first call compiles. So: call once to warm up,
-# and wait with `block_until_ready` at the end. **Predict** the order of the four times.
+# JAX returns before the work is done (**asynchronous dispatch**), and the first call compiles. So call the function once
+# to warm up, and wait with `block_until_ready` before you read the clock. **Predict** the order of the four times.
 
 
 # %%
@@ -185,17 +255,20 @@ def by_python(parameters, x, labels):
 
 print(devices.describe(jax.devices()[:1]))
 print(f"first call, compiling:    {milliseconds(step, wait=True, repeats=1):8.2f} ms")
-print(f"compiled, not waiting:    {milliseconds(step, wait=False):8.2f} ms, which is no time of the work")
+print(f"compiled, not waiting:    {milliseconds(step, wait=False):8.2f} ms (measures only the launch)")
 print(f"compiled:                 {milliseconds(step, wait=True):8.2f} ms")
 jax.block_until_ready(by_python(parameters, x[:128], labels[:128]))
 print(f"operation by operation:   {milliseconds(by_python, wait=True, repeats=5):8.2f} ms")
 
 # %% [markdown]
+# The first call takes longest, because it compiles. The second line is the shortest and the wrong one: it measures how
+# long it takes to start the work. Without `jit`, each operation is started from Python.
+#
 # ## vmap: write it for one example
 #
 # `predict_one` takes one image `[D]`. `jax.vmap` makes it a function of a batch, without a loop: the products of a
-# vector and a matrix become one product of matrices. `in_axes=(None, 0)` says: the parameters are the same for all,
-# the images have one more axis, in front. You will meet the same words again at `pmap`.
+# vector and a matrix become one product of two matrices. `in_axes=(None, 0)` says that the parameters are the same for
+# all, and that the images have one more axis in front. `pmap` uses the same words.
 
 
 # %%
@@ -206,24 +279,14 @@ def predict_one(parameters, image):  # [D] to [C]
 logits = jax.vmap(predict_one, in_axes=(None, 0))(parameters, x[:32])
 print(predict_one(parameters, x[0]).shape, "for one,", logits.shape, "for 32")
 np.testing.assert_allclose(logits, predict(parameters, x[:32]), atol=1e-5)
-
-axes = drawing.canvas(15, 4.4)
-drawing.box(axes, 0, 0.2, "image [D]", width=2.6)
-drawing.arrow(axes, (2.6, 0.6), (4.0, 0.6))
-drawing.box(axes, 4.0, 0.2, "predict_one", width=3.4)
-drawing.arrow(axes, (7.4, 0.6), (8.8, 0.6))
-drawing.box(axes, 8.8, 0.2, "logits [C]", width=2.6)
-for row in range(3):
-    drawing.box(axes, 0, 1.6 + row, f"image {row}", device=row, width=2.6)
-    drawing.arrow(axes, (2.6, 2.0 + row), (4.0, 3.0), device=row)
-    drawing.arrow(axes, (9.6, 3.0), (11.0, 2.0 + row), device=row)
-    drawing.box(axes, 11.0, 1.6 + row, f"logits {row}", device=row, width=2.6)
-drawing.box(axes, 4.0, 2.5, "vmap(predict_one,\n in_axes=(None, 0))", width=5.6, height=1.0)
-plt.show()
+lesson_02.vectorized()
 
 # %% [markdown]
-# Stacked: the gradient of **each** example. The mean over the examples is the gradient of the mean loss. Data
-# parallelism is this fact: whoever has some of the examples can compute a part of the mean.
+# `vmap` runs on one device, which is why everything has one colour.
+#
+# Now combine the transformations, and compute the gradient of **each** example. The mean over the examples is the
+# gradient of the mean loss. Data parallelism rests on this fact: whoever has some of the examples can compute a part of
+# the mean.
 
 
 # %%
@@ -232,51 +295,71 @@ def loss_one(parameters, image, label):
 
 
 per_example = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))(parameters, x[:32], labels[:32])
-print("one gradient an example:", per_example[2][0].shape, "| of the mean:", gradients[2][0].shape)
+print("one gradient for each example:", per_example[2][0].shape, "| of the mean:", gradients[2][0].shape)
 for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(gradients), strict=True):
     np.testing.assert_allclose(each.mean(0), mean, atol=1e-6)
 
 # %% [markdown]
+# The means agree within 1e-6.
+#
 # ## Exercises
 #
-# **1. `gradient_length`**: from a function `f` of one array, make the function that returns the Euclidean length of the
-# gradient of f. <details><summary>Hint</summary>Return a function. <code>jnp.linalg.norm</code>.</details>
+# Solutions, with reasons:
+# [solutions/02_differentiate_compile_vectorize.py](solutions/02_differentiate_compile_vectorize.py).
 #
-# **2. `pairwise`**: all distances between the rows of `a` `[m, D]` and those of `b` `[n, D]`, an array `[m, n]`, with two
-# `vmap`s of a function of two rows. <details><summary>Hint</summary>The inner one maps over b alone:
-# <code>in_axes=(None, 0)</code>.</details>
-#
-# **3. `relu_power`**: x to the power `n` where x is positive, else 0, so that it works under `jit` and `grad`, `n` a Python
-# number. <details><summary>Hint</summary><code>jnp.where</code>.</details>
+# 1. `relu_power` (5 minutes): x to the power `n` where x is positive, else 0. It must work under `jit` and `grad`; `n` is
+#    a Python number. <details><summary>Hint</summary><code>jnp.where</code>. For the gradient, also the branch that is
+#    not chosen must be finite.</details>
+# 2. `clipped_mean_gradient` (10 minutes): the gradient of each example, shortened to a length of at most `limit`, and
+#    then the mean over the examples. This is the heart of training with differential privacy. The length of a gradient
+#    is the root of the sum of the squares of *all* its entries, over the whole pytree. `loss_one` is a function of
+#    (parameters, image, label). <details><summary>Hint</summary>Write a function that returns the shortened gradient of
+#    one example, then <code>vmap</code> it, then take means with <code>jax.tree.map</code>.</details>
+# 3. `mended_shift` (find the mistake): `broken_shift` is to move an image by a random number of pixels from -2 to 2, down
+#    and to the right. Both directions work. But of the 25 possible shifts, only five ever occur, as the next cell shows.
+#    Write it correctly. <details><summary>Hint</summary>How often is the key used?</details>
 
 
 # %%
-def gradient_length(f):
-    """The function x -> length of the gradient of f at x."""
-    ...  # your code: 1 or 2 lines
+def broken_shift(key, image):  # [H, W]
+    down = jax.random.randint(key, (), -2, 3)
+    right = jax.random.randint(key, (), -2, 3)
+    return jnp.roll(image, (down, right), axis=(0, 1))
 
 
-def pairwise(a, b):
-    """Euclidean distances `[m, n]`."""
-    ...  # your code: 2 or 3 lines
+dot = jnp.zeros((7, 7)).at[3, 3].set(1)
+print(sum(broken_shift(jax.random.fold_in(key, number), dot) for number in range(60)).astype(int))
 
 
+# %%
 def relu_power(x, n):
     """x**n where x > 0, else 0; x is an array."""
     ...  # your code: 1 line
 
 
-for exercise in (gradient_length, pairwise, relu_power):
+def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
+    """Mean over the examples of their gradients, each with a length of at most `limit`; nested like `parameters`."""
+    ...  # your code: 6 to 8 lines
+
+
+def mended_shift(key, image):
+    """The image `[H, W]`, rolled by -2 to 2 pixels down and by -2 to 2 pixels to the right, independently."""
+    ...  # your code: 3 to 4 lines
+
+
+for exercise in (relu_power, clipped_mean_gradient, mended_shift):
     check("02_differentiate_compile_vectorize", exercise.__name__, exercise)
 
 # %% [markdown]
-# Solutions: [solutions/02_differentiate_compile_vectorize.py](solutions/02_differentiate_compile_vectorize.py)
-#
 # ## Take away
 #
-# - `grad`, `jit` and `vmap` turn functions into functions, and stack.
-# - `jit` traces once for each shape and type; what happens in Python happens while tracing.
-# - The gradient of a mean is the mean of gradients. Warm up and wait before you time.
+# - `grad`, `jit` and `vmap` turn functions into functions, and can be combined.
+# - `jit` traces once for each shape and type. Python runs while tracing, so what changes must be an argument, and a
+#   random key is one of them.
+# - The gradient of a mean is the mean of the gradients. Before you time something, warm up, and wait for the result.
 #
-# In pmapdp the loss and its sums are in [objective.py](../pmapdp/loss.py), and `value_and_grad` is called in
-# [steps/body.py](../pmapdp/steps/shared.py).
+# In pmapdp, `value_and_grad` is called in [steps/shared.py](../pmapdp/steps/shared.py), with the loss of
+# [loss.py](../pmapdp/loss.py). To read on:
+# [JAX: the sharp bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html),
+# [key concepts](https://docs.jax.dev/en/latest/key-concepts.html). Next:
+# [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).

@@ -288,6 +288,8 @@ for a, b in zip(jax.tree.leaves(mine[0]), jax.tree.leaves(steps.fetch(theirs).pa
 print("five updates: equal within 1e-5")
 
 # %% [markdown]
+# Your step and the one of pmapdp make the same updates.
+#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).

@@ -16,10 +16,16 @@
 # # 04. Map over devices
 #
 # After this lesson you can run one function on eight devices at once with `jax.pmap`, say which arguments are
-# split and which are copied, and read results back without moving more than you need.
+# split and which are replicated, and read results back without moving more than you need.
 #
-# 25 minutes. Before: [03. Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
-# Next: [05. Communicate between devices](05_communicate_between_devices.ipynb).
+# About 30 minutes · before: [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) · next:
+# [05 Communicate between devices](05_communicate_between_devices.ipynb)
+#
+# **Is `pmap` still the way?** JAX keeps `pmap` working, and does not develop it any further. New programs use `jax.jit`
+# with sharded arrays (lesson 08) or `jax.shard_map` (lesson 09). This course begins with `pmap` for three reasons. It
+# shows each step of data parallelism, where `jit` leaves them to the compiler. Its function of one device goes over to
+# `shard_map` almost unchanged. And many programs still use it, which you may have to read or to port. Since JAX 0.8,
+# `pmap` itself is `jit` of `shard_map`.
 
 # %%
 import inspect
@@ -32,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from checks import check
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pictures import lesson_04
 
 from pmapdp import devices
 from pmapdp.steps import pmap as pmap_steps
@@ -44,33 +51,23 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## One dot product for each device
 #
-# Start with one dot product that you can check in your head: 0 + 1 + ... + 9 = 45. Then take eight, one for
-# each device: stack the pairs along a new first axis, the **device axis**, so that row `d` is for device `d`.
+# Start with a dot product that you can check in your head: 0 + 1 + ... + 9 = 45. Then take eight of them, one for each
+# device. Stack the pairs along a new first axis, the **device axis**, so that row `d` is for device `d`.
 #
-# `jax.pmap(f)` returns a function that cuts its arguments along this axis, runs `f` on all devices at the same time,
-# and stacks the results. The picture shows the way of the data; each colour is a device.
+# `jax.pmap(f)` returns a function that splits its arguments along this axis, runs `f` on all devices at the same time,
+# and stacks the results. In the picture, each colour is a device.
 
 # %%
 assert jnp.dot(np.arange(10), np.ones(10)) == 45
 
 xs = np.arange(N * 10, dtype=np.float32).reshape(N, 10)  # [N, 10]: row d counts from 10 d
 ys = np.ones((N, 10), np.float32)  # [N, 10]
-
-picture = drawing.canvas(18.9, 5.4)
-for row, label in enumerate(["xs [8, 10]", "ys [8, 10]", "", "result [8]"]):
-    picture.text(0.1, 0.6 + 1.4 * row, label, va="center")
-for d in range(N):
-    left = 3.3 + 1.95 * d
-    drawing.box(picture, left, 0.2, f"x[{d}]", device=d, width=1.7)
-    drawing.box(picture, left, 1.6, f"y[{d}]", device=d, width=1.7)
-    drawing.arrow(picture, (left + 0.85, 2.45), (left + 0.85, 4.35), device=d)
-    picture.text(left + 1.0, 3.3, "dot", va="center")
-    drawing.box(picture, left, 4.4, f"{xs[d].sum():.0f}", device=d, width=1.7)
+lesson_04.dot_products(xs.sum(1))
 
 # %% [markdown]
 # `vmap` (lesson 02) also maps over a first axis, but on one device. Only the name of the transformation changes.
 #
-# **Predict:** what is the shape of the result, and where does each number lie?
+# **Predict:** what is the shape of the result, and on which device is each number?
 
 # %%
 by_vmap = jax.vmap(jnp.dot)(xs, ys)
@@ -83,18 +80,17 @@ for shard in dots.addressable_shards:
 assert np.array_equal(dots, 45 + 100 * np.arange(N))
 
 # %% [markdown]
-# Each device holds its own row, a **shard**, of one array of shape `[8]`. Nothing was moved
-# together: to you it is one array, and it lies on eight devices.
+# The result is one array of shape `[8]`, and each device holds its own row of it, a **shard**. Nothing was gathered.
 #
-# Inside `f` there is no device axis: `jnp.dot` saw two arrays of shape `[10]`. The number of devices comes
-# from the size of the device axis.
+# Inside `f` there is no device axis: `jnp.dot` saw two arrays of shape `[10]`. The size of the device axis says how many
+# devices are used.
 #
 # ## Which axis is split: `in_axes` and `out_axes`
 #
-# `in_axes` has one entry for each argument: the axis to cut along, or `None` for "give it whole to
-# every device". `out_axes` says the same of each result: the axis at which to stack.
+# `in_axes` has one entry for each argument. It is the axis to split, or `None` for "replicate it: every device gets all
+# of it". `out_axes` is the axis along which each result is stacked.
 #
-# **Predict** the three shapes. The numbers are random, and NumPy proves all four results, within 1e-5 (float32 rounds).
+# **Predict** the three shapes. NumPy checks all results, within 1e-5 (float32 rounds).
 
 # %%
 random = np.random.default_rng(0)
@@ -102,7 +98,7 @@ xs, ys = random.normal(size=(2, N, 10)).astype(np.float32)
 np.testing.assert_allclose(jax.pmap(jnp.dot)(xs, ys), np.einsum("nd,nd->n", xs, ys), atol=1e-5)
 
 y = ys[0]  # [10], one vector for all devices
-one_for_all = jax.pmap(jnp.dot, in_axes=(0, None))(xs, y)  # <- new: y goes whole to every device
+one_for_all = jax.pmap(jnp.dot, in_axes=(0, None))(xs, y)  # <- new: y is replicated
 columns = jax.pmap(jnp.dot, in_axes=(0, 1))(xs, ys.T)  # <- new: ys.T is [10, N], one column each
 products = jax.pmap(jnp.multiply, out_axes=1)(xs, ys)  # <- new: [10] from each device, stacked as columns
 
@@ -112,31 +108,52 @@ np.testing.assert_allclose(columns, np.einsum("nd,nd->n", xs, ys), atol=1e-5)
 np.testing.assert_array_equal(products, (xs * ys).T)
 
 # %% [markdown]
-# ## Replicated state
+# The first two give one number for each device. The third gives ten from each, stacked along axis 1.
 #
-# In training every device needs the same parameters: they are **replicated**. There are two ways to write it.
+# ## Mesh and specs: where an array is placed
 #
-# * Stacked: copies along a device axis, `[N, ...]`. Older programs do this.
-# * Whole: no device axis, `in_axes=None` on the way in and `out_axes=None` on the way out. pmapdp does this; a
-#   checkpoint then does not know how many devices there were.
+# Before a training loop you want to place the parameters and the batches yourself. JAX describes a placement in two
+# parts, which all later lessons use.
 #
-# `jax.device_put` copies the state to the devices once, before the loop. A `Mesh` is a row of devices with a
-# name; `PartitionSpec()` (printed `P()`) means "cut nowhere", and `PartitionSpec("data")` means "cut the first axis
-# along the row". `axis_name` gives pmap's device axis the same name.
+# * A **mesh** is an array of devices whose axes have names. Ours is a row of eight devices, with the axis `"data"`.
+# * A **partition spec** says, for each axis of an array, along which mesh axis it is split. `PartitionSpec("data")`
+#   splits the first axis over the devices. `PartitionSpec()` splits nothing: the array is **replicated**, so every device
+#   holds all of it.
+#
+# Both together are a `NamedSharding`, and `jax.device_put(x, sharding)` places an array.
 
 # %%
 mesh = Mesh(np.array(chosen), ("data",))
-replicated = NamedSharding(mesh, PartitionSpec())
 split = NamedSharding(mesh, PartitionSpec("data"))
+replicated = NamedSharding(mesh, PartitionSpec())
+
+w = jax.device_put(np.ones(10, np.float32), replicated)  # [10]
+batch = jax.device_put(xs, split)  # [N, 10]
+for name, array in (("w", w), ("batch", batch)):
+    print(name, array.shape, array.sharding.spec, "| a device holds", array.addressable_shards[7].data.shape)
+lesson_04.mesh_and_specs()
+
+# %% [markdown]
+# Each device holds one row of the batch, `[1, 10]`, and all of `w`, `[10]`.
+#
+# ## Replicated state
+#
+# In training, every device needs the same parameters. There are two ways to give them to `pmap`.
+#
+# * **Stacked**: N copies along a device axis, `[N, ...]`, with `in_axes=0`. Most older programs do this.
+# * **Replicated**: no device axis, with `in_axes=None` on the way in and `out_axes=None` on the way out. pmapdp does
+#   this. A checkpoint then does not depend on the number of devices.
+#
+# Here are three steps of a state that goes in and out replicated, while the scores are stacked. `axis_name` gives the
+# device axis of `pmap` a name, which lesson 05 needs.
 
 
+# %%
 def shrink(w, x):
     """One device's step: the state `[10]` shrinks, and the device reports its dot product."""
     return 0.5 * w, jnp.dot(w, x)
 
 
-w = jax.device_put(np.ones(10, np.float32), replicated)  # [10]
-batch = jax.device_put(xs, split)  # [N, 10]
 step = jax.pmap(shrink, axis_name="data", in_axes=(None, 0), out_axes=(None, 0))
 for _ in range(3):
     w, scores = step(w, batch)
@@ -146,26 +163,27 @@ print("scores:", scores.shape, scores.sharding.spec, "a device holds", scores.ad
 assert np.array_equal(w, np.full(10, 0.5**3))
 
 # %% [markdown]
-# `out_axes=None` is your promise that all devices return the same. JAX does not check it. Here
-# the promise is broken: each device returns its own row.
+# The state keeps its shape `[10]`, and each device holds one number of the scores.
 #
-# **Predict:** which row does JAX show?
+# With `out_axes=None` you promise that all devices return the same. JAX does not check it. The next cell breaks the
+# promise: each device returns its own row. **Predict:** which row does JAX show?
 
 # %%
 lie = jax.pmap(lambda row: row, out_axes=None)(xs)
+on_device_7 = lie.addressable_shards[7].data
 print("JAX says replicated:", lie.is_fully_replicated)
 print("it shows device 0's row:", np.array_equal(lie, xs[0]))
-on_device_7 = lie.addressable_shards[7].data
-print("device 7 holds that too:", np.array_equal(on_device_7, xs[0]))
+print("device 7 holds that, too:", np.array_equal(on_device_7, xs[0]))
 assert lie.is_fully_replicated
 assert np.array_equal(on_device_7, xs[7])
 
 # %% [markdown]
-# One array with two truths in it. Lesson 06 shows how a training program gets there, and how to notice.
+# The array claims to be replicated, and its copies differ. Lesson 06 shows how a training program gets there, and how
+# to notice.
 #
 # ## Read results back
 #
-# Often you want one device's row of a stacked array, say of stacked parameters `[N, ...]`.
+# Programs with stacked parameters `[N, ...]` often want one device's copy of them.
 #
 # **Predict:** how many devices work when you write `stacked[0]`?
 
@@ -173,23 +191,23 @@ assert np.array_equal(on_device_7, xs[7])
 stacked = jax.device_put(np.ones((N, 500_000), np.float32), split)
 by_index = stacked[0]
 by_shard = stacked.addressable_shards[0].data[0]  # the shard is [1, 500000]: its device axis has size 1
-print("stacked[0] lies on", len(by_index.sharding.device_set), "devices")
-print("addressable_shards[0].data[0] lies on", len(by_shard.sharding.device_set))
+print("stacked[0] is on", len(by_index.sharding.device_set), "devices")
+print("addressable_shards[0].data[0] is on", len(by_shard.sharding.device_set))
 
 program = jax.jit(lambda a: a[0]).lower(stacked).compile().as_text()
-print("stacked[0] makes all devices talk:", "all-reduce(" in program)
+print("stacked[0] makes the devices communicate:", "all-reduce(" in program)
 assert "all-reduce(" in program
 assert len(by_index.sharding.device_set) == N
 assert by_shard.sharding.device_set == {chosen[0]}
 
 # %% [markdown]
-# `stacked[0]` is a program for all devices, and it leaves a copy on each of them. The shard is already there.
-# For everything at once, `jax.device_get(tree)` copies to the host. Do it rarely: it waits for the devices.
+# `stacked[0]` is a program for all devices, which leaves a copy on each of them. The shard is there already. To copy
+# everything to the host, use `jax.device_get(tree)`, and do so rarely, because it waits for the devices.
 #
 # ## What it costs
 #
-# A measurement on this machine. Simulated devices share its cores, so eight of them are no faster than one. And for
-# a dot product of length 10, starting eight devices costs far more than the arithmetic.
+# Measure it on this machine. Simulated devices share its cores, so eight of them are no faster than one. And for a dot
+# product of length 10, starting eight devices costs far more than the arithmetic.
 
 
 # %%
@@ -210,9 +228,11 @@ print(f"stacked[0]:                {milliseconds(lambda a: a[0], stacked):.3f} m
 print(f"the shard of device 0:     {milliseconds(lambda a: a.addressable_shards[0].data, stacked):.3f} ms")
 
 # %% [markdown]
+# `pmap` pays only when each device has enough to do. Reading a shard costs next to nothing.
+#
 # ## How it fails
 #
-# **Predict** for 6, 12 and 16 rows on eight devices: does it run, and where?
+# **Predict** for 6, 12 and 16 rows on eight devices: does it run, and on how many devices?
 
 # %%
 for rows in (6, 12, 16):
@@ -226,62 +246,78 @@ for rows in (6, 12, 16):
         assert rows > 6
 
 # %% [markdown]
-# Six rows run on six devices, without a word. Twelve do not divide by eight. Sixteen do, but each
-# device then gets two rows, where `pmap` expects one. The cure is to reshape `[16, 10]` to `[8, 2, 10]`: every
-# device gets a small batch of its own. That is your first exercise.
+# Six rows run on six devices, without a warning. Twelve do not divide by eight. Sixteen do, but then each device gets
+# two rows, where `pmap` expects one. The cure is to reshape `[16, 10]` to `[8, 2, 10]`, so that every device gets a
+# small batch of its own. That is your first exercise.
 #
-# Older tutorials place state with functions that are gone:
+# Older tutorials place their state with functions that are gone:
 
 # %%
 try:
     jax.device_put_replicated(w, chosen)
 except AttributeError as error:
     print(textwrap.fill(f"AttributeError: {error}", 100))
+else:
+    raise AssertionError("jax.device_put_replicated is back")
 
 # %% [markdown]
+# `jax.device_put(w, replicated)` with a sharding takes its place.
+#
 # ## Exercises
 #
-# Solutions: [solutions/04_map_over_devices.py](solutions/04_map_over_devices.py).
+# Solutions, with reasons: [solutions/04_map_over_devices.py](solutions/04_map_over_devices.py).
 #
-# 1. `dot_product`: B pairs on N devices, where B = N x b. `[B, 10]` and `[B, 10]` in, `[B]` out, all devices used.
-#    <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>; inside pmap, vmap.</details>
-# 2. `dot_with_columns`: one vector `[10]` for all, and a matrix `[10, N]` with one column for each device; `[N]` out.
-#    Do not transpose or copy. <details><summary>Hint</summary>Two entries in <code>in_axes</code>.</details>
-# 3. `one_copy`: from a stacked array `[N, ...]`, device 0's row `[...]`, lying on device 0 alone.
-#    <details><summary>Hint</summary>A shard keeps a device axis of size 1.</details>
+# 1. `dot_product` (5 minutes): B pairs on N devices, where B = N x b. `[B, 10]` and `[B, 10]` in, `[B]` out, all devices
+#    used. <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>; inside pmap, vmap.</details>
+# 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]`, computed in 2 x 4 blocks, one
+#    on each of eight devices. Device 4 i + j multiplies row block i of `a` with column block j of `b`. Return `[8, m, p]`,
+#    with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m, K]</code> in
+#    which each row block occurs four times in a row (<code>repeat</code>), and <code>[8, K, p]</code> in which the four
+#    column blocks occur twice (<code>tile</code>).</details>
+# 3. `mended_accuracy` (find the mistake): `broken_accuracy` returns a number between 0 and 1 and raises nothing, but it
+#    is not the accuracy over all examples. Write it correctly. <details><summary>Hint</summary>What does
+#    <code>out_axes=None</code> promise?</details>
 
 
 # %%
+def broken_accuracy(w, x, labels):  # [D, C], [N, b, D], [N, b]
+    def of_one_device(w, x, labels):
+        return (jnp.dot(x, w).argmax(-1) == labels).mean()
+
+    return jax.pmap(of_one_device, in_axes=(None, 0, 0), out_axes=None)(w, x, labels)
+
+
 def dot_product(xs, ys):
     """Dot products `[B]` of the rows of two arrays `[B, 10]`, B / N of them on each device."""
     ...  # your code: 1 to 4 lines
 
 
-def dot_with_columns(vector, matrix):
-    """Dot products `[N]` of `vector` `[10]` with each column of `matrix` `[10, N]`, one on each device."""
-    ...  # your code: 1 line
+def block_product(a, b):
+    """The blocks `[8, m, p]` of `a @ b`, for `a` `[2 m, K]` and `b` `[K, 4 p]`; one on each of eight devices."""
+    ...  # your code: 3 to 6 lines
 
 
-def one_copy(stacked):
-    """Device 0's row `[...]` of `stacked` `[N, ...]`, without a word between the devices."""
-    ...  # your code: 1 line
+def mended_accuracy(w, x, labels):
+    """Share of right answers over all `[N, b]` examples, computed on all devices."""
+    ...  # your code: 3 to 4 lines
 
 
-LESSON = "04_map_over_devices"
-for exercise in (dot_product, dot_with_columns, one_copy):
-    check(LESSON, exercise.__name__, exercise)
+for exercise in (dot_product, block_product, mended_accuracy):
+    check("04_map_over_devices", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
-# * `pmap` cuts arguments along the device axis, runs one program on every device, and stacks the results.
-# * `in_axes=None` and `out_axes=None` are for replicated state: no device axis, one truth, and your promise.
-# * Read one copy through `addressable_shards[0].data`; `x[0]` sets all devices to work.
+# * `pmap` splits arguments along the device axis, runs one program on every device, and stacks the results.
+# * A mesh and a partition spec say where an array is placed. `in_axes=None` and `out_axes=None` are for replicated
+#   state; with `out_axes=None` you promise that all devices agree, and JAX does not check it.
+# * Read one copy through `addressable_shards[0].data`. `x[0]` makes all devices work.
 #
-# So far no device has heard of another. Next: [05. Communicate between devices](05_communicate_between_devices.ipynb).
-#
-# In pmapdp this code is [pmapdp/steps/pmap.py](../pmapdp/steps/pmap.py). The lines of it that you can now read:
+# In pmapdp this code is [steps/pmap.py](../pmapdp/steps/pmap.py). The lines that you can read by now are printed below.
+# To read on: [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and
+# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far no device needed another one.
+# Next: [05 Communicate between devices](05_communicate_between_devices.ipynb).
 
 # %%
 lines = inspect.getsource(pmap_steps.make_steps).splitlines()
-print("\n".join(line for line in lines if "Sharding(" in line or "device_put" in line or "_axes" in line))
+print("\n".join(line for line in lines if any(word in line for word in ("Mesh(", "Sharding(", "device_put", "axes"))))

@@ -29,6 +29,7 @@ import time
 
 import drawing
 import jax
+import jax.numpy as jnp
 import numpy as np
 from checks import check
 from jax import lax
@@ -89,6 +90,8 @@ assert (states[-1] == vectors.sum(0)).all()
 lesson_05.ring(states, vectors.sum(0))
 
 # %% [markdown]
+# After three steps each device has one bold number. After three more, all have all four.
+#
 # ## What it costs
 #
 # In each of the 2 (N - 1) steps a device sends 1/N of the vector. In all it sends 2 (N - 1)/N times the size of the
@@ -103,7 +106,8 @@ for n in (2, 4, 8, 64):
 
 # %% [markdown]
 # Less than twice as much: a device never sends more than two vectors, which makes the ring good for large gradients. The
-# number of steps grows with N, so for small messages on many devices libraries use trees, as in the second exercise.
+# number of steps grows with N, so for small messages on many devices libraries use algorithms with fewer steps, such as
+# trees, or the butterfly of the second exercise.
 #
 # ## The collectives of JAX
 #
@@ -252,13 +256,13 @@ lesson_05.butterfly()
 
 
 def broken_softmax(logits):  # [b]
-    exponentials = jax.numpy.exp(logits - logits.max())
+    exponentials = jnp.exp(logits - logits.max())
     return exponentials / lax.psum(exponentials.sum(), "data")
 
 
 split_logits = np.array([[0.0, 1.0], [3.0, 4.0]], np.float32)  # [N, b]
-print("broken:", jax.pmap(broken_softmax, axis_name="data")(split_logits).ravel().round(3))
-print("right: ", jax.nn.softmax(split_logits.ravel()).round(3))
+print("broken:", np.ravel(jax.pmap(broken_softmax, axis_name="data")(split_logits)).round(3))
+print("right: ", np.asarray(jax.nn.softmax(split_logits.ravel())).round(3))
 
 
 # %%

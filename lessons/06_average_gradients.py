@@ -138,6 +138,8 @@ one_device = jax.jit(one_device_step)
 data_parallel = jax.pmap(data_parallel_step, **axes)  # <- changed: pmap in place of jit
 
 # %% [markdown]
+# Compare the two steps: only the marked line differs.
+#
 # ## Proof: equal to the large batch
 #
 # Run twenty updates each way, from the same start and on the same batches. Two functions are borrowed from pmapdp.
@@ -271,7 +273,7 @@ for average, expected in ((mean_of_means, -3.5), (sum_over_count, -3.0)):
 # Three questions come up in every data-parallel program, in JAX as with DDP.
 #
 # **Which batch size is meant?** With DDP you set the per-device batch, so eight GPUs give eight times the global batch.
-# In JAX the program sees the global array, so you usually set the global batch. Everything in the proof above depends
+# In JAX you usually set the global batch, because one process feeds all devices. Everything in the proof above depends
 # on the global batch alone: with B = 64 the result is the same on 1, 2 or 8 devices.
 #
 # **Does the learning rate change?** Not as long as the global batch stays the same. If you keep b fixed, then B grows
@@ -380,14 +382,13 @@ for count in (1, 2, 4, 8):
 # * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
 # The step of pmapdp is in [steps/pmap.py](../pmapdp/steps/pmap.py), and its update in
-# [steps/shared.py](../pmapdp/steps/shared.py). Both are printed below. It is your step with sums and counts, any
-# optimizer, and a donated state. To read on: [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
+# [steps/shared.py](../pmapdp/steps/shared.py). Both are printed below, and you can now read every line. It is your step
+# with sums and counts, any optimizer, and a donated state. To read on:
+# [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
 # [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next:
 # [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb).
 
 # %%
-source = inspect.getsource(pmap.make_steps)
-printed = source[source.index("    def train_step") : source.index("    def eval_step")]
-print(printed)
+print(inspect.getsource(pmap.make_steps))
 print(inspect.getsource(Body.update))
-assert "lax.pmean((gradients, sums.count), AXIS)" in printed
+assert "lax.pmean((gradients, sums.count), AXIS)" in inspect.getsource(pmap.make_steps)

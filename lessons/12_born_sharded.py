@@ -12,16 +12,14 @@
 # ---
 
 # %% [markdown]
-# # 12. Born sharded
+# # 12. Create state that is born sharded
 #
-# After this lesson you can make a model, its optimizer state and a restored checkpoint in parts, so that no device ever holds
-# the whole; name axes instead of devices; and split state that is only a copy of itself (ZeRO, fully sharded data
-# parallelism).
+# After this lesson you can create a model, its optimizer state and a restored checkpoint directly in shards, so that no device
+# ever holds the whole. You can name axes instead of devices. And you can split the state over the devices of data
+# parallelism (ZeRO, also called FSDP), and say what that saves at rest and at the peak of a step.
 #
-# About 25 minutes · before: [11 Split the model](11_split_the_model.ipynb) · next:
+# About 35 minutes · before: [11 Split the model](11_split_the_model.ipynb) · next:
 # [13 Train with many processes](13_many_processes.ipynb)
-#
-# A model that does not fit on one device must not be made on one device first.
 
 # %%
 import re
@@ -35,7 +33,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from checks import check
+from checks import check, load
 from flax import nnx
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
@@ -54,6 +52,7 @@ from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state, initial_state
 
 drawing.setup()
+pictures = load("lesson_pictures", "12_born_sharded")
 chosen = devices.choose(8)
 mesh = Mesh(np.array(chosen).reshape(2, 4), ("data", "model"))
 print(devices.describe(chosen), "|", mesh)
@@ -61,9 +60,10 @@ print(devices.describe(chosen), "|", mesh)
 # %% [markdown]
 # ## An abstract model
 #
-# `nnx.eval_shape` runs the constructor without computing: what comes out has shapes and types, and no memory. The smallest
-# case, a `[4, 8]` kernel whose axes have **logical names**: what they stand for, not where they lie. `eager_sharding=False`
-# says to Flax that these are not axes of a mesh.
+# A model that does not fit on one device must not be created on one device first. So begin with shapes. `nnx.eval_shape`
+# traces the constructor without computing anything: the result has shapes and types, and takes no memory. The smallest case
+# is a `[4, 8]` kernel whose axes have **logical names**, which say what the axes mean. `eager_sharding=False` tells
+# Flax that they are not the names of mesh axes.
 
 
 # %%
@@ -76,90 +76,151 @@ abstract = nnx.eval_shape(build)
 print(type(abstract.get_value()).__name__, abstract.shape, abstract.get_metadata("out_sharding"))
 assert not isinstance(abstract.get_value(), jax.Array)
 
-rules = {"features": None, "hidden": "model"}  # the table: logical name -> mesh axis
-place = NamedSharding(mesh, P(*(rules[name] for name in abstract.get_metadata("out_sharding"))))
-print(place.spec, "a device will hold", place.shard_shape(abstract.shape))
-assert place.shard_shape(abstract.shape) == (4, 2)
+rules = {"features": None, "hidden": "model"}  # logical name -> mesh axis
+sharding = NamedSharding(mesh, P(*(rules[name] for name in abstract.get_metadata("out_sharding"))))
+print(sharding.spec, "a device will hold", sharding.shard_shape(abstract.shape))
+assert sharding.shard_shape(abstract.shape) == (4, 2)
 
 # %% [markdown]
-# Why names? The model can be written by somebody who does not know your machine; another mesh is another table. Mesh axes
-# in the model are fine for a model that you run in one way.
+# Why logical names? The author of the model need not know your machine. For another mesh you change the rules, and the model
+# stays as it is.
 #
-# ## Made in parts
+# ## Created in shards
 #
-# Names alone move nothing. **Predict** where the two matrices of Flax' guide to scaling up (1024 x 1024 each) lie in the
-# three cases, and what is the largest array that device 0 ever holds.
+# Names alone place nothing. The next cell takes the two matrices of Flax' guide to scaling up, 1024 x 1024 each, and places
+# them in three ways. Before you run it: where is the first matrix in each of the three, and how large is the largest array
+# that device 0 ever holds?
 
 # %%
 task = make_task(1024)
 layout = fit_layout(chosen, task, (1024,), mesh="data=2,model=4", layout="model")
-places = layout.state(task)  # a NamedSharding for every array of the state, from the abstract model
+shardings = layout.state(task)  # a NamedSharding for every array of the state, found from the abstract model
 
 
 def largest_array(function, out_shardings):
     """Numbers in the largest array of the compiled program of one device."""
     program = jax.jit(function, static_argnums=0, out_shardings=out_shardings).lower(task).compile().as_text()
-    return max(int(np.prod([int(n) for n in s.split(",") if n])) for s in re.findall(r"[fsu]\d+\[([\d,]*)\]", program))
+    shapes = re.findall(r"[fsu]\d+\[([\d,]*)\]", program)
+    return max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes)
 
 
 plain = DotReluDot(1024, rngs=nnx.Rngs(0))  # it has the names
-moved = jax.device_put(plain.first[...], places.params["first"])  # whole on one device, then cut
-born = create_state(task, places)  # <- new: jax.jit(initial_state, out_shardings=places)(task)
+moved = jax.device_put(plain.first[...], shardings.params["first"])  # whole on one device, then split
+born = jax.jit(initial_state, static_argnums=0, out_shardings=shardings)(task)  # <- new: never whole
 for name, x in (("names alone", plain.first[...]), ("moved", moved), ("born sharded", born.params["first"])):
-    print(f"{name:12s} on {len(x.sharding.device_set)} devices, parts {x.addressable_shards[0].data.shape}")
-for path, leaf in jax.tree.leaves_with_path(born):
-    wanted = dict(jax.tree.leaves_with_path(places))[path]
-    assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+    print(f"{name:12s} on {len(x.sharding.device_set)} devices, shards {x.addressable_shards[0].data.shape}")
 np.testing.assert_array_equal(born.params["first"], plain.first[...])
-sizes = largest_array(initial_state, layout.replicated), largest_array(initial_state, places)
-print(f"largest array while it is made: whole {sizes[0]:,}, in parts {sizes[1]:,}")
+sizes = largest_array(initial_state, layout.replicated), largest_array(initial_state, shardings)
+print(f"largest array while it is created: replicated {sizes[0]:,}, born sharded {sizes[1]:,} numbers")
 assert sizes == (1024 * 1024, 1024 * 1024 // 4)
 jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
 
 # %% [markdown]
-# The same numbers, to the bit: JAX' random generator gives each device its part of one sequence. *Moved* needs a
-# device that can hold the whole for a moment, and that is what a large model does not have. Adam's two moments lie as
-# their parameters do.
+# All three have the same numbers, to the bit: each device generates its own part of one random sequence. *Moved* needs a
+# device that can hold the whole matrix for a moment, which a large model does not have. Adam's two moments are placed like
+# the parameters that they belong to.
 #
-# ## State that is only a copy
+# ## ZeRO: split what is only a copy
 #
-# In data parallelism all devices hold equal parameters and equal optimizer state. **ZeRO** (Rajbhandari et al., "ZeRO", SC
-# 2020) asks: why? Stage 1 cuts the optimizer state over the *data* axis; fully sharded data parallelism (stage 3) the
-# parameters too, and gathers each when it is used. With Adam a parameter has two moments: **predict** the share of
-# the bytes that a device keeps, with 8 devices, in both.
+# In data parallelism all devices hold equal parameters and equal optimizer state. **ZeRO** (Rajbhandari et al.,
+# [2020](https://arxiv.org/abs/1910.02054)) splits these copies over the devices:
+#
+# - **Stage 1** splits the optimizer state. Each device updates its share of the parameters, and an all-gather completes them.
+# - **Stage 3**, which PyTorch calls FSDP, splits the parameters too. Each device gathers them when it needs them.
 
 # %%
-mlp = Task(MLP, optax.adam(1e-3))
-WAYS = {"none": {}, "optimizer": {"shard_state": "optimizer"}, "parameters": {"shard_state": "parameters"},
-        "model 4x2": {"mesh": "data=4,model=2", "layout": "model"},
-        "both": {"mesh": "data=4,model=2", "layout": "model", "shard_state": "parameters"}}  # fmt: skip
-layouts, held = {}, {}
-for name, options in WAYS.items():
-    layouts[name] = fit_layout(chosen, mlp, (28, 28, 1), **options)
-    state = create_state(mlp, layouts[name].state(mlp))
-    held[name] = [bytes_on_a_device(tree) / 1e6 for tree in (state.params, state.optimizer_state)]
-    print(f"{name:10s} {sum(held[name]) / sum(held['none']):.3f} of the bytes")
-assert sum(held["optimizer"]) / sum(held["none"]) < 0.43  # (1 + 2/8) / 3
-assert sum(held["parameters"]) / sum(held["none"]) < 0.15  # 1/8
-
-figure, axes = plt.subplots()
-axes.barh(list(held), [params for params, _ in held.values()], color=drawing.DEVICE_COLOURS[0], label="parameters")
-axes.barh(list(held), [moments for _, moments in held.values()], left=[params for params, _ in held.values()],
-          color=drawing.DEVICE_COLOURS[1], label="optimizer state")  # fmt: skip
-axes.set_xlabel("MB on one device (mlp, Adam, 8 devices)")
-axes.invert_yaxis()
-axes.legend()
+pictures.zero_over_time()
 plt.show()
 
 # %% [markdown]
-# ## Who needs what, when
+# Compare the bytes on one device *at rest*, between two steps, and at the *peak* of a step. At rest, stage 3 on eight
+# devices should keep an eighth. At the peak there are also gradients, gathered parameters and activations. The compiler
+# plans all memory ahead, and `memory_analysis` shows its plan. Before you run the cell: is the peak an eighth, too?
+
+# %%
+data, mlp = load_data("digits"), Task(MLP, optax.adam(1e-3))
+host = next(Batches(data.train, 64, devices=8).epoch(0))
+
+
+def planned(program):
+    """Bytes on a device (at rest, at the peak): the arguments, then also temporary arrays and results of their own."""
+    plan = program.memory_analysis()
+    own_results = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return plan.argument_size_in_bytes, plan.argument_size_in_bytes + plan.temp_size_in_bytes + own_results
+
+
+layouts, peak, rows = {}, {}, {}
+for name in ("none", "optimizer", "parameters"):
+    layouts[name] = fit_layout(chosen, mlp, (28, 28, 1), shard_state=name)
+    way = make_steps("jit", mlp, chosen, layouts[name])
+    state = create_state(mlp, way.state_sharding)
+    program = way.train_step.lower(state, way.place_batch(host)).compile()
+    rest, peak[name] = planned(program)
+    kept = [bytes_on_a_device(tree) for tree in (state.params, state.optimizer_state)]
+    rows[name] = [each / 1e6 for each in (*kept, peak[name] - rest)]
+    print(f"{name:10s} at rest {sum(kept) / 1e6:5.2f} MB, at the peak {peak[name] / 1e6:5.2f} MB")
+    share = {"none": 1, "optimizer": (1 + 2 / 8) / 3, "parameters": 1 / 8}[name]
+    assert abs(sum(kept) / (3 * 4 * 669_706) - share) < 0.001
+assert 0.4 < peak["parameters"] / peak["none"] < 0.6
+pictures.bytes_on_a_device(rows)
+plt.show()
+
+# %% [markdown]
+# At rest it is an eighth; at the peak it is about half. The step of pmapdp gathers *all* parameters before the forward pass, and
+# computes all gradients before it scatters them. So during a step a device still has one full copy of each. Arrays with no
+# axis that divides by 8 stay replicated, such as the bias of the ten classes.
 #
-# An all-reduce is a **reduce-scatter** (each device gets the sum of its part) and an **all-gather** (each gets all parts).
-# The update fits in between, on a part. By hand, for 8 weights on 8 devices, with the gradient of device d equal to d
-# everywhere; the sum is 28:
+# To lower the peak too, gather each layer just before it is used and drop it afterwards, in the backward pass again. With
+# `jax.checkpoint` the backward pass gathers the layer once more instead of keeping it. Here are 16 layers of 512 x 512 in
+# three ways. Before you run the cell: which one has the highest peak?
 
 # %%
 line = Mesh(np.array(chosen), ("data",))
+split, replicated = NamedSharding(line, P(None, "data")), NamedSharding(line, P())  # W is [layers, rows, columns]
+W = np.random.default_rng(0).normal(0, 512**-0.5, (16, 512, 512)).astype(np.float32)
+x = np.ones((64, 512), np.float32)
+
+
+def loss_of(layer, W, x):
+    return jnp.square(lax.scan(layer, x, W)[0]).mean()
+
+
+def layer(x, w):
+    return jnp.tanh(x @ w), None
+
+
+@jax.checkpoint
+def gathered_layer(x, w):
+    return layer(x, lax.with_sharding_constraint(w, replicated))  # <- new: gathered here, and not kept
+
+
+LOSSES = {
+    "replicated": (replicated, lambda W, x: loss_of(layer, W, x)),
+    "gather all first": (split, lambda W, x: loss_of(layer, lax.with_sharding_constraint(W, replicated), x)),
+    "gather by layer": (split, lambda W, x: loss_of(gathered_layer, W, x)),
+}
+peaks, updated = {}, {}
+for name, (place, loss) in LOSSES.items():
+    options = {"in_shardings": (place, NamedSharding(line, P("data"))), "out_shardings": place, "donate_argnums": 0}
+    step = jax.jit(lambda W, x, loss=loss: W - 0.1 * jax.grad(loss)(W, x), **options)
+    rest, peaks[name] = planned(step.lower(W, x).compile())
+    updated[name] = np.asarray(step(jax.device_put(W, place), x))
+    print(f"{name:16s} at rest {rest / 1e6:5.1f} MB, at the peak {peaks[name] / 1e6:5.1f} MB")
+for name in LOSSES:
+    np.testing.assert_allclose(updated[name], updated["replicated"], rtol=0, atol=1e-6)
+assert peaks["gather by layer"] < 0.3 * peaks["replicated"] < peaks["replicated"] < peaks["gather all first"]
+
+# %% [markdown]
+# Gathering everything first is worse than no ZeRO at all. Only gathering layer by layer keeps the promise of stage 3. So
+# measure the peak, and not only the bytes at rest.
+#
+# ## ZeRO-1 by hand
+#
+# An all-reduce is a **reduce-scatter** (each device gets the sum of its shard) followed by an **all-gather** (each gets all
+# shards). The update of stage 1 goes in between. For 8 weights on 8 devices, let the gradient of device d be d everywhere;
+# the sum is 28.
+
+# %%
 w, gradients = np.arange(8, dtype=np.float32), np.repeat(np.arange(8, dtype=np.float32), 8)
 
 
@@ -167,9 +228,9 @@ def all_reduced(w, g):
     return w - 0.1 * lax.psum(g, "data")
 
 
-def in_parts(w, g):
-    part = lax.psum_scatter(g, "data", tiled=True)  # <- changed: [1], the sum of this device's part
-    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data"), 1) - 0.1 * part  # <- changed: the update of a part
+def in_shards(w, g):
+    shard = lax.psum_scatter(g, "data", tiled=True)  # <- changed: [1], the sum for this device's weight
+    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data"), 1) - 0.1 * shard  # <- changed: its update
     return lax.all_gather(mine, "data", tiled=True)  # <- changed: [8] again
 
 
@@ -177,61 +238,62 @@ def on_devices(f):
     return jax.jit(jax.shard_map(f, mesh=line, in_specs=(P(), P("data")), out_specs=P(), check_vma=False))
 
 
-for f in (all_reduced, in_parts):
-    found = on_devices(f)(w, gradients)
-    print(f"{f.__name__:12s} {found} by", *[e.kind for e in collectives(on_devices(f).lower(w, gradients).compile().as_text())])
-    np.testing.assert_allclose(found, w - 2.8, rtol=1e-6)
+for f in (all_reduced, in_shards):
+    kinds = [each.kind for each in collectives(on_devices(f).lower(w, gradients).compile().as_text())]
+    print(f"{f.__name__:12s} {on_devices(f)(w, gradients)} by {kinds}")
+    np.testing.assert_allclose(on_devices(f)(w, gradients), w - 2.8, rtol=1e-6)
 
 # %% [markdown]
-# Equal. Each device has updated one weight instead of eight, and needs the moments of one. That is
-# [steps/split_optimizer.py](../pmapdp/sharding/zero.py), for pmap and `shard_map`. In `jit` it is shardings
-# again: the optimizer state has others. Three updates of the real trainer, against one device:
+# The results are equal. Each device updated one weight instead of eight, and needs the moments of that one only. This is
+# [sharding/zero.py](../pmapdp/sharding/zero.py), for pmap and shard_map. Under jit, stage 1 and 3 are shardings again. Here
+# are three updates of the real step in each way, compared with one device (float32, tolerance 1e-5).
 
 # %%
-data, results, trained = load_data("digits"), {}, {}
-sgd = Task(MLP, optax.sgd(0.1, momentum=0.9))  # its state is one moment a parameter
-for name, strategy in (("one device", "single"), ("none", "jit"), ("optimizer", "jit"), ("parameters", "jit"),
-                       ("optimizer", "shard_map"), ("optimizer", "pmap")):  # fmt: skip
-    way = make_steps(strategy, sgd, chosen[: 1 if strategy == "single" else 8], layouts.get(name))
-    state = create_state(sgd, way.state_sharding)
-    batches = Batches(data.train, 100, devices=1 if strategy == "single" else 8, shuffle_seed=0)
-    for host, _ in zip(batches.epoch(0), range(3), strict=False):
-        state, sums = way.train_step(state, batch := way.place_batch(host))
-    results[name, strategy] = way.fetch(state)
-    trained[name, strategy] = way, state, batch
-    kinds = [f"{each.count} {each.kind}" for each in collectives(way.train_step.lower(state, batch).compile().as_text())]
-    print(f"{name:10s} {strategy:9s}", ", ".join(kinds) or "nobody talks")
+results, trained = {}, {}
+momentum = Task(MLP, optax.sgd(0.1, momentum=0.9))
+WAYS = [("none", "jit"), ("optimizer", "jit"), ("parameters", "jit"), ("optimizer", "shard_map"), ("optimizer", "pmap")]
+for name, strategy in (("one device", "single"), *WAYS):
+    N = 1 if strategy == "single" else 8
+    way = make_steps(strategy, momentum, chosen[:N], layouts.get(name))
+    state = create_state(momentum, way.state_sharding)
+    for host, _ in zip(Batches(data.train, 100, devices=N, shuffle_seed=0).epoch(0), range(3), strict=False):
+        batch = way.place_batch(host)
+        state, sums = way.train_step(state, batch)
+    results[name, strategy], trained[name, strategy] = way.fetch(state), (way, state, batch)
+    found = collectives(way.train_step.lower(state, batch).compile().as_text())
+    print(f"{name:10s} {strategy:9s}", ", ".join(f"{each.count} {each.kind}" for each in found) or "no collective")
 for end in results.values():
     for a, b in zip(*map(jax.tree.leaves, (end, results["one device", "single"])), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# On CPU the compiler writes `jit`'s reduce-scatter as an all-reduce of which a part is used; on GPU and TPU it has a
-# pass that joins the two. Ours for pmap and `shard_map` needs one of each: on CPU
-# [steps/packing.py](../pmapdp/cpu/packing.py) puts all arrays into one, since every exchange waits for the slowest device.
+# On CPUs the compiler writes jit's reduce-scatter as an all-reduce of which a shard is used. On GPUs and TPUs it fuses the two
+# into a real reduce-scatter. shard_map and pmap get what they ask for.
 #
-# **A failure on purpose.** Clip the gradient to length 1 where each device has a part of it. **Predict** the length of what
-# comes out, for eight equal parts.
+# **A failure on purpose.** Clip the gradient to length 1, where each device holds a shard of it. Before you run the cell: how
+# long is the result for eight equal shards?
 
 
 # %%
-def clipped(g):
-    return g / jnp.maximum(1, optax.tree.norm(g))  # this device's norm, not that of all
+def clipped_by_its_norm(g):
+    return g / jnp.maximum(1, optax.tree.norm(g))  # the norm of this device's shard, and not of the gradient
 
 
-by_parts = jax.shard_map(clipped, mesh=line, in_specs=P("data"), out_specs=P("data"))
+by_shards = jax.shard_map(clipped_by_its_norm, mesh=line, in_specs=P("data"), out_specs=P("data"))
 gradient = jnp.full(8, 5.0)
-print(f"whole: length {jnp.linalg.norm(clipped(gradient)):.3f}; by parts: length {jnp.linalg.norm(by_parts(gradient)):.3f}")
-np.testing.assert_allclose(jnp.linalg.norm(by_parts(gradient)), np.sqrt(8), rtol=1e-6)
+lengths = [float(jnp.linalg.norm(f(gradient))) for f in (clipped_by_its_norm, by_shards)]
+print(f"length of the whole {lengths[0]:.3f}, by shards {lengths[1]:.3f}")
+np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 
 # %% [markdown]
-# Too long by the root of N, and in another direction where parts differ. Whatever looks at *all* parameters needs a psum
-# once they are cut. In `jit` this cannot happen: the norm there is that of the whole array.
+# It is too long by the root of N, and where the shards differ it points in another direction. Whatever looks at *all*
+# parameters needs a `psum` once they are split. Under jit this cannot happen, since the norm there is that of the global
+# array.
 #
-# ## Restored in parts
+# ## Restored in shards
 #
-# A checkpoint is read like a model is made: from shapes and places. No concrete state is needed, and each device reads its
-# parts only.
+# A checkpoint is read in the same way as a model is created: from shapes and shardings. Each device reads only its shards, and
+# the mesh may be another one.
 
 # %%
 with TemporaryDirectory() as folder:
@@ -240,25 +302,25 @@ with TemporaryDirectory() as folder:
     checkpoints.wait()
     targets = {"one device": SingleDeviceSharding(chosen[0])}
     for size in ("data=2,model=4", "data=4,model=2", "data=8,model=1"):
-        there = fit_layout(chosen, task, (1024,), mesh=size, layout="model")
-        targets[size] = there.state(task)
+        targets[size] = fit_layout(chosen, task, (1024,), mesh=size, layout="model").state(task)
     for name, target in targets.items():
         found = checkpoints.read(0, task, target).state
-        first = found.params["first"]
-        print(f"{name:15s} parts {first.addressable_shards[0].data.shape}, {bytes_on_a_device(found) / 1e6:.1f} MB on a device")
+        shape, held = found.params["first"].addressable_shards[0].data.shape, bytes_on_a_device(found)
+        print(f"{name:15s} shards {shape}, {held / 1e6:.1f} MB on a device")
         assert checksum(found) == checksum(born)
     checkpoints.close()
 
 # %% [markdown]
 # ## What it costs
 #
-# A step in milliseconds, the strategies taking turns. There is one machine under all devices, so bytes are saved here on paper
-# only; on real devices the gathers use the links between them.
+# The time of a step, with the ways taking turns. All simulated devices share one memory and the same cores, so these times say
+# little about real devices. There, ZeRO-1 sends as many bytes as an all-reduce does. ZeRO-3 by layer sends half as many
+# again, because it gathers the parameters twice.
 
 # %%
-times = {key: [] for key in trained if key[0] != "one device"}
-for _ in range(8):
-    for key in times:
+times = {key: [] for key in WAYS}
+for _ in range(6):
+    for key in WAYS:
         way, state, batch = trained[key]
         clock = time.perf_counter()
         state, _ = jax.block_until_ready(way.train_step(state, batch))
@@ -271,42 +333,50 @@ for (name, strategy), found in times.items():
 # %% [markdown]
 # ## Exercises
 #
-# 1. `born_in_place`: the result of `build()`, an array, made where `sharding` says and never whole.
-#    <details><summary>Hint</summary>Compile it, and say how the result is to lie.</details>
-# 2. `update_in_parts`: in `shard_map` with the axis "data": weights `[D]`, whole, and this device's gradient `[D]`. Return
-#    this device's part of `w - 0.1 * (sum of the gradients)`, `[D / N]`. <details><summary>Hint</summary>psum_scatter, and
-#    the part of w that begins at axis_index times its length.</details>
-# 3. `whole_norm`: in the same place: the length of a vector of which each device has the part `g`.
-#    <details><summary>Hint</summary>Squares can be added up, lengths cannot.</details>
+# **1. `born_in_place`** (2 minutes): return the array that `build()` makes, with the sharding `sharding`, such that it is never
+# whole on one device.
+# <details><summary>Hint</summary>Compile it, and say where the result is to be placed.</details>
+#
+# **2. `zero_step`** (10 minutes): ZeRO-1 with momentum, in `shard_map` over the axis "data". Every device gets the weights `w`
+# `[D]`, its own gradient `g` `[D]`, and its shard `m` `[D / N]` of the momentum. The gradient of the update is the *mean* over
+# the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`.
+# <details><summary>Hint</summary>psum_scatter, divided by N; the update of the shard; all_gather with tiled=True.</details>
+#
+# **3. `clipped`** (5 minutes): mend the planted mistake above. In `shard_map`, `g` is this device's shard of the gradient; clip
+# the length of the whole gradient to 1.
+# <details><summary>Hint</summary>Squares can be added over devices, lengths cannot.</details>
 
 
 # %%
 def born_in_place(build, sharding):
-    """The array build() makes, in parts."""
+    """The array that build() makes, in shards."""
     ...  # your code: 1 line
 
 
-def update_in_parts(w, g):
-    """[D / N]."""
-    ...  # your code: 2 or 3 lines
+def zero_step(w, g, m):
+    """(w [D], m [D / N]) after one update."""
+    ...  # your code: 5 or 6 lines
 
 
-def whole_norm(g):
-    """[], equal on all devices."""
-    ...  # your code: 1 line
+def clipped(g):
+    """This device's shard of the clipped gradient."""
+    ...  # your code: 2 lines
 
 
-for exercise in (born_in_place, update_in_parts, whole_norm):
+for exercise in (born_in_place, zero_step, clipped):
     check("12_born_sharded", exercise.__name__, exercise)
 
 # %% [markdown]
-# Solutions: [solutions/12_born_sharded.py](solutions/12_born_sharded.py)
+# Solutions, with reasons: [solutions/12_born_sharded.py](solutions/12_born_sharded.py)
 #
 # ## Take away
 #
-# - Shapes first, then places, then numbers: `eval_shape`, a table of rules, `jit(..., out_shardings=...)`.
-# - A copy on every device is a choice. Reduce-scatter, update, all-gather costs what an all-reduce costs.
-# - A part knows nothing of the others: norms and means over parameters need a sum over devices.
+# - Shapes first, then shardings, then numbers: `eval_shape`, a table of rules, `jit(..., out_shardings=...)`.
+# - ZeRO-1 is a reduce-scatter, the update of a shard, and an all-gather. ZeRO-3 lowers the peak only if it gathers layer by layer.
+# - A shard knows nothing of the others: norms and means over parameters need a sum over devices.
 #
-# In pmapdp this is [sharding.py](../pmapdp/sharding/layout.py); `--mesh`, `--layout` and `--shard-state` are its flags, and
-# `python -m pmapdp.train nnx-mesh` is the program of Flax' guide.
+# The code is in [sharding/split_step.py](../pmapdp/sharding/split_step.py) and [sharding/zero.py](../pmapdp/sharding/zero.py);
+# the flags are `--mesh`, `--layout` and `--shard-state`. Read on: [Flax' guide to scaling
+# up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its program is `python -m pmapdp.train nnx-mesh`), and
+# [the scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next:
+# [13 Train with many processes](13_many_processes.ipynb).

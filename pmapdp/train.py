@@ -23,6 +23,7 @@ from typing import Any
 
 from pmapdp.cli import parse_with
 from pmapdp.config import Config, by_flag, flag
+from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.devices import choose
 from pmapdp.errors import DivergedError, UserError, run_command
 from pmapdp.job import prepare
@@ -122,6 +123,7 @@ def main(arguments: list[str]) -> None:
             raise UserError("recipe nnx-mesh runs in one process: leave --distributed and --coordinator out")
         nnx_mesh(config)
         return
+    keep_freed_memory()
     with joined(options, by_flag(config)) as peers:
         train(config, peers)
 

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 from checks import require
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 TOLERANCE = 1e-4  # float32, sums of ten products of about 1
 
@@ -25,34 +24,45 @@ def dot_product(answer):
         require(used == N, f"only {used} of {N} devices worked: map over the device axis with jax.pmap")
 
 
-def dot_with_columns(answer):
-    """One vector for all, one column for each device."""
+def block_product(answer):
+    """Eight blocks, one on each device, in the right order."""
+    random = np.random.default_rng()
+    m, p, K = (int(size) for size in random.integers(2, 6, 3))
+    a = random.normal(size=(2 * m, K)).astype(np.float32)
+    b = random.normal(size=(K, 4 * p)).astype(np.float32)
+    result = answer(a, b)
+    require(
+        result.shape == (8, m, p),
+        f"for a {a.shape} and b {b.shape} the result should have the shape {(8, m, p)}, yours has {result.shape}",
+    )
+    right = np.stack([a[i * m : (i + 1) * m] @ b[:, j * p : (j + 1) * p] for i in range(2) for j in range(4)])
+    found = np.asarray(result)
+    swapped = right.reshape(2, 4, m, p).swapaxes(0, 1).reshape(8, m, p)
+    require(
+        not np.allclose(found, swapped, atol=TOLERANCE),
+        "all blocks are there in another order: device 4 i + j multiplies row block i with column block j",
+    )
+    wrong = [d for d in range(8) if not np.allclose(found[d], right[d], atol=TOLERANCE)]
+    require(not wrong, f"the blocks {wrong} are not row block i of a times column block j of b, for 4 i + j")
+    used = len(result.sharding.device_set) if isinstance(result, jax.Array) else 0
+    require(used == 8, f"only {used} of 8 devices worked: map over the stacked blocks with jax.pmap")
+
+
+def mended_accuracy(answer):
+    """The mean over all devices, which have different accuracies."""
     N = len(jax.devices())
     random = np.random.default_rng()
-    vector = random.normal(size=10).astype(np.float32)
-    matrix = random.normal(size=(10, N)).astype(np.float32)
-    result = answer(vector, matrix)
-    require(result.shape == (N,), f"the shape should be ({N},), one number for each device, and is {result.shape}")
-    wrong = np.abs(np.asarray(result) - vector @ matrix).max()
-    require(wrong < TOLERANCE, f"a number is off by {wrong:.3g}: device d should multiply vector with column d")
-    used = len(result.sharding.device_set) if isinstance(result, jax.Array) else 0
-    require(used == N, f"only {used} of {N} devices worked: use jax.pmap with in_axes")
-
-
-def one_copy(answer):
-    """One device's row without its device axis."""
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    random = np.random.default_rng()
-    shape = tuple(int(size) for size in random.integers(2, 6, size=random.integers(1, 4)))
-    values = random.normal(size=(len(mesh.devices), *shape)).astype(np.float32)
-    row = answer(jax.device_put(values, NamedSharding(mesh, PartitionSpec("data"))))
+    b, D, C = 5, 4, 3
+    w, x = random.normal(size=(D, C)).astype(np.float32), random.normal(size=(N, b, D)).astype(np.float32)
+    guesses = (x @ w).argmax(-1)
+    labels = guesses.copy()
+    for d in range(N):
+        labels[d, : d % b + 1] = (labels[d, : d % b + 1] + 1) % C  # device d has d % b + 1 wrong answers
+    right = (guesses == labels).mean()
+    found = np.asarray(answer(w, x, labels))
+    require(found.shape == (), f"the accuracy is one number, yours has the shape {found.shape}")
     require(
-        row.shape == shape,
-        f"a stacked array {values.shape} should give {shape}, and gives {row.shape}: "
-        "a shard keeps a device axis of size 1, which must go",
+        not np.isclose(found, (guesses == labels)[0].mean()),
+        "this is the accuracy of device 0 alone: out_axes=None promises that all devices return the same",
     )
-    require(np.array_equal(row, values[0]), "these are not the numbers of device 0: take its shard")
-    require(
-        isinstance(row, jax.Array) and row.sharding.device_set == {jax.devices()[0]},
-        "the row should lie on device 0 alone: stacked[0] and device_get move data; addressable_shards does not",
-    )
+    require(np.isclose(found, right), f"the accuracy over all examples is {right:.4f}, yours is {found:.4f}")

@@ -1,11 +1,12 @@
 """Checks of lesson 12's exercises: on a mesh of four devices."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from checks import require
 from jax import P
 from jax.sharding import Mesh, NamedSharding
+
+from pmapdp.collectives import collectives
 
 N = 4
 
@@ -13,19 +14,6 @@ N = 4
 def mesh_of_four():
     """Four devices along the axis "data"."""
     return Mesh(np.array(jax.devices()[:N]), ("data",))
-
-
-def on_devices(answer, *arguments, whole):
-    """What each of the four devices returns, `[N, ...]`; the arguments named in `whole` are not cut."""
-    specs = tuple(P() if number in whole else P("data") for number in range(len(arguments)))
-    mapped = jax.shard_map(
-        lambda *parts: jnp.asarray(answer(*parts))[None],
-        mesh=mesh_of_four(),
-        in_specs=specs,
-        out_specs=P("data"),
-        check_vma=False,
-    )
-    return np.asarray(jax.jit(mapped)(*arguments))
 
 
 def born_in_place(answer):
@@ -44,41 +32,59 @@ def born_in_place(answer):
     require(bool(traced), "build was not called")
     require(
         found.sharding.is_equivalent_to(place, 2),
-        f"it lies as {found.sharding}, not as the sharding that was asked for",
+        f"its sharding is {found.sharding}, not the one that was asked for",
     )
-    require(all(traced), "build() ran outside of jit: its result was whole on one device before it was cut")
+    require(all(traced), "build() ran outside of jit: its result was whole on one device before it was split")
     require(np.array_equal(found, build()), "the numbers are not those of build()")
 
 
-def update_in_parts(answer):
-    """The device's part of the update with the sum of all gradients."""
+def zero_step(answer):
+    """Two updates of weights and momentum, equal to one device, by a reduce-scatter and an all-gather."""
     random = np.random.default_rng()
-    w, g = random.normal(size=8).astype(np.float32), random.normal(size=(N, 8)).astype(np.float32)
-    found = on_devices(answer, w, g.reshape(-1), whole={0})
-    require(found.shape != (N, 8), "this is [D]: return this device's part only, [D / N]")
-    require(found.shape == (N, 2), f"a device returns [D / N] = [2], yours returns {list(found.shape[1:])}")
-    wanted = (w - 0.1 * g.sum(0)).reshape(N, 2)
-    require(
-        not np.allclose(found, (w - 0.1 * g.mean(0)).reshape(N, 2), atol=1e-5),
-        "gradients are to be summed, not averaged",
-    )
-    own = np.stack([(w - 0.1 * g[d])[2 * d : 2 * d + 2] for d in range(N)])
-    require(not np.allclose(found, own, atol=1e-5), "only this device's gradient went in: sum over all devices")
-    first = w[:2] - 0.1 * g.sum(0).reshape(N, 2)
-    require(not np.allclose(found, first, atol=1e-5), "every device took the first part of w: use lax.axis_index")
-    require(np.allclose(found, wanted, atol=1e-5), "the parts are not those of w - 0.1 * (sum of the gradients)")
+    w, m = random.normal(size=8).astype(np.float32), random.normal(size=8).astype(np.float32)
+    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": (P("data"), P("data")), "check_vma": False}
+
+    def rows(w, g, m):
+        found = answer(w, g, m)
+        require(isinstance(found, tuple) and len(found) == 2, "return two arrays: (w, m)")
+        require(found[0].shape == (8,), f"w is [D] = [8] again on every device, yours has the shape {found[0].shape}")
+        require(found[1].shape == (2,), f"m stays this device's shard, [D / N] = [2], yours is {found[1].shape}")
+        return found
+
+    mapped = jax.jit(jax.shard_map(rows, mesh=mesh_of_four(), **specs))
+    for _ in range(2):
+        g = random.normal(size=(N, 8)).astype(np.float32)
+        got_w, got_m = map(np.asarray, mapped(w, g.reshape(-1), m))
+        require(
+            not np.allclose(got_m, 0.9 * m + g.sum(0), atol=1e-4), "the gradient is the mean over devices: divide by N"
+        )
+        own = np.concatenate([g[d].reshape(N, 2)[d] for d in range(N)])
+        require(not np.allclose(got_m, 0.9 * m + own, atol=1e-4), "only this device's gradient went in: psum_scatter")
+        wanted_m = 0.9 * m + g.mean(0)
+        require(np.allclose(got_m, wanted_m, atol=1e-4), "m is not 0.9 * m + the mean of the gradients")
+        got_w = got_w.reshape(N, 8)
+        require(np.allclose(got_w, got_w[0], atol=1e-6), "the devices have different weights: all_gather the shards")
+        first = (w[:2] - 0.1 * wanted_m.reshape(N, 2)).reshape(-1)
+        require(not np.allclose(got_w[0], first, atol=1e-4), "every device took the first shard of w: use axis_index")
+        w, m = w - 0.1 * wanted_m, wanted_m
+        require(np.allclose(got_w[0], w, atol=1e-4), "w is not w - 0.1 * m")
+    kinds = [each.kind for each in collectives(mapped.lower(w, g.reshape(-1), m).compile().as_text())]
+    require("all-reduce" not in kinds, f"right, but with {kinds}: a reduce-scatter is half of an all-reduce")
 
 
-def whole_norm(answer):
-    """One length, on all devices."""
-    g = np.random.default_rng().uniform(1, 2, size=16).astype(np.float32)
-    found = on_devices(answer, g, whole=())
-    require(found.shape == (N,), f"return a number, yours has the shape {found.shape[1:]}")
-    lengths = np.linalg.norm(g.reshape(N, 4), axis=1)
-    require(
-        not np.allclose(found, lengths, atol=1e-4), "this is the length of this device's part: sum over the devices"
-    )
-    require(not np.allclose(found, lengths.sum(), atol=1e-4), "lengths do not add up, their squares do")
-    wanted = np.linalg.norm(g)
-    require(not np.allclose(found, wanted**2, atol=1e-3), "this is the square of the length: take the root")
-    require(np.allclose(found, wanted, atol=1e-4), f"the length is {wanted:.4f}, yours are {found}")
+def clipped(answer):
+    """The whole gradient clipped, in its shards; a short one is left alone."""
+    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
+    mapped = jax.jit(jax.shard_map(answer, mesh=mesh_of_four(), **specs))
+    for length in (5.0, 0.5):
+        g = np.random.default_rng().uniform(1, 2, size=16)
+        g = (g * length / np.linalg.norm(g)).astype(np.float32)
+        found = np.asarray(mapped(g))
+        require(found.shape == (16,), "return a shard of the same shape as g")
+        wanted, got = min(1.0, length), float(np.linalg.norm(found))
+        require(
+            np.isclose(got, wanted, rtol=1e-3),
+            f"a gradient of length {length} must get the length {wanted:.3f}, yours has {got:.3f}: a device's norm is "
+            "that of its shard, so add the squares of all devices",
+        )
+        require(np.allclose(found / got, g / length, atol=1e-4), "the direction has changed")

@@ -7,15 +7,26 @@ import jax.numpy as jnp
 def dot_product(xs, ys):
     """Dot products `[B]` of the rows of two arrays `[B, 10]`, B / N of them on each device."""
     N = len(jax.devices())
+    # pmap wants exactly one entry of the device axis for each device; vmap maps over the rest.
     per_device = jax.pmap(jax.vmap(jnp.dot))(xs.reshape(N, -1, 10), ys.reshape(N, -1, 10))  # [N, b]
     return per_device.reshape(-1)
 
 
-def dot_with_columns(vector, matrix):
-    """Dot products `[N]` of `vector` `[10]` with each column of `matrix` `[10, N]`, one on each device."""
-    return jax.pmap(jnp.dot, in_axes=(None, 1))(vector, matrix)
+def block_product(a, b):
+    """The blocks `[8, m, p]` of `a @ b`, for `a` `[2 m, K]` and `b` `[K, 4 p]`; one on each of eight devices."""
+    K = len(b)
+    rows = jnp.repeat(a.reshape(2, -1, K), 4, axis=0)  # [8, m, K]: blocks 0 0 0 0 1 1 1 1
+    columns = jnp.tile(b.reshape(K, 4, -1).swapaxes(0, 1), (2, 1, 1))  # [8, K, p]: blocks 0 1 2 3 0 1 2 3
+    # No device needs another one's result. pmap has a single axis, so the two axes of blocks had to be made by hand; a
+    # mesh with two axes does that for you (lesson 11).
+    return jax.pmap(jnp.dot)(rows, columns)
 
 
-def one_copy(stacked):
-    """Device 0's row `[...]` of `stacked` `[N, ...]`, without a word between the devices."""
-    return stacked.addressable_shards[0].data[0]
+def mended_accuracy(w, x, labels):
+    """Share of right answers over all `[N, b]` examples, computed on all devices."""
+
+    def of_one_device(w, x, labels):
+        return (jnp.dot(x, w).argmax(-1) == labels).mean()
+
+    # The devices return different numbers, so they must be stacked: with out_axes=None, JAX shows that of device 0.
+    return jax.pmap(of_one_device, in_axes=(None, 0, 0))(w, x, labels).mean()

@@ -17,6 +17,7 @@ import numpy as np
 
 from pmapdp.collectives import collectives
 from pmapdp.config import Config
+from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.data.batches import Batch
 from pmapdp.devices import cores, describe
 from pmapdp.errors import DivergedError, run_command
@@ -133,6 +134,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     end_with_starter()
     started = time.perf_counter()
+    keep_freed_memory()
     folder = Path(arguments[0])
     jax.config.update("jax_enable_compilation_cache", False)  # a program read from a cache compiles in no time
     job = prepare(Config.from_json(json.loads((folder / "config.json").read_text(encoding="utf-8"))))

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from pmapdp.cpu.convolution import faster
 from pmapdp.cpu.joined import join_collectives
 from pmapdp.cpu.loop import several
@@ -30,20 +32,22 @@ def fit(job: Job, strategy: str, asked: int | None) -> Job:
     on_cpu = job.devices[0].platform == "cpu"
     task = dataclasses.replace(job.task, transform=faster) if on_cpu else job.task
     steps = job.make_steps(task)
-    job = dataclasses.replace(job, task=task, steps=steps, dispatch=job.dispatch._replace(run=steps.train_step))
-    if strategy == "pmap" and job.peers.count > 1:
-        if (asked or 1) > 1:
-            raise UserError(
-                f"--steps-per-dispatch {asked} puts pmap into another program, where it knows the devices of a single "
-                f"process only, and there are {job.peers.count} processes: use --steps-per-dispatch 1, or "
-                "--strategy shard_map"
-            )
-        return job
-    S = min(asked, updates_in_an_epoch(job)) if asked else updates_at_once(job)
-    train_step = (
-        join_collectives(steps.train_step) if on_cpu and strategy in ("pmap", "shard_map") else steps.train_step
-    )
-    return dataclasses.replace(job, dispatch=several(steps, train_step, S, job.batch_shards), steps_per_dispatch=S)
+    # In another program pmap knows the devices of a single process only.
+    alone = strategy == "pmap" and job.peers.count > 1
+    if alone and (asked or 1) > 1:
+        raise UserError(
+            f"--steps-per-dispatch {asked} puts pmap into another program, where it knows the devices of a single "
+            f"process only, and there are {job.peers.count} processes: use --steps-per-dispatch 1, or "
+            "--strategy shard_map"
+        )
+    if on_cpu and strategy in ("pmap", "shard_map") and not alone:
+        steps = steps._replace(train_step=jax.jit(join_collectives(steps.train_step), donate_argnums=0))
+    if alone:
+        S, dispatch = 1, job.dispatch._replace(run=steps.train_step)
+    else:
+        S = min(asked, updates_in_an_epoch(job)) if asked else updates_at_once(job)
+        dispatch = several(steps, S, job.batch_shards)
+    return dataclasses.replace(job, task=task, steps=steps, dispatch=dispatch, steps_per_dispatch=S)
 
 
 def updates_in_an_epoch(job: Job) -> int:

@@ -6,7 +6,6 @@ Shapes: b examples, H x W pixels, C channels in, F out.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +18,8 @@ from pmapdp.cpu.program import Evaluation, rewritten, shape_of
 from pmapdp.cpu.winograd import tile_size, winograd
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
+SPECS = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # the same, as an equation has it
 FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to be faster
-
-Padding = Sequence[tuple[int, int]]
 
 
 def faster(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,29 +27,94 @@ def faster(function: Callable[..., Any]) -> Callable[..., Any]:
     return rewritten(function, {"conv_general_dilated": convolution_rule, "reduce_window_max": pooling_rule})
 
 
-def convolution_rule(_: Evaluation, equation: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any] | None:
-    """Groups, dilation, a type of their own for the sums, other layouts and other than two axes stay XLA's."""
-    params, (images, kernel) = equation.params, inputs
-    if not is_plain(equation):
-        return None
-    return [convolve(images, kernel, params["window_strides"], params["padding"], params["precision"])]
-
-
 def is_plain(equation: core.JaxprEqn) -> bool:
-    """Whether it is a convolution of `[b, H, W, C]` by `[rows, columns, C, F]` without extras."""
+    """Whether it is a convolution of `[b, H, W, C]` by `[rows, columns, C, F]`, without groups, dilation or a type of
+    its own for the sums. bfloat16 is too coarse to be added up in other ways."""
     params, images = equation.params, shape_of(equation.invars[0])
-    numbers = params["dimension_numbers"]
     return (
-        (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+        params["dimension_numbers"] == SPECS
         and params["feature_group_count"] == params["batch_group_count"] == 1
         and {*params["lhs_dilation"], *params["rhs_dilation"]} == {1}
         and params["preferred_element_type"] in (None, images.dtype)
+        and images.dtype != jnp.bfloat16
     )
 
 
-def pooling_rule(evaluation: Evaluation, equation: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any] | None:
+def convolution_rule(_: Evaluation, equation: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+    """In the way that is fastest."""
+    params, (images, kernel) = equation.params, inputs
+    if is_plain(equation):
+        padded = jnp.pad(images, ((0, 0), *params["padding"], (0, 0)))
+        (rows, columns, channels, _), strides = kernel.shape, tuple(params["window_strides"])
+        if channels == 1 and strides == (1, 1):
+            return in_blocks(padded, kernel, 1)
+        stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), strides))
+        b, H, W = padded.shape[:3]
+        if stride and b >= FEW and H % stride == W % stride == 0:
+            m = tile_size(H // stride - 2, W // stride - 2)
+            if m:
+                return [winograd(padded, kernel, stride, m)]
+    return [convolution(images, kernel, params)]
+
+
+def in_blocks(images: jax.Array, kernel: jax.Array, p: int) -> list[jax.Array]:
+    """A convolution without padding, stride 1, of images with a single channel: one product for each pixel of a block.
+
+    The first matrix holds the pixels that a block of p x p pixels of the output sees, the second the kernel, put into
+    one corner of as many.
+
+    Args:
+        images: `[b, H, W, 1]`.
+        kernel: `[rows, columns, 1, F]`.
+        p: size of the blocks.
+
+    Returns:
+        p x p arrays `[b, (H - rows + 1) // p, (W - columns + 1) // p, F]`, one for each pixel of all blocks.
+    """
+    (b, H, W, _), (rows, columns, _, F) = images.shape, kernel.shape
+    h, w = max(0, H - rows + 1) // p, max(0, W - columns + 1) // p
+    seen = [(i, j) for i in range(rows + p - 1) for j in range(columns + p - 1)]
+    shifted = [images[:, i : i + p * h : p, j : j + p * w : p][:, :h, :w] for i, j in seen]
+    pixels = jnp.concatenate(shifted, -1).reshape(
+        -1, len(seen)
+    )  # as one matrix: products of batches take twice as long
+    corners = [((i, p - 1 - i), (j, p - 1 - j), (0, 0)) for i in range(p) for j in range(p)]
+    return [(pixels @ jnp.pad(kernel[:, :, 0], each).reshape(-1, F)).reshape(b, h, w, F) for each in corners]
+
+
+def convolution(images: jax.Array, kernel: jax.Array, params: dict[str, Any]) -> jax.Array:
+    """XLA's convolution, with gradients that are convolutions of `LAYOUT` too.
+
+    Only this layout has a fast kernel in XLA for CPUs. XLA brings the gradients that JAX derives to it too, but only at
+    the top level of a program: in a loop they take up to 20 times as long (`benchmarks.convolution --in-a-loop`).
+    """
+
+    def plain(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated_p.bind(images, kernel, **params)
+
+    def gradients(residuals: Any, dy: jax.Array) -> Any:
+        return rewritten(jax.vjp(plain, *residuals)[1], {"conv_general_dilated": in_layout})(dy)
+
+    function = jax.custom_vjp(plain)
+    function.defvjp(lambda images, kernel: (plain(images, kernel), (images, kernel)), gradients)
+    return function(images, kernel)
+
+
+def in_layout(_: Evaluation, equation: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any] | None:
+    """A convolution over two axes with its arrays brought into `LAYOUT`."""
+    left, right, out = equation.params["dimension_numbers"]
+    if len(left) != 4:
+        return None
+    rows, columns, channels = 2, 3, 1
+    x = inputs[0].transpose([left[axis] for axis in (0, rows, columns, channels)])
+    k = inputs[1].transpose([right[axis] for axis in (rows, columns, channels, 0)])
+    y = equation.primitive.bind(x, k, **equation.params | {"dimension_numbers": SPECS})
+    return [y.transpose([(0, 3, 1, 2)[out.index(axis)] for axis in range(4)])]
+
+
+def pooling_rule(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[Any]) -> Sequence[Any] | None:
     """The maximum over windows of 2x2 with stride 2. A bias and a ReLU before it give the same numbers after it, on a
-    quarter of the work; before those it may meet a convolution."""
+    quarter of the work; before those it may meet a convolution, each of whose corners is then a product."""
     params = equation.params
     window, strides = params["window_dimensions"], params["window_strides"]
     plain = {*params["base_dilation"], *params["window_dilation"]} == {1} and not any(map(any, params["padding"]))
@@ -66,10 +129,15 @@ def pooling_rule(evaluation: Evaluation, equation: core.JaxprEqn, inputs: Sequen
         else:
             break
         variable = maker.invars[0]
-    if maker is not None and fits_four_products(maker):
-        x = convolve_and_pool(*map(evaluation.read, maker.invars))
+    if maker is not None and fits_blocks(maker):
+        images, kernel = map(evaluation.read, maker.invars)
+        corners = in_blocks(images, kernel, 2)
     else:
-        x = max_pool_2x2(evaluation.read(variable))
+        x = evaluation.read(variable)
+        b, H, W, C = x.shape
+        x = x[:, : H // 2 * 2, : W // 2 * 2].reshape(b, H // 2, 2, W // 2, 2, C)
+        corners = [x[:, :, i, :, j] for i in (0, 1) for j in (0, 1)]
+    x = larger(larger(*corners[:2]), larger(*corners[2:]))
     for function in reversed(after):
         x = function(x)
     return [x]
@@ -80,121 +148,17 @@ def is_relu(equation: core.JaxprEqn) -> bool:
     return equation.primitive.name == "custom_jvp_call" and equation.params.get("name") == "relu"
 
 
-def fits_four_products(equation: core.JaxprEqn) -> bool:
-    """Whether `convolve_and_pool` can compute a convolution and the pooling after it."""
+def fits_blocks(equation: core.JaxprEqn) -> bool:
+    """Whether `in_blocks` computes it: a convolution without padding, stride 1, of images with a single channel."""
     if equation.primitive.name != "conv_general_dilated" or not is_plain(equation):
         return False
-    params, (images, kernel) = equation.params, map(shape_of, equation.invars)
-    as_it_is = tuple(params["window_strides"]) == (1, 1) and not any(map(any, params["padding"]))
-    return as_it_is and kernel.shape[:3] == (3, 3, 1) and images.dtype != jnp.bfloat16
-
-
-def convolve(images: jax.Array, kernel: jax.Array, strides: Any, padding: Padding, precision: Any = None) -> jax.Array:
-    """`lax.conv_general_dilated` of `[b, H, W, C]` by `[rows, columns, C, F]`, in the way that is fastest."""
-    (rows, columns, channels, _), strides = kernel.shape, tuple(strides)
-    if images.dtype != jnp.bfloat16:  # too coarse to be added up in other ways
-        padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
-        if channels == 1 and strides == (1, 1):
-            return one_channel(padded, kernel)
-        stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), strides))
-        b, H, W, _ = padded.shape
-        if stride and b >= FEW and H % stride == W % stride == 0:
-            m = tile_size(H // stride - 2, W // stride - 2)
-            if m:
-                return winograd(padded, kernel, stride, m)
-    return canonical(images, kernel, strides, tuple(map(tuple, padding)), precision)
-
-
-def one_channel(images: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`[b, H, W, 1]` without padding, stride 1, as one matrix product.
-
-    A row of the first matrix holds what a block of neighbouring pixels of the output sees, and the second gives all
-    channels of the block: F columns alone would be too few for the processor's vectors.
-    """
-    rows, columns, _, F = kernel.shape
-    b, H, W = images.shape[0], images.shape[1] - rows + 1, images.shape[2] - columns + 1
-    block = math.gcd(W, 4)
-    seen = columns + block - 1
-    x = images[..., 0]
-    shifted = [x[:, i : i + H, j : j + W - block + 1 : block] for i in range(rows) for j in range(seen)]
-    pixels = jnp.stack(shifted, -1).reshape(-1, rows * seen)
-    kernels = [jnp.pad(kernel[:, :, 0], ((0, 0), (q, block - 1 - q), (0, 0))) for q in range(block)]
-    return (pixels @ jnp.stack(kernels, 2).reshape(rows * seen, block * F)).reshape(b, H, W, F)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def canonical(images: jax.Array, kernel: jax.Array, strides: Any, padding: Padding, precision: Any) -> jax.Array:
-    """XLA's convolution, with gradients that are convolutions of the same form.
-
-    Only this form has a fast kernel in XLA for CPUs. XLA brings the gradients that JAX derives to it too, but only at
-    the top level of a program: in a loop they take up to 20 times as long (`benchmarks.convolution --in-a-loop`).
-    """
-    return lax.conv_general_dilated(images, kernel, strides, padding, dimension_numbers=LAYOUT, precision=precision)
-
-
-def canonical_gradients(strides: Any, padding: Padding, precision: Any, residuals: Any, dy: jax.Array) -> Any:
-    """Between the pixels of `dy` stand stride - 1 zeros, as many as the convolution stepped over.
-
-    The images' gradient is the convolution of `dy` with the kernel turned round, channels in and out exchanged. The
-    kernel's is that of the images with `dy` as the kernel: channels in stand for examples, and examples are summed as
-    channels are.
-    """
-    images, kernel = residuals
-    options: dict[str, Any] = {"dimension_numbers": LAYOUT, "precision": precision}
-    into_images, into_kernel = [], []
-    for axis in (0, 1):
-        size, length = images.shape[1 + axis], kernel.shape[axis]
-        spread = (dy.shape[1 + axis] - 1) * strides[axis] + 1
-        before = padding[axis][0]
-        into_images.append((length - 1 - before, size + before - spread))
-        into_kernel.append((before, spread + length - 1 - size - before))
-    turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-    dx = lax.conv_general_dilated(dy, turned, (1, 1), into_images, lhs_dilation=strides, **options)
-    by_channel, by_pixel = images.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3)
-    dk = lax.conv_general_dilated(by_channel, by_pixel, (1, 1), into_kernel, rhs_dilation=strides, **options)
-    return dx, dk.transpose(1, 2, 0, 3)
-
-
-canonical.defvjp(lambda x, kernel, *options: (canonical(x, kernel, *options), (x, kernel)), canonical_gradients)
+    params, kernel = equation.params, shape_of(equation.invars[1])
+    return tuple(params["window_strides"]) == (1, 1) and not any(map(any, params["padding"])) and kernel.shape[2] == 1
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The maximum; where both are equal the gradient goes to the first, as in XLA's pooling."""
-    return jnp.where((y > x) | jnp.isnan(y), y, x)
-
-
-def max_pool_2x2(x: jax.Array) -> jax.Array:
-    """`[b, H, W, C]` to `[b, H // 2, W // 2, C]`, as the elementwise maximum of the four corners of all windows.
+    """The maximum; where both are equal the gradient goes to the first, as in XLA's pooling.
 
     The gradient of XLA's `reduce_window` (select-and-scatter) takes more than half of a training step.
     """
-    b, H, W, C = x.shape
-    h, w = H // 2, W // 2
-    windows = x[:, : 2 * h, : 2 * w].reshape(b, h, 2, w, 2, C)
-    upper, lower = (larger(windows[:, :, i, :, 0], windows[:, :, i, :, 1]) for i in (0, 1))
-    return larger(upper, lower)
-
-
-def convolve_and_pool(images: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A 3x3 convolution without padding, then the maximum over windows of 2x2.
-
-    A window of the pooling sees 4x4 pixels. The convolution at each of its four corners is a matrix product of these
-    pixels with the kernel, put into that corner of a 4x4 kernel. So the maximum is taken over four products, and the
-    convolved images are never brought into the order of their pixels.
-
-    Args:
-        images: `[b, H, W, 1]`.
-        kernel: `[3, 3, 1, F]`.
-
-    Returns:
-        `[b, (H - 2) // 2, (W - 2) // 2, F]`.
-    """
-    b, h, w = images.shape[0], *((size - 2) // 2 for size in images.shape[1:3])
-    shifted = [images[:, i : i + 2 * h - 1 : 2, j : j + 2 * w - 1 : 2] for i in range(4) for j in range(4)]
-    pixels = jnp.concatenate(shifted, -1).reshape(-1, 16)  # as one matrix: products of batches take twice as long
-    products = [
-        (pixels @ jnp.pad(kernel[:, :, 0], ((i, 1 - i), (j, 1 - j), (0, 0))).reshape(16, -1)).reshape(b, -1)
-        for i in (0, 1)
-        for j in (0, 1)
-    ]
-    return larger(larger(*products[:2]), larger(*products[2:])).reshape(b, h, w, -1)
+    return jnp.where((y > x) | jnp.isnan(y), y, x)

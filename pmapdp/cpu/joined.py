@@ -4,10 +4,10 @@ Simulated devices would wait for each other once for each array. Here neighbours
 first is due, travel as one vector.
 """
 
+import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,87 +16,84 @@ from jax.extend import core
 
 from pmapdp.cpu.program import Evaluation, rewritten, shape_of
 
+Params = dict[str, Any]
+
+
+class Way(NamedTuple):
+    """How arrays travel together. `params` are those of an array's own collective.
+
+    Attributes:
+        rows: (array, params) to `[n]`, or to `[N, n]` with a row for each device.
+        exchange: (the rows of all arrays, one behind the other, params) to the same of the results.
+        result: (its rows, params, shape) to an array's result.
+        free: the parameter in which neighbours may differ.
+    """
+
+    rows: Callable[[jax.Array, Params], jax.Array]
+    exchange: Callable[[jax.Array, Params], jax.Array]
+    result: Callable[[jax.Array, Params, tuple[int, ...]], jax.Array]
+    free: str = ""
+
+
+def shards(x: jax.Array, params: Params) -> jax.Array:
+    """Row d holds the shard for device d."""
+    N, axis = params["axis_size"], params["scatter_dimension"]
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :]), axis, 0).reshape(N, -1)
+
+
+def side_by_side(rows: jax.Array, params: Params, shape: tuple[int, ...]) -> jax.Array:
+    """The shards of all devices, one behind the other along their axis."""
+    N, axis = params["axis_size"], params["all_gather_dimension"]
+    return jnp.moveaxis(rows.reshape(N, *shape[:axis], -1, *shape[axis + 1 :]), 0, axis).reshape(shape)
+
+
+WAYS = {
+    "psum": Way(  # also those in `lax.pmean`
+        lambda x, _: x.reshape(-1),
+        lambda rows, params: lax.psum(rows, params["axes"]),
+        lambda x, _, shape: x.reshape(shape),
+    ),
+    "reduce_scatter": Way(
+        shards,
+        lambda rows, params: lax.psum_scatter(rows, params["axis_name"]),
+        lambda x, _, shape: x.reshape(shape),
+        "scatter_dimension",
+    ),
+    "all_gather": Way(
+        lambda x, _: x.reshape(-1),
+        lambda rows, params: lax.all_gather(rows, params["axis_name"]),
+        side_by_side,
+        "all_gather_dimension",
+    ),
+}
+
 
 def join_collectives(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, in whose `pmap` or `shard_map` neighbouring collectives of one kind are one."""
-    return rewritten(function, {"psum": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather})
+    return rewritten(function, {name: functools.partial(join, way) for name, way in WAYS.items()})
 
 
-def neighbours(evaluation: Evaluation, first: core.JaxprEqn, free: Sequence[str]) -> list[core.JaxprEqn]:
-    """The equations like `first`, on arrays of its type, whose inputs are known; `free` parameters may differ."""
+def join(way: Way, evaluation: Evaluation, first: core.JaxprEqn, _: Sequence[Any]) -> Sequence[Any] | None:
+    """`first` and those like it, on arrays of its type, whose inputs are known."""
 
     def kind(equation: core.JaxprEqn) -> tuple[Any, ...]:
-        params = {name: value for name, value in equation.params.items() if name not in free}
-        return equation.primitive.name, str(params), {str(shape_of(variable).dtype) for variable in equation.invars}
+        params = {name: value for name, value in equation.params.items() if name != way.free}
+        return shape_of(equation.invars[0]).dtype, str(params)
 
-    return [
-        equation
-        for equation in evaluation.equations
-        if id(equation) not in evaluation.computed
-        and equation.primitive is first.primitive
-        and kind(equation) == kind(first)
-        and all(evaluation.known(variable) for variable in equation.invars)
-    ]
-
-
-def finish(evaluation: Evaluation, group: Sequence[core.JaxprEqn], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Hand out the results of a group; those of its first equation are returned too."""
-    rest = iter(arrays)
-    results = [list(itertools.islice(rest, len(equation.outvars))) for equation in group]
-    for equation, outputs in zip(group, results, strict=True):
-        evaluation.write(equation, outputs)
-    return results[0]
-
-
-def copies(evaluation: Evaluation, group: Sequence[core.JaxprEqn]) -> list[jax.Array]:
-    """The inputs of a group. Behind the barrier they are copied: without it the compiler may move what computes an
-    array into the concatenation, and do that work number by number (seen with jax 0.10: a step ten times as long)."""
-    return lax.optimization_barrier([evaluation.read(variable) for equation in group for variable in equation.invars])
-
-
-def all_reduce(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[Any]) -> Sequence[Any] | None:
-    """Neighbouring `lax.psum`, also those in `lax.pmean`."""
-    group = neighbours(evaluation, equation, ())
-    if len(group) == 1 or equation.params["axis_index_groups"] is not None:
+    due = [each for each in evaluation.due() if each.primitive is first.primitive]
+    group = [each for each in due if kind(each) == kind(first)]
+    if len(group) == 1 or first.params["axis_index_groups"] is not None or not first.params.get("tiled", True):
         return None
-    arrays = copies(evaluation, group)
-    vector = lax.psum(jnp.concatenate([x.reshape(-1) for x in arrays]), equation.params["axes"])
-    return finish(evaluation, group, cut(vector, [x.shape for x in arrays]))
-
-
-def reduce_scatter(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[Any]) -> Sequence[Any] | None:
-    """Neighbouring `lax.psum_scatter(..., tiled=True)`, along any axes."""
-    group, params = neighbours(evaluation, equation, ("scatter_dimension",)), equation.params
-    if len(group) == 1 or not params["tiled"] or params["axis_index_groups"] is not None:
-        return None
-    N = params["axis_size"]
-    shards = [
-        jnp.moveaxis(x.reshape(*x.shape[:d], N, -1, *x.shape[d + 1 :]), d, 0)
-        for x, d in zip(copies(evaluation, group), [each.params["scatter_dimension"] for each in group], strict=True)
+    # Behind the barrier they are copied: without it the compiler may move what computes an array into the
+    # concatenation, and do that work number by number (seen with jax 0.10: a step ten times as long).
+    arrays = lax.optimization_barrier([evaluation.read(each.invars[0]) for each in group])
+    rows = [way.rows(x, each.params) for x, each in zip(arrays, group, strict=True)]
+    ends = list(itertools.accumulate(x.shape[-1] for x in rows))
+    pieces = jnp.split(way.exchange(jnp.concatenate(rows, -1), first.params), ends[:-1], -1)
+    results = [
+        way.result(piece, each.params, shape_of(each.outvars[0]).shape)
+        for piece, each in zip(pieces, group, strict=True)
     ]
-    rows = jnp.concatenate([x.reshape(N, -1) for x in shards], 1)  # row d is for device d
-    return finish(evaluation, group, cut(lax.psum_scatter(rows, params["axis_name"]), [x.shape[1:] for x in shards]))
-
-
-def all_gather(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[Any]) -> Sequence[Any] | None:
-    """Neighbouring `lax.all_gather(..., tiled=True)`, along any axes."""
-    group, params = neighbours(evaluation, equation, ("all_gather_dimension",)), equation.params
-    if len(group) == 1 or not params["tiled"] or params["axis_index_groups"] is not None:
-        return None
-    arrays = copies(evaluation, group)
-    rows = lax.all_gather(jnp.concatenate([x.reshape(-1) for x in arrays]), params["axis_name"])
-    shards = [
-        jnp.moveaxis(x, 0, d)
-        for x, d in zip(
-            cut(rows, [x.shape for x in arrays]), [each.params["all_gather_dimension"] for each in group], strict=True
-        )
-    ]
-    whole = [shape_of(each).shape for equation in group for each in equation.outvars]
-    return finish(evaluation, group, [x.reshape(shape) for x, shape in zip(shards, whole, strict=True)])
-
-
-def cut(rows: jax.Array, shapes: Sequence[Sequence[int]]) -> list[jax.Array]:
-    """Arrays `[..., *shape]`, one behind the other in the last axis of `rows`."""
-    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
-    pieces = jnp.split(rows, ends[:-1], axis=-1)
-    return [piece.reshape(*rows.shape[:-1], *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    for each, result in zip(group, results, strict=True):
+        evaluation.write(each, [result])
+    return results[:1]

@@ -4,9 +4,6 @@ To hand a program to the devices costs the host some time, for each device. Wher
 that is a tenth to a quarter of it (`python -m benchmarks.dispatch`). Keras calls the idea `steps_per_execution`.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +17,8 @@ from pmapdp.steps.placing import place
 from pmapdp.steps.shared import Steps
 
 
-def several(steps: Steps, train_step: Callable[..., Any], most: int, shards: int) -> Dispatch:
-    """`train_step`, up to `most` times in one program.
+def several(steps: Steps, most: int, shards: int) -> Dispatch:
+    """The training step, up to `most` times in one program.
 
     How often is an argument, so one compiled program also serves a shorter dispatch, as at the end of an epoch. An
     update has the same bits wherever in a dispatch it stands, and whatever `most` is.
@@ -29,7 +26,6 @@ def several(steps: Steps, train_step: Callable[..., Any], most: int, shards: int
     Args:
         steps: the functions of a strategy. pmap's must belong to a single process: inside another program it
             knows nothing of devices elsewhere.
-        train_step: theirs, or an equal function.
         most: S, the most updates of a dispatch.
         shards: the number of shards of a batch; `Batches.several` lays the rows of S batches out shard by shard.
     """
@@ -55,10 +51,10 @@ def several(steps: Steps, train_step: Callable[..., Any], most: int, shards: int
             state, every = carry
             # Between the barriers the step is compiled by itself, so that its rounding does not depend on S.
             state, batch = lax.optimization_barrier((state, one_of(batches, i)))
-            state, sums = lax.optimization_barrier(train_step(state, batch))
+            state, sums = lax.optimization_barrier(steps.train_step(state, batch))
             return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), every, sums)
 
-        _, sums = jax.eval_shape(train_step, state, one_of(batches, jnp.int32(0)))
+        _, sums = jax.eval_shape(steps.train_step, state, one_of(batches, jnp.int32(0)))
         every = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), sums)
         return lax.fori_loop(0, count, update, (state, every))
 

@@ -19,7 +19,7 @@ Rule = Callable[["Evaluation", core.JaxprEqn, Sequence[Any]], Sequence[Any] | No
 def rewritten(function: Callable[..., Any], rules: Mapping[str, Rule]) -> Callable[..., Any]:
     """`function` with the equations of the primitives that `rules` names computed by them."""
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())  # not its attributes: what `pmap` returns has its own `lower`
     def run(*arguments: Any) -> Any:
         flat, structure = jax.tree.flatten(arguments)
 
@@ -54,9 +54,14 @@ class Evaluation:
                 self.write(equation, self.compute(equation, [self.read(variable) for variable in equation.invars]))
         return [self.read(variable) for variable in self.jaxpr.outvars]
 
-    def known(self, variable: Any) -> bool:
-        """Whether a variable has its value already."""
-        return isinstance(variable, core.Literal) or variable in self.values
+    def due(self) -> list[core.JaxprEqn]:
+        """The equations that could be computed next, because their inputs are known."""
+        return [
+            equation
+            for equation in self.equations
+            if id(equation) not in self.computed
+            and all(isinstance(each, core.Literal) or each in self.values for each in equation.invars)
+        ]
 
     def read(self, variable: Any) -> Any:
         """The value of a variable or a literal."""

@@ -18,7 +18,7 @@ goes over the rows, then over the columns.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jax import lax
 
 Matrix = Sequence[Sequence[float]]
 
-POINTS = {2: (0, 1, -1), 3: (0, -1, 1 / 2, 2), 4: (0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)}  # for each m, and infinity
+POINTS = {3: (0, -1, 1 / 2, 2), 4: (0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)}  # for each m, and infinity
 
 
 class Matrices(NamedTuple):
@@ -59,41 +59,12 @@ def tile_size(height: int, width: int) -> int | None:
     return next(fitting, None) if height > 0 and width > 0 else None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def winograd(images: jax.Array, kernel: jax.Array, stride: int, m: int) -> jax.Array:
-    """Convolution of images that need no padding, with 3x3 at stride 1 or 6x6 at stride 2.
-
-    The gradient is written out: of the transforms below, JAX would pad each slice to the full size and add.
-    """
-    return forward(images, kernel, stride, m)[0]
-
-
-def forward(images: jax.Array, kernel: jax.Array, stride: int, m: int) -> tuple[jax.Array, Any]:
-    """The convolution, and what its gradient needs."""
-    V = tiles(images, stride, m)
+    """Convolution of images that need no padding, with 3x3 at stride 1 or 6x6 at stride 2."""
+    V, U = tiles(images, stride, m), kernel_tiles(kernel, stride, m)
     n, b, h, w, c = V.shape
-    V = V.reshape(n, b * h * w, c)
-    M = products(V, kernel_tiles(kernel, stride, m), 2, 1)
-    return pixels(M.reshape(n, b, h, w, -1), m), (V, kernel)
-
-
-def backward(stride: int, m: int, residuals: Any, dY: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Gradients of images and kernel from that of the output, `[b, m h, m w, F]`."""
-    V, kernel = residuals
-    b, H, W, F = dY.shape
-    n = len(V)
-    dM = pixels_transpose(dY, m).reshape(n, -1, F)
-    dU = products(V, dM, 1, 1)
-    dV = products(dM, kernel_tiles(kernel, stride, m), 2, 2).reshape(n, b, H // m, W // m, -1)
-    return tiles_transpose(dV, stride, m), kernel_tiles_transpose(dU, stride, m)
-
-
-winograd.defvjp(forward, backward)
-
-
-def products(x: jax.Array, y: jax.Array, x_axis: int, y_axis: int) -> jax.Array:
-    """n matrix products, summed over these axes."""
-    return lax.dot_general(x, y, (((x_axis,), (y_axis,)), ((0,), (0,))))
+    M = lax.dot_general(V.reshape(n, b * h * w, c), U, (((2,), (1,)), ((0,), (0,))))
+    return pixels(M.reshape(m + 2, m + 2, b, h, w, -1), m)
 
 
 def combine(matrix: Matrix, parts: Sequence[jax.Array]) -> list[jax.Array]:
@@ -102,75 +73,43 @@ def combine(matrix: Matrix, parts: Sequence[jax.Array]) -> list[jax.Array]:
     return [functools.reduce(jnp.add, row) for row in terms]
 
 
-def transposed(matrix: Matrix) -> Matrix:
-    """The transpose."""
-    return tuple(zip(*matrix, strict=True))
+def parts(x: jax.Array, axis: int) -> list[jax.Array]:
+    """The arrays along an axis. The transpose of a split is a concatenation; that of an index would be a sum of padded
+    arrays, which takes longer."""
+    return [each.squeeze(axis) for each in lax.split(x, [1] * x.shape[axis], axis)]
+
+
+def overlapping(x: jax.Array, m: int) -> list[jax.Array]:
+    """Of each tile the first row, the second, ...: `[b, m h + 2, ...]` to m + 2 times `[b, h, ...]`."""
+    h = x.shape[1] // m
+    x = jnp.pad(x, [(0, m - 2) if axis == 1 else (0, 0) for axis in range(x.ndim)])
+    rows = parts(x.reshape(len(x), h + 1, m, *x.shape[2:]), 2)
+    return [row[:, :h] for row in rows] + [row[:, 1:] for row in rows[:2]]
 
 
 def tiles(x: jax.Array, stride: int, m: int) -> jax.Array:
     """V = B d B' of each tile d: `[b, S (m h + 2), S (m w + 2), C]` to `[n, b, h, w, c]`."""
     b, H, W, C = x.shape
     H, W, S = H // stride, W // stride, stride
-    x = x.reshape(b, H, S, W, S * C)
-    x = jnp.concatenate([x[:, :, s] for s in range(S)], -1)  # as a transpose it takes XLA twice as long
-    by_rows = jnp.stack(combine(matrices(m).B, [x[:, i : i + H - m - 1 : m] for i in range(m + 2)]))
-    V = jnp.stack(combine(matrices(m).B, [by_rows[:, :, :, j : j + W - m - 1 : m] for j in range(m + 2)]), 1)
+    x = jnp.concatenate(parts(x.reshape(b, H, S, W, S * C), 2), -1)  # as a transpose it takes XLA twice as long
+    by_rows = jnp.stack(combine(matrices(m).B, overlapping(x, m)))  # [m + 2, b, h, W, c]
+    h = by_rows.shape[2]
+    columns = [each.reshape(m + 2, b, h, -1, S * S * C) for each in overlapping(by_rows.reshape(-1, W, S * S * C), m)]
+    V = jnp.stack(combine(matrices(m).B, columns), 1)
     return V.reshape(-1, *V.shape[2:])
-
-
-def tiles_transpose(V: jax.Array, stride: int, m: int) -> jax.Array:
-    """The transpose of the linear `tiles`: tiles that overlap are added."""
-
-    def overlap(d, axis):
-        def pad(x, before, after):
-            return jnp.pad(x, [(before, after) if k == axis else (0, 0) for k in range(x.ndim)])
-
-        # The last two pixels of a tile are the first two of the next.
-        steps = [pad(d[i], 0, 1) + (pad(d[m + i], 1, 0) if i < 2 else 0) for i in range(m)]
-        x = jnp.stack(steps, axis + 1)
-        x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-        return lax.slice_in_dim(x, 0, m * d[0].shape[axis] + 2, axis=axis)
-
-    _, b, h, w, c = V.shape
-    S, B = stride, transposed(matrices(m).B)
-    by_rows = overlap(combine(B, list(V.reshape(m + 2, m + 2, b, h, w, c))), 2)  # [m + 2, b, m h + 2, w, c]
-    parts = [list(part) for part in jnp.split(by_rows, S, -1)]
-    x = jnp.stack([overlap(combine(B, part), 2) for part in parts], 2)  # [b, m h + 2, S, m w + 2, c / S]
-    return x.reshape(b, S * x.shape[1], S * x.shape[3], -1)
-
-
-def over(axis: int, matrix: Matrix, x: jax.Array) -> jax.Array:
-    """A small matrix times this axis of a small array."""
-    return jnp.stack(combine(matrix, list(jnp.moveaxis(x, axis, 0))), axis)
 
 
 def kernel_tiles(kernel: jax.Array, stride: int, m: int) -> jax.Array:
     """U = G g G' of the kernel: `[3 S, 3 S, C, F]` to `[n, c, F]`."""
     _, _, C, F = kernel.shape
-    S, G = stride, matrices(m).G
-    g = kernel.reshape(3, S, 3, S * C * F).swapaxes(1, 2)
-    return over(1, G, over(0, G, g)).reshape(-1, S * S * C, F)
-
-
-def kernel_tiles_transpose(U: jax.Array, stride: int, m: int) -> jax.Array:
-    """The transpose of the linear `kernel_tiles`."""
-    _, c, F = U.shape
-    S, G = stride, transposed(matrices(m).G)
-    g = over(0, G, over(1, G, U.reshape(m + 2, m + 2, c, F)))
-    return g.reshape(3, 3, S, -1).swapaxes(1, 2).reshape(3 * S, 3 * S, -1, F)
+    g = kernel.reshape(3, stride, 3, stride * C * F).swapaxes(1, 2)
+    by_rows = jnp.stack(combine(matrices(m).G, parts(g, 0)))
+    return jnp.stack(combine(matrices(m).G, parts(by_rows, 1)), 1).reshape(-1, stride * stride * C, F)
 
 
 def pixels(M: jax.Array, m: int) -> jax.Array:
-    """Y = A M A' of each tile: `[n, b, h, w, F]` to `[b, m h, m w, F]`."""
-    _, b, h, w, F = M.shape
-    by_rows = combine(matrices(m).A, list(M.reshape(m + 2, m + 2, b, h, w, F)))
-    by_columns = [jnp.stack(combine(matrices(m).A, list(row)), 3) for row in by_rows]
+    """Y = A M A' of each tile: `[m + 2, m + 2, b, h, w, F]` to `[b, m h, m w, F]`."""
+    _, _, b, h, w, F = M.shape
+    by_rows = combine(matrices(m).A, parts(M, 0))
+    by_columns = [jnp.stack(combine(matrices(m).A, parts(row, 0)), 3) for row in by_rows]
     return jnp.stack(by_columns, 2).reshape(b, m * h, m * w, F)
-
-
-def pixels_transpose(dY: jax.Array, m: int) -> jax.Array:
-    """The transpose of the linear `pixels`: `[b, m h, m w, F]` to `[n, b, h, w, F]`."""
-    A = transposed(matrices(m).A)
-    by_rows = jnp.stack(combine(A, [dY[:, i::m] for i in range(m)]))  # [m + 2, b, h, m w, F]
-    dM = jnp.stack(combine(A, [by_rows[:, :, :, j::m] for j in range(m)]), 1)
-    return dM.reshape(-1, *dM.shape[2:])

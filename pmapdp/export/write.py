@@ -40,7 +40,6 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from pmapdp import __version__
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
 from pmapdp.errors import UserError, reason
@@ -121,7 +121,7 @@ def export_model(
     metadata = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "pmapdp": version("pmapdp"),
+        "pmapdp": __version__,
         "jax": jax.__version__,
         "calling_convention_version": model.calling_convention_version,
         "platforms": PLATFORMS,

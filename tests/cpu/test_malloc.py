@@ -9,8 +9,8 @@ BLOCK = 20_000_000  # bytes: 4,900 pages
 ROUNDS = 20
 COUNT_FAULTS = f"""
 import resource, threading
-from pmapdp.devices import simulate
-simulate(2)
+from pmapdp.cpu.malloc import keep_freed_memory
+keep_freed_memory()
 
 def rounds(number):
     for _ in range(number):

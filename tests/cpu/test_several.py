@@ -1,5 +1,6 @@
 """Several updates in one dispatch: the same bits as one after the other, from one program that is compiled once."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -10,14 +11,17 @@ import numpy as np
 import optax
 import pytest
 from examples import random_split
-from pmapdp.cpu.dispatch import counts, in_a_loop, updates_at_once
 from running import run
 
 from pmapdp.config import Config
+from pmapdp.cpu import fit, updates_at_once
+from pmapdp.cpu.convolution import faster
+from pmapdp.cpu.joined import join_collectives
 from pmapdp.cpu.loop import several
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.processes.peers import ALONE
+from pmapdp.job import Job, prepare
+from pmapdp.processes.peers import Peers
 from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.split_step import make_steps
@@ -29,26 +33,33 @@ B = 18  # five batches an epoch, the last of 11: on 8 devices some then hold pad
 
 JOBS = [
     # model, strategy, devices, accumulation steps, options of the layout
-    ("convnet", "pmap", 8, 1, {}),
-    ("convnet", "jit", 8, 1, {}),
-    ("convnet", "shard_map", 3, 1, {}),
-    ("convnet", "single", 1, 2, {}),
     ("cnn", "pmap", 4, 2, {}),
-    ("cnn", "jit", 4, 3, {}),
-    ("mlp", "pmap", 8, 1, {"shard_state": "optimizer"}),
-    ("mlp", "shard_map", 4, 1, {"shard_state": "optimizer"}),
     ("mlp", "jit", 8, 1, {"shard_state": "parameters"}),
-    ("mlp", "jit", 8, 1, {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}),
+    *(
+        pytest.param(*job, marks=pytest.mark.slow)
+        for job in (
+            ("convnet", "pmap", 8, 1, {}),
+            ("convnet", "jit", 8, 1, {}),
+            ("convnet", "shard_map", 3, 1, {}),
+            ("convnet", "single", 1, 2, {}),
+            ("cnn", "jit", 4, 3, {}),
+            ("mlp", "pmap", 8, 1, {"shard_state": "optimizer"}),
+            ("mlp", "shard_map", 4, 1, {"shard_state": "optimizer"}),
+            ("mlp", "jit", 8, 1, {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}),
+        )
+    ),
 ]
 
 
 def made(model: str, strategy: str, devices: int, accumulate: int = 1, options: dict | None = None, **settings):
     """The strategy's functions, the state to start from, the batches, and the number of their parts."""
-    task = Task(MODELS[model], optax.sgd(0.05, momentum=0.9), accumulate=accumulate, **settings)
+    task = Task(MODELS[model], optax.sgd(0.05, momentum=0.9), accumulate=accumulate, transform=faster, **settings)
     group = jax.devices()[:devices]
     layout = None if strategy == "single" else fit_layout(group, task, (28, 28, 1), **(options or {}))
     shards = layout.batch_shards if layout else 1
     steps = make_steps(strategy, task, group, layout)
+    if strategy in ("pmap", "shard_map"):
+        steps = steps._replace(train_step=jax.jit(join_collectives(steps.train_step), donate_argnums=0))
     batches = Batches(SPLIT, B, devices=shards, accumulate=accumulate, shuffle_seed=3)
     return steps, functools.partial(create_state, task, steps.state_sharding), batches, shards
 
@@ -88,7 +99,7 @@ def test_equals_the_step_alone(float64, model, strategy, devices, accumulate, op
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12), found_state, steps.fetch(state))
 
 
-@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+@pytest.mark.parametrize("strategy", ["pmap", "jit", pytest.param("shard_map", marks=pytest.mark.slow)])
 def test_the_loop_adds_no_collective(strategy):
     steps, fresh, batches, shards = made("cnn", strategy, 8)
     dispatch = several(steps, 3, shards)
@@ -122,46 +133,56 @@ def test_batches_are_laid_out_part_by_part():
     assert [batches.examples_between(*steps) for steps in ((0, 1), (0, 3), (2, 3), (4, 6), (3, 5))] == [2, 5, 1, 3, 4]
 
 
-def test_where_a_dispatch_ends():
-    assert list(counts(Config(), 8, 0, 23)) == [8, 8, 7]
-    assert list(counts(Config(checkpoint_every=5), 8, 23, 46)) == [2, 5, 5, 5, 5, 1]
-    assert list(counts(Config(checkpoint_every=100), 8, 98, 110)) == [2, 8, 2]
-
-
-class Two:
-    """What `in_a_loop` asks of several processes."""
+class Two(Peers):
+    """As one process of two sees them."""
 
     count = 2
 
 
-def test_how_many_updates_a_dispatch_holds():
+@pytest.fixture(scope="module")
+def prepared() -> Job:
+    """A job of 23 updates an epoch, 20 epochs."""
+    return prepare(Config(model="mlp", devices=2, epochs=20))
+
+
+def test_where_a_dispatch_ends(prepared):
+    def counts(every, step, end):
+        return list(dataclasses.replace(prepared, checkpoint_every=every, steps_per_dispatch=8).counts(step, end))
+
+    assert counts(None, 0, 23) == [8, 8, 7]
+    assert counts(5, 23, 46) == [2, 5, 5, 5, 5, 1]
+    assert counts(100, 98, 110) == [2, 8, 2]
+
+
+def test_how_many_updates_a_dispatch_holds(prepared):
     batches = Batches(random_split(640), 2)  # 320 an epoch
 
-    def most(total: int = 1000, of: Batches = batches, **settings) -> int:
-        return updates_at_once(Config(**settings), True, of, total)
+    def most(total: int = 1000, of: Batches = batches, every: int | None = None) -> int:
+        return updates_at_once(
+            dataclasses.replace(prepared, train_batches=of, total_steps=total, checkpoint_every=every)
+        )
 
     assert most() == 16
     assert most(total=20) == 5  # at least four dispatches an epoch
     assert most(total=1) == most(of=Batches(random_split(640), 320)) == 1
-    assert most(checkpoint_every=3) == 3
-    assert most(steps_per_dispatch=400) == 320
-    assert most(steps_per_dispatch=1) == 1
+    assert most(every=3) == 3
     wide = Batches(random_split(640)._replace(inputs=np.zeros((640, 1 << 20), np.uint8)), 2)
     assert most(of=wide) == 8  # 16 MiB of examples
-    assert updates_at_once(Config(), False, batches, 1000) == 1
+    assert prepared.steps_per_dispatch == 23 // 4
+    assert fit(prepared, "pmap", 400).steps_per_dispatch == 23
+    assert fit(prepared, "pmap", 1).steps_per_dispatch == 1
 
 
-def test_where_updates_run_in_a_loop():
-    devices = jax.devices()[:8]
-    assert in_a_loop(Config(), devices, ALONE)
-    assert in_a_loop(Config(steps_per_dispatch=1), devices, ALONE)
-    assert in_a_loop(Config(strategy="jit"), devices, Two())
-    assert not in_a_loop(Config(), devices, Two())
+def test_pmap_in_several_processes_stands_alone(prepared):
+    """Inside another program pmap knows the devices of a single process only."""
+    with_a_peer = dataclasses.replace(prepared, peers=Two())
+    assert fit(with_a_peer, "pmap", None).steps_per_dispatch == 1
+    assert fit(with_a_peer, "jit", None).steps_per_dispatch > 1
     with pytest.raises(UserError, match=r"--steps-per-dispatch 4 puts pmap into another program.*or --strategy shard_"):
-        in_a_loop(Config(steps_per_dispatch=4), devices, Two())
+        fit(with_a_peer, "pmap", 4)
 
 
-JOB = ["--model", "convnet", "--devices", 2, "--epochs", 2, "--global-batch-size", 64, "--strategy", "shard_map"]
+JOB = ["--model", "cnn", "--devices", 2, "--epochs", 2, "--global-batch-size", 64, "--strategy", "shard_map"]
 
 
 def leaves_and_epochs(folder):

@@ -1,16 +1,42 @@
 """The exercises of lesson 02: wrong answers get the message that helps."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from checks import check
 
 LESSON = "02_differentiate_compile_vectorize"
 
 
-def distances_of_b_to_a(a, b):
-    return np.linalg.norm(a[None] - b[:, None], axis=-1)
+def clipped(loss_one, parameters, x, labels, limit, *, after=False, stretch=False, each_array=False):
+    def shorten(gradient):
+        leaves = jax.tree.leaves(gradient)
+        length = jnp.sqrt(sum((leaf**2).sum() for leaf in leaves))
+
+        def factor(leaf):
+            ratio = (jnp.linalg.norm(leaf) if each_array else length) / limit
+            return ratio if stretch else jnp.maximum(ratio, 1)
+
+        return jax.tree.map(lambda leaf: leaf / factor(leaf), gradient)
+
+    gradients = jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0))(parameters, x, labels)
+    mean = partial(jax.tree.map, lambda leaf: leaf.mean(0))
+    return shorten(mean(gradients)) if after else mean(jax.vmap(shorten)(gradients))
+
+
+def not_shortened(loss_one, parameters, x, labels, limit):
+    return clipped(loss_one, parameters, x, labels, 1e9)
+
+
+def without_mean(loss_one, parameters, x, labels, limit):
+    return jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0))(parameters, x, labels)
+
+
+def shift(down_key, right_key, image, most=2):
+    down, right = (jax.random.randint(key, (), -most, most + 1) for key in (down_key, right_key))
+    return jnp.roll(image, (down, right), axis=(0, 1))
 
 
 def branch(x, n):
@@ -20,12 +46,15 @@ def branch(x, n):
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("gradient_length", lambda f: jnp.linalg.norm(jax.grad(f)(jnp.ones(3))), "return a function"),
-        ("gradient_length", lambda f: lambda x: (jax.grad(f)(x) ** 2).sum(), "take the root"),
-        ("gradient_length", lambda f: lambda x: jnp.abs(jax.grad(f)(x)), "one number"),
-        ("pairwise", distances_of_b_to_a, "the axes are swapped"),
-        ("pairwise", lambda a, b: np.linalg.norm(a - b[: len(a)], axis=-1), "the result must have the shape"),
-        ("pairwise", lambda a, b: ((a[:, None] - b[None]) ** 2).sum(-1), "squared distances"),
+        ("clipped_mean_gradient", not_shortened, "no gradient was shortened"),
+        ("clipped_mean_gradient", partial(clipped, after=True), "the gradient of each example first"),
+        ("clipped_mean_gradient", partial(clipped, stretch=True), "only those that are longer"),
+        ("clipped_mean_gradient", partial(clipped, each_array=True), "over all arrays of the pytree together"),
+        ("clipped_mean_gradient", without_mean, "take the mean over the examples"),
+        ("mended_shift", lambda key, image: shift(key, key, image), "split it"),
+        ("mended_shift", lambda key, image: shift(*jax.random.split(key), image, most=1), "randint(-2, 3)"),
+        ("mended_shift", lambda key, image: shift(*jax.random.split(key), image, most=3), "longer than 2"),
+        ("mended_shift", lambda key, image: image[1:], "gives an image"),
         ("relu_power", lambda x, n: x**n, "where x is negative the result is 0"),
         ("relu_power", branch, "jnp.where"),
         ("relu_power", lambda x, n: jnp.where(x > 0, x**n, 0), "the branch that is not chosen"),

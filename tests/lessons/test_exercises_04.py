@@ -21,9 +21,20 @@ def dealt_like_cards(xs, ys):
     return jax.pmap(jax.vmap(jnp.dot))(*dealt).reshape(-1)
 
 
-def rows_for_columns(vector, matrix):
-    N = len(jax.devices())
-    return jax.pmap(jnp.dot, in_axes=(None, 0))(vector, matrix.reshape(N, 10))
+def blocks(a, b, order=(0, 0)):
+    m, p = len(a) // 2, b.shape[1] // 4
+    stacked = np.stack([[a[i * m :][:m] @ b[:, j * p :][:, :p] for j in range(4)] for i in range(2)])
+    return jnp.asarray(stacked.swapaxes(*order).reshape(8, m, p))
+
+
+def with_accuracy(out_axes):
+    def accuracy(w, x, labels):
+        def of_one_device(w, x, labels):
+            return (jnp.dot(x, w).argmax(-1) == labels).mean()
+
+        return jax.pmap(of_one_device, in_axes=(None, 0, 0), out_axes=out_axes)(w, x, labels)
+
+    return accuracy
 
 
 @pytest.mark.parametrize(
@@ -33,11 +44,13 @@ def rows_for_columns(vector, matrix):
         ("dot_product", dealt_like_cards, "result i should be xs[i] . ys[i]"),
         ("dot_product", lambda xs, ys: np.einsum("bd,bd->b", xs, ys), "map over the device axis with jax.pmap"),
         ("dot_product", jax.jit(jax.vmap(jnp.dot)), "only 1 of"),
-        ("dot_with_columns", rows_for_columns, "device d should multiply vector with column d"),
-        ("dot_with_columns", lambda vector, matrix: jnp.asarray(vector @ matrix), "use jax.pmap with in_axes"),
-        ("one_copy", lambda stacked: stacked.addressable_shards[0].data, "which must go"),
-        ("one_copy", lambda stacked: stacked.addressable_shards[1].data[0], "not the numbers of device 0"),
-        ("one_copy", lambda stacked: np.asarray(stacked)[0], "should lie on device 0 alone"),
+        ("block_product", blocks, "only 1 of 8 devices"),
+        ("block_product", lambda a, b: blocks(a, b, (1, 0)), "in another order"),
+        ("block_product", lambda a, b: -blocks(a, b), "are not row block i"),
+        ("block_product", lambda a, b: a @ b, "should have the shape"),
+        ("mended_accuracy", with_accuracy(None), "of device 0 alone"),
+        ("mended_accuracy", with_accuracy(0), "one number"),
+        ("mended_accuracy", lambda *all: 1 - with_accuracy(0)(*all).mean(), "over all examples"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

@@ -9,11 +9,11 @@ from examples import random_split, whole_batch
 from flax import nnx
 
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.loss import example_keys, training_sums
-from pmapdp.models.layers import Context, Dropout
+from pmapdp.models.layers import Context, Dropout, example_keys
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
+from pmapdp.steps.shared import Body
 
 STRATEGIES = ("pmap", "jit", "shard_map", "single")
 SEED = 5
@@ -73,8 +73,7 @@ def test_every_activation_is_far_from_the_edge_of_its_relu(monkeypatch):
     with jax.enable_x64(True):
         task = Task(MODELS["convnet"], optax.sgd(0.1), seed=SEED, dtype="float64")
         params, batch_stats = jax.tree.map(lambda x: jnp.asarray(x, "float64"), (state.params, state.batch_stats))
-        step, structure = jnp.int32(0), task.model_structure()
-        training_sums(params, batch_stats, batch, step, task=task, structure=structure, axis_name=None)
+        Body(task).loss(params, batch_stats, batch, jnp.int32(0))
     assert len(nearest) == 4
     assert min(nearest) > 2e-5  # float32 errs by some 1e-6 here
 

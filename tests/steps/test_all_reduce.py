@@ -1,8 +1,10 @@
 """What the all-reduce is for: without it replicas drift apart, with a sum in place of the mean steps are too long.
 
-The mistakes are put into the real strategies by replacing the `lax.psum`, of which pmap and shard_map say one; under
-jit the compiler inserts it, and there is nothing to leave out.
+The mistakes are put into the real strategies by replacing the `lax.pmean` of pmap and shard_map; under jit the
+compiler inserts the all-reduce, and there is nothing to leave out.
 """
+
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ import numpy_mlp
 import optax
 import pytest
 from examples import random_split, whole_batch
+from jax import lax
 
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
@@ -24,6 +27,11 @@ PARALLEL = (*EXPLICIT, "jit")
 @pytest.fixture(scope="module")
 def initial():
     return create_state(Task(MODELS["mlp"], optax.sgd(1.0)))
+
+
+def replace_pmean(monkeypatch, strategy, pmean):
+    """Let the file of a strategy average gradients and counts by `pmean`."""
+    monkeypatch.setattr(f"pmapdp.steps.{strategy}.lax", SimpleNamespace(pmean=pmean, psum=lax.psum))
 
 
 def updated(strategy, initial, learning_rate, batch):
@@ -59,7 +67,7 @@ def test_replicas_stay_equal_bit_for_bit(strategy, initial):
 
 @pytest.mark.parametrize("strategy", EXPLICIT)
 def test_replicas_differ_without_the_all_reduce(strategy, initial, monkeypatch):
-    monkeypatch.setattr(f"pmapdp.steps.{strategy}.packed", lambda psum: lambda values, axis_name: values)
+    replace_pmean(monkeypatch, strategy, lambda values, axis_name: values)
     after = updated(strategy, initial, 0.1, whole_batch(SPLIT, np.arange(64)))
     first, *others = copies(after.params["logits"]["kernel"])
     assert all(np.abs(other - first).max() > 1e-6 for other in others)
@@ -74,10 +82,11 @@ def test_the_gradient_is_that_of_the_mean_loss(strategy, initial):
 def test_a_sum_of_the_devices_means_is_caught_by_its_length(strategy, initial, monkeypatch):
     """The usual mistake: gradients are summed over the devices, each divided by its own number of examples."""
 
-    def divided_before(values, axis_name):
-        return jax.lax.psum(values[0], axis_name), values[1]
+    def sum_of_means(values, axis_name):
+        gradients, count = values
+        return jax.tree.map(lambda g: lax.psum(g / count, axis_name), gradients), count / count
 
-    monkeypatch.setattr(f"pmapdp.steps.{strategy}.packed", lambda psum: divided_before)
+    replace_pmean(monkeypatch, strategy, sum_of_means)
     assert gradient_ratio(strategy, initial) == pytest.approx(N, rel=1e-4)
 
 
@@ -86,8 +95,8 @@ def test_counting_no_examples_is_caught_by_its_length(strategy, initial, monkeyp
     """The sum over all 64 examples in place of their mean."""
 
     def forget_the_count(values, axis_name):
-        gradients, sums = jax.lax.psum(values, axis_name)
-        return gradients, sums._replace(count=sums.count / sums.count)
+        gradients, count = values
+        return lax.psum(gradients, axis_name), count / count
 
-    monkeypatch.setattr(f"pmapdp.steps.{strategy}.packed", lambda psum: forget_the_count)
+    replace_pmean(monkeypatch, strategy, forget_the_count)
     assert gradient_ratio(strategy, initial) == pytest.approx(64, rel=1e-4)

@@ -10,9 +10,8 @@ from examples import random_split
 
 from pmapdp.data.batches import Batches
 from pmapdp.registry import MODELS
-from pmapdp.sharding.layout import data_parallel
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
 
 N = 8
 SPLIT = random_split(50)
@@ -35,30 +34,6 @@ def test_one_all_reduce_a_step(strategy, model, accumulate):
     steps = make_steps(strategy, task, jax.devices()[:N])
     found = collectives(steps, task, Batches(SPLIT, 32, devices=N, accumulate=accumulate))
     assert found == {"all-reduce": 1}
-
-
-@pytest.mark.parametrize("model", ["mlp", "cnn", "convnet"])
-@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
-def test_gradients_are_copied_into_one_vector(strategy, model):
-    """What computes them must not move into the concatenation: XLA would compute it number by number, ten times as
-    slowly."""
-    task = Task(MODELS[model], optax.adam(1e-3))
-    steps, batches = make_steps(strategy, task, jax.devices()[:N]), Batches(SPLIT, 32, devices=N)
-    state, batch = steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))
-    program = steps.train_step.lower(state, batch).compile().as_text()
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(state.params)) + 3  # three sums of metrics
-    (operand,) = re.findall(rf"= f32\[{numbers}\]\S* all-reduce(?:-start)?\(%?([\w.-]+)\)", program)
-    (made_by,) = re.findall(rf"%?{re.escape(operand)} = \S+ (\w+)\(", program)
-    assert made_by == "concatenate"
-
-
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
-@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
-def test_a_split_optimizer_takes_one_reduce_scatter_and_one_all_gather(strategy, model):
-    task, devices = Task(MODELS[model], optax.adam(1e-3)), jax.devices()[:N]
-    steps = make_steps(strategy, task, devices, data_parallel(devices, "optimizer"))
-    found = collectives(steps, task, Batches(SPLIT, 32, devices=N))
-    assert found == {"reduce-scatter": 1, "all-gather": 1}
 
 
 def test_a_single_device_needs_no_collective():

@@ -1,0 +1,408 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 15. Port a pmap program
+#
+# After this lesson you can move a training program from `pmap` to `shard_map`, and from there to `jit`, in small steps. Each
+# step is checked against the version before it.
+#
+# About 40 minutes · before: [09 Three ways side by side](09_three_ways_side_by_side.ipynb) · next:
+# [10 A real training run](10_a_real_training_run.ipynb). The same text in short is the page
+# [Porting](../docs/porting.md).
+#
+# pmap still runs, but it is in maintenance. Since jax 0.8 it is a wrapper around `jit` and `shard_map`, and JAX'
+# developers [recommend `shard_map` for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). So a port is due
+# sooner or later, and it is less work than it looks.
+
+# %%
+import inspect
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import drawing
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+from checks import check, load
+from flax import jax_utils, serialization
+from flax.training import common_utils
+from jax import P, lax
+from jax.sharding import Mesh, NamedSharding
+from programs import pmap_program as old
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.registry import load_data
+from pmapdp.verify import verify
+
+chosen, N = devices.choose(8), 8
+drawing.setup()
+pictures = load("lesson_pictures", "15_port_a_pmap_program")
+data, folder = load_data("digits"), Path(tempfile.mkdtemp())
+train_set, test_set = (
+    (split.inputs.reshape(-1, 784).astype(np.float32) / 255, split.labels) for split in (data.train, data.test)
+)
+
+# %% [markdown]
+# ## The old program
+#
+# [programs/pmap_program.py](programs/pmap_program.py) is written as such programs were from 2020 to 2023: Flax Linen, a state that
+# `jax_utils.replicate` stacks to `[N, ...]`, batches from `common_utils.shard`, dropout keys from `fold_in(axis_index)`, batch
+# statistics that are averaged once an epoch, and an evaluation that drops the last batch. Here are its loop and its step.
+
+# %%
+print(inspect.getsource(old.train_step), inspect.getsource(old.train), sep="\n")
+
+# %%
+old_state = old.train(train_set, test_set)
+kernel = old_state.params["Dense_0"]["kernel"]
+print("the first kernel:", kernel.shape, kernel.sharding.spec, f"{kernel.nbytes / 1e3:.0f} kB in all")
+old.save(old_state, folder / "old.msgpack")
+assert kernel.shape == (N, 784, 64)
+
+# %% [markdown]
+# It works. Its accuracy is of 256 of the 360 test images, though. The picture shows where the port leads: the device axis
+# goes away, first from the arrays, and then from the step.
+
+# %%
+pictures.before_and_after()
+plt.show()
+
+# %% [markdown]
+# ## What fails or is slow today
+#
+# JAX' migration guide names four cases. The first two are errors. **One:** inputs on another device than those of pmap used
+# to be moved, and are refused today. **Two:** a pmap inside a pmap fails; a `shard_map` over two mesh axes replaces it.
+
+# %%
+half = jax.pmap(lambda x: 2 * x, devices=chosen[:4])
+nested = jax.pmap(lambda x: jax.pmap(lambda y: lax.psum(y, ("a", "b")), axis_name="b")(x), axis_name="a")
+for function, x in (
+    (half, jax.device_put(np.ones((4, 3), np.float32), chosen[7])),
+    (nested, np.ones((2, 4, 3), np.float32)),
+):
+    try:
+        function(x)
+        raise AssertionError("JAX did not refuse")
+    except ValueError as error:
+        print("ValueError:", " ".join(str(error).split())[:110], "...")
+grid = Mesh(np.array(chosen).reshape(2, 4), ("a", "b"))
+both = jax.shard_map(lambda x: lax.psum(x, ("a", "b")), mesh=grid, in_specs=P("a", "b"), out_specs=P())
+assert both(np.ones((2, 4, 3), np.float32)).shape == (1, 1, 3)
+
+# %% [markdown]
+# **Three:** `x[0]` of a stacked array is slow. The array is split over the devices, and jit computes the result for all of
+# them. So one device's copy is sent to every device. Read it from the program. Then compare the times.
+
+# %%
+stacked = jax_utils.replicate(np.ones((1024, 1024), np.float32))
+found = collectives(jax.jit(lambda x: x[0]).lower(stacked).compile().as_text())
+print("x[0] of 8 copies of 4 MB:", *found)
+assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 2**22)]
+
+
+def least_ms(function):
+    times = []
+    for _ in range(6):
+        clock = time.perf_counter()
+        jax.block_until_ready(function())
+        times.append(1000 * (time.perf_counter() - clock))
+    return min(times[1:])
+
+
+print(f"x[0]                         {least_ms(lambda: stacked[0]):7.3f} ms")
+print(f"flax.jax_utils.unreplicate   {least_ms(lambda: jax_utils.unreplicate(stacked)):7.3f} ms")
+print(f"addressable_shards[0].data   {least_ms(lambda: stacked.addressable_shards[0].data):7.3f} ms")
+
+# %% [markdown]
+# Older copies of `unreplicate` are `x[0]` inside; that of today's Flax takes the first shard. After the port there is nothing to
+# unreplicate.
+#
+# **Four:** with several processes, pmap takes and returns arrays of the process' own devices. Underneath, it makes
+# them global and local again in every call. Two processes show what that costs for 50 small arrays (no collective).
+
+# %%
+with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
+    coordinator = f"127.0.0.1:{server.getsockname()[1]}"
+command = [sys.executable, "programs/host_local.py", coordinator]
+both = [subprocess.Popen([*command, str(process)], stdout=-3, stderr=-1, text=True) for process in (0, 1)]
+lines, _ = [each.communicate(timeout=120)[1].splitlines() for each in both]
+print(*(line for line in lines if "us a call" in line), sep="\n")
+assert sum("us a call" in line for line in lines) == 2
+
+# %% [markdown]
+# The shapes tell the difference: pmap's `[2, 4]` is this process' part, and shard_map's `[4, 4]` is the global array.
+#
+# ## First to shard_map
+#
+# The program per device stays. What goes is the stacking: state and key are replicated, and the batch keeps its shape
+# `[256, ...]`. One thing must be *added*. A replicated state has one copy of the batch statistics, so they have to be
+# averaged in every step. That gives the same result as averaging once an epoch. Running statistics are weighted means of
+# the batches', and a mean of weighted means is the weighted mean of the means. In your head: two devices with statistics 0 and
+# 0 see batch means 1 and 3, then 5 and 7, with momentum 0.5. Averaged at the end or at each step, the result is 3.5.
+
+# %%
+at_the_end = [0.5 * (0.5 * 0 + 0.5 * a) + 0.5 * b for a, b in ((1, 5), (3, 7))]
+assert sum(at_the_end) / 2 == 0.5 * (0.5 * 0 + 0.5 * 2) + 0.5 * 6 == 3.5
+
+mesh = Mesh(np.array(chosen), ("batch",))
+replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
+
+
+def mapped_step(state, batch, key):
+    key = jax.random.fold_in(key, lax.axis_index("batch"))
+    metrics, grads, batch_stats = old.loss_and_update(state, batch, key)
+    metrics, grads, batch_stats = lax.pmean((metrics, grads, batch_stats), axis_name="batch")  # <- changed: batch_stats
+    return state.apply_gradients(grads=grads, batch_stats=batch_stats), metrics
+
+
+specs = {"mesh": mesh, "in_specs": (P(), P("batch"), P()), "out_specs": P()}
+shard_map_step = jax.jit(jax.shard_map(mapped_step, **specs, check_vma=False), donate_argnums=0)  # <- was jax.pmap
+
+
+def train(step, state):
+    state, key = jax.device_put(state, replicated), jax.random.PRNGKey(1)  # <- was jax_utils.replicate
+    for _ in range(old.EPOCHS):
+        for batch in old.batches(*train_set):
+            key, step_key = jax.random.split(key)
+            state, metrics = step(state, jax.device_put(batch, split), step_key)  # <- was common_utils.shard
+    return state, metrics
+
+
+updates = old.EPOCHS * (len(train_set[1]) // old.BATCH)
+new_state, _ = train(shard_map_step, old.create_state(jax.random.PRNGKey(0), updates))
+wanted = jax.device_get(jax_utils.unreplicate(old_state))
+for a, b in zip(*map(jax.tree.leaves, (jax.device_get(new_state), wanted)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+print("the same state after", updates, "updates:", len(jax.tree.leaves(new_state)), "arrays")
+
+# %% [markdown]
+# Equal to the old program, with the same dropout masks (float32; tolerance 1e-5, as an average at each step rounds
+# differently). `check_vma=False` matters: with the default the gradients would be 8 times too large (lesson 09).
+#
+# **A failure on purpose.** Forget to average the statistics, as one does who only replaces the wrapper. `out_specs=P()`
+# promises that the devices agree. Nobody checks it. Do they?
+
+# %%
+def forgotten(state, batch, key):
+    key = jax.random.fold_in(key, lax.axis_index("batch"))
+    metrics, grads, batch_stats = old.loss_and_update(state, batch, key)
+    metrics, grads = lax.pmean((metrics, grads), axis_name="batch")
+    return state.apply_gradients(grads=grads, batch_stats=batch_stats), metrics
+
+
+careless_step = jax.jit(jax.shard_map(forgotten, **specs, check_vma=False))
+careless, _ = train(careless_step, old.create_state(jax.random.PRNGKey(0), updates))
+means = [np.asarray(shard.data)[0] for shard in careless.batch_stats["BatchNorm_0"]["mean"].addressable_shards]
+print("running mean of the first unit, by device:", np.round(means, 3))
+assert len(set(map(float, means))) > 1
+
+# %% [markdown]
+# They do not. JAX calls this array replicated, so a checkpoint keeps whichever copy comes first.
+#
+# ## Ask what is wrong: pmapdp.verify
+#
+# Is the program right now? It equals the old one. But was that right? `verify` compares a step with the plain step for one
+# device, which you write without any collective. It is short: `loss_and_update` and `apply_gradients`. Dropout is switched off
+# for this, because the masks depend on the device by design. Before you run the cell: which part of the old step cannot
+# equal one device?
+
+# %%
+def plain_step(state, batch, key):
+    metrics, grads, batch_stats = old.loss_and_update(state, batch, key)
+    return state.apply_gradients(grads=grads, batch_stats=batch_stats), metrics
+
+
+small = {"image": train_set[0][:64], "label": train_set[1][:64]}
+case = {"reference": plain_step, "batch": small, "key": lambda update: jax.random.fold_in(jax.random.key(1), update)}
+without_dropout = old.create_state(jax.random.key(0), updates, dropout=0.0)
+report = verify(step=old.p_train_step, state=without_dropout, layout="stacked", **case)
+print(*(line for line in str(report).splitlines() if line.startswith("FAILED")), sep="\n\n")
+assert not report.ok
+
+# %% [markdown]
+# Batch norm: each device normalizes with the moments of its own examples, so the result depends on the number of devices.
+# With 32 examples on each this may be what you want. For the batch norm of one device, pass `axis_name="batch"` to
+# `nn.BatchNorm`. Under jit nothing is needed.
+#
+# ## Then to jit
+#
+# Under jit the step *is* the plain step: no `pmean`, no `fold_in`, no axis name. Only the shardings are new.
+
+# %%
+jit_step = jax.jit(
+    plain_step, in_shardings=(replicated, split, replicated), out_shardings=replicated, donate_argnums=0
+)  # <- changed: the plain step and shardings
+state = old.create_state(jax.random.key(0), updates)  # with dropout
+report = verify(step=jit_step, state=state, layout="sharded", **case)
+print(report)
+report.require()
+
+# %% [markdown]
+# All checks pass, with dropout. The moments of batch norm are those of the global batch, and one key over the global batch
+# gives the masks of one device. So two things differ from the old program on purpose: the moments within a step, and the
+# masks. Compare final accuracies with the old program, and not single numbers.
+#
+# ## Evaluation of all examples, and old checkpoints
+#
+# The old evaluation drops what is left after the last full batch. Pad that batch instead: fill it with repeated examples, and
+# give those the weight 0. Then divide sums by sums.
+
+# %%
+def evaluation(state, batch):
+    logits = state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, batch["image"], train=False)
+    right = (logits.argmax(-1) == batch["label"]) * batch["weight"]
+    return right.sum(), batch["weight"].sum()
+
+
+eval_step = jax.jit(evaluation, in_shardings=(replicated, split), out_shardings=replicated)
+
+
+def evaluate(state, images, labels):
+    right = count = 0
+    for first in range(0, len(labels), old.BATCH):
+        rows = np.arange(first, first + old.BATCH)
+        batch = {"image": images[rows % len(labels)], "label": labels[rows % len(labels)]}
+        sums = eval_step(state, batch | {"weight": (rows < len(labels)).astype(np.float32)})
+        right, count = right + float(sums[0]), count + int(sums[1])
+    return right / count, count
+
+
+new_state, metrics = train(jit_step, old.create_state(jax.random.PRNGKey(0), updates))
+template = old.create_state(jax.random.PRNGKey(0), updates)
+restored = serialization.from_bytes(template, (folder / "old.msgpack").read_bytes())  # saved by unreplicate(state)
+stacked_bytes = serialization.to_bytes(jax.device_get(old_state))  # as those who forgot it have them
+tree = serialization.msgpack_restore(stacked_bytes)
+mended = serialization.from_state_dict(template, jax.tree.map(lambda x: x[0], tree))  # NumPy on the host: no collective
+for a, b in zip(*map(jax.tree.leaves, (restored, mended)), strict=True):
+    np.testing.assert_array_equal(a, b)
+for name, state in (("old checkpoint", restored), ("stacked one", mended), ("trained by jit", new_state)):
+    accuracy, count = evaluate(jax.device_put(state, replicated), *test_set)
+    print(f"{name:15s} accuracy {accuracy:.4f} of {count} images")
+    assert count == len(test_set[1])
+
+# %% [markdown]
+# ## Is it faster?
+#
+# We time one update of each program. The compiled work is nearly the same, so expect small differences on this machine, where
+# eight simulated devices share the cores. With several processes and many arrays, case four counts as well. The states come
+# from the host here: `device_put` of an array that is on device 0 already may share its memory, and donating the one deletes
+# the other.
+
+# %%
+batch, key, host = next(old.batches(*train_set)), jax.random.PRNGKey(2), jax.device_get(template)
+ways = {
+    "pmap": (old.p_train_step, jax_utils.replicate(host), common_utils.shard(batch), jax_utils.replicate(key)),
+    "shard_map": (shard_map_step, jax.device_put(host, replicated), jax.device_put(batch, split), key),
+    "jit": (jit_step, jax.device_put(host, replicated), jax.device_put(batch, split), key),
+}
+for name, (step, state, placed, key) in ways.items():
+    held, seconds = [state], []
+    for _ in range(12):
+        clock = time.perf_counter()
+        held[0], _ = jax.block_until_ready(step(held[0], placed, key))
+        seconds.append(time.perf_counter() - clock)
+    kinds = [f"{each.count} {each.kind}" for each in collectives(step.lower(held[0], placed, key).compile().as_text())]
+    print(f"{name:9s} median {1000 * np.median(seconds[2:]):5.1f} ms on {devices.describe(chosen)}; {', '.join(kinds)}")
+
+# %% [markdown]
+# jit has two more all-reduces: the mean and the variance of batch norm over the global batch.
+#
+# ## The table
+#
+# | pmap | shard_map | jit |
+# | --- | --- | --- |
+# | `jax.pmap(step, axis_name="batch")` | `jax.jit(jax.shard_map(step, mesh=mesh, in_specs=..., out_specs=..., check_vma=False))` | `jax.jit(step, in_shardings=..., out_shardings=...)` |
+# | `in_axes=0`, `out_axes=0` | `P("batch")` | `NamedSharding(mesh, P("batch"))` |
+# | `in_axes=None`, `out_axes=None` | `P()` | `NamedSharding(mesh, P())` |
+# | `jax_utils.replicate(state)`, `[N, ...]` | `jax.device_put(state, NamedSharding(mesh, P()))` | the same |
+# | `jax_utils.unreplicate(state)`, `state[0]` | gone: `jax.device_get(state)` | gone |
+# | `common_utils.shard(batch)`, `[N, b, ...]` | `jax.device_put(batch, NamedSharding(mesh, P("batch")))`, `[B, ...]` | the same, or host arrays with `in_shardings` |
+# | `device_put_replicated`, `device_put_sharded` | `jax.device_put` with a sharding | the same |
+# | `lax.pmean(x, "batch")` | stays | gone: a mean over the batch is global |
+# | `lax.psum(1, "batch")` | `lax.axis_size("batch")` | gone: the batch's length |
+# | `lax.axis_index("batch")` | stays | gone |
+# | `fold_in(key, axis_index)` | stays | gone: one key over the batch |
+# | `shard_prng_key(key)` | `P()` and `fold_in`, or `P("batch")` for `[N]` keys | gone |
+# | `lax.all_gather(x, "batch")` | stays; add `tiled=True` for `[B, ...]` | gone, or `with_sharding_constraint(x, P())` |
+# | `axis_index_groups` | a mesh of two axes, and one of their names | a mesh of two axes |
+# | nested pmap | a mesh of two axes | a mesh of two axes |
+# | `BatchNorm(axis_name="batch")` | stays | gone: moments are global |
+# | `static_broadcasted_argnums` | `static_argnums` of `jit` | `static_argnums` |
+# | `donate_argnums` | of `jit` | stays |
+# | `jax_utils.prefetch_to_device` | `jax.device_put` the next batch before the step: it returns at once | the same |
+# | several hosts: `[local N, ...]` arrays | `jax.make_array_from_process_local_data(sharding, rows)` | the same |
+#
+# ## Exercises
+#
+# **1. `unstacked`** (3 minutes): an old checkpoint was saved with the device axis: `tree` holds NumPy arrays `[N, ...]`. Return the
+# tree without that axis, placed on every device of `mesh`.
+# <details><summary>Hint</summary>Index on the host, where it costs nothing; then one device_put.</details>
+#
+# **2. `ported`** (10 minutes): port this step to `jit` or `shard_map` over the axis "batch" of `mesh`. It uses
+# `axis_index`, `psum(1)` and a stacked state. Return a compiled `step(w, x, y) -> (w, loss)` of `w` `[D]`, x `[B, D]`, y `[B]`
+# with equal results, replicated.
+#
+# ```
+# def step(w, x, y):                                        # in pmap: w [D], x [b, D], y [b]
+#     loss = lambda w: jnp.square(x @ w - y).sum() / (len(y) * lax.psum(1, "batch"))
+#     value, gradient = jax.value_and_grad(loss)(w)
+#     value, gradient = lax.psum((value, gradient), "batch")
+#     return w - 0.1 * gradient, value
+#
+# old_step = jax.pmap(step, axis_name="batch")              # old_step(replicate(w), shard(x), shard(y))
+# ```
+# <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map mind check_vma.</details>
+#
+# **3. `statistics`** (5 minutes): find the planted mistake. This ran under pmap; each device returned the variance of its rows,
+# and the loop averaged them: `variance = lax.pmean(x.var(0), "batch")`. Return the variance over the *global* batch, `[D]`, in
+# a `shard_map` over the axis "batch", where `x` `[b, D]` holds this device's rows.
+# <details><summary>Hint</summary>The rows of different devices have different means. Average the mean first.</details>
+
+
+# %%
+def unstacked(tree, mesh):
+    """The tree without its device axis, replicated over the mesh."""
+    ...  # your code: 2 lines
+
+
+def ported(mesh):
+    """A compiled step: (w, x, y) to (w, loss)."""
+    ...  # your code: 6 to 10 lines
+
+
+def statistics(x):
+    """[D], the variance over the rows of all devices."""
+    ...  # your code: 2 lines
+
+
+for exercise in (unstacked, ported, statistics):
+    check("15_port_a_pmap_program", exercise.__name__, exercise)
+
+# %% [markdown]
+# Solutions, with reasons: [solutions/15_port_a_pmap_program.py](solutions/15_port_a_pmap_program.py)
+#
+# ## Take away
+#
+# - Port in two steps: shard_map keeps the program and drops the device axis; jit drops the collectives as well.
+# - Replicated means that somebody made the devices agree. Batch statistics and dropout masks are where ports differ.
+# - Verify against one device. Equality with the old program is not enough, because it may depend on the number of devices.
+#
+# Read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html),
+# [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html), and our page on [verify](../docs/verify.md). Next:
+# [10 A real training run](10_a_real_training_run.ipynb).

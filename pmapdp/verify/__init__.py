@@ -1,0 +1,20 @@
+"""Verify that a training step on several devices equals its reference on one: `python -m pmapdp.verify FILE:FUNCTION`.
+
+The mistakes of data parallelism raise no error, and under Adam not even the loss curve shows them. `verify` runs any
+step for pmap, shard_map or jit beside the plain step for one device, and says what differs, by how much, in which leaf,
+and what usually causes it.
+
+    from pmapdp.verify import verify
+
+    report = verify(step=my_step, reference=my_plain_step, state=state, batch=batch, key=key, layout="stacked")
+    print(report)
+    report.require()  # raises in a test
+
+How it judges is in `pmapdp.verify.rounding`; what it cannot see, in the docstring of `verify`.
+"""
+
+from pmapdp.verify.layouts import Layout
+from pmapdp.verify.report import Check, Report, VerificationError
+from pmapdp.verify.verification import verify
+
+__all__ = ["Check", "Layout", "Report", "VerificationError", "verify"]

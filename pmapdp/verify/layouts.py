@@ -1,0 +1,74 @@
+"""How a step wants its state and its batch: three ready layouts, or functions of the user's own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def sharding(devices: Sequence[jax.Device], *axes: str) -> NamedSharding:
+    """Over a mesh of one axis, `data`: replicated, or split along the first axis of an array."""
+    return NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec(*axes))
+
+
+def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
+    """The same on every device, without a device axis."""
+    return jax.device_put(tree, sharding(devices))
+
+
+def split(tree: Any, devices: Sequence[jax.Device]) -> Any:
+    """Leaves `[B, ...]` or `[N, ...]`, split over N devices along their first axis."""
+    return jax.device_put(tree, sharding(devices, "data"))
+
+
+def stack(tree: Any, devices: Sequence[jax.Device]) -> Any:
+    """N copies in leaves `[N, ...]`, as `flax.jax_utils.replicate` makes them."""
+    N = len(devices)
+    return split(jax.tree.map(lambda x: jax.numpy.stack([jax.numpy.asarray(x)] * N), tree), devices)
+
+
+def split_rows(batch: Any, devices: Sequence[jax.Device]) -> Any:
+    """Leaves `[B, ...]` as `[N, b, ...]`, a row for each device."""
+    N = len(devices)
+    return split(jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch), devices)
+
+
+class Layout(NamedTuple):
+    """How a step wants its arguments.
+
+    Attributes:
+        place_state: `(state, devices) -> state`, from host arrays as one device has them.
+        place_batch: `(batch, devices) -> batch`, from `[B, ...]`.
+        fetch: `state -> state` from the devices back to host arrays as one device has them. None where a leaf
+            has the shape that it has on one device, or a leading device axis `[N, ...]`.
+        place_key: `(key, devices) -> key`.
+        divides: whether B must be a multiple of N.
+    """
+
+    place_state: Callable[[Any, Sequence[jax.Device]], Any]
+    place_batch: Callable[[Any, Sequence[jax.Device]], Any]
+    fetch: Callable[[Any], Any] | None = None
+    place_key: Callable[[Any, Sequence[jax.Device]], Any] = replicate
+    divides: bool = False
+
+
+LAYOUTS = {
+    "stacked": Layout(stack, split_rows, place_key=stack, divides=True),  # pmap with a device axis on all arguments
+    "replicated": Layout(replicate, split_rows, divides=True),  # pmap(in_axes=(None, 0, None))
+    "sharded": Layout(replicate, split, divides=True),  # jit and shard_map
+}
+
+
+def as_layout(layout: str | Layout | tuple) -> Layout:
+    """A layout from its name or from functions.
+
+    Raises:
+        ValueError: a name that does not exist.
+    """
+    if isinstance(layout, str):
+        if layout not in LAYOUTS:
+            raise ValueError(f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give a Layout")
+        return LAYOUTS[layout]
+    return layout if isinstance(layout, Layout) else Layout(*layout)

@@ -1,0 +1,115 @@
+"""Pytrees of anybody's program: names, host copies, rows of a batch, and what each device holds of a leaf."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree by their path, for example `params/dense/kernel`."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself": leaf for path, leaf in paths}
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether this leaf is a typed PRNG key."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def is_random(leaf: Any) -> bool:
+    """Whether this leaf drives random numbers: a key, or uint32 as in raw keys and the counters of `nnx.Rngs`."""
+    return is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether this leaf holds real floating-point numbers."""
+    return not is_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+
+
+def to_host(tree: Any, dtype: Any = None) -> Any:
+    """Copies in host memory, so that nobody's donation reaches them; floating-point leaves as `dtype` if given."""
+
+    def copy(leaf: Any) -> Any:
+        if is_key(leaf):
+            return jax.numpy.copy(leaf)
+        if dtype is not None and is_float(leaf):
+            return np.array(leaf, dtype)
+        return np.array(leaf) if hasattr(leaf, "dtype") else leaf
+
+    return jax.tree.map(copy, tree)
+
+
+def numbers(leaf: Any) -> np.ndarray:
+    """A leaf as float64 (complex128 where it is complex) on the host; a key as its integers."""
+    leaf = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    return leaf.astype(np.complex128 if np.iscomplexobj(leaf) else np.float64)
+
+
+def number_of_examples(batch: Any) -> int:
+    """B of a batch whose leaves are `[B, ...]`.
+
+    Raises:
+        ValueError: the leaves do not have one leading axis in common.
+    """
+    sizes = {name: np.shape(leaf)[:1] for name, leaf in named(batch).items()}
+    if len(set(sizes.values())) != 1 or () in sizes.values():
+        shapes = ", ".join(f"{name} {list(np.shape(leaf))}" for name, leaf in named(batch).items())
+        raise ValueError(
+            f"the leaves of the batch have the shapes {shapes}: all must start with the same axis, [B, ...]"
+        )
+    return next(iter(sizes.values()))[0]
+
+
+def rows(batch: Any, index: Any) -> Any:
+    """The examples of a batch at `index` (a slice, or integers), in host memory."""
+    return jax.tree.map(lambda leaf: leaf[index] if is_key(leaf) else np.array(np.asarray(leaf)[index]), batch)
+
+
+def parts(batch: Any, N: int) -> list[Any]:
+    """The batch cut into N runs of examples as devices take them; the last are shorter or absent where B is uneven."""
+    B = number_of_examples(batch)
+    b = -(-B // N)
+    return [rows(batch, slice(start, start + b)) for start in range(0, B, b)]
+
+
+def per_device(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None:
+    """What each device holds of a leaf that has `shape` on one device.
+
+    Returns:
+        N arrays where the leaf is replicated or stacked `[N, *shape]`; one where it is sharded or on one device; None
+        where it has another shape.
+    """
+    if np.shape(leaf) == (N, *shape):
+        values = numbers(leaf)
+        return [values[d] for d in range(N)]
+    if np.shape(leaf) != shape:
+        return None
+    if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_replicated:
+        return [numbers(shard.data) for shard in leaf.addressable_shards]
+    return [numbers(leaf)]
+
+
+def disagreement(leaf: Any) -> float:
+    """Largest difference between shards of a leaf that should be equal, since they stand for the same slice of it."""
+    if not isinstance(leaf, jax.Array) or is_key(leaf):
+        return 0.0
+    slices: dict[str, list[np.ndarray]] = {}
+    for shard in leaf.addressable_shards:
+        slices.setdefault(str(shard.index), []).append(numbers(shard.data))
+    return max(distance(first, other) for first, *others in slices.values() for other in [first, *others])
+
+
+def largest(values: np.ndarray) -> float:
+    """The largest absolute value; infinite where one is not a number."""
+    with np.errstate(invalid="ignore"):
+        found = float(np.max(np.abs(values), initial=0))
+    return found if np.isfinite(found) else np.inf
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest absolute difference; not-a-number equals not-a-number."""
+    with np.errstate(invalid="ignore"):
+        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, a - b)
+    return largest(difference)

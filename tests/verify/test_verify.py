@@ -1,0 +1,224 @@
+"""`pmapdp.verify`: every planted mistake is found by its sentence, and right programs pass.
+
+The plants are in `programs.py`: one mistake each in a program that is right without it, which a test here shows too.
+Tolerances are those of `pmapdp.verify.rounding`. docs/verify.md is checked against the plants and the sentences.
+"""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+import right_programs
+from launch import environment, python
+
+from pmapdp.verify import Layout, VerificationError, verify
+from pmapdp.verify.sentences import CAUSES
+
+WAYS = ("pmap", "shard_map", "jit")
+# Under jit, arrays are those of the whole batch and the compiler adds the collectives: these cannot be made there.
+NOT_UNDER_JIT = {"no all-reduce", "left out", "drift"}
+# In the order of the table in docs/verify.md: what the reader may do wrong, and under which ways it can be done.
+PLANTS = [
+    (cause, [way for way in WAYS if not (way == "jit" and cause in NOT_UNDER_JIT)])
+    for cause in (
+        "no all-reduce", "left out", "sum for mean", "averaged twice", "check_vma", "mean of means",
+        "local statistics", "averaged statistics", "local normalisation", "same mask", "other random numbers",
+        "key stands still", "dropped", "counted twice", "nonlinear", "drift",
+        "one device's metrics", "scaled metrics", "learning rate", "weight decay", "every device computes everything",
+        "recompilation", "used after donation", "transfer", "place decides",
+    )
+]  # fmt: skip
+PLANTS = [(cause, ["shard_map"] if cause == "check_vma" else ways) for cause, ways in PLANTS]
+QUICK = {
+    ("no all-reduce", "pmap"), ("sum for mean", "jit"), ("check_vma", "shard_map"), ("mean of means", "pmap"),
+    ("local statistics", "shard_map"), ("same mask", "pmap"), ("dropped", "jit"), ("nonlinear", "shard_map"),
+    ("one device's metrics", "pmap"), ("every device computes everything", "jit"), ("used after donation", "pmap"),
+}  # fmt: skip
+PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
+
+
+def report_on(way, mistake, **arguments):
+    """The report on the program of `programs.py` with a mistake, on 4 devices."""
+    options = programs.OPTIONS.get(mistake, {})
+    state, batch, key = programs.start()
+    return verify(
+        **{
+            "reference": functools.partial(programs.reference, **options),
+            "make_step": lambda devices: programs.make_step(way, devices, mistake, **options),
+            "state": state, "batch": batch, "key": key, "layout": programs.layout(way, mistake), "counts": [4],
+            "last_batch": programs.padded(batch), **arguments,
+        }
+    )  # fmt: skip
+
+
+def pattern(cause):
+    """The sentence of a cause as a regular expression, for any values in it."""
+    return re.sub(r"\\{.*?\\}", ".+", re.escape(CAUSES[cause][1]))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "way"),
+    [
+        pytest.param(cause, way, marks=() if (cause, way) in QUICK else pytest.mark.slow)
+        for cause, ways in PLANTS
+        for way in ways
+    ],
+)
+def test_a_planted_mistake_is_found_and_named(mistake, way):
+    report = report_on(way, mistake)
+    assert report.causes == [mistake], str(report)
+    assert any(re.search(pattern(mistake), check.sentence) for check in report.failed), str(report)
+    with pytest.raises(VerificationError, match=pattern(mistake)):
+        report.require()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["sum for mean", "no all-reduce", "nonlinear"])
+def test_a_mistake_is_found_in_float32_too(mistake):
+    assert report_on("shard_map" if mistake == "nonlinear" else "pmap", mistake, float64=False).causes == [mistake]
+
+
+@pytest.mark.slow
+def test_a_gradient_summed_under_adam_is_found_although_the_parameters_hardly_show_it():
+    state, _, _ = programs.start(adam=True)
+    report = verify(
+        **right_programs.adam_with_pmap()
+        | {"make_step": lambda devices: programs.make_step("pmap", devices, "sum for mean", adam=True), "state": state}
+    )
+    assert report.causes == ["sum for mean"], str(report)
+
+
+@pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, marks=() if program.__name__ in right_programs.QUICK else pytest.mark.slow)
+        for program in right_programs.RIGHT
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_a_right_program_passes(program, float64):
+    report = verify(**program(), float64=float64)
+    assert report.ok, str(report)
+    same = [check.devices for check in report.checks if check.name == "same update" and check.status == "passed"]
+    assert same == [(1, 2, 4, 8)], str(report)
+
+
+def test_which_examples_and_which_leaves_are_named():
+    dropped = report_on("jit", "dropped").failed[0]
+    assert "Examples 15 have no influence" in dropped.sentence
+    left_out = report_on("pmap", "left out").failed[0]
+    assert left_out.sentence.startswith("optimizer/logits/b, params/logits/b: every device keeps")
+
+
+def halved(state, batch):
+    loss = jnp.mean((batch["x"] @ state - batch["y"]) ** 2)
+    return state / 2, loss
+
+
+HALVED = {"state": np.ones(3, np.float32), "batch": {"x": np.ones((8, 3), np.float32), "y": np.ones(8, np.float32)}}
+
+
+def test_an_error_of_the_step_is_shown_with_its_line():
+    def step(state, batch):
+        return state, batch["z"]
+
+    report = verify(reference=halved, step=step, **HALVED, counts=[2])
+    assert [check.name for check in report.failed] == ["runs"]
+    assert re.search(r"test_verify\.py:\d+ in step: KeyError: 'z'", str(report))
+
+
+def test_what_was_not_checked_is_said_with_its_reason():
+    report = verify(reference=halved, step=jax.jit(halved), layout="sharded", **HALVED)
+    unchecked = {check.name: check.sentence for check in report.checks if check.status == "not checked"}
+    assert report.ok
+    assert unchecked["random numbers advance"] == "the step takes no key and has none in its state"
+    assert "give last_batch" in unchecked["same update, last batch"]
+    assert "give make_step" in unchecked["other numbers of devices"]
+    assert set(json.loads(report.to_json())["checks"][0]) >= {"name", "status", "devices", "sentence", "cause"}
+
+
+def test_a_program_that_does_not_keep_float64_is_compared_in_its_own_type():
+    def reference(state, batch):
+        return (state - 0.1 * batch["x"].mean(0)).astype(np.float32), batch["x"].sum()
+
+    report = verify(reference=reference, step=jax.jit(reference), layout="sharded", **HALVED)
+    assert report.ok
+    assert "given float64, it returns a state of another type" in report.precision
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either step, for all devices, or make_step"),
+        ({"step": halved, "counts": [9000]}, "asks for 9000 devices"),
+        ({"step": halved, "layout": "staked"}, "unknown layout 'staked': choose from stacked"),
+        ({"step": halved, "batch": {"x": np.ones((8, 3)), "y": np.ones(4)}}, "x \\[8, 3\\], y \\[4\\]"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        verify(**{"reference": halved, **HALVED, **arguments})
+
+
+FILE = """
+import jax, numpy as np
+def reference(w, batch):
+    loss, g = jax.value_and_grad(lambda w: ((batch["x"] @ w) ** 2).mean())(w)
+    return w - 0.1 * g, loss
+def device_step(w, batch):
+    loss, g = jax.value_and_grad(lambda w: ((batch["x"] @ w) ** 2).mean())(w)
+    return w - 0.1 * jax.lax.REDUCE(g, "data"), jax.lax.pmean(loss, "data")
+def check():
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    return dict(reference=reference, step=jax.pmap(device_step, "data"), state=np.ones(3, np.float32), batch={"x": x})
+def broken():
+    return dict(reference=lambda w, batch: 1 / 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("reduce", "target", "status", "said"),
+    [
+        ("pmean", "step.py:check", 0, "checks passed"),
+        ("psum", "step.py:check", 1, "use lax.pmean in place of lax.psum"),
+        ("pmean", "step.py:absent", 2, "has no function absent"),
+        ("pmean", "absent.py:check", 2, "is not a file"),
+    ],
+)
+def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
+    (tmp_path / "step.py").write_text(FILE.replace("REDUCE", reduce))
+    done = python("-m", "pmapdp.verify", tmp_path / target, "--devices", 4, "--json", tmp_path / "report.json")
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    if status < 2:
+        assert json.loads((tmp_path / "report.json").read_text())["ok"] == (status == 0)
+
+
+def test_the_page_shows_every_planted_mistake_and_its_sentence():
+    page = PAGE.read_text()
+    for cause, ways in PLANTS:
+        short, text = CAUSES[cause]
+        found = " | ".join("found" if way in ways else "cannot be made" for way in WAYS)
+        assert f"| {short} | {found} | {text} |" in page, cause
+
+
+def test_importing_does_not_start_jax():
+    code = "import pmapdp.verify, jax; assert not jax._src.xla_bridge._backends"
+    assert python("-c", code, env=environment()).returncode == 0
+
+
+def test_a_layout_of_functions_is_taken_as_it_is():
+    everywhere = Layout(
+        lambda state, devices: jax.device_put(state, devices[0]),
+        lambda batch, devices: jax.device_put(batch, devices[0]),
+    )
+    report = verify(reference=halved, step=jax.jit(halved), layout=everywhere, **HALVED, counts=[1])
+    assert report.ok, str(report)
