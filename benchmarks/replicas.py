@@ -45,9 +45,7 @@ def main() -> None:
     print(f"{' '.join(flags)} on {devices.cores()} cores: {devices.describe(job.devices)}")
     print(replicas.text)
     print(f"{len(updates)} rounds: an update {update:.2f} ms, a comparison {comparison:.2f} ms")
-    print(
-        f"every {options.every} updates it takes at most {100 * comparison / options.every / update:.3f} % of their time"
-    )
+    print(f"every {options.every} updates it takes at most {100 * comparison / options.every / update:.3f} % of it")
 
 
 if __name__ == "__main__":

@@ -122,22 +122,16 @@ class WorkdirOptions:
     """Write a checkpoint after this many updates, beside the one after each epoch."""
     keep_checkpoints: int = 3
     """Number of newest checkpoints to keep, beside the one with the best test accuracy."""
+    check_replicas: int | None = None
+    """Compare the devices' copies of the state after this many updates; where they differ, stop (exit status 5)."""
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """A loss that is not finite: stop (exit status 3), or go back to the last checkpoint and skip the batches since."""
     histograms: bool = False
     """Write histograms of parameters and gradients for TensorBoard after each epoch."""
     profile: bool = False
     """Record a trace of a few updates for Perfetto and TensorBoard, and print the ten longest operations."""
     compile_cache: bool = True
     """Keep compiled programs in a cache folder, so that the next start is faster."""
-
-
-@dataclass(frozen=True)
-class FaultOptions:
-    """What to do about faults that raise no error."""
-
-    check_replicas: int | None = None
-    """Compare the copies of the state between devices after this many updates; where they differ, exit status 5."""
-    on_nan: Literal["stop", "rollback"] = "stop"
-    """A loss that is not finite: stop (exit status 3), or go back to the last checkpoint and skip the batches since."""
 
 
 GROUPS = (
@@ -148,7 +142,6 @@ GROUPS = (
     RunOptions,
     OutputOptions,
     WorkdirOptions,
-    FaultOptions,
 )
 
 
@@ -161,7 +154,6 @@ class Config(
     RunOptions,
     OutputOptions,
     WorkdirOptions,
-    FaultOptions,
 ):
     """All settings of a run."""
 
@@ -247,21 +239,14 @@ def check(config: Config) -> None:
         raise UserError(
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
-    if config.strategy == "single" and config.check_replicas:
-        raise UserError(
-            f"--check-replicas {config.check_replicas} compares devices, and --strategy single runs on one: leave it "
-            "out, or use --strategy pmap"
-        )
     if config.weight_decay and config.optimizer != "adamw":
         raise UserError(
             f"--weight-decay {config.weight_decay} has no effect with --optimizer {config.optimizer}, only with adamw: "
             "try --weight-decay 0"
         )
-    for name in ("fresh", "checkpoint_every", "histograms", "profile"):
-        if getattr(config, name) and not config.workdir:
+    for name in ("fresh", "checkpoint_every", "histograms", "profile", "on_nan"):
+        if getattr(config, name) not in (None, False, "stop") and not config.workdir:
             raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
-    if config.on_nan == "rollback" and not config.workdir:
-        raise UserError("--on-nan rollback needs checkpoints to go back to: add --workdir runs/first")
     epochs = config.switch_epochs
     if config.schedule == "piecewise" and not epochs:
         raise UserError("--schedule piecewise needs the epochs at which to switch: try --switch-epochs 3 7")

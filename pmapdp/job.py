@@ -153,6 +153,11 @@ def prepare(
     """
     check(config)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
+    if config.strategy == "single" and config.check_replicas:
+        raise UserError(
+            f"--check-replicas {config.check_replicas} compares devices, and --strategy single runs on one: leave it "
+            "out, or use --strategy pmap"
+        )
     if model is None and data is None:
         check_pair(config.model, config.dataset)
     if config.dtype == "float64":

@@ -49,7 +49,7 @@ def points(n: int, seed: int, *, too_large: int | None = None) -> Split:
     return Split(x, labels)
 
 
-BAD = 17
+BAD = 61  # in steps 8 and 19, some updates after the checkpoints of steps 4 and 16
 DATA = DataSet(points(100, 1, too_large=BAD), points(40, 2), ("a", "b", "c"))  # 10 updates an epoch
 
 
@@ -109,7 +109,7 @@ def test_the_batches_since_the_checkpoint_are_left_out(rolled_back):
 
 @pytest.mark.parametrize(
     "stops",
-    [(3, 7, 15), *(pytest.param(stops, marks=pytest.mark.slow) for stops in ((1, 2, 6), (5, 9, 11), (13, 14, 19)))],
+    [(6, 18), *(pytest.param(stops, marks=pytest.mark.slow) for stops in ((1, 5, 7), (8, 9, 17), (12, 13, 19)))],
 )
 def test_stopped_anywhere_and_resumed_it_ends_the_same(rolled_back, stops, tmp_path):
     for steps in stops:
@@ -149,5 +149,5 @@ def test_a_test_loss_that_is_not_finite_counts_for_the_epoch(tmp_path):
 
 
 def test_it_needs_a_workdir():
-    with pytest.raises(UserError, match="--on-nan rollback needs checkpoints to go back to: add --workdir"):
+    with pytest.raises(UserError, match="--on-nan needs a folder for its files: add --workdir"):
         prepare(dataclasses.replace(JOB, checkpoint_every=None))

@@ -128,7 +128,7 @@ def test_a_setting_of_another_type_is_refused(folder, name, value):
 
 
 def test_a_setting_that_an_earlier_version_lacks_has_its_default(folder):
-    """Both in config.json and in what a checkpoint says that it belongs to; any field may be the one that came later."""
+    """Both in config.json and in what a checkpoint belongs to; any field may have come later."""
     document = json.loads((folder / "config.json").read_text())
     del document["config"]["seed"]
     (folder / "config.json").write_text(json.dumps(document))
