@@ -102,6 +102,11 @@ class Job:
         """b, the largest number of examples that one device gets in an update."""
         return math.ceil(self.global_batch_size / self.batch_shards)
 
+    @property
+    def ends(self) -> list[int]:
+        """Numbers of updates, at whose multiples a dispatch must end."""
+        return [every for every in (self.checkpoint_every, self.check_replicas) if every]
+
     def dispatches(self, step: int) -> Iterator[tuple[int, Any]]:
         """What is left of an epoch after update `step` of the run: each time a number of updates and their batches on
         the devices. A batch is placed when it is asked for, while the devices still compute what was started."""
@@ -113,9 +118,8 @@ class Job:
 
     def counts(self, step: int, end: int) -> Iterator[int]:
         """The number of updates of each dispatch after update `step` up to `end`."""
-        ends = [every for every in (self.checkpoint_every, self.check_replicas) if every]
         while step < end:
-            count = min(self.steps_per_dispatch, end - step, *(every - step % every for every in ends))
+            count = min(self.steps_per_dispatch, end - step, *(every - step % every for every in self.ends))
             yield count
             step += count
 

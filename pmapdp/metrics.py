@@ -47,8 +47,7 @@ class Meter:
         self.last_loss = math.nan
         self.waiting: deque[tuple[int, int, MetricSums]] = deque()
         self.steps = self.examples = 0
-        self.clock = time.perf_counter()
-        self.seconds = 0.0
+        self.clock, self.seconds = time.perf_counter(), 0.0
 
     def add(self, step: int, sums: MetricSums, examples: int = 0, count: int = 1) -> None:
         """Take the metrics of updates that may still be computed.

@@ -60,5 +60,4 @@ def updates_at_once(job: Job) -> int:
     batches = job.train_batches
     bytes_of_a_batch = batches.split.inputs.nbytes // batches.examples * batches.batch_size
     limits = MOST, updates_in_an_epoch(job) // FEWEST_DISPATCHES, LARGEST // bytes_of_a_batch
-    ends = job.checkpoint_every, job.check_replicas
-    return max(1, min(limit for limit in (*limits, *ends) if limit is not None))
+    return max(1, min(*limits, *job.ends))
