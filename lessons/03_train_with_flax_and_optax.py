@@ -314,11 +314,13 @@ def broken_loss(predictions, targets):  # [B, 1] and [B]
 
 
 points = jnp.linspace(-1, 1, 50)
-targets, line = 3 * points, jnp.zeros((1, 1))
-for _ in range(200):
-    line -= 0.3 * jax.grad(lambda line: broken_loss(points[:, None] @ line, targets))(line)
-print(f"slope {line[0, 0]:.3f} instead of 3, loss {broken_loss(points[:, None] @ line, targets):.3f}")
-print(f"variance of the targets {targets.var():.3f}")
+targets, line = 3 * points, jnp.full((1, 1), -2.0)
+for update in range(201):
+    loss, gradient = jax.value_and_grad(lambda line: broken_loss(points[:, None] @ line, targets))(line)
+    if update % 100 == 0:
+        print(f"update {update:3d}: loss {loss:.3f}, slope {line[0, 0]:.3f} instead of 3")
+    line = line - 0.3 * gradient
+print(f"variance of the targets: {targets.var():.3f}")
 
 
 # %%

@@ -38,6 +38,7 @@ import optax
 from checks import check
 from flax import nnx
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pictures import lesson_07
 
 from pmapdp import devices
@@ -202,7 +203,17 @@ for name, of_counts in masks.items():
 # example, the masks depend on neither.
 #
 # This is a question of `pmap` and `shard_map`, where the program sees one device's rows. Under `jit` (lesson 08) the
-# program sees the global batch, and one key gives the same mask however the batch is split.
+# program sees the global batch, and one key gives the same mask however the batch is split:
+
+# %%
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+over_eight = jax.jit(same_key, static_argnums=1, out_shardings=split)(jax.random.key(0), range(8))
+equal = bool((over_eight == masks["same_key"][1]).all())
+print(f"under jit on {len(over_eight.devices())} devices: the mask of one device = {equal}")
+assert equal
+
+# %% [markdown]
+# The compiler lets each device draw its rows of the one mask.
 #
 # ## Proof: one network, any number of devices
 #
