@@ -14,14 +14,14 @@
 # %% [markdown]
 # # 13. Train with many processes
 #
-# After this lesson you can start several processes that train together, say which examples each of them reads and what
-# only process 0 does, and say what happens when one of them dies.
+# After this lesson you can connect several processes with `jax.distributed`, build global arrays from the rows that each
+# process reads, say what only process 0 does, and resume after a process has died.
 #
-# About 25 minutes · before: [12 Born sharded](12_born_sharded.ipynb) · next:
+# About 30 minutes · before: [12 Born sharded](12_born_sharded.ipynb) · next:
 # [14 Measure, and scale](14_measure_and_scale.ipynb)
 #
 # One machine has a handful of devices. More machines mean more processes: each runs the same program, and owns only
-# the devices of its machine. Here both processes run on your machine and talk over its loopback interface.
+# the devices of its machine. Here both processes run on your machine and communicate over its loopback interface.
 
 # %%
 import dataclasses
@@ -39,67 +39,47 @@ import drawing
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
-from checks import check
+from checks import check, load
 
 from pmapdp import devices
 from pmapdp.data.batches import Batches
-from pmapdp.data.digits import load
 from pmapdp.recipes import RECIPES
+from pmapdp.registry import load_data
 from pmapdp.train import train
 from pmapdp.trained import load_run
 
-devices.simulate(4)
+devices.simulate(8)
 drawing.setup()
+pictures = load("lesson_pictures", "13_many_processes")
 runs = Path(tempfile.mkdtemp())
 
 # %% [markdown]
 # ## One array, two processes
 #
-# The picture shows one global array `[8]` on four devices. Process 0 can touch the two shards in its own memory, and not
-# the others; both processes know the shape of the whole.
+# The picture shows a global array `[16, 3]` on four devices. Both processes know its global shape. Process 0 can read the two
+# shards in its own memory, and not the others.
 
 # %%
-axes = drawing.canvas(14, 3.2)
-for device in range(4):
-    drawing.box(axes, 1 + 3.2 * device, 0.4, f"rows {2 * device}, {2 * device + 1}", device=device, width=2.4)
-for process in range(2):
-    drawing.box(axes, 0.7 + 6.4 * process, 1.8, f"process {process}: reads rows {4 * process} to {4 * process + 3}",
-                width=6, height=1)  # fmt: skip
-    for device in (2 * process, 2 * process + 1):
-        drawing.arrow(axes, (2.2 + 3.2 * device, 1.8), (2.2 + 3.2 * device, 1.2), device=device)
+pictures.one_array()
 plt.show()
 
 # %% [markdown]
-# The smallest case: a program that both processes run. `initialize` connects them: process 0 listens as the
-# *coordinator*, and every process says how many there are and which it is. Then each gives **its part only**, the
-# numbers 0 to 3 or 4 to 7. What is their sum, and what happens when a process asks for the whole array?
+# ## A program to take home
+#
+# [programs/two_processes.py](programs/two_processes.py) is a whole training in plain JAX. Three calls are new. `initialize`
+# connects the processes: process 0 listens as the *coordinator*, and each process says how many there are and which one it is.
+# (Under Slurm, Open MPI or on Cloud TPU it needs no arguments.) `jax.devices()` is then the devices of *all* processes. And
+# `make_array_from_process_local_data` builds a global array from the rows that each process gives. The step is that of lesson 08.
 
 # %%
-PROGRAM = """
-import os, sys
-os.environ["NPROC"] = "8"  # threads enough for simulated devices before jax 0.12 (lesson 00)
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+program = Path("programs/two_processes.py").read_text()
+print(program[program.index("coordinator, process") :])
 
-coordinator, process = sys.argv[1], int(sys.argv[2])
-jax.config.update("jax_num_cpu_devices", 2)
-jax.distributed.initialize(coordinator, num_processes=2, process_id=process)
+# %% [markdown]
+# Start it twice. Before you run the cell: which shape has `x` on process 1, and how many of its rows does that process hold? What
+# shape does pmap return, which takes and returns arrays of the process' own devices?
 
-split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
-mine = np.arange(4.0) + 4 * process
-whole = jax.make_array_from_process_local_data(split, mine)
-sys.stdout = sys.stderr  # gloo, which carries the collectives, prints on the other one
-print("devices", jax.device_count(), "of which here", jax.local_device_count())
-print("shape", whole.shape, "shards here", [shard.data.tolist() for shard in whole.addressable_shards])
-print("sum", jax.jit(jax.numpy.sum)(whole))  # the same on both: an all-reduce over the network
-try:
-    np.asarray(whole)
-except RuntimeError as error:
-    print("failure on purpose:", str(error)[:102])
-"""
-(runs / "program.py").write_text(PROGRAM)
-
-
+# %%
 def start(command, count=2):
     """The processes of one run; `command(coordinator, process)` gives the arguments of each."""
     with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
@@ -110,25 +90,32 @@ def start(command, count=2):
     return [subprocess.Popen(each, env=clean, **pipes) for each in commands]
 
 
-for process, running in enumerate(start(lambda *own: [runs / "program.py", *own])):
-    lines = running.communicate(timeout=120)[1].splitlines()
-    print(f"process {process}", *lines, sep="\n  ")
-    assert "sum 28.0" in lines
+for count in (1, 2):
+    own = lambda *given: ["programs/two_processes.py", *given, count, runs / f"w{count}.npy"]  # noqa: B023, E731
+    for process, running in enumerate(start(own, count)):
+        lines = running.communicate(timeout=120)[1].splitlines()
+        print(f"process {process} of {count}", *(line[:118] for line in lines), sep="\n  ")
+        assert running.returncode == 0
+difference = np.abs(np.load(runs / "w1.npy") - np.load(runs / "w2.npy")).max()
+print(f"largest difference between one process and two: {difference:.0e}")
+assert difference < 1e-6
 
 # %% [markdown]
-# Nobody sent the parts anywhere. The sum crossed the network, as one number per device. A process that reads the whole
-# array gets an error: half of it is on another machine. That is the rule of this lesson: **all processes run the same
-# computations in the same order, and each touches its own shards.** A process that runs one more collective than the others
-# waits forever.
+# The global array has the same shape everywhere, and each process holds half of its rows. No process sent its rows to the
+# other: only the gradients crossed the network. pmap's result has the shape `[2]`, the devices of this process; a loop around pmap
+# works on such process-local arrays, and that is what changes when you port it (lesson 15).
+#
+# Reading all of `x` is an error, because half of it is on another machine. So the rule is: **all processes run the same
+# computations in the same order, and each reads its own shards.** A process that makes one collective more than the others waits
+# for them forever.
 #
 # ## Who reads which examples?
 #
-# The order of an epoch is a function of the seed (lesson 10), so every process knows the whole order without
-# asking, and takes its rows. Here are four devices in two processes, and a batch of ten. Before you run it: how many rows
-# does each process hold, and which one has the padding?
+# The order of an epoch is a function of the seed (lesson 10). So every process knows the whole order, and takes its rows. Take four
+# devices in two processes, and a batch of ten. How many rows does each process hold, and which one has the padding?
 
 # %%
-digits = load()
+digits = load_data("digits")
 settings = {"batch_size": 10, "devices": 4, "shuffle_seed": 0}
 batch = next(Batches(digits.train, **settings).epoch(0))
 parts = [next(Batches(digits.train, here=here, **settings).epoch(0)) for here in (range(0, 2), range(2, 4))]
@@ -137,21 +124,15 @@ for process, part in enumerate(parts):
 np.testing.assert_array_equal(np.concatenate([part.inputs for part in parts]), batch.inputs)
 
 # %% [markdown]
-# **The lines that change** in a step that you know from lesson 08 are these two. The step itself stays as it is: it was
-# written for a mesh, and a mesh may span machines.
-#
-# ```
-# jax.device_put(batch, split)                                   # one process: the whole batch
-# jax.make_array_from_process_local_data(split, rows_of_mine)    # several: its rows only
-# ```
+# Six rows each. The last process has the two rows of padding, which have the weight 0.
 #
 # ## Process 0
 #
-# Two processes that append to one log would garble it. So process 0 alone prints, and writes metrics and
-# `config.json`. Checkpoints are different: each process writes the shards that it holds, into one folder that all share.
+# Two processes that append to one log would garble it. So process 0 alone prints, and writes metrics and `config.json`.
+# Checkpoints are different: each process writes the shards that it holds, into one folder that all can reach.
 #
-# Now the trainer: the same command for both, except for the number of the process. For comparison the job runs here
-# too, in a single process with four devices.
+# Now the trainer of pmapdp, with the same command for both processes but for the process' number. For comparison the job also
+# runs here, in a single process with four devices.
 
 # %%
 job = {"model": "mlp", "dtype": "float64", "epochs": 2, "checkpoint_every": 10}
@@ -159,8 +140,8 @@ recipe = RECIPES["digits"].config
 straight = train(dataclasses.replace(recipe, devices=4, workdir=str(runs / "one"), progress=False, **job))
 
 
-def train_in_two(workdir, **more):
-    flags = job | {"devices": 2, "workdir": workdir, "heartbeat_timeout": 6, "num_processes": 2} | more
+def train_in_two(workdir):
+    flags = job | {"devices": 2, "workdir": workdir, "heartbeat_timeout": 6, "num_processes": 2}
     given = [part for name, value in flags.items() for part in ("--" + name.replace("_", "-"), value)]
     own = lambda coordinator, process: ["--coordinator", coordinator, "--process-id", process]  # noqa: E731
     return start(lambda *each: ["-m", "pmapdp.train", "--no-progress", *given, *own(*each)])
@@ -169,10 +150,10 @@ def train_in_two(workdir, **more):
 # %% [markdown]
 # ## Kill one
 #
-# As soon as a checkpoint is there, process 1 dies by SIGKILL. Process 0 then waits in an all-reduce for
-# an answer that never comes; left alone, it would wait forever. So every process gives *signs of life* to the
-# coordinator, and looks for those of the others. After `--heartbeat-timeout` (6 s here, 60 by default) at the latest, it
-# ends itself. The survivor cannot go on: its neighbour's share of the batch is gone.
+# As soon as a checkpoint is there, process 1 dies by SIGKILL. Process 0 then waits in an all-reduce for an answer that never
+# comes. JAX' own heartbeats would notice after about 100 seconds. pmapdp has *signs of life* of its own: a process that gives
+# none for 0.6 of `--heartbeat-timeout` is lost, so that all others have ended when the timeout is over. The timeout is 6 seconds
+# here, so 4 seconds in the message; by default it is 60.
 
 # %%
 both = train_in_two(runs / "two")
@@ -184,16 +165,17 @@ errors = both[0].communicate(timeout=60)[1].splitlines()
 print(f"process 0 ended after {time.perf_counter() - clock:.0f} s with status {both[0].returncode}:")
 print(*(line for line in errors if line.startswith("error")))
 assert both[0].returncode == 4
+assert any("no sign of life for 4 s" in line for line in errors)
 both[1].communicate();
 
 # %% [markdown]
-# What is lost: the updates since the last checkpoint. Slurm, Kubernetes or you start the same command again, and it goes
-# on. It need not be with two processes: a checkpoint knows nothing of processes either.
+# The updates since the last checkpoint are lost. Slurm, Kubernetes or you start the same command again, and the run resumes.
+# The number of processes may change, since a checkpoint knows nothing of processes.
 
 # %%
 again = [each.communicate(timeout=120)[0] for each in train_in_two(runs / "two")]
 print(*(line for line in again[0].splitlines() if "restored" in line or "epoch 2" in line or "devices" in line), sep="\n")
-assert "epoch" not in again[1]  # process 1 says nothing
+assert "epoch" not in again[1]  # process 1 prints nothing
 _, resumed, _ = load_run(runs / "two")
 apart = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(straight.state), jax.tree.leaves(resumed), strict=True)]
 print(f"largest difference to one process: {max(apart):.0e}")
@@ -202,63 +184,66 @@ assert max(apart) < 1e-10
 # %% [markdown]
 # ## Is it faster?
 #
-# Not here: the two processes share the cores of one machine, and what one process did in its memory now goes through sockets.
-# On machines of their own they have twice the devices, and pay for the network.
+# Not here. The two processes share the cores of one machine, and their all-reduce goes through sockets, where one process uses
+# its memory. On machines of their own they would have twice the devices, and pay for the network.
 
 # %%
 for name, meaning in (("one", "1 process x 4 devices"), ("two", "2 processes x 2 devices")):
     lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-    print(f"{meaning}: {[line for line in lines if line['event'] == 'epoch'][-1]['images_per_second']:,.0f} images/s")
+    speed = [line for line in lines if line["event"] == "epoch"][-1]["examples_per_second"]
+    print(f"{meaning}: {speed:,.0f} examples/s")
 print(devices.describe(jax.devices()[:4]))
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. `my_rows`**: a global batch of `rows` rows lies in order on all devices of `processes` processes, each with equally
-# many devices; `rows` divides by their number. Return the numbers of the rows that process `process` must read.
+# They run in one process. Its eight devices stand for those of several processes.
 #
-# <details><summary>Hint</summary>Devices are in the order of their processes, so the rows of one process are next to
-# each other.</details>
+# **1. `rows_of`** (5 minutes): `sharding` splits a global array of shape `shape` along its first axis. `mine` is the list of
+# devices of this process, side by side. Return `(first, last)`: the rows that this process must read, from `first` to below `last`.
+# <details><summary>Hint</summary><code>sharding.devices_indices_map(shape)[device]</code> is a tuple of slices; a slice's
+# start is None for the first row.</details>
 #
-# **2. `lost`**: `last_sign[p]` is the time at which process p last gave a sign of life. Return the numbers of the processes,
-# in order, that have been silent for longer than `patience` seconds, except this one, `me`.
+# **2. `assemble`** (10 minutes): write `make_array_from_process_local_data` yourself. `rows` are NumPy rows for the devices `mine`,
+# in their order. Place each device's share, and return the array of shape `shape` with the sharding `sharding`.
+# <details><summary>Hint</summary><code>np.split</code>, <code>jax.device_put(part, device)</code>, and
+# <code>jax.make_array_from_single_device_arrays(shape, sharding, parts)</code>.</details>
 #
-# <details><summary>Hint</summary>This process is running, or it could not ask.</details>
-#
-# **3. `differing`**: `facts[p]` is a dictionary of what process p was started with. Return a list of `(p, name)` for each
-# fact that is not as in process 0, also where p does not have it.
-#
-# <details><summary>Hint</summary>Two loops; `facts[p].get(name)`.</details>
+# **3. `log_loss`** (3 minutes): find the planted mistake. With two processes this program stops at the first call, without an
+# error: `if process == 0: say(mean_loss())`. Here `mean_loss` is a jitted function of global arrays. Write it right, as a function
+# that every process calls.
+# <details><summary>Hint</summary>Which processes take part in the all-reduce inside mean_loss?</details>
 
 
 # %%
-def my_rows(process, processes, rows):
-    """A range of row numbers."""
-    ...  # your code: 2 lines
+def rows_of(sharding, shape, mine):
+    """(first, last) of the rows on the devices `mine`."""
+    ...  # your code: 3 or 4 lines
 
 
-def lost(last_sign, now, patience, me):
-    """A list of process numbers."""
-    ...  # your code: 1 to 2 lines
+def assemble(sharding, shape, rows, mine):
+    """The global array of these rows."""
+    ...  # your code: 2 or 3 lines
 
 
-def differing(facts):
-    """A list of (process, name)."""
-    ...  # your code: 2 to 4 lines
+def log_loss(process, mean_loss, say):
+    """Process 0 says the loss; returns it on every process."""
+    ...  # your code: 3 or 4 lines
 
 
-for exercise in (my_rows, lost, differing):
+for exercise in (rows_of, assemble, log_loss):
     check("13_many_processes", exercise.__name__, exercise)
 
 # %% [markdown]
-# Solutions: [solutions/13_many_processes.py](solutions/13_many_processes.py)
+# Solutions, with reasons: [solutions/13_many_processes.py](solutions/13_many_processes.py)
 #
 # ## Take away
 #
-# - All processes run the same program; each gives and reads its own shards of global arrays.
-# - Process 0 writes what is read by people; checkpoints are written by all, and know nothing of processes.
-# - A lost process ends the run in bounded time; the same command goes on from the last checkpoint.
+# - All processes run the same program. Each gives its rows to global arrays and reads its own shards.
+# - Process 0 writes what people read; checkpoints are written by all.
+# - A lost process ends the run in bounded time, and the same command resumes from the last checkpoint.
 #
-# This code lives in [pmapdp/processes/](../pmapdp/processes/join.py) and
-# [steps/placing.py](../pmapdp/steps/placing.py); [deploy/](../deploy/slurm.sbatch) starts it under Slurm, Open MPI and
-# Kubernetes.
+# The code is in [steps/placing.py](../pmapdp/steps/placing.py) and [processes/join.py](../pmapdp/processes/join.py);
+# [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open MPI and Kubernetes. Read on: [Introduction to
+# multi-controller JAX](https://docs.jax.dev/en/latest/multi_process.html). Next:
+# [14 Measure, and scale](14_measure_and_scale.ipynb).

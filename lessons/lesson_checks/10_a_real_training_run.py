@@ -1,9 +1,11 @@
 """Checks of lesson 10's exercises."""
 
-import os
 import tempfile
 from pathlib import Path
 
+import jax
+import jax.export
+import jax.numpy as jnp
 import numpy as np
 from checks import require
 
@@ -11,26 +13,7 @@ from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 
 
-def where(answer):
-    """Epoch and updates done in it, also right at the end of an epoch."""
-    random = np.random.default_rng()
-    for _ in range(5):
-        per_epoch = int(random.integers(5, 50))
-        epoch, done = int(random.integers(0, 9)), int(random.integers(1, per_epoch))
-        found = tuple(answer(epoch * per_epoch + done, per_epoch))
-        require(
-            found != (epoch + 1, done),
-            f"epochs count from 0: update {done} of {per_epoch} is in epoch 0, yours says one more",
-        )
-        require(found == (epoch, done), f"after {epoch} whole epochs and {done} updates the answer is {(epoch, done)}")
-    found = tuple(answer(3 * per_epoch, per_epoch))
-    require(
-        found == (3, 0),
-        f"at the end of epoch 2 the next one, epoch 3, begins with 0 updates done; yours says {found}",
-    )
-
-
-def next_examples(answer):
+def batch_rows(answer):
     """The same batches as `pmapdp.data.batches.Batches`, from the numbers alone."""
     random = np.random.default_rng()
     examples, batch_size, seed = int(random.integers(30, 60)), int(random.integers(7, 11)), int(random.integers(100))
@@ -50,26 +33,55 @@ def next_examples(answer):
     )
     require(
         not np.array_equal(np.sort(found[batches.steps]), np.sort(found[0])),
-        "epoch 1 repeats the order of epoch 0: the epoch belongs into the seed, [seed, epoch]",
+        "epoch 1 repeats the order of epoch 0: the epoch belongs in the seed, [seed, epoch]",
     )
     for step, (ours, right) in enumerate(zip(found, expected, strict=True)):
         require(np.array_equal(ours, right), f"the batch of update {step} is wrong: which epoch is it in?")
 
 
-def write_whole(answer):
-    """The new content is there, nothing else is, and the old file was never opened for writing."""
+def resumable(answer):
+    """Two starts make every update once, from what the first one saved."""
+    made, created = [], []
+
+    def create():
+        created.append(True)
+        return {"updates": jnp.zeros((), jnp.int32), "w": jnp.zeros(3), "momentum": jnp.zeros(3)}
+
+    def step(state, number):
+        made.append(number)
+        require(int(state["updates"]) == number, f"update {number} was asked of a state after {int(state['updates'])}")
+        momentum = 0.9 * state["momentum"] + number
+        return {"updates": state["updates"] + 1, "w": state["w"] - momentum, "momentum": momentum}
+
+    wanted = {"updates": 0, "w": np.zeros(3), "momentum": np.zeros(3)}
+    for number in range(5):
+        momentum = 0.9 * wanted["momentum"] + number
+        wanted = {"updates": number + 1, "w": wanted["w"] - momentum, "momentum": momentum}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text("old")
-        keeps_old = Path(folder) / "reader"
-        os.link(path, keeps_old)  # sees what happens to the old file itself
-        returned = answer(path, "new" * 1000)
-        require(returned == path, "return `path`")
-        require(path.read_text() == "new" * 1000, "the file does not hold the new text")
+        path = Path(folder) / "checkpoints"
+        answer(path, 3, create, step)
+        require(made == [0, 1, 2], f"the first start makes the updates 0, 1 and 2; yours made {made}")
         require(
-            keeps_old.read_text() == "old",
-            "the old file was overwritten in place: whoever reads it meanwhile sees half a file; "
-            "write another one and rename it with os.replace",
+            path.exists() and any(path.iterdir()), "the first start left no checkpoint: save, and wait until it is done"
         )
-        left = sorted(each.name for each in Path(folder).iterdir())
-        require(left == ["config.json", "reader"], f"other files were left behind: {left}")
+        found = answer(path, 5, create, step)
+        require(made[3:] == [3, 4], f"the second start makes the updates 3 and 4; yours made {made[3:]}: latest_step()")
+    require(isinstance(found, dict) and found.keys() == wanted.keys(), "return the whole state")
+    for name, value in wanted.items():
+        require(np.allclose(found[name], value, rtol=1e-5), f"{name} is {found[name]}, without a stop it is {value}")
+
+
+def exported(answer):
+    """Bytes of the function, for any number of rows."""
+    offset = np.random.default_rng().normal(size=4).astype(np.float32)
+    content = answer(lambda x: (x + offset).sum(1))
+    require(isinstance(content, bytes | bytearray), "return bytes: end with .serialize()")
+    loaded = jax.export.deserialize(bytearray(content))
+    (shape,) = (each.shape for each in loaded.in_avals)
+    require(
+        not isinstance(shape[0], int),
+        f"the program takes only {shape[0]} rows: make the first size symbolic, export.symbolic_shape('n')",
+    )
+    for rows in (1, 5):
+        x = np.random.default_rng().normal(size=(rows, 4)).astype(np.float32)
+        require(np.allclose(loaded.call(x), (x + offset).sum(1), atol=1e-5), "the program returns something else")

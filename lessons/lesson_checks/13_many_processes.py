@@ -1,68 +1,70 @@
-"""Checks of lesson 13's exercises."""
+"""Checks of lesson 13's exercises: eight devices of one process stand for those of several."""
 
+import jax
 import numpy as np
 from checks import require
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-def my_rows(answer):
-    """Blocks, as many rows for each, and together all of them."""
+def random_case():
+    """A sharding over four or eight devices, and how many of them a process has."""
     random = np.random.default_rng()
-    for _ in range(5):
-        processes, share = int(random.integers(2, 6)), int(random.integers(2, 9))
-        rows = processes * share
-        found = [[int(row) for row in answer(process, processes, rows)] for process in range(processes)]
-        for process, mine in enumerate(found):
-            require(
-                len(mine) == share,
-                f"{processes} processes share {rows} rows: each reads {share}, and process {process} reads {len(mine)}",
-            )
-        together = sorted(row for mine in found for row in mine)
-        require(together == list(range(rows)), "some rows are read by nobody, or twice: all together make up the batch")
-        for process, mine in enumerate(found):
-            require(
-                mine == list(range(process * share, (process + 1) * share)),
-                f"process {process} reads {mine}: its devices hold neighbouring rows, "
-                f"{process * share} to {(process + 1) * share - 1}",
-            )
+    N, here = ((4, 2), (8, 2), (8, 4))[random.integers(3)]
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:N]), ("data",)), PartitionSpec("data"))
+    return sharding, N, here, (N * int(random.integers(2, 5)), 3)
 
 
-def lost(answer):
-    """Silent ones, in order, and never this process."""
-    random = np.random.default_rng()
-    for _ in range(5):
-        count, now, patience = (
-            int(random.integers(4, 9)),
-            float(random.integers(500, 900)),
-            float(random.integers(20, 60)),
-        )
-        silent = sorted(int(p) for p in random.choice(count, size=2, replace=False))
-        signs = [now - patience * (3.0 if p in silent else 0.5) for p in range(count)]
-        others = [p for p in range(count) if p not in silent]
-        found = list(answer(signs, now, patience, others[0]))
-        require(found != others[1:], "these are the living ones: a silent process' last sign is older than `patience`")
-        require(found == silent, f"after {patience:.0f} s of patience {silent} are lost, yours says {found}")
-        found = list(answer(signs, now, patience, silent[0]))
+def rows_of(answer):
+    """Of each process, the rows on its devices."""
+    sharding, N, here, shape = random_case()
+    share = shape[0] // N
+    for first in range(0, N, here):
+        found = answer(sharding, shape, jax.devices()[first : first + here])
+        require(isinstance(found, tuple) and len(found) == 2, "return two numbers: (first, last)")
+        require(all(isinstance(number, int) for number in found), f"return two whole numbers, yours are {found}")
+        wanted = first * share, (first + here) * share
         require(
-            found == silent[1:],
-            f"process {silent[0]} asks, so it is alive, however old its own last sign is; yours says {found}",
+            found != (0, shape[0]) or wanted == found,
+            f"this is the whole array; this process has {here} of {N} devices",
+        )
+        require(
+            found == wanted,
+            f"devices {first} to {first + here - 1} of {N} hold the rows {wanted[0]} to below {wanted[1]}, yours {found}",
         )
 
 
-def differing(answer):
-    """Each against process 0, missing facts too."""
-    random = np.random.default_rng()
-    seed, other = (int(number) for number in random.choice(100, size=2, replace=False))
-    same = {"seed": seed, "jax": "0.10.2", "data": "digits"}
-    require(list(answer([same, dict(same)])) == [], "two equal processes differ in nothing: return an empty list")
-    found = list(answer([same, dict(same), {**same, "seed": other}]))
+def assemble(answer):
+    """An array with the right rows on the right devices."""
+    sharding, N, _, shape = random_case()
+    rows = np.random.default_rng().normal(size=shape).astype(np.float32)
+    mine = jax.devices()[:N]
+    found = answer(sharding, shape, rows, mine)
+    require(isinstance(found, jax.Array), "return a jax.Array")
+    require(found.shape == shape, f"the global shape is {shape}, yours is {found.shape}")
     require(
-        found == [(2, "seed")],
-        f"of three processes only number 2 has another seed: [(2, 'seed')], yours says {found}; begin with process 0",
+        found.sharding.is_equivalent_to(sharding, 2),
+        f"its sharding is {found.sharding}, asked for was {sharding}",
     )
-    found = list(answer([same, {**same, "seed": other}, dict(same)]))
-    require(
-        found == [(1, "seed")],
-        f"compare each with process 0, not with the one before it; yours says {found} for [(1, 'seed')]",
-    )
-    found = list(answer([same, {"seed": seed, "data": "digits"}]))
-    require(found == [(1, "jax")], f"process 1 lacks 'jax' altogether, which is a difference; yours says {found}")
+    for shard in found.addressable_shards:
+        wanted = rows[shard.index]
+        require(np.array_equal(shard.data, wanted), f"the rows on {shard.device} are not those that belong there")
+
+
+def log_loss(answer):
+    """Every process computes, one says."""
+    for process in (0, 1, 2):
+        computed, said = [], []
+
+        def mean_loss(computed=computed):
+            computed.append(True)
+            return 0.25
+
+        found = answer(process, mean_loss, said.append)
+        require(
+            len(computed) == 1,
+            f"process {process} computed the loss {len(computed)} times: all must do so once, or the others wait forever",
+        )
+        require(
+            said == ([0.25] if process == 0 else []), f"process {process} said {said}: process 0 alone says the loss"
+        )
+        require(found == 0.25, "return the loss on every process")

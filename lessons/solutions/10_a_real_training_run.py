@@ -1,25 +1,33 @@
 """Solutions of lesson 10's exercises."""
 
-import os
-
+import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
+from jax import export
 
 
-def where(step, steps_per_epoch):
-    """(epoch, updates done in it)"""
-    return divmod(step, steps_per_epoch)
-
-
-def next_examples(seed, step, batch_size, examples):
-    """Indices of the batch for update number `step`, from 0."""
-    epoch, done = divmod(step, -(-examples // batch_size))
+def batch_rows(seed, number, batch_size, examples):
+    """The generator was the state that nobody saved. A generator made from (seed, epoch) has nothing to save."""
+    epoch, position = divmod(number, -(-examples // batch_size))
     order = np.random.default_rng([seed, epoch]).permutation(examples)
-    return order[done * batch_size : (done + 1) * batch_size]
+    return order[position * batch_size : (position + 1) * batch_size]
 
 
-def write_whole(path, text):
-    """Replace the content of `path`; returns it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-    return path
+def resumable(folder, last, create, step):
+    """The number of updates is part of the state, so it says where to resume."""
+    with ocp.CheckpointManager(folder) as checkpoints:
+        state, newest = create(), checkpoints.latest_step()
+        if newest is not None:
+            state = checkpoints.restore(newest, args=ocp.args.StandardRestore(state))
+        for number in range(int(state["updates"]), last):
+            state = step(state, number)
+            checkpoints.save(number + 1, args=ocp.args.StandardSave(state))
+        checkpoints.wait_until_finished()
+    return state
+
+
+def exported(function):
+    """A symbolic size stands for any number; otherwise the program would take one shape only."""
+    (n,) = export.symbolic_shape("n")
+    return export.export(jax.jit(function))(jax.ShapeDtypeStruct((n, 4), jnp.float32)).serialize()

@@ -49,5 +49,5 @@ def updates_at_once(job: Job, asked: int | None = None) -> int:
     if asked:
         return min(asked, most)
     bytes_of_a_batch = batches.split.inputs.nbytes // batches.examples * batches.batch_size
-    limits = MOST, most // FEWEST_DISPATCHES, LARGEST // bytes_of_a_batch, job.checkpoint_every
-    return max(1, min(limit for limit in limits if limit is not None))
+    limits = MOST, most // FEWEST_DISPATCHES, LARGEST // bytes_of_a_batch
+    return max(1, min(*limits, *job.ends))
