@@ -22,8 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.cpu.convolution import faster
 from pmapdp.cpu.joined import join_collectives
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.devices import choose
+from pmapdp.malloc import keep_freed_memory
 from pmapdp.registry import MODELS
 
 OPTIMIZER = optax.adam(1e-3)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pmapdp import devices
 from pmapdp.cli import parse
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.job import Job, prepare
+from pmapdp.malloc import keep_freed_memory
 from pmapdp.run.running import Run
 from pmapdp.train import train
 

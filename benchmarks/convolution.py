@@ -18,8 +18,8 @@ from flax import nnx
 from jax import lax
 
 from pmapdp.cpu.convolution import LAYOUT, faster
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.devices import cores
+from pmapdp.malloc import keep_freed_memory
 
 
 class Layer(NamedTuple):

@@ -15,8 +15,8 @@ import jax
 
 from pmapdp import devices
 from pmapdp.cli import parse
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.job import Job, prepare
+from pmapdp.malloc import keep_freed_memory
 from pmapdp.metrics import DISPATCHES_BEHIND
 from pmapdp.state import create_state
 

@@ -122,6 +122,10 @@ class WorkdirOptions:
     """Write a checkpoint after this many updates, beside the one after each epoch."""
     keep_checkpoints: int = 3
     """Number of newest checkpoints to keep, beside the one with the best test accuracy."""
+    check_replicas: int | None = None
+    """Compare the devices' copies of the state after this many updates; where they differ, stop (exit status 5)."""
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """A loss that is not finite: stop (exit status 3), or go back to the last checkpoint and skip the batches since."""
     histograms: bool = False
     """Write histograms of parameters and gradients for TensorBoard after each epoch."""
     profile: bool = False
@@ -190,6 +194,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "steps": (1, MOST, "100"),
     "checkpoint_every": (1, MOST, "100"),
     "keep_checkpoints": (1, MOST, "3"),
+    "check_replicas": (1, MOST, "100"),
     "seed": (0, 2**63 - 1, "0"),
     "warmup_steps": (0, MOST, "0"),
     "learning_rate": (0, FLOAT32, "0.001"),
@@ -239,8 +244,8 @@ def check(config: Config) -> None:
             f"--weight-decay {config.weight_decay} has no effect with --optimizer {config.optimizer}, only with adamw: "
             "try --weight-decay 0"
         )
-    for name in ("fresh", "checkpoint_every", "histograms", "profile"):
-        if getattr(config, name) and not config.workdir:
+    for name in ("fresh", "checkpoint_every", "histograms", "profile", "on_nan"):
+        if getattr(config, name) not in (None, False, "stop") and not config.workdir:
             raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
     epochs = config.switch_epochs
     if config.schedule == "piecewise" and not epochs:

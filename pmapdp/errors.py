@@ -5,7 +5,7 @@ whatever happens, a command ends with one line on standard error and an exit sta
 
     0  done                            3    the loss is no longer a finite number
     1  unexpected: a fault of ours     128+n  a signal ended it, for example 130 (Ctrl-C) or 141 (`| head` has read all)
-    2  a mistake of the user's
+    2  a mistake of the user's           5  the devices' copies of the state differ
 """
 
 import contextlib
@@ -32,9 +32,24 @@ class UserError(Exception):
 
 
 class DivergedError(UserError):
-    """The loss is no longer a finite number; commands exit with status 3."""
+    """The loss is no longer a finite number; commands exit with status 3.
+
+    Args:
+        message: what happened, and what to try.
+        step: number of the update, or of the test batch, whose loss it is.
+    """
 
     status = 3
+
+    def __init__(self, message: str, step: int = 0):
+        super().__init__(message)
+        self.step = step
+
+
+class ReplicasError(UserError):
+    """The devices' copies of the state differ; commands exit with status 5."""
+
+    status = 5
 
 
 class StoppedError(Exception):

@@ -63,6 +63,7 @@ class Job:
         total_steps: number of updates after which the run ends.
         schedule: number of updates made to learning rate.
         checkpoint_every: updates after which a dispatch must end, so that a checkpoint can be written; or None.
+        check_replicas: the same, so that the devices' copies of the state can be compared.
         steps: the strategy's five functions.
         dispatch: the training step, up to S times at once.
         steps_per_dispatch: S.
@@ -79,6 +80,7 @@ class Job:
     total_steps: int
     schedule: Callable[[Any], Any]
     checkpoint_every: int | None
+    check_replicas: int | None
     steps: Steps
     dispatch: Dispatch
     steps_per_dispatch: int = 1
@@ -100,6 +102,11 @@ class Job:
         """b, the largest number of examples that one device gets in an update."""
         return math.ceil(self.global_batch_size / self.batch_shards)
 
+    @property
+    def ends(self) -> list[int]:
+        """Numbers of updates, at whose multiples a dispatch must end."""
+        return [every for every in (self.checkpoint_every, self.check_replicas) if every]
+
     def dispatches(self, step: int) -> Iterator[tuple[int, Any]]:
         """What is left of an epoch after update `step` of the run: each time a number of updates and their batches on
         the devices. A batch is placed when it is asked for, while the devices still compute what was started."""
@@ -111,9 +118,8 @@ class Job:
 
     def counts(self, step: int, end: int) -> Iterator[int]:
         """The number of updates of each dispatch after update `step` up to `end`."""
-        every = self.checkpoint_every or end
         while step < end:
-            count = min(self.steps_per_dispatch, end - step, every - step % every)
+            count = min(self.steps_per_dispatch, end - step, *(every - step % every for every in self.ends))
             yield count
             step += count
 
@@ -151,6 +157,11 @@ def prepare(
     """
     check(config)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
+    if config.strategy == "single" and config.check_replicas:
+        raise UserError(
+            f"--check-replicas {config.check_replicas} compares devices, and --strategy single runs on one: leave it "
+            "out, or use --strategy pmap"
+        )
     if model is None and data is None:
         check_pair(config.model, config.dataset)
     if config.dtype == "float64":
@@ -200,6 +211,7 @@ def prepare(
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=schedule,
         checkpoint_every=config.checkpoint_every,
+        check_replicas=config.check_replicas,
         steps=steps,
         dispatch=Dispatch(lambda batch, count: (steps.place_batch(batch),), steps.train_step),
         layout=layout,

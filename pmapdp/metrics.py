@@ -47,8 +47,7 @@ class Meter:
         self.last_loss = math.nan
         self.waiting: deque[tuple[int, int, MetricSums]] = deque()
         self.steps = self.examples = 0
-        self.clock = time.perf_counter()
-        self.seconds = 0.0
+        self.clock, self.seconds = time.perf_counter(), 0.0
 
     def add(self, step: int, sums: MetricSums, examples: int = 0, count: int = 1) -> None:
         """Take the metrics of updates that may still be computed.
@@ -94,7 +93,8 @@ class Meter:
             if not math.isfinite(self.totals.loss):
                 raise DivergedError(
                     f"the loss is {self.totals.loss} at step {step}: try a lower --learning-rate, "
-                    "--warmup-steps 100, or --clip-norm 1"
+                    "--warmup-steps 100, or --clip-norm 1",
+                    step,
                 )
             if self.totals.count > before.count:
                 self.last_loss = (self.totals.loss - before.loss) / (self.totals.count - before.count)

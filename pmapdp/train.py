@@ -23,10 +23,10 @@ from typing import Any
 
 from pmapdp.cli import parse_with
 from pmapdp.config import Config, by_flag, flag
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.devices import choose
-from pmapdp.errors import UserError, run_command
+from pmapdp.errors import DivergedError, UserError, run_command
 from pmapdp.job import prepare
+from pmapdp.malloc import keep_freed_memory
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
@@ -74,13 +74,16 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
         if config.draw_sharding and step == 0 and peers.first:
             draw_sharding(job.steps.place_batch(next(job.train_batches.epoch(0))))
         while step < job.total_steps:
-            run.start_epoch(step)
-            for count, placed in job.dispatches(step):
-                run.before_updates(step + count, state)
-                state, sums = job.train_steps(state, *placed)
-                step += count
-                run.after_updates(step, state, sums)
-            run.end_epoch(step, state, job.evaluate(state))
+            try:
+                run.start_epoch(step)
+                for count, placed in job.dispatches(step):
+                    run.before_updates(step + count, state)
+                    state, sums = job.train_steps(state, *placed)
+                    step += count
+                    run.after_updates(step, state, sums)
+                run.end_epoch(step, state, job.evaluate(state))
+            except DivergedError as error:
+                state, step = run.roll_back(error)
         run.end(step)
         host = job.steps.fetch(state)
         if config.check_on_one_device and run.last and peers.first:

@@ -9,7 +9,7 @@ from launch import environment, python
 
 COMMAND = """
 import sys
-from pmapdp.errors import DivergedError, StoppedError, UserError, run_command
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, run_command
 def main(arguments):
     {body}
 sys.exit(run_command(main))
@@ -35,6 +35,7 @@ def run(body: str, redirection: str = "", **variables: str):
         ("raise UserError('do this')", 2, "error: do this\n"),
         ("raise UserError('a\\n\\x1b[31mb')", 2, "error: a\\n\\x1b[31mb\n"),
         ("raise DivergedError('lower it')", 3, "error: lower it\n"),
+        ("raise ReplicasError('start again')", 5, "error: start again\n"),
         ("raise StoppedError('go on so', 143)", 143, "go on so\n"),
         ("raise KeyboardInterrupt", 130, "stopped by the keyboard\n"),
         ("sys.exit()", 0, ""),

@@ -17,11 +17,11 @@ import numpy as np
 
 from pmapdp.collectives import collectives
 from pmapdp.config import Config
-from pmapdp.cpu.malloc import keep_freed_memory
 from pmapdp.data.batches import Batch
 from pmapdp.devices import cores, describe
 from pmapdp.errors import DivergedError, run_command
 from pmapdp.job import Job, prepare
+from pmapdp.malloc import keep_freed_memory
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.state import create_state
 from pmapdp.workers import end_with_starter

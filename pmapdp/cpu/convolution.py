@@ -1,8 +1,7 @@
 """Convolution and pooling written for the CPU, where XLA's own are slow (`python -m benchmarks.convolution`).
 
-`faster` takes a function with plain `nnx.Conv` and `nnx.max_pool` in it and puts these in their place.
-
-Shapes: b examples, H x W pixels, C channels in, F out.
+`faster` puts them into a function with plain `nnx.Conv` and `nnx.max_pool`. Shapes: b examples, H x W pixels, C
+channels in, F out.
 """
 
 import functools
@@ -12,10 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core
 
-from pmapdp.cpu.program import Evaluation, rewritten, shape_of
-from pmapdp.cpu.winograd import tile_size, winograd
+from pmapdp.cpu.program import Equation, Evaluation, rewritten
+from pmapdp.cpu.winograd import winograd
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 SPECS = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # the same, as an equation has it
@@ -23,14 +21,17 @@ FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to 
 
 
 def faster(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with faster convolutions and poolings; to be applied before it is differentiated."""
+    """`function` with faster convolutions and poolings, to be differentiated afterwards."""
     return rewritten(function, {"conv_general_dilated": convolution_rule, "reduce_window_max": pooling_rule})
 
 
-def is_plain(equation: core.JaxprEqn) -> bool:
+def is_plain(equation: Equation, *, one_channel: bool = False) -> bool:
     """Whether it is a convolution of `[b, H, W, C]` by `[rows, columns, C, F]`, without groups, dilation or a type of
-    its own for the sums. bfloat16 is too coarse to be added up in other ways."""
-    params, images = equation.params, shape_of(equation.invars[0])
+    its own for the sums; `one_channel`: and of C = 1, without padding, stride 1. bfloat16 is too coarse to be added up
+    in other ways."""
+    params, (images, kernel) = equation.params, (each.aval for each in equation.invars)
+    if one_channel and (kernel.shape[2] > 1 or {*params["window_strides"]} != {1} or any(map(any, params["padding"]))):
+        return False
     return (
         params["dimension_numbers"] == SPECS
         and params["feature_group_count"] == params["batch_group_count"] == 1
@@ -40,7 +41,7 @@ def is_plain(equation: core.JaxprEqn) -> bool:
     )
 
 
-def convolution_rule(_: Evaluation, equation: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+def convolution_rule(_: Evaluation, equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
     """In the way that is fastest."""
     params, (images, kernel) = equation.params, inputs
     if is_plain(equation):
@@ -49,27 +50,18 @@ def convolution_rule(_: Evaluation, equation: core.JaxprEqn, inputs: Sequence[An
         if channels == 1 and strides == (1, 1):
             return in_blocks(padded, kernel, 1)
         stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), strides))
-        b, H, W = padded.shape[:3]
-        if stride and b >= FEW and H % stride == W % stride == 0:
-            m = tile_size(H // stride - 2, W // stride - 2)
-            if m:
-                return [winograd(padded, kernel, stride, m)]
+        y = winograd(padded, kernel, stride) if stride and len(images) >= FEW else None
+        if y is not None:
+            return [y]
     return [convolution(images, kernel, params)]
 
 
 def in_blocks(images: jax.Array, kernel: jax.Array, p: int) -> list[jax.Array]:
-    """A convolution without padding, stride 1, of images with a single channel: one product for each pixel of a block.
+    """A convolution of `[b, H, W, 1]` by `[rows, columns, 1, F]` without padding, stride 1, whose output is cut into
+    blocks of p x p pixels: for each pixel of a block `[b, (H - rows + 1) // p, (W - columns + 1) // p, F]`.
 
-    The first matrix holds the pixels that a block of p x p pixels of the output sees, the second the kernel, put into
-    one corner of as many.
-
-    Args:
-        images: `[b, H, W, 1]`.
-        kernel: `[rows, columns, 1, F]`.
-        p: size of the blocks.
-
-    Returns:
-        p x p arrays `[b, (H - rows + 1) // p, (W - columns + 1) // p, F]`, one for each pixel of all blocks.
+    Each is one product. The first matrix holds the pixels that a block sees, the second the kernel, put into one corner
+    of as many.
     """
     (b, H, W, _), (rows, columns, _, F) = images.shape, kernel.shape
     h, w = max(0, H - rows + 1) // p, max(0, W - columns + 1) // p
@@ -100,19 +92,18 @@ def convolution(images: jax.Array, kernel: jax.Array, params: dict[str, Any]) ->
     return function(images, kernel)
 
 
-def in_layout(_: Evaluation, equation: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any] | None:
+def in_layout(_: Evaluation, equation: Equation, inputs: Sequence[Any]) -> Sequence[Any] | None:
     """A convolution over two axes with its arrays brought into `LAYOUT`."""
     left, right, out = equation.params["dimension_numbers"]
     if len(left) != 4:
         return None
-    rows, columns, channels = 2, 3, 1
-    x = inputs[0].transpose([left[axis] for axis in (0, rows, columns, channels)])
-    k = inputs[1].transpose([right[axis] for axis in (rows, columns, channels, 0)])
+    x = inputs[0].transpose([left[axis] for axis in (0, 2, 3, 1)])
+    k = inputs[1].transpose([right[axis] for axis in (2, 3, 1, 0)])
     y = equation.primitive.bind(x, k, **equation.params | {"dimension_numbers": SPECS})
     return [y.transpose([(0, 3, 1, 2)[out.index(axis)] for axis in range(4)])]
 
 
-def pooling_rule(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[Any]) -> Sequence[Any] | None:
+def pooling_rule(evaluation: Evaluation, equation: Equation, _: Sequence[Any]) -> Sequence[Any] | None:
     """The maximum over windows of 2x2 with stride 2. A bias and a ReLU before it give the same numbers after it, on a
     quarter of the work; before those it may meet a convolution, each of whose corners is then a product."""
     params = equation.params
@@ -122,14 +113,14 @@ def pooling_rule(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[An
         return None
     variable, after = equation.invars[0], []
     while (maker := evaluation.makers.get(variable)) is not None:
-        if is_relu(maker):
+        if maker.primitive.name == "custom_jvp_call" and maker.params.get("name") == "relu":
             after.append(lambda x: jnp.maximum(x, 0))
-        elif maker.primitive.name == "add" and shape_of(maker.invars[1]).shape[:3] == (1, 1, 1):
+        elif maker.primitive.name == "add" and maker.invars[1].aval.shape[:3] == (1, 1, 1):
             after.append(functools.partial(jnp.add, evaluation.read(maker.invars[1])))
         else:
             break
         variable = maker.invars[0]
-    if maker is not None and fits_blocks(maker):
+    if maker is not None and maker.primitive.name == "conv_general_dilated" and is_plain(maker, one_channel=True):
         images, kernel = map(evaluation.read, maker.invars)
         corners = in_blocks(images, kernel, 2)
     else:
@@ -143,22 +134,7 @@ def pooling_rule(evaluation: Evaluation, equation: core.JaxprEqn, _: Sequence[An
     return [x]
 
 
-def is_relu(equation: core.JaxprEqn) -> bool:
-    """Whether it is `jax.nn.relu`, whose derivative at 0 is 0."""
-    return equation.primitive.name == "custom_jvp_call" and equation.params.get("name") == "relu"
-
-
-def fits_blocks(equation: core.JaxprEqn) -> bool:
-    """Whether `in_blocks` computes it: a convolution without padding, stride 1, of images with a single channel."""
-    if equation.primitive.name != "conv_general_dilated" or not is_plain(equation):
-        return False
-    params, kernel = equation.params, shape_of(equation.invars[1])
-    return tuple(params["window_strides"]) == (1, 1) and not any(map(any, params["padding"])) and kernel.shape[2] == 1
-
-
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The maximum; where both are equal the gradient goes to the first, as in XLA's pooling.
-
-    The gradient of XLA's `reduce_window` (select-and-scatter) takes more than half of a training step.
-    """
+    """The maximum; where both are equal the gradient goes to the first, as in XLA's pooling, whose select-and-scatter
+    takes more than half of a training step."""
     return jnp.where((y > x) | jnp.isnan(y), y, x)

@@ -1,7 +1,7 @@
 """Several updates in one dispatch: a loop on the devices around the training step of any strategy.
 
-To hand a program to the devices costs the host some time, for each device. Where a step takes only a few milliseconds
-that is a tenth to a quarter of it (`python -m benchmarks.dispatch`). Keras calls the idea `steps_per_execution`.
+To hand a program to the devices costs the host time: a tenth to a quarter of a step of a few milliseconds (`python -m
+benchmarks.dispatch`). Keras calls the idea `steps_per_execution`.
 """
 
 import jax
@@ -18,14 +18,11 @@ from pmapdp.steps.shared import Steps
 
 
 def several(steps: Steps, most: int, shards: int) -> Dispatch:
-    """The training step, up to `most` times in one program.
-
-    How often is an argument, so one compiled program also serves a shorter dispatch, as at the end of an epoch. An
-    update has the same bits wherever in a dispatch it stands, and whatever `most` is.
+    """The training step, up to `most` times in one program; how often is an argument, so it also serves a shorter
+    dispatch. An update has the same bits wherever in a dispatch it stands, and whatever `most` is.
 
     Args:
-        steps: the functions of a strategy. pmap's must belong to a single process: inside another program it
-            knows nothing of devices elsewhere.
+        steps: of a strategy; of pmap in one process only: inside another program it knows no devices elsewhere.
         most: S, the most updates of a dispatch.
         shards: the number of shards of a batch; `Batches.several` lays the rows of S batches out shard by shard.
     """

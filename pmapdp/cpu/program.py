@@ -12,8 +12,9 @@ import jax
 from jax.extend import core
 from jax.sharding import NamedSharding
 
+Equation = Any  # core.JaxprEqn, whose variables JAX declares without shapes
 # From an evaluation, an equation of it and the values of its inputs to its outputs; None leaves the equation as it is.
-Rule = Callable[["Evaluation", core.JaxprEqn, Sequence[Any]], Sequence[Any] | None]
+Rule = Callable[["Evaluation", Equation, Sequence[Any]], Sequence[Any] | None]
 
 
 def rewritten(function: Callable[..., Any], rules: Mapping[str, Rule]) -> Callable[..., Any]:
@@ -21,59 +22,51 @@ def rewritten(function: Callable[..., Any], rules: Mapping[str, Rule]) -> Callab
 
     @functools.wraps(function, updated=())  # not its attributes: what `pmap` returns has its own `lower`
     def run(*arguments: Any) -> Any:
-        flat, structure = jax.tree.flatten(arguments)
-
-        def of_arrays(*flat: Any) -> Any:
-            return function(*jax.tree.unflatten(structure, flat))
-
-        program, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*flat)
-        return jax.tree.unflatten(jax.tree.structure(shapes), Evaluation(program, rules).outputs(flat))
+        program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        outputs = Evaluation(program, rules).outputs(jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return run
 
 
 class Evaluation:
-    """One evaluation of a program, equation by equation.
-
-    Attributes:
-        equations: those of the program, in order.
-        makers: the equation that made a variable, for those computed so far.
-    """
+    """One evaluation of a program, equation by equation; `makers` has the equation that made a variable."""
 
     def __init__(self, program: core.ClosedJaxpr, rules: Mapping[str, Rule]):
-        self.jaxpr, self.rules, self.equations = program.jaxpr, rules, program.jaxpr.eqns
+        self.jaxpr, self.rules = program.jaxpr, rules
         self.values: dict[Any, Any] = dict(zip(self.jaxpr.constvars, program.consts, strict=True))
-        self.makers: dict[Any, core.JaxprEqn] = {}
+        self.makers: dict[Any, Equation] = {}
         self.computed: set[int] = set()
 
     def outputs(self, arguments: Sequence[Any]) -> list[Any]:
         """The program's outputs for these arguments."""
         self.values |= zip(self.jaxpr.invars, arguments, strict=True)
-        for equation in self.equations:
+        for equation in self.jaxpr.eqns:
             if id(equation) not in self.computed:  # a rule may compute several equations at once
                 self.write(equation, self.compute(equation, [self.read(variable) for variable in equation.invars]))
         return [self.read(variable) for variable in self.jaxpr.outvars]
 
-    def due(self) -> list[core.JaxprEqn]:
-        """The equations that could be computed next, because their inputs are known."""
+    def due(self, primitive: core.Primitive) -> list[Equation]:
+        """The equations of a primitive that could be computed next, because their inputs are known."""
         return [
-            equation
-            for equation in self.equations
-            if id(equation) not in self.computed
-            and all(isinstance(each, core.Literal) or each in self.values for each in equation.invars)
+            each
+            for each in self.jaxpr.eqns
+            if each.primitive is primitive
+            and id(each) not in self.computed
+            and all(isinstance(x, core.Literal) or x in self.values for x in each.invars)
         ]
 
     def read(self, variable: Any) -> Any:
         """The value of a variable or a literal."""
         return variable.val if isinstance(variable, core.Literal) else self.values[variable]
 
-    def write(self, equation: core.JaxprEqn, outputs: Sequence[Any]) -> None:
+    def write(self, equation: Equation, outputs: Sequence[Any]) -> None:
         """Take the outputs of an equation."""
         self.computed.add(id(equation))
         self.values |= zip(equation.outvars, outputs, strict=True)
         self.makers |= dict.fromkeys(equation.outvars, equation)
 
-    def compute(self, equation: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+    def compute(self, equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
         """By a rule, from the equations inside of it, or as JAX does."""
         name, params = equation.primitive.name, equation.params
         outputs = self.rules[name](self, equation, inputs) if name in self.rules else None
@@ -83,20 +76,10 @@ class Evaluation:
             return Evaluation(params["jaxpr"], self.rules).outputs(inputs)
         if name == "shard_map" and not params["check_vma"]:
             inside = core.ClosedJaxpr(params["jaxpr"], ())
-            return jax.shard_map(
-                lambda *arrays: Evaluation(inside, self.rules).outputs(arrays),
-                mesh=params["mesh"],
-                in_specs=params["in_specs"],
-                out_specs=list(params["out_specs"]),
-                axis_names=params["newly_manual_axes"],
-                check_vma=False,
-            )(*inputs)
+            specs = {"in_specs": params["in_specs"], "out_specs": list(params["out_specs"]), "check_vma": False}
+            options = specs | {"mesh": params["mesh"], "axis_names": params["newly_manual_axes"]}
+            return jax.shard_map(lambda *arrays: Evaluation(inside, self.rules).outputs(arrays), **options)(*inputs)
         wanted = equation.primitive.get_bind_params(params)
         functions, params = wanted if isinstance(wanted, tuple) else ((), wanted)
         found = equation.primitive.bind(*functions, *inputs, **params)
         return found if equation.primitive.multiple_results else [found]
-
-
-def shape_of(variable: Any) -> Any:
-    """Shape and type of a variable, as `jax.ShapeDtypeStruct` has them."""
-    return variable.aval

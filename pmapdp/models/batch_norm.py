@@ -49,8 +49,8 @@ class BatchNorm(nnx.Module):
         variance = jnp.maximum(squares - jnp.square(mean - near), 0)
 
         # The mean of all batches seen, until these are 1 / (1 - momentum); then they are forgotten exponentially.
-        kept = jnp.minimum(self.momentum, context.step / (context.step + 1))
-        kept = jnp.where(count > 0, kept, 1).astype(x.dtype)  # padding alone moves nothing
+        step = jnp.asarray(context.step, x.dtype)  # the quotient of two int32 would be float32
+        kept = jnp.where(count > 0, jnp.minimum(self.momentum, step / (step + 1)), 1)  # padding alone moves nothing
         self.mean[...] = kept * near + (1 - kept) * mean
         self.variance[...] = kept * self.variance[...] + (1 - kept) * variance
         return mean, variance

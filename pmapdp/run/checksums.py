@@ -26,16 +26,21 @@ def checksum(state: TrainState) -> int:
 
 @jax.jit
 def sum_of_words(state: TrainState) -> jax.Array:
-    """The sum over all 32-bit words of word x (2 x position + 1), modulo 2^32, `[]` uint32.
-
-    One word that differs always shows, since its factor is odd.
-    """
+    """`word_sum` over all arrays as if they were one, `[]` uint32."""
     total, start = jnp.uint32(0), 0
     for leaf in jax.tree.leaves(state):
-        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-        position = jnp.zeros(words.shape, jnp.uint32)
-        for axis, length in enumerate(words.shape):
-            position = position * length + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        total += (words * (2 * (position + jnp.uint32(start % 2**31)) + 1)).sum(dtype=jnp.uint32)
-        start += words.size
+        total += word_sum(leaf, start)
+        start += leaf.nbytes // 4
     return total
+
+
+def word_sum(leaf: jax.Array, start: int = 0) -> jax.Array:
+    """The sum over the 32-bit words of an array of word x (2 x position + 1), modulo 2^32, `[]` uint32.
+
+    One word that differs always shows, since its factor is odd. `start` is the position of the first word.
+    """
+    words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    position = jnp.zeros(words.shape, jnp.uint32)
+    for axis, length in enumerate(words.shape):
+        position = position * length + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    return (words * (2 * (position + jnp.uint32(start % 2**31)) + 1)).sum(dtype=jnp.uint32)

@@ -3,10 +3,14 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+import jax
+import jax.numpy as jnp
 
 from pmapdp.errors import UserError
 from pmapdp.forms import mismatch
@@ -18,7 +22,13 @@ from pmapdp.run.workdir import Workdir, differences, identity, require_shared
 from pmapdp.state import TrainState, create_state
 from pmapdp.steps.placing import over_all_processes
 
-KEPT = {"step": int, "totals": list[float], "best": dict[str, Any], "last": dict[str, Any]}  # in a checkpoint, as JSON
+KEPT: dict[str, Any] = {  # in a checkpoint, as JSON
+    "step": int,
+    "totals": list[float],
+    "best": dict[str, Any],
+    "last": dict[str, Any],
+    "skipped": NotRequired[list[list[int]]],
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Progress:
         totals: metric sums of the epoch that is not finished yet, so that its figures still cover every example.
         best: metrics of the epoch with the best test accuracy; empty before the first.
         last: metrics of the last epoch.
+        skipped: the updates that rollbacks left out, `[first, last]` of each.
     """
 
     state: TrainState
@@ -38,6 +49,7 @@ class Progress:
     totals: Totals = field(default_factory=Totals)
     best: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
+    skipped: list[list[int]] = field(default_factory=list)
 
 
 class Keeper:
@@ -72,19 +84,30 @@ class Keeper:
         require_shared(self.path)
         folder = Path(self.path) / "checkpoints"
         self.checkpoints = Checkpoints(folder, settings["keep_checkpoints"], peers=job.peers)
-        for step in reversed(self.checkpoints.steps()):
-            try:
-                found = self.read(self.checkpoints, step)
-            except DamagedError as damage:
-                self.messages.append(
-                    f"warning: the checkpoint of step {step} is damaged ({damage}); it was moved to "
-                    f"{self.checkpoints.set_aside(step)}"
-                )
-                continue
-            self.messages.append(f"restored from the checkpoint of step {step:,}")
+        for found in self.newest_first(self.checkpoints):
+            self.messages.append(f"restored from the checkpoint of step {found.step:,}")
             return found
         self.messages += ["no checkpoint in the workdir yet: a new training"] if continued else ["a new training"]
         return Progress(create_state(job.task, job.steps.state_sharding))
+
+    def newest_first(self, checkpoints: Checkpoints, most: float = math.inf) -> Iterator[Progress]:
+        """What the checkpoints of step `most` or before hold; those that are damaged are set aside."""
+        for step in reversed([step for step in checkpoints.steps() if step <= most]):
+            try:
+                yield self.read(checkpoints, step)
+            except DamagedError as damage:
+                self.messages.append(
+                    f"warning: the checkpoint of step {step} is damaged ({damage}); it was moved to "
+                    f"{checkpoints.set_aside(step)}"
+                )
+
+    def last_finite(self, most: int) -> Progress | None:
+        """The newest checkpoint of step `most` or before with finite numbers alone; at step 0 the initial state."""
+        self.wait()
+        if most == 0:
+            return Progress(create_state(self.job.task, self.job.steps.state_sharding))
+        assert self.checkpoints is not None  # rollbacks need a workdir
+        return next((found for found in self.newest_first(self.checkpoints, most) if is_finite(found.state)), None)
 
     def read(self, checkpoints: Checkpoints, step: int) -> Progress:
         """The progress of the run after `step`.
@@ -105,7 +128,7 @@ class Keeper:
         state = checkpoints.state(step, kept, self.job.task, self.job.steps.state_sharding)
         if int(state.step) != step:
             raise DamagedError(f"its state is that of step {int(state.step)}")
-        return Progress(state, step, Totals(*kept["totals"]), kept["best"], kept["last"])
+        return Progress(state, step, Totals(*kept["totals"]), kept["best"], kept["last"], kept.get("skipped", []))
 
     def keep(self, progress: Progress, *, ended: bool = False) -> None:
         """Keep this state as a checkpoint. It is written with the next call of `write`, or now where the devices must
@@ -123,6 +146,7 @@ class Keeper:
             "totals": list(dataclasses.astuple(progress.totals)),
             "best": progress.best,
             "last": progress.last,
+            "skipped": progress.skipped,
             "belongs_to": self.identity,
         }
         state = over_all_processes(progress.state, self.job.steps.state_sharding)
@@ -152,3 +176,9 @@ class Keeper:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
             self.write()
+
+
+@jax.jit
+def is_finite(state: TrainState) -> jax.Array:
+    """Whether all numbers of the state are finite, `[]`."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()

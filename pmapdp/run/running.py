@@ -4,21 +4,28 @@ The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which t
 """
 
 import contextlib
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pmapdp.errors import StoppedError
+import numpy as np
+
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError
 from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
 from pmapdp.run.header import facts, header
 from pmapdp.run.log import LinesFile
 from pmapdp.run.profile import Profiler
+from pmapdp.run.replicas import Replicas
 from pmapdp.run.resume import Keeper, Progress
 from pmapdp.run.screen import Report
 from pmapdp.run.stop import listening
 from pmapdp.run.tensorboard import TensorBoard, arrays
 from pmapdp.state import TrainState
+from pmapdp.steps.placing import place
+
+ROLLBACKS = 3  # more would hide a run that cannot succeed
 
 
 class Run:
@@ -37,7 +44,8 @@ class Run:
 
     Raises (on entering and in all methods):
         UserError: the workdir or the metrics file cannot be used for this run, or the disk takes no more.
-        DivergedError: the loss is no longer finite.
+        DivergedError: the loss is no longer finite; `roll_back` may take it.
+        ReplicasError: the devices' copies of the state differ.
         StoppedError: SIGTERM or SIGINT asked for it; with a workdir a checkpoint was written.
     """
 
@@ -63,7 +71,8 @@ class Run:
         self.keeper = stack.enter_context(contextlib.closing(Keeper(job, settings)))
         progress = self.keeper.begin()
         self.state, self.step, self.totals = progress.state, progress.step, progress.totals
-        self.best, self.last = progress.best, progress.last
+        self.best, self.last, self.skipped = progress.best, progress.last, progress.skipped
+        self.replicas = Replicas(job, settings["check_replicas"])
 
         writes = job.peers.first
         folder = Path(settings["workdir"]) if settings["workdir"] is not None and writes else None
@@ -84,11 +93,24 @@ class Run:
         if self.step:
             self.event("resume", step=self.step)
         self.report.header(header(job, self.state, settings))
-        for message in self.keeper.messages:
-            self.line(message)
+        self.show_messages()
+        if self.replicas.every:
+            self.line(self.replicas.text)
         self.stop = stack.enter_context(listening(job.peers.agreement))
         self.profiler = Profiler(folder / "profile" if folder and settings["profile"] else None)
         stack.enter_context(job.peers.failing_together())
+        stack.push(self.wait_for_checkpoint)
+        self.replicas.require_equal(self.step, self.state)  # compiles, before anything is timed
+
+    def show_messages(self) -> None:
+        """Print what the keeper has to say."""
+        while self.keeper.messages:
+            self.line(self.keeper.messages.pop(0))
+
+    def wait_for_checkpoint(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Let the last checkpoint be completed before an error that several processes have alike ends them at once."""
+        if isinstance(error, DivergedError | ReplicasError):
+            self.keeper.wait()
 
     def event(self, name: str, **values: Any) -> None:
         """Append an event to the metrics files."""
@@ -100,7 +122,7 @@ class Run:
         job = self.job
         self.epoch, done = divmod(step, job.train_batches.steps)
         self.end_of_epoch = min((self.epoch + 1) * job.train_batches.steps, job.total_steps)
-        self.meter = Meter(self.totals)
+        self.meter, self.trained = Meter(self.totals), 0.0
         self.report.start_epoch(self.epoch + 1, job.train_batches.steps, done)
 
     def before_updates(self, step: int, state: TrainState) -> None:
@@ -113,9 +135,12 @@ class Run:
     def after_updates(self, step: int, state: TrainState, sums: Any) -> None:
         """The updates up to `step` were started; the devices may still compute `state` and `sums`."""
         self.keeper.write()
+        self.replicas.read()
         examples = self.job.train_batches.examples_between(self.step, step)
         self.meter.add(step, sums, examples, step - self.step)
         self.step = step
+        if self.replicas.every and step % self.replicas.every == 0:
+            self.replicas.start(step, state)
         if self.compile_seconds == 0:  # traced and compiled just now: not timed
             self.compile_seconds += self.meter.restart_clock()
         self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
@@ -138,6 +163,7 @@ class Run:
 
     def end_epoch(self, step: int, state: TrainState, tested: Totals) -> None:
         """The epoch has ended, after update `step`, and `state` was evaluated: `tested`."""
+        self.replicas.require_equal(step, state)
         if not self.epochs:
             self.compile_seconds += time.perf_counter() - self.trained
         trained, meter = self.meter.totals, self.meter
@@ -150,7 +176,7 @@ class Run:
             "test_loss": tested.mean_loss,
             "test_accuracy": tested.accuracy,
             "test_examples": tested.count,
-            "learning_rate": float(self.job.schedule(step - 1)),
+            "learning_rate": float(self.job.schedule(step - 1 - sum(last - first + 1 for first, last in self.skipped))),
             "examples_per_second": meter.examples_per_second,
             "images_per_second": meter.examples_per_second,  # the name that readers of older files know
             "step_ms": meter.step_ms,
@@ -173,7 +199,43 @@ class Run:
     def keep(self, state: TrainState, totals: Totals, *, ended: bool = False) -> None:
         """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
         self.to_keep = False
-        self.keeper.keep(Progress(state, self.step, totals, self.best, self.last), ended=ended)
+        self.replicas.require_equal(self.step, state)
+        self.keeper.keep(Progress(state, self.step, totals, self.best, self.last, self.skipped), ended=ended)
+
+    def roll_back(self, error: DivergedError) -> tuple[TrainState, int]:
+        """Where to go on after a loss that is not finite: the state of the last checkpoint, and the step of that loss.
+
+        The batches between the two are skipped, as Chowdhery et al., "PaLM", 2022, did, because an earlier batch than
+        the one that shows it may have caused it. They count as steps, but not in the optimizer's schedule. The state is
+        kept at once, so a run that is resumed skips the same. An epoch whose last batch is skipped has no results.
+
+        Raises:
+            DivergedError: `error`, where nobody asked for this, or it was done three times, or no checkpoint is finite.
+        """
+        if self.settings["on_nan"] == "stop" or len(self.skipped) == ROLLBACKS:
+            raise error
+        self.report.end_epoch()
+        self.step = self.step if self.trained else error.step  # the loss of the test set, or of an update
+        # A checkpoint that is there because somebody stopped the run is passed over: the result must not depend on it.
+        steps, every = self.job.train_batches.steps, self.settings["checkpoint_every"] or self.job.total_steps
+        regular = [(self.step - 1) // each * each for each in (steps, every)]
+        found = self.keeper.last_finite(max(*regular, *(last for _, last in self.skipped)))
+        self.show_messages()
+        if found is None:
+            raise error
+        first = found.step + 1
+        self.skipped = [*self.skipped, [first, self.step]]
+        self.totals = found.totals if found.step // steps == self.step // steps else Totals()
+        self.best, self.last = found.best, found.last
+        self.line(
+            f"warning: the loss is not finite at step {self.step:,}: rollback {len(self.skipped)} of {ROLLBACKS} to "
+            f"the state of step {found.step:,}; the batches of steps {first:,} to {self.step:,} are skipped"
+        )
+        self.event("rollback", step=self.step, restored=found.step, skipped=[first, self.step])
+        step = place(np.int32(self.step), found.state.step.sharding)
+        state = dataclasses.replace(found.state, step=step)
+        self.keep(state, self.totals)
+        return state, self.step
 
     def end_stopped(self) -> NoReturn:
         """End the run because a signal asked for it."""

@@ -10,6 +10,7 @@ profile/          a trace, with --profile
 lock              held by the running process; the system lets go of it when that process ends
 """
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
+from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.files import FAULTS, open_regular, read_json, refusal, write_file
 
@@ -34,7 +36,11 @@ FREE_SETTINGS = {
     "global_batch_size", "per_device_batch_size", "steps", "draw_sharding", "check_on_one_device",
     "workdir", "fresh", "checkpoint_every", "keep_checkpoints",
     "metrics_file", "progress", "histograms", "profile",
+    "check_replicas", "on_nan",  # the batches that were skipped are kept in the checkpoints
 }  # fmt: skip
+
+# A run of an earlier version lacks the settings that came later, and did what they do by default.
+DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
 
 # What a run writes, by file and by folder and the names in it.
 FILES = re.compile(r"config\.json|metrics\.jsonl|log\.txt|events\.out\.tfevents\..+")
@@ -53,6 +59,7 @@ def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """In which settings two identities differ, in words; empty where they do not."""
+    theirs = DEFAULTS | theirs
     return ", ".join(
         f"{name} ({theirs.get(name)!r} there, {value!r} now)"
         for name, value in ours.items()
@@ -186,7 +193,7 @@ def require_shared(path: str, seconds: float = 10) -> None:
 
 
 def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
-    """The settings and the global batch size of the run in a folder.
+    """The settings, those that it lacks with their defaults, and the global batch size of the run in a folder.
 
     Raises:
         UserError: there is no run in it, or its config.json is not as a run writes it.
@@ -196,4 +203,4 @@ def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     form = {"format": NotRequired[Literal[FORMAT]], "config": dict[str, Any], "global_batch_size": int}
     content = read_json(file, form, advice="it is not as a run writes it, so name another folder")
-    return content["config"], content["global_batch_size"]
+    return DEFAULTS | content["config"], content["global_batch_size"]

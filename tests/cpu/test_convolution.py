@@ -33,14 +33,14 @@ def assert_same_values_and_gradients(function, *inputs):
         ((3, 28, 28, 1), (3, 3, 1, 32), 1, "VALID", True),  # cnn
         ((3, 28, 28, 1), (3, 3, 1, 12), 1, "SAME", True),  # convnet
         ((3, 9, 9, 1), (5, 3, 1, 7), 1, "SAME", True),
-        ((8, 28, 28, 12), (6, 6, 12, 24), 2, "VALID", True),  # convnet, tiles of 4x4
-        ((8, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),  # convnet, tiles of 3x3
-        ((8, 9, 6, 3), (3, 3, 3, 5), 1, "SAME", True),  # 3x3
-        ((8, 8, 12, 3), (3, 3, 3, 5), 1, "SAME", True),  # 4x4
+        ((8, 28, 28, 12), (6, 6, 12, 24), 2, "VALID", True),  # convnet
+        ((8, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),  # convnet, tiles that reach beyond the image
+        ((8, 11, 9, 3), (6, 6, 3, 5), 2, "VALID", True),  # the last row is seen by no output
+        ((8, 4, 4, 3), (3, 3, 3, 5), 1, "VALID", False),  # 2x2 pixels: a tile would multiply more
         ((8, 8, 4, 3), (3, 3, 3, 5), 1, "SAME", True),  # one tile in a row
         ((8, 16, 8, 3), (6, 6, 3, 5), 2, "SAME", True),
         ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
-        ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # no tile divides both sides
+        ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", True),  # tiles that reach beyond the image
         ((32, 9, 9, 3), (5, 5, 3, 4), 2, "SAME", False),
         ((3, 11, 10, 2), (4, 5, 2, 3), 3, "VALID", False),  # the last row is seen by no output
         ((2, 9, 7, 2), (2, 3, 2, 4), 3, "SAME", False),  # pixels between two windows
@@ -62,8 +62,8 @@ def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, 
 @pytest.mark.parametrize(
     ("images", "kernel", "padding", "error"),
     [
-        ((8, 28, 28, 12), (6, 6, 12, 24), "VALID", 3e-6),  # 4x4 pixels, seen 0.9e-6
-        ((8, 12, 12, 24), (6, 6, 24, 32), "SAME", 3e-6),  # 3x3, seen 1.3e-6
+        ((8, 28, 28, 12), (6, 6, 12, 24), "VALID", 3e-6),  # seen 0.9e-6
+        ((8, 12, 12, 24), (6, 6, 24, 32), "SAME", 3e-6),  # seen 1.3e-6
     ],
 )
 def test_rounding_errors_in_float32(images, kernel, padding, error):

@@ -47,11 +47,13 @@ def by_hand(count: int) -> list[list[object]]:
 
 
 @contextlib.contextmanager
-def running(*commands: list[object], env: dict[str, str] | None = None) -> Iterator[list[subprocess.Popen]]:
+def running(
+    *commands: list[object], env: dict[str, str] | None = None, program: tuple[object, ...] = ("-m", "pmapdp.train")
+) -> Iterator[list[subprocess.Popen]]:
     """`python -m pmapdp.train` with the arguments of each command; killed at the end where they still run."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "pmapdp.train", *map(str, command)],
+            [sys.executable, *map(str, [*program, *command])],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,

@@ -127,13 +127,18 @@ def test_a_setting_of_another_type_is_refused(folder, name, value):
         assert f"{name} (" in refusal(folder)
 
 
-def test_a_missing_setting_is_refused(folder):
+def test_a_setting_that_an_earlier_version_lacks_has_its_default(folder):
+    """Both in config.json and in what a checkpoint belongs to; any field may have come later."""
     document = json.loads((folder / "config.json").read_text())
     del document["config"]["seed"]
     (folder / "config.json").write_text(json.dumps(document))
-    assert "seed (None there, 0 now)" in refusal(folder)
-    with pytest.raises(UserError, match="seed"):
-        read_config(folder)
+    kept = json.loads((folder / "checkpoints" / "18" / "progress" / "metadata").read_text())["belongs_to"]
+    del kept["seed"]
+    change_progress(folder, 18, checksum=True, belongs_to=kept)
+    assert "seed (0 there, 7 now)" in refusal(folder, seed=7)
+    begin(folder)
+    assert (folder / "checkpoints" / "18").is_dir()
+    assert read_config(folder).seed == 0
 
 
 def test_a_workdir_of_the_version_before_is_read(folder):

@@ -4,21 +4,17 @@ import ctypes
 import os
 
 KEPT = 32 << 20  # bytes: the largest threshold for mmap that glibc takes
-# Their numbers in glibc's malloc.h, and what they are set to; see the manual page mallopt(3).
-SETTINGS = {
-    "M_MMAP_THRESHOLD": (-3, KEPT),  # smaller blocks come from the heap, which is kept, and not from the system
-    "M_TRIM_THRESHOLD": (-1, -1),  # nothing at the end of a heap is given back
-    "M_TOP_PAD": (-2, KEPT),  # nor is a heap that has become empty
-}
+# The numbers of M_MMAP_THRESHOLD (smaller blocks come from the heap), M_TRIM_THRESHOLD (-1: nothing at its end is given
+# back) and M_TOP_PAD (nor a heap that has become empty) in glibc's malloc.h; see the manual page mallopt(3).
+SETTINGS = {-3: KEPT, -1: -1, -2: KEPT}
 
 
 def keep_freed_memory() -> None:
     """Tell malloc not to give memory back to the system: a process then stays as large as it once was.
 
     XLA takes and frees the memory of a step's intermediate arrays at each call on a CPU. Left alone, malloc gives much
-    of it back, and the system clears thousands of pages a step: with simulated devices that took up to a tenth of the
-    time. Does nothing where the C library is another one, or where the environment sets malloc itself (`MALLOC_...`,
-    `GLIBC_TUNABLES`).
+    of it back, and the system clears thousands of pages a step: up to a tenth of the time of simulated devices. Does
+    nothing where the C library is another, or the environment sets malloc (`MALLOC_...`, `GLIBC_TUNABLES`).
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return
@@ -26,5 +22,5 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # macOS and musl have no mallopt, Windows takes no None
         return
-    for parameter, value in SETTINGS.values():
+    for parameter, value in SETTINGS.items():
         mallopt(parameter, value)

@@ -9,7 +9,7 @@ BLOCK = 20_000_000  # bytes: 4,900 pages
 ROUNDS = 20
 COUNT_FAULTS = f"""
 import resource, threading
-from pmapdp.cpu.malloc import keep_freed_memory
+from pmapdp.malloc import keep_freed_memory
 keep_freed_memory()
 
 def rounds(number):

@@ -1,0 +1,95 @@
+"""Whether the devices still hold equal copies of the state: an error of a device's memory raises no error by itself.
+
+Each device makes a checksum of its copy of every array; the checksums, a few bytes, are gathered and compared.
+"""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pmapdp.errors import ReplicasError
+from pmapdp.job import Job
+from pmapdp.run.checksums import word_sum
+from pmapdp.state import TrainState, initial_state
+from pmapdp.steps.placing import over_all_processes
+
+
+class Replicas:
+    """Compares the copies of the state; all processes make the same calls.
+
+    What is split over some devices and replicated over others is compared where it is replicated; an array of which
+    every device holds another shard is left out.
+
+    Args:
+        job: the run, on N devices.
+        every: updates between comparisons, beside those before each checkpoint; with None there are none.
+    """
+
+    def __init__(self, job: Job, every: int | None):
+        self.every = every
+        self.started: int | None = None  # the update whose state was compared last
+        self.waiting: tuple[int, jax.Array] | None = None
+        if every is None:
+            return
+        shapes = jax.eval_shape(lambda: initial_state(job.task))
+        self.sharding = jax.tree.broadcast(job.steps.state_sharding, shapes)
+        shardings: list[NamedSharding] = jax.tree.leaves(self.sharding)
+        self.mesh = shardings[0].mesh
+        self.devices = list(self.mesh.devices.flat)
+        # For each array that has copies: its name, and which part of it each device holds.
+        self.parts: dict[int, tuple[str, list[str]]] = {}
+        for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(shapes)):
+            indices = shardings[number].devices_indices_map(leaf.shape)
+            parts = [str(indices[device]) for device in self.devices]
+            if len(set(parts)) < len(self.devices):
+                self.parts[number] = jax.tree_util.keystr(path, simple=True, separator="/"), parts
+        compared = [shardings[number] for number in self.parts]
+        self.text = (
+            f"every {every:,} updates, and before each checkpoint, the copies of {len(compared)} of {len(shardings)} "
+            f"arrays of the state are compared between {len(self.devices)} devices"
+        )
+
+        def on_a_device(leaves: list[jax.Array]) -> jax.Array:
+            return jnp.stack([word_sum(leaf) for leaf in leaves])[None]
+
+        rows = PartitionSpec(self.mesh.axis_names)
+        specs = [sharding.spec for sharding in compared]
+        program = jax.shard_map(on_a_device, mesh=self.mesh, in_specs=(specs,), out_specs=rows, check_vma=False)
+        self.program = jax.jit(program, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
+
+    def start(self, step: int, state: TrainState) -> None:
+        """Let the devices make the checksums of the state after update `step`; its memory may be used again then."""
+        self.started = step
+        if self.parts:
+            leaves = jax.tree.leaves(over_all_processes(state, self.sharding))
+            self.waiting = step, self.program([leaves[number] for number in self.parts])
+
+    def read(self) -> None:
+        """Wait for the checksums that were started last, `[N, arrays]`, and compare them.
+
+        Raises:
+            ReplicasError: with the first array and device; which is wrong, the majority decides.
+        """
+        if self.waiting is None:
+            return
+        (step, sums), self.waiting = self.waiting, None
+        for (name, parts), column in zip(self.parts.values(), jax.device_get(sums).T.tolist(), strict=True):
+            for part in dict.fromkeys(parts):
+                copies = {device: column[i] for i, device in enumerate(self.devices) if parts[i] == part}
+                (common, number), *others = Counter(copies.values()).most_common()
+                if others:
+                    odd = next(device for device, copy in copies.items() if copy != common)
+                    raise ReplicasError(
+                        f"the copies of {name} differ after step {step:,}: that of device {odd.id} (process "
+                        f"{odd.process_index}) is not that of {number} other device(s), so this state was not kept: "
+                        "start the same command again, and without that device if it is named once more"
+                    )
+
+    def require_equal(self, step: int, state: TrainState) -> None:
+        """Compare the copies of the state after update `step`, unless that was done; errors as of `read`."""
+        if self.every is not None and self.started != step:
+            self.read()
+            self.start(step, state)
+        self.read()

@@ -1,0 +1,61 @@
+"""--check-replicas and --on-nan rollback among several processes: all of them do the same."""
+
+import json
+
+import flipped_bit
+import numpy as np
+import pytest
+from processes import by_hand, end_of, running, train_together
+from running import run
+
+JOB = ["--model", "mlp", "--devices", 2, "--epochs", 1, "--check-replicas", 6, "--checkpoint-every", 4, "--no-progress"]
+KERNEL = "params/logits/kernel"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+def test_a_bit_that_flips_in_one_process_ends_both(strategy, tmp_path):
+    job = [10, KERNEL, 3, *JOB, "--strategy", strategy, "--steps-per-dispatch", 1, "--workdir", tmp_path]
+    with running(*([*job, *own] for own in by_hand(2)), program=(flipped_bit.__file__,)) as processes:
+        ended = [end_of(process) for process in processes]
+    for each in ended:
+        assert each.status == 5, ended
+        assert f"the copies of {KERNEL} differ after step 12: that of device " in each.err
+        assert "(process 1) is not that of 3 other device(s)" in each.err
+    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == 8
+    assert "the copies of 21 of 21 arrays" in ended[0].out
+
+
+MODEL = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs, dtype, param_dtype):
+        self.out = nnx.Linear(6, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, inputs, context):
+        return self.out(inputs)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["pmap", "jit"])
+def test_all_processes_roll_back_as_one_does(strategy, tmp_path):
+    """Losses in float64 differ by less than 1e-10 from those of one process with as many devices."""
+    (tmp_path / "net.py").write_text(MODEL)
+    x = np.random.default_rng(1).normal(size=(100, 6))
+    x[61] = 1e308  # overflows in the network
+    labels = np.arange(100) % 3
+    np.savez(tmp_path / "data.npz", train_inputs=x, train_labels=labels, test_inputs=x[:60], test_labels=labels[:60])
+    job = ["--model", f"{tmp_path / 'net.py'}:Net", "--dataset", tmp_path / "data.npz", "--dtype", "float64"]
+    job += ["--epochs", 3, "--global-batch-size", 10, "--checkpoint-every", 4, "--on-nan", "rollback", "--no-progress"]
+    found = []
+    train_together(2, *job, "--devices", 2, "--strategy", strategy, "--workdir", tmp_path / "two")
+    run(*job, "--devices", 4, "--strategy", strategy, "--workdir", tmp_path / "one")
+    for name in ("one", "two"):
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        rollbacks = [line["skipped"] for line in lines if line["event"] == "rollback"]
+        found.append((rollbacks, [line["train_loss"] for line in lines if line["event"] == "epoch"]))
+    assert found[0][0] == found[1][0]
+    assert len(found[0][0]) == 3
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=0, atol=1e-10)
