@@ -27,7 +27,8 @@ def fit(job: Job, strategy: str, asked: int | None) -> Job:
     on_cpu, count = job.devices[0].platform == "cpu", job.peers.count
     task = dataclasses.replace(job.task, transform=faster) if on_cpu else job.task
     steps = job.make_steps(task)
-    job = dataclasses.replace(job, task=task, steps=steps, dispatch=job.dispatch._replace(run=steps.train_step))
+    alone = job.dispatch._replace(run=steps.train_step)
+    job = dataclasses.replace(job, task=task, steps=steps, dispatch=alone, steps_per_dispatch=1)
     if strategy == "pmap" and count > 1:
         if (asked or 1) > 1:
             raise UserError(
