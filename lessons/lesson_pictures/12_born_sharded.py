@@ -3,29 +3,34 @@
 import drawing
 import matplotlib.pyplot as plt
 
+# (text, width, whether it communicates) of each stage of a step.
 STAGES = {
-    "all-reduce": ("forward, backward", "all-reduce g", "update w, m"),
-    "ZeRO-1": ("forward, backward", "reduce-scatter g", "update 1/N", "all-gather w"),
-    "ZeRO-3": ("gather, forward\nlayer by layer", "gather, backward\nlayer by layer", "reduce-scatter g", "update 1/N"),
+    "all-reduce": (("forward, backward", 9, 0), ("all-reduce", 5.4, 1), ("update w, m", 5.4, 0)),
+    "ZeRO-1": (
+        ("forward, backward", 9, 0),
+        ("reduce-scatter", 6.6, 1),
+        ("update 1/N", 5.4, 0),
+        ("all-gather", 5.4, 1),
+    ),
+    "ZeRO-3": (
+        ("gather, forward", 7.8, 1),
+        ("gather, backward", 8.2, 1),
+        ("reduce-scatter", 6.6, 1),
+        ("update 1/N", 5.4, 0),
+    ),
 }
 
 
 def zero_over_time() -> None:
     """What a device does during a step, from left to right."""
-    axes = drawing.canvas(24, 5.4)
+    axes = drawing.canvas(35, 7)
     for row, (name, stages) in enumerate(STAGES.items()):
-        left, y = 3.4, 0.5 + 1.6 * row
-        axes.text(0, y + 0.55, name, weight="bold", va="center")
-        for stage in stages:
-            width = 3.2 + 0.16 * max(len(line) for line in stage.split("\n"))
-            if name == "all-reduce" and stage == "forward, backward":
-                width = 5.9
-            if name == "ZeRO-1" and stage == "forward, backward":
-                width = 5.9
-            device = 1 if any(word in stage for word in ("reduce", "gather")) else 0
-            drawing.box(axes, left, y, stage, device=device, width=width - 0.4, height=1.1)
+        left, y = 5, 0.3 + 1.9 * row
+        axes.text(0, y + 0.7, name, weight="bold", va="center")
+        for text, width, communicates in stages:
+            drawing.box(axes, left, y, text, device=communicates, width=width - 0.2, height=1.5)
             left += width
-    axes.text(3.4, 5.2, "time \u2192    (orange: communication)")
+    axes.text(5, 6.6, "time \u2192 (orange: with communication; ZeRO-3 gathers layer by layer)")
 
 
 def bytes_on_a_device(rows) -> None:
