@@ -217,7 +217,7 @@ plt.show()
 
 # %% [markdown]
 # Each row is a thread that computes for the simulated devices. Much of the orange is waiting: an all-reduce ends when the last
-# device has arrived. [Lesson 14](14_measure_and_scale.ipynb) reads such a trace in numbers.
+# device has arrived. [Lesson 14](14_measure_a_step.ipynb) reads such a trace in numbers.
 #
 # ## Kill it
 #

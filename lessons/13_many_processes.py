@@ -18,7 +18,7 @@
 # process reads, say what only process 0 does, and resume after a process has died.
 #
 # About 30 minutes · before: [12 Born sharded](12_born_sharded.ipynb) · next:
-# [14 Measure, and scale](14_measure_and_scale.ipynb)
+# [14 Measure a step](14_measure_a_step.ipynb)
 #
 # One machine has a handful of devices. More machines mean more processes: each runs the same program, and owns only
 # the devices of its machine. Here both processes run on your machine and communicate over its loopback interface.
@@ -246,4 +246,4 @@ for exercise in (rows_of, assemble, log_loss):
 # The code is in [steps/placing.py](../pmapdp/steps/placing.py) and [processes/join.py](../pmapdp/processes/join.py);
 # [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open MPI and Kubernetes. Read on: [Introduction to
 # multi-controller JAX](https://docs.jax.dev/en/latest/multi_process.html). Next:
-# [14 Measure, and scale](14_measure_and_scale.ipynb).
+# [14 Measure a step](14_measure_a_step.ipynb).

@@ -1,6 +1,5 @@
 """The exercises of lesson 14: wrong answers get the message that helps."""
 
-import math
 import time
 
 import jax
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from checks import check
 
-LESSON = "14_measure_and_scale"
+LESSON = "14_measure_a_step"
 pytestmark = pytest.mark.slow
 
 
@@ -62,23 +61,33 @@ def median_of_several(function, x, clock):
     return np.median(times)
 
 
-def messages_times_size(n, N):
-    return 2 * (N - 1) * (n // N)
+def one_call_each(compiled, x, size):
+    return compiled(x, np.ones((len(x), 1), np.float32))
 
 
-def step_by_step(example_seconds, reduce_seconds, share):
-    b = 1
-    while reduce_seconds > share * (b * example_seconds + reduce_seconds):
-        b += 1
-    return b
+def whole_batches_only(compiled, x, size):
+    total = np.zeros(3, np.float32)
+    for first in range(0, len(x) - size + 1, size):
+        total = total + compiled(x[first : first + size], np.ones((size, 1), np.float32))
+    return total
+
+
+def padding_counts(compiled, x, size):
+    total = 0
+    for first in range(0, len(x), size):
+        rows = np.arange(first, first + size) % len(x)
+        total = total + compiled(x[rows], np.ones((size, 1), np.float32))
+    return total
+
+
+def multiplications(function, x, seconds, rate):
+    return len(x) ** 3 / seconds / rate
 
 
 @pytest.mark.parametrize(
     ("exercise", "answer"),
     [
         ("seconds_per_call", median_of_several),
-        ("bytes_sent", messages_times_size),
-        ("least_batch", step_by_step),
     ],
 )
 def test_other_right_answers_pass(exercise, answer):
@@ -96,14 +105,11 @@ def test_other_right_answers_pass(exercise, answer):
         ("seconds_per_call", does_not_wait_for_the_first, "still running"),
         ("seconds_per_call", another_clock, "read `clock()`"),
         ("seconds_per_call", backwards, "less the earlier"),
-        ("bytes_sent", lambda n, N: 2 * n, "limit for many devices"),
-        ("bytes_sent", lambda n, N: (N - 1) / N * n, "one phase"),
-        ("bytes_sent", lambda n, N: 2 * (N - 1) * n, "times too much"),
-        ("bytes_sent", lambda n, N: n, "2 (N - 1) messages"),
-        ("least_batch", lambda e, r, s: math.floor(r * (1 - s) / (s * e)), "round up"),
-        ("least_batch", lambda e, r, s: math.ceil(r / (s * e)), "plus the all-reduce"),
-        ("least_batch", lambda e, r, s: r * (1 - s) / (s * e), "whole"),
-        ("least_batch", lambda e, r, s: math.ceil(s * e / r), "are enough and"),
+        ("all_rows", one_call_each, "give it 16 rows"),
+        ("all_rows", whole_batches_only, "are missing"),
+        ("all_rows", padding_counts, "the sum of 37 rows is wrong"),
+        ("utilization", multiplications, "a multiplication and an addition"),
+        ("utilization", lambda function, x, seconds, rate: seconds, "of the rate"),
     ],
 )
 def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 from checks import require
 
@@ -71,53 +72,42 @@ def seconds_per_call(answer):
     )
 
 
-def bytes_sent(answer):
-    """2 (N - 1) messages of n / N bytes."""
-    random = np.random.default_rng()
-    for N in (4, int(random.integers(5, 100))):
-        n = N * int(random.integers(1000, 2000))
-        found, expected = answer(n, N), 2 * (N - 1) * n / N
+def all_rows(answer):
+    """The sum of any number of rows, from one shape."""
+    traced = []
+
+    @jax.jit
+    def compiled(x, weights):
+        traced.append(x.shape)
+        return (weights * x**2).sum(0)
+
+    random, size = np.random.default_rng(), 16
+    for rows in (32, 37, 5):
+        x = random.normal(size=(rows, 3)).astype(np.float32)
+        found = np.asarray(answer(compiled, x, size))
+        require(found.shape == (3,), f"the sum has the shape (3,), yours has {found.shape}")
         require(
-            not math.isclose(found, 2 * n, rel_tol=1e-9),
-            f"2 n = {2 * n} is the limit for many devices; with N = {N} a device keeps its own part in both phases",
+            set(traced) <= {(size, 3)},
+            f"compiled was traced for {sorted(set(traced))}: give it {size} rows in every call",
         )
+        dropped = (x[: rows // size * size] ** 2).sum(0)
         require(
-            not math.isclose(found, expected / 2, rel_tol=1e-9),
-            "this is one phase: after the reduce-scatter the sums must be sent around as well",
+            rows % size == 0 or not np.allclose(found, dropped, atol=1e-3),
+            f"of {rows} rows the last {rows % size} are missing: pad them",
         )
-        require(
-            not math.isclose(found, N * expected, rel_tol=1e-9),
-            f"{N} times too much: a message has n / N = {n // N} bytes, not n",
-        )
-        require(
-            math.isclose(found, expected, rel_tol=1e-9),
-            f"n = {n}, N = {N}: 2 (N - 1) messages of n / N bytes are {expected:.0f} bytes, yours is {found}",
-        )
+        require(np.allclose(found, (x**2).sum(0), rtol=1e-4, atol=1e-3), f"the sum of {rows} rows is wrong")
 
 
-def least_batch(answer):
-    """The least b with r / (b e + r) at most `share`."""
+def utilization(answer):
+    """Operations over seconds over the rate."""
     random = np.random.default_rng()
-    for share in (0.1, 0.25):
-        example = 1e-6 * int(random.integers(1, 9))
-        least = int(random.integers(20, 200))
-        # The exact solution lies well between two whole numbers, so that rounding errors decide nothing.
-        reduce = (least - 0.5) * example * share / (1 - share)
-        found = answer(example, reduce, share)
-        require(np.shape(found) == () and float(found) == int(found), f"examples are whole: yours is {found}")
-        found = int(found)
-        require(
-            found != least - 1,
-            f"with {found} examples the all-reduce takes {reduce / (found * example + reduce):.1%} of the step, more "
-            f"than {share:.0%}: round up",
-        )
-        of_compute = math.ceil(reduce / (share * example))
-        require(
-            found != of_compute,
-            f"{found} makes the all-reduce {share:.0%} of the examples' time; the step is their time plus the all-reduce",
-        )
-        require(
-            found == least,
-            f"e = {example:.0e} s, r = {reduce:.2e} s, share {share}: {least} examples are enough and {least - 1} are not, "
-            f"yours is {found}",
-        )
+    n, seconds = int(random.integers(20, 60)), float(random.uniform(1e-4, 1e-3))
+    rate = 4 * n**3 / seconds
+    found = answer(lambda x: x @ x, jax.numpy.ones((n, n)), seconds, rate)
+    require(np.shape(found) == (), "return one number")
+    require(not np.isclose(found, 0.25, rtol=0.02), "a product takes a multiplication and an addition for each term")
+    require(
+        np.isclose(found, 0.5, rtol=0.02),
+        f"the product of two [{n}, {n}] takes {2 * n**3} operations; in {seconds:.1e} s at {rate:.2e}/s that is 0.50 of "
+        f"the rate, yours is {found:.3g}",
+    )

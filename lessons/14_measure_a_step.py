@@ -1,0 +1,269 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14. Measure a step
+#
+# After this lesson you can time a training step honestly, count what a compiled program computes and exchanges, and read from a
+# profile where the time goes.
+#
+# About 25 minutes · before: [13 Train with many processes](13_many_processes.ipynb) · next:
+# [17 Predict a thousand devices](17_predict_a_thousand_devices.ipynb)
+
+# %%
+import tempfile
+import time
+from pathlib import Path
+
+import drawing
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+from checks import check, load
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.cpu.loop import several
+from pmapdp.data.batches import Batches
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import load_data
+from pmapdp.run.profile import longest_operations
+from pmapdp.state import Task, count_parameters, create_state
+from pmapdp.steps import make_steps
+
+devices.simulate(64)
+drawing.setup()
+pictures = load("lesson_pictures", "14_measure_a_step")
+everyone, N = jax.devices(), 8
+chosen, data = everyone[:N], load_data("digits")
+print(devices.describe(chosen), "| jax", jax.__version__)
+
+# %% [markdown]
+# ## What a clock sees
+#
+# A call of a jitted function returns before the result is there: Python has only *dispatched* the work. The first call also
+# traces and compiles. So a clock around one line of Python can show three durations. Only the last one is the speed of the step.
+
+# %%
+pictures.three_durations()
+plt.show()
+
+# %% [markdown]
+# The smallest case is a matrix product. The list `traced` grows when JAX traces the function, and not when it runs. Before you run
+# the cell: how long is the list at the end, and which two of the three times are not the speed?
+
+# %%
+traced = []
+
+
+@jax.jit
+def product(a):
+    traced.append(a.shape)
+    return a @ a
+
+
+a = jnp.ones((1500, 1500))
+for name, wait, repeats in (("first call", True, 1), ("without waiting", False, 6), ("waiting", True, 6)):
+    times = []
+    for _ in range(repeats):
+        clock = time.perf_counter()
+        result = product(a)
+        if wait:
+            jax.block_until_ready(result)
+        times.append(1000 * (time.perf_counter() - clock))
+        jax.block_until_ready(result)  # else the next clock would see the rest of this call
+    print(f"{name:16s} {min(times):8.2f} ms")
+assert traced == [(1500, 1500)]
+
+# %% [markdown]
+# It was traced once. "Without waiting" is the time of the launch only.
+#
+# **A failure on purpose.** The last batch of an epoch is smaller, and nobody pads it. Then the program is compiled again, in the
+# middle of what you measure, and once more for each new shape. Count traces: unlike times, they do not depend on what else the
+# machine does.
+
+# %%
+for rows in (64, 64, 64, 29):
+    product(jnp.ones((rows, rows)))
+print("traced for", traced[1:])
+assert traced[1:] == [(64, 64), (29, 29)]
+
+# %% [markdown]
+# So: warm up, keep the shapes, wait for the result, and repeat. Report the median with a range. Use the minimum where you want the
+# cost of the work alone, because other programs only ever add time. For a training loop wait once per group of steps, as
+# `pmapdp.compare` does: waiting after each step would keep Python from running ahead.
+#
+# Now a real step, on one device with 32 examples, and on eight with 32 each. Before you run the cell: which one is faster here?
+
+
+# %%
+def least_seconds(function, *arguments, repeats=12):
+    times = []
+    for _ in range(repeats + 2):
+        clock = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        times.append(time.perf_counter() - clock)
+    return min(times[2:])  # <- the first two warm up
+
+
+task, b, held = Task(MLP, optax.adam(1e-3)), 32, {}
+for strategy, group in (("single", everyone[:1]), ("shard_map", chosen)):
+    steps, batches = make_steps(strategy, task, group), Batches(data.train, b * len(group), devices=len(group))
+    held[strategy] = [steps, steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))]
+
+
+def one_step(strategy):
+    steps, state, batch = held[strategy]
+    held[strategy][1], sums = steps.train_step(state, batch)
+    return held[strategy][1], sums
+
+
+step_seconds = {strategy: least_seconds(one_step, strategy) for strategy in held}
+print({strategy: f"{1000 * seconds:.1f} ms" for strategy, seconds in step_seconds.items()})
+
+# %% [markdown]
+# The eight devices train eight times as many examples, and update eight copies of the parameters, on the same cores. So the step takes
+# longer. No speed-up is possible here.
+#
+# Each call also costs the host some time for each device. A loop *on the devices* saves it: several updates in one call, with the
+# same results. It helps where steps are short; where they are long, as here, there is little to gain. `pmapdp.train` does so
+# on CPUs (`--steps-per-dispatch`). In exchange it hears of each step only when the call ends.
+
+# %%
+at_once = several(steps, 4, N)  # <- new: four updates of shard_map's step in a loop on the devices
+(four,) = batches.several(0, 0, [4], 4)
+apart = steps.place_state(create_state(task))
+placed, looped = at_once.place(four, 4), [steps.place_state(create_state(task))]
+
+
+def four_steps():
+    looped[0], sums = at_once.run(looped[0], *placed)
+    return looped[0], sums
+
+
+for batch, _ in zip(batches.epoch(0), range(4), strict=False):
+    apart, _ = steps.train_step(apart, steps.place_batch(batch))
+for found, wanted in zip(jax.tree.leaves(four_steps()[0]), jax.tree.leaves(apart), strict=True):
+    assert np.allclose(found, wanted, rtol=0, atol=1e-5)
+print(f"four steps in one call: {1000 * least_seconds(four_steps) / 4:.1f} ms a step")
+
+# %% [markdown]
+# ## What the program computes
+#
+# How fast could the step be? Count operations. A product of `[m, k]` and `[k, n]` takes 2 m k n: a multiplication and an
+# addition for each. For `[8, 4] @ [4, 2]` that is 128. In training, each layer has three such products: the forward pass, the gradient
+# of its weights, and the gradient of its inputs, which the first layer does not need. The share of the machine's speed that a
+# step reaches is its *utilization*.
+
+# %%
+assert jax.jit(jnp.dot).lower(jnp.ones((8, 4)), jnp.ones((4, 2))).compile().cost_analysis()["flops"] == 2 * 8 * 4 * 2 == 128
+
+layers = [784 * 512, 512 * 512, 512 * 10]
+by_hand = 2 * b * (3 * sum(layers) - layers[0])
+steps, *arrays = held["single"]
+flops = steps.train_step.lower(*arrays).compile().cost_analysis()["flops"]
+rate = 2 * 1500**3 / least_seconds(product, a)  # what a plain matrix product reaches on this machine
+print(f"{by_hand / 1e6:.1f} MFLOP in the products by hand, {flops / 1e6:.1f} MFLOP in all by the compiler's count")
+print(f"the step reaches {flops / step_seconds['single'] / rate:.0%} of this machine's {rate / 1e9:.0f} GFLOP/s")
+assert 1 < flops / by_hand < 1.2
+
+# %% [markdown]
+# The products are nearly all of it; the rest is mostly Adam. Nobody can predict a utilization well, so measure it on one device.
+#
+# ## What the devices exchange
+#
+# A program can be compiled for many devices and read without running it. Before you run the cell: how do the number of all-reduces and
+# their bytes change from 2 to 64 devices?
+
+# %%
+parameters = count_parameters(held["single"][1].params)
+for count in (2, 8, 64):
+    steps = make_steps("shard_map", task, everyone[:count])
+    batch = next(Batches(data.train, 16 * count, devices=count).epoch(0))
+    arrays = steps.place_state(create_state(task)), steps.place_batch(batch)
+    found = collectives(steps.train_step.lower(*arrays).compile().as_text())
+    print(f"{count:3d} devices:", *found)
+    assert sum(each.bytes for each in found) == 4 * (parameters + 3)  # the gradients, and three sums of metrics
+
+# %% [markdown]
+# They do not change: each device contributes one gradient, whatever the number of devices. What changes is the way that the
+# bytes take. [Lesson 17](17_predict_a_thousand_devices.ipynb) puts a time on it.
+#
+# ## Where the time goes
+#
+# A profile tells *when* things happen. Here are the operations that take most time, summed over devices and five updates.
+
+# %%
+folder = Path(tempfile.mkdtemp())
+with jax.profiler.trace(str(folder), create_perfetto_trace=True):
+    for _ in range(5):
+        jax.block_until_ready(one_step("shard_map"))
+operations = longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=1000)
+print(*operations[:6], sep="\n")
+assert any("all-reduce" in line or "psum" in line for line in operations)
+
+# %% [markdown]
+# The time of an all-reduce (`psum`) in such a list is mostly *waiting*: it ends when the last device has arrived.
+# `python -m pmapdp.train --profile` writes the same trace. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) to see who waits for
+# whom; lesson 10 has a picture.
+#
+# ## Exercises
+#
+# **1. `seconds_per_call`** (5 minutes): return how long a *warm* call of `function(x)` takes until its result is there. `clock()` gives
+# the time in seconds.
+# <details><summary>Hint</summary>One call before the clock starts, and wait for it too.</details>
+#
+# **2. `all_rows`** (10 minutes): find the planted mistake. This function is called with 100, 37 and 5 rows, and compiles each time:
+# `jax.jit(lambda x: (x ** 2).sum(0))(x)`. Given `compiled(x, weights)`, which sums `weights * x ** 2` over exactly `size` rows,
+# return the sum for an `x` `[n, D]` of any n, such that `compiled` is traced for one shape only.
+# <details><summary>Hint</summary>Take `size` rows at a time; pad the last ones with zeros, of weight 0.</details>
+#
+# **3. `utilization`** (5 minutes): the share of `rate` (operations a second) that `function(x)` reaches when it takes `seconds`. Count
+# its operations with JAX.
+# <details><summary>Hint</summary><code>jax.jit(function).lower(x).compile().cost_analysis()</code></details>
+
+
+# %%
+def seconds_per_call(function, x, clock):
+    """Seconds of one warm call, from its start until its result is there."""
+    ...  # your code: 4 lines
+
+
+def all_rows(compiled, x, size):
+    """The sum over all rows of x, from calls with `size` rows."""
+    ...  # your code: 5 or 6 lines
+
+
+def utilization(function, x, seconds, rate):
+    """A share."""
+    ...  # your code: 2 lines
+
+
+for exercise in (seconds_per_call, all_rows, utilization):
+    check("14_measure_a_step", exercise.__name__, exercise)
+
+# %% [markdown]
+# Solutions, with reasons: [solutions/14_measure_a_step.py](solutions/14_measure_a_step.py)
+#
+# ## Take away
+#
+# - Warm up, keep the shapes, wait for the result. A time without these is not a speed.
+# - The compiled program tells what is computed and exchanged; a profile tells when.
+# - In a profile, the time of a collective is mostly waiting for the slowest device.
+#
+# The code is in [compare/](../pmapdp/compare/runs.py) and [run/profile.py](../pmapdp/run/profile.py). Read on:
+# [benchmarking JAX code](https://docs.jax.dev/en/latest/benchmarking.html) and
+# [profiling](https://docs.jax.dev/en/latest/profiling.html). Next:
+# [17 Predict a thousand devices](17_predict_a_thousand_devices.ipynb).

@@ -1,0 +1,263 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 16. Use explicit sharding
+#
+# After this lesson you can make shardings part of the types of your arrays, read them while a function is traced, resolve
+# what JAX refuses, and decide when to prefer this to the automatic sharding of lesson 08.
+#
+# About 25 minutes · before: [08 Let the compiler do it](08_let_the_compiler_do_it.ipynb), best also
+# [11 Split the model](11_split_the_model.ipynb) · next: back to the [list of lessons](README.md)
+#
+# In lesson 08 the compiler chose the shardings of everything between the arguments and the results. You saw its choices
+# only in the compiled program. With an *Explicit* mesh axis, JAX itself works out the sharding of every intermediate array, in
+# Python, while it traces your function. Where more than one answer is possible, it asks you.
+
+# %%
+import drawing
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from checks import check, load
+from jax import P, lax
+from jax.sharding import AxisType, Mesh
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.registry import load_data
+
+chosen = devices.choose(8)
+drawing.setup()
+pictures = load("lesson_pictures", "16_explicit_sharding")
+print(devices.describe(chosen))
+
+# %% [markdown]
+# ## A mesh with Explicit axes
+#
+# `jax.make_mesh` makes Explicit axes by default. (`Mesh(...)` makes Auto ones; that is why the earlier lessons used it.)
+# `jax.set_mesh` makes it the current mesh, so that a bare `PartitionSpec` is enough to place an array. `jax.typeof` shows the type of
+# an array, with its sharding. Before you run the cell: what is the type of `2 * x`, of `x.sum(1)` and of `x.sum(0)`?
+
+# %%
+mesh = jax.make_mesh((8,), ("data",))
+assert mesh.axis_types == (AxisType.Explicit,)
+assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
+jax.set_mesh(mesh)
+
+x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data"))
+for name, array in (("x", x), ("2 * x", 2 * x), ("x.sum(1)", x.sum(1)), ("x.sum(0)", x.sum(0))):
+    print(f"{name:9s} {jax.typeof(array)}")
+assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
+assert str(jax.typeof(x.sum(0))) == "float32[4]"
+
+# %% [markdown]
+# Read `float32[16@data,4]` as: 16 rows, split over the mesh axis "data", of 4 columns each. A sum over the split axis is replicated,
+# so it needs an all-reduce. This works the same inside of `jit`, where the types are known while the function is traced.
+#
+# ## Types through a network
+#
+# On a mesh of two axes, here is the network of lesson 11 with its hidden units split. Each type follows from the types before it.
+
+# %%
+pictures.types()
+plt.show()
+
+# %%
+data = load_data("digits")
+images = data.train.inputs[:512].reshape(512, 784).astype(np.float32) / 255
+labels = data.train.labels[:512]
+random = np.random.default_rng(0)
+W1, W2 = random.normal(0, 0.05, (784, 64)).astype(np.float32), random.normal(0, 0.1, (64, 10)).astype(np.float32)
+
+
+@jax.jit
+def forward(x, W1, W2):
+    hidden = jax.nn.relu(x @ W1)
+    logits = jnp.matmul(hidden, W2, out_sharding=P("data", None))  # a sum over hidden units, which are split
+    types.extend(map(str, map(jax.typeof, (hidden, logits))))
+    return logits
+
+
+types = []
+with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
+    placed = jax.device_put(images, P("data")), jax.device_put(W1, P(None, "model")), jax.device_put(W2, P("model"))
+    found = collectives(forward.lower(*placed).compile().as_text())
+    logits = np.asarray(forward(*placed))
+print(*types, *found, sep="\n")
+assert types == ["float32[512@data,64@model]", "float32[512@data,10]"]
+assert [each.kind for each in found] == ["all-reduce"]
+np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
+
+# %% [markdown]
+# The types were printed while JAX traced the function, before anything was compiled. The one line with `out_sharding` is where
+# the all-reduce belongs. Leave it out, and JAX does not guess:
+#
+# ## What it refuses, and why
+#
+# Three operations whose result could be sharded in several ways. Before you run the cell: why is each of them ambiguous?
+
+# %%
+columns = jax.device_put(np.ones((4, 16), np.float32), P(None, "data"))
+square = np.arange(256, dtype=np.float32).reshape(16, 16)
+by_row, by_column = jax.device_put(square, P("data", None)), jax.device_put(square, P(None, "data"))
+for name, function in (
+    ("columns @ x", lambda: columns @ x),
+    ("by_row + by_column", lambda: by_row + by_column),
+    ("x[0]", lambda: x[0]),
+):
+    try:
+        function()
+        raise AssertionError(f"{name} was accepted")
+    except Exception as error:
+        kind, message = type(error).__name__, " ".join(str(error).split())
+    print(f"{name:18s} {kind}: {message[:130]}\n")
+    assert kind == "ShardingTypeError"
+
+# %% [markdown]
+# - `columns @ x` sums over a split axis. The result may be replicated (an all-reduce), or split (a reduce-scatter).
+# - The two summands are split along different axes, and the result cannot be split along both by one mesh axis.
+# - `x[0]` is on one device. Should the result be on all of them?
+#
+# Each is resolved by saying what you want. `jax.reshard` changes a sharding, which may communicate; `out_sharding` says
+# how a result is sharded.
+
+# %%
+replicated = jnp.matmul(columns, x, out_sharding=P())
+scattered = jnp.matmul(columns, by_row, out_sharding=P(None, "data"))
+total = by_row + jax.reshard(by_column, P("data", None))
+first = x.at[0].get(out_sharding=P())
+for name, array in (("replicated", replicated), ("scattered", scattered), ("total", total), ("first row", first)):
+    print(f"{name:10s} {jax.typeof(array)}")
+np.testing.assert_array_equal(total, 2 * square)
+np.testing.assert_array_equal(first, np.arange(4))
+program = jax.jit(lambda y: jax.reshard(y, P("data", None))).lower(by_column).compile()
+print("reshard from columns to rows:", *collectives(program.as_text()))
+assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
+
+# %% [markdown]
+# ## The data-parallel step, once more
+#
+# It is the step of lesson 08, and there is nothing to add: the types of the arguments are enough. The gradient has the type of
+# `W`, replicated, so it is all-reduced. The assert in the step is new. It is checked while tracing, and costs nothing at run
+# time.
+
+# %%
+W = jnp.zeros((784, 10))
+
+
+@jax.jit
+def step(W, x, y):
+    assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"
+
+    def loss(W):
+        logits = x @ W  # [B@data, 10]
+        return (jax.nn.logsumexp(logits, axis=-1) - (logits * jax.nn.one_hot(y, 10)).sum(-1)).mean()
+
+    return W - 0.1 * jax.grad(loss)(W)
+
+
+batch = jax.device_put((images, labels), P("data"))
+found = collectives(step.lower(W, *batch).compile().as_text())
+print(jax.typeof(step(W, *batch)), "|", *found)
+assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 4 * 7840)]
+logits = images @ np.zeros((784, 10), np.float32)
+gradient = images.T @ (np.full((512, 10), 0.1, np.float32) - np.eye(10, dtype=np.float32)[labels]) / 512  # by hand
+np.testing.assert_allclose(step(W, *batch), -0.1 * gradient, rtol=0, atol=1e-6)
+
+# %% [markdown]
+# **A failure on purpose.** Lesson 08's silent mistake was a batch that nobody placed: every device computed all of it. Here the
+# assert finds it, with the type in its message.
+
+# %%
+try:
+    step(W, images, labels)
+    raise RuntimeError("the batch was accepted")
+except AssertionError as error:
+    print("AssertionError:", error)
+
+# %% [markdown]
+# ## shard_map inside
+#
+# Explicit sharding and `shard_map` work together: inside of `shard_map` the axis is *Manual*, and you write the program of one
+# device. The mesh need not be named, as it is the current one. `jax.smap` is the same in pmap's words: `in_axes` and `out_axes`.
+
+# %%
+summed = jax.shard_map(lambda x: lax.psum(x.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
+per_device = jax.smap(lambda x: x.sum(keepdims=True), in_axes=0, out_axes=0, axis_name="data")(x.sum(1))
+print(jax.typeof(summed), np.asarray(summed), "|", jax.typeof(per_device), np.asarray(per_device))
+np.testing.assert_array_equal(summed, x.sum(0))
+np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
+
+# %% [markdown]
+# ## When to prefer it
+#
+# | you want | use |
+# | --- | --- |
+# | data parallelism of an existing model | Auto axes (lesson 08): no change in the model, and libraries that know no types of shardings work |
+# | to know every sharding, or to fail early where one is not as planned | Explicit axes |
+# | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
+# | to write the collectives yourself | `shard_map`, inside of either |
+#
+# Speed is no reason: the compiler gets the same program where both agree, and there is nothing to measure here. The price of
+# Explicit axes is the `out_sharding` that you have to write, and that some library functions do not know of it yet. pmapdp uses
+# Auto axes, so that models stay free of shardings.
+#
+# ## Exercises
+#
+# Each runs under a mesh with the Explicit axis "data".
+#
+# **1. `typed`** (3 minutes): return the spec of the *result* of `function(x)`, without computing it: a PartitionSpec.
+# <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
+#
+# **2. `gram`** (5 minutes): find the planted mistake. `x.T @ x` of `x` `[B@data, D]` is refused. Return the `[D, D]` matrix,
+# replicated.
+# <details><summary>Hint</summary>Which axis does the product sum over? Say how the result is to be sharded.</details>
+#
+# **3. `normalized_step`** (10 minutes): one gradient step for `w` `[D]`, replicated, on the mean of `(z @ w - y) ** 2` with learning rate
+# 0.1. Here z is x `[B@data, D]` with its columns normalized: less their mean, divided by their standard deviation, over the
+# *global* batch. Return `w`. Refuse a batch that is not split, by an AssertionError.
+# <details><summary>Hint</summary>It is the program of one device. Only the assert knows of shardings.</details>
+
+
+# %%
+def typed(function, x):
+    """The PartitionSpec of function(x)."""
+    ...  # your code: 1 line
+
+
+def gram(x):
+    """[D, D], replicated."""
+    ...  # your code: 1 line
+
+
+def normalized_step(w, x, y):
+    """The new w [D]."""
+    ...  # your code: 4 or 5 lines
+
+
+for exercise in (typed, gram, normalized_step):
+    check("16_explicit_sharding", exercise.__name__, exercise)
+
+# %% [markdown]
+# Solutions, with reasons: [solutions/16_explicit_sharding.py](solutions/16_explicit_sharding.py)
+#
+# ## Take away
+#
+# - With Explicit axes a sharding is part of a type: `jax.typeof` shows it while a function is traced.
+# - Where a result could be sharded in several ways, JAX asks: answer with `out_sharding` or `jax.reshard`.
+# - An assert on a type turns a silent replication into an error, at no cost.
+#
+# Read on: [Explicit sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX' documentation, and
+# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX.

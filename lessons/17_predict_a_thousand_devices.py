@@ -1,0 +1,251 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 17. Predict a thousand devices
+#
+# After this lesson you can predict how a training step scales, with latency and bandwidth alone, check the model where you can
+# measure, and say how far to believe it where you cannot.
+#
+# About 25 minutes · before: [14 Measure a step](14_measure_a_step.ipynb) · next:
+# [16 Explicit sharding](16_explicit_sharding.ipynb), or work of your own
+#
+# Letters: N devices, b examples on each, n bytes in an all-reduce, L the latency of a message in seconds, W the
+# bandwidth of a link in bytes per second.
+
+# %%
+import dataclasses
+import time
+
+import drawing
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+from checks import check
+from jax import P, lax
+from jax.sharding import Mesh, NamedSharding
+from scipy.optimize import nnls
+
+from pmapdp import devices
+from pmapdp.data.batches import Batches
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import load_data
+from pmapdp.scaling.advice import answers
+from pmapdp.scaling.costs import all_reduce
+from pmapdp.scaling.hardware import HARDWARE, Level
+from pmapdp.scaling.predict import LEFT_OUT, Plan, powers_of_two, predict, weak_efficiency
+from pmapdp.scaling.workloads import PUBLISHED, Workload
+from pmapdp.state import Task, count_parameters, create_state
+from pmapdp.steps import make_steps
+
+devices.simulate(8)
+drawing.setup()
+everyone = jax.devices()
+print(devices.describe(everyone), "| jax", jax.__version__)
+
+# %% [markdown]
+# ## The cost model
+#
+# A message of n bytes takes L + n / W seconds. In a ring all-reduce (lesson 05) each device sends 2 (N - 1) messages of n / N bytes,
+# one after the other:
+#
+# time = 2 (N - 1) (L + n / (N W))
+#
+# In your head: 4 devices, 4 MB, 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6 microseconds. Before you run the
+# cell: what happens to the time with many devices, for 4 MB and for 4 bytes?
+
+# %%
+link = Level(devices=4096, latency=1e-6, bandwidth=1e9)
+assert np.isclose(all_reduce(4e6, 4, [link], "ring"), 6 * (1e-6 + 1e6 / 1e9))
+for count in (2, 4, 64, 4096):
+    big, tiny = (all_reduce(n, count, [link], "ring") for n in (4e6, 4))
+    print(f"{count:5d} devices: 4 MB takes {1e3 * big:6.3f} ms, 4 bytes {1e3 * tiny:6.3f} ms")
+assert all_reduce(4e6, 4096, [link], "ring") - 2 * 4095 * 1e-6 < 2 * 4e6 / 1e9  # the share of the bytes: below 2 n / W
+
+# %% [markdown]
+# The time for the bytes approaches a limit, 2 n / W. The time for the latencies grows with N. So large arrays scale well, and many
+# small ones do not. Trees need fewer messages, about log N in place of N, and send as many bytes.
+#
+# ## Does it hold where we can measure?
+#
+# Simulated devices share one memory, so their formula is a different one: start + N (L + n / W). We fit the three constants, each
+# time without one number of devices, and predict that one. Before you run the cell: where will it fail?
+
+
+# %%
+def least_seconds(function, *arguments, repeats=12):
+    times = []
+    for _ in range(repeats + 2):
+        clock = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        times.append(time.perf_counter() - clock)
+    return min(times[2:])
+
+
+rows = []
+for count in (2, 4, 8):
+    split = NamedSharding(Mesh(np.array(everyone[:count]), ("data",)), P("data"))
+    specs = {"mesh": split.mesh, "in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
+    reduce = jax.jit(jax.shard_map(lambda x: lax.pmean(x, "data"), **specs))
+    for size in (2**14, 2**17, 2**20, 2**23):
+        x = jax.device_put(np.ones((count, size // 4), np.float32), split)
+        rows.append({"devices": count, "bytes": size, "seconds": least_seconds(reduce, x)})
+
+
+def terms(count, size):
+    return np.array([1, count, count * size], float)  # times start, L and 1 / W
+
+
+def fit(rows):  # the constants, none negative, with the least sum of squared relative errors
+    design = np.array([terms(row["devices"], row["bytes"]) / row["seconds"] for row in rows])
+    return nnls(design / design.max(axis=0), np.ones(len(rows)))[0] / design.max(axis=0)
+
+
+errors = []
+for row in rows:
+    others = fit([other for other in rows if other["devices"] != row["devices"]])
+    errors.append(others @ terms(row["devices"], row["bytes"]) / row["seconds"] - 1)
+    if row["bytes"] in (2**14, 2**23):
+        found = f"{1e3 * row['seconds']:6.2f} ms, error {errors[-1]:+.0%}"
+        print(f"{row['devices']} devices, {row['bytes'] / 1e6:4.2f} MB: {found}")
+print(f"median error {np.median(np.abs(errors)):.0%}")
+
+# %% [markdown]
+# Points are measured, and lines are the formula fitted to all of them:
+
+# %%
+constants, (_, axes) = fit(rows), plt.subplots()
+for number, count in enumerate((2, 4, 8)):
+    mine = [row for row in rows if row["devices"] == count]
+    sizes, colour = [row["bytes"] for row in mine], drawing.DEVICE_COLOURS[number]
+    axes.loglog(sizes, [1e3 * row["seconds"] for row in mine], "o", color=colour)
+    axes.loglog(sizes, [1e3 * constants @ terms(count, size) for size in sizes], color=colour, label=f"{count} devices")
+axes.set(xlabel="bytes on each device", ylabel="ms")
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# Errors of some tens of percent are usual: caches, threads and other programs are not in the formula. That is good enough to say
+# whether communication is a tenth of a step or half of it.
+#
+# ## A thousand devices
+#
+# The same formulas now take published figures of real hardware. **These are predictions.** We need the operations of a step
+# (lesson 14) for our MLP, with 64 examples on each device. ResNet-50 is for comparison. Before you run the cell: which of
+# the two scales better, and why?
+
+# %%
+task, data = Task(MLP, optax.adam(1e-3)), load_data("digits")
+single = make_steps("single", task, everyone)
+state = single.place_state(create_state(task))
+batch = single.place_batch(next(Batches(data.train, 64).epoch(0)))
+analysis = single.train_step.lower(state, batch).compile().cost_analysis()
+parameters = count_parameters(state.params)
+ours = Workload("mlp", parameters=parameters, flops=analysis["flops"] / 64, bytes=analysis["bytes accessed"] / 64)
+
+_, axes = plt.subplots()
+for name, colour in (("h100", 0), ("tpu-v5p", 2)):
+    for workload, style in ((ours, "--"), (PUBLISHED["resnet-50"], "-")):
+        counts = powers_of_two(HARDWARE[name])
+        shares = [weak_efficiency(workload, HARDWARE[name], count, Plan()) for count in counts]
+        label, line = f"{workload.name}, {name}", drawing.DEVICE_COLOURS[colour]
+        axes.semilogx(counts, shares, style, base=2, color=line, label=label)
+        at = predict(workload, HARDWARE[name], 1024, Plan())
+        waiting = f"step {1e3 * at.step:6.3f} ms, of which {at.communication_share:.0%} is communication"
+        print(f"{workload.name:9s} on 1,024 {name:7s}: {waiting}")
+axes.set(xlabel="devices", ylabel="efficiency, predicted", ylim=(0, 1.05))
+axes.legend(fontsize=8)
+plt.show()
+efficiencies = [weak_efficiency(each, HARDWARE["h100"], 1024, Plan()) for each in (ours, PUBLISHED["resnet-50"])]
+assert efficiencies[0] < 0.5 < efficiencies[1]
+
+# %% [markdown]
+# A device computes the MLP's 64 examples in microseconds, and then waits for the all-reduce most of the time. ResNet-50 computes
+# much longer for each byte that it all-reduces.
+#
+# ## What helps
+#
+# Here is each remedy alone, in examples per second. Note the first one. An all-reduce *is* a reduce-scatter and an all-gather, so
+# ZeRO-1 (lesson 12) communicates exactly as long as plain data parallelism. What it saves is memory, and a little time, because
+# each device updates only its share of the parameters.
+
+# %%
+plain = predict(ours, HARDWARE["h100"], 512, Plan())
+for each in answers(ours, HARDWARE["h100"], 512, Plan()):
+    saved = f"{each.state_bytes_saved / 1e6:4.1f} MB less on a device" if each.state_bytes_saved else each.price
+    print(f"{each.remedy:31s} {each.gain:+7.0%} examples/s  {saved}")
+    if "ZeRO-1" in each.remedy:
+        assert 0 < each.gain < 0.1
+        assert 0.4 < each.state_bytes_saved / plain.state_bytes < 0.5  # nearly both of Adam's moments, of four arrays
+zero = predict(ours, HARDWARE["h100"], 512, dataclasses.replace(Plan(), split_optimizer=True))
+np.testing.assert_allclose(zero.communication, plain.communication)
+more = dataclasses.replace(Plan(), per_device_batch=8192)
+print(f"with 8,192 examples a device: efficiency {weak_efficiency(ours, HARDWARE['h100'], 512, more):.0%}")
+print("\nleft out:", *LEFT_OUT, sep="\n  ")
+
+# %% [markdown]
+# **A failure of the model, on purpose.** Efficiency counts examples per second, and 8,192 examples a device look nearly perfect. But
+# 512 such devices take 4 million examples in one update, and MNIST has 60,000. A larger batch buys examples per second, and not
+# progress: the model does not know how many updates you need then.
+#
+# `python -m pmapdp.scaling` prints all of this for a model of your choice, and `python -m benchmarks.scaling` measures the errors.
+#
+# ## Exercises
+#
+# **1. `ring_sum`** (10 minutes): write the reduce-scatter of a ring with `lax.ppermute`. In `shard_map` over the axis "data" of N
+# devices, x `[n]` is this device's array. Return `[n / N]`: device d ends with part d of the sum. Send N - 1 messages of n / N
+# numbers.
+# <details><summary>Hint</summary>Part d starts at device d + 1. In each round send what you have to the next device, and add your
+# own part that belongs to what has arrived. Which part is that after round r?</details>
+#
+# **2. `bytes_sent`** (3 minutes): what each of N devices sends in a ring all-reduce of n bytes.
+# <details><summary>Hint</summary>Messages times size; for N = 4 it is 1.5 n.</details>
+#
+# **3. `least_batch`** (5 minutes): find the planted mistake. Somebody wants the all-reduce, r seconds, to take at most `share` of the
+# step, and computes `b = r / (share * e)` from e seconds an example. But a step is the time of the examples *plus* the all-reduce.
+# Return the least whole number b.
+# <details><summary>Hint</summary>Solve r = share * (b * e + r) for b, and round up.</details>
+
+
+# %%
+def ring_sum(x):
+    """[n / N], part d of the sum on device d."""
+    ...  # your code: 6 or 7 lines
+
+
+def bytes_sent(n, N):
+    """Bytes that each device sends."""
+    ...  # your code: 1 line
+
+
+def least_batch(example_seconds, reduce_seconds, share):
+    """Examples per device, a whole number."""
+    ...  # your code: 1 or 2 lines
+
+
+for exercise in (ring_sum, bytes_sent, least_batch):
+    check("17_predict_a_thousand_devices", exercise.__name__, exercise)
+
+# %% [markdown]
+# Solutions, with reasons: [solutions/17_predict_a_thousand_devices.py](solutions/17_predict_a_thousand_devices.py)
+#
+# ## Take away
+#
+# - Latency grows with the number of devices, and the time for the bytes approaches 2 n / W.
+# - The model is good enough to choose a plan. Say "predicted", and say what is left out.
+# - ZeRO-1 saves memory, at equal communication. A larger batch buys examples per second, and not progress.
+#
+# The code is in [scaling/costs.py](../pmapdp/scaling/costs.py) and [scaling/predict.py](../pmapdp/scaling/predict.py), with the
+# hardware and its sources in [scaling/hardware.py](../pmapdp/scaling/hardware.py). Read on: [the scaling
+# book](https://jax-ml.github.io/scaling-book/roofline/).
