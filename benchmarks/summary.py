@@ -52,6 +52,9 @@ def table(results: dict[str, Any]) -> str:
     for (work, devices, against, target), cells in groups.items():
         values = " | ".join(cells.get(strategy, "") for strategy in strategies)
         lines.append(f"| {work} | {devices} | {against} | {values} | {target:.2f} |")
+    missing = {pair.against for pair in comparisons(peers=True)} - {pair.against for pair, _, _ in measured(results)}
+    if missing:
+        lines += ["", f"Not measured yet: the rows against {', '.join(sorted(missing))}."]
     facts, rounds = results["machine"], len(next(iter(results["examples_per_second"].values())))
     widest = max(spread(values) for values in results["examples_per_second"].values())
     peers = "".join(f", {name} {version}" for name, version in facts.get("peers", {}).items())

@@ -77,7 +77,7 @@ def kernel_tiles(kernel: jax.Array, S: int) -> jax.Array:
     """U = G g G' of the kernel, small enough for one product: `[3 S, 3 S, C, F]` to `[36, c, F]`."""
     _, _, C, F = kernel.shape
     g = kernel.reshape(3, S, 3, S * C * F).swapaxes(1, 2).reshape(9, S * S * C * F)
-    return (np.kron(G, G).astype(kernel.dtype) @ g).reshape(36, S * S * C, F)
+    return (jnp.asarray(np.kron(G, G), kernel.dtype) @ g).reshape(36, S * S * C, F)
 
 
 def pixels(M: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from examples import parts
 from scipy.interpolate import RegularGridInterpolator
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -58,7 +59,7 @@ def test_the_split_never_changes(digits, part):
 
 
 def test_no_scan_is_in_both_parts(digits):
-    scans = sorted(enlarged.tobytes() for part in digits for enlarged in part.inputs)
+    scans = sorted(enlarged.tobytes() for part in parts(digits) for enlarged in part.inputs)
     originals = np.rint(enlarge(load_digits().images) * 255 / 16).astype(np.uint8)
     assert scans == sorted(image.tobytes() for image in originals)
 

@@ -12,6 +12,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from examples import parts
 from launch import train
 
 from pmapdp.data import imdb
@@ -65,7 +66,7 @@ def refusal(folder, content: bytes) -> str:
 def test_order_of_the_examples(tmp_path):
     """Negative reviews first, each class by rising number, whatever the order in the archive."""
     corpus = read(tmp_path, archive())
-    for part, texts in zip(("train", "test"), corpus, strict=True):
+    for part, texts in zip(("train", "test"), parts(corpus), strict=True):
         names = [" ".join(text.split()[:3]) for text in texts.texts]
         assert names == [f"{part} {name} {number}" for name in ("neg", "pos") for number in (0, 2, 10)]
         assert texts.labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -84,7 +85,7 @@ def test_tree_and_archives_give_the_same(tmp_path):
     (tmp_path / "original" / "aclImdb_v1.tar.gz").write_bytes(archive())
     expected = read(tmp_path / "archive", archive())
     for folder in ("tree", "original"):
-        for found, wanted in zip(read(tmp_path / folder), expected, strict=True):
+        for found, wanted in zip(parts(read(tmp_path / folder)), parts(expected), strict=True):
             assert found.texts == wanted.texts
             np.testing.assert_array_equal(found.labels, wanted.labels)
 
@@ -108,7 +109,7 @@ def test_tree_and_archives_give_the_same(tmp_path):
 )
 def test_what_is_no_plain_file_of_a_review_is_passed_over(tmp_path, extra):
     corpus = read(tmp_path, archive(extra))
-    assert [len(part.texts) for part in corpus] == [6, 6]
+    assert [len(part.texts) for part in parts(corpus)] == [6, 6]
     assert os.listdir(tmp_path) == ["aclImdb.tar.gz"]
 
 
@@ -173,7 +174,7 @@ def test_a_missing_data_set_says_how_to_get_it(tmp_path):
 
 @pytest.mark.imdb
 def test_the_real_reviews(imdb_folder):
-    for texts in load_data("imdb", str(imdb_folder)):
+    for texts in parts(load_data("imdb", str(imdb_folder))):
         assert np.bincount(texts.labels).tolist() == [12_500, 12_500]
         assert max(len(text.split()) for text in texts.texts) <= 2470
         assert sum("<br />" in text for text in texts.texts) == pytest.approx(14_600, abs=200)

@@ -5,12 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from examples import parts
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from pmapdp.data import reviews
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import LENGTH, Tokens, split
-from pmapdp.registry import load_data
+from pmapdp.registry import MODELS, load_data, viewed
 
 SHA256 = "d64fd9cc84fc9862d01a5b7e9c37e03ae09ef10b4f5719a63ba6442f210eb844"
 
@@ -22,20 +23,20 @@ def corpus():
 
 def test_reviews_never_change(corpus):
     """Figures of different versions of this project can be compared only as long as this hash stands."""
-    lines = [f"{label} {text}" for part in corpus for text, label in zip(part.texts, part.labels, strict=True)]
+    lines = [f"{label} {text}" for part in parts(corpus) for text, label in zip(part.texts, part.labels, strict=True)]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == SHA256
 
 
 def test_reviews_are_balanced_and_all_different(corpus):
-    assert [np.bincount(part.labels).tolist() for part in corpus] == [[2000, 2000], [500, 500]]
-    assert len({text for part in corpus for text in part.texts}) == 5000
+    assert [np.bincount(part.labels).tolist() for part in parts(corpus)] == [[2000, 2000], [500, 500]]
+    assert len({text for part in parts(corpus) for text in part.texts}) == 5000
 
 
 def test_a_reader_who_minds_negations_finds_the_class(corpus):
     """Another way to the label than the grammar's: adjectives and negations by their letters, then the majority."""
     polarity = {word: 2 * number - 1 for number, words in enumerate(reviews.ADJECTIVES) for word in words}
     negations = re.compile(r"\b(not|never|nobody|anything but)\b")
-    for part in corpus:
+    for part in parts(corpus):
         for text, label in zip(part.texts, part.labels, strict=True):
             total = 0
             for sentence in re.split(r"[.!]", text.lower()):
@@ -46,10 +47,10 @@ def test_a_reader_who_minds_negations_finds_the_class(corpus):
 
 def test_tfidf_equals_scikit_learn(corpus):
     """float64 and its own vocabulary there; the columns beyond the vocabulary are 0."""
-    data = load_data("reviews", view="tfidf")
+    data, _ = viewed(load_data("reviews"), MODELS["text_mlp"])
     vectorizer = TfidfVectorizer(max_features=1200)
     wanted = vectorizer.fit_transform(corpus.train.texts).toarray(), vectorizer.transform(corpus.test.texts).toarray()
-    for found, weights in zip(data, wanted, strict=True):
+    for found, weights in zip(parts(data), wanted, strict=True):
         assert found.inputs.shape == (len(weights), 1200)
         assert found.inputs.dtype == np.float32
         np.testing.assert_allclose(found.inputs[:, : weights.shape[1]], weights, atol=1e-6)

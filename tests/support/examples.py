@@ -1,9 +1,11 @@
 """Small random data for tests of the training step; what the inputs show does not matter there."""
 
+from typing import Any
+
 import numpy as np
 
 from pmapdp.data.batches import Batch
-from pmapdp.data.dataset import Split
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH, PADDING, UNKNOWN, VOCABULARY
 from pmapdp.registry import MODELS, view_of
@@ -30,6 +32,11 @@ def random_split_for(model: str, examples: int, seed: int = 0) -> Split:
             ids = generator.integers(UNKNOWN, VOCABULARY, (examples, LENGTH), np.int32)
             inputs = np.where(np.arange(LENGTH) < lengths, ids, PADDING).astype(np.int32)
     return Split(inputs, generator.integers(0, 2, examples, np.int32))
+
+
+def parts(data: DataSet) -> tuple[Any, Any]:
+    """The training and the test set."""
+    return data.train, data.test
 
 
 def whole_batch(split: Split, indices: np.ndarray) -> Batch:
