@@ -53,7 +53,7 @@ def planted(mesh):
         ("place", on_the_first, "is placed on 1 device"),
         ("place", lambda batch, mesh: batch, "still on the host"),
         ("make_trainer", trainer(in_shardings=None), "every device gets all 16 rows of x"),
-        ("make_trainer", trainer(out_shardings=lambda mesh: shardings(mesh)[1]), "your code raised ValueError"),
+        ("make_trainer", trainer(out_shardings=lambda mesh: shardings(mesh)[1]), "the PartitionSpec should be P()"),
         ("make_trainer", trainer(lambda loss: lambda p, b: 16 * loss(p, b)), "on one device it is"),
         ("make_trainer", lambda loss, mesh: loss, "return jax.jit"),
         ("make_evaluation", planted, "every device gets all 24 rows of images"),
