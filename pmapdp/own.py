@@ -77,6 +77,12 @@ def data_from_file(path: Path) -> DataSet:
     return DataSet(Split(parts[0], parts[1]), Split(parts[2], parts[3]), classes)
 
 
+def named(settings: dict[str, Any], model: Any = None, data: DataSet | None = None, **_: Any) -> dict[str, Any]:
+    """The settings of a run, with the names of a model and data that were given as values."""
+    names = {"model": getattr(model, "__name__", str(model))} if model else {}
+    return settings | names | ({"dataset": "arrays"} if data else {})
+
+
 def check_data(data: DataSet) -> DataSet:
     """Refuse arrays that do not fit together; returns the data set, integer labels as int32.
 

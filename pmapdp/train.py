@@ -27,6 +27,7 @@ from pmapdp.devices import choose
 from pmapdp.errors import DivergedError, UserError, run_command
 from pmapdp.job import prepare
 from pmapdp.malloc import keep_freed_memory
+from pmapdp.own import named
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
@@ -69,7 +70,7 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     if config.compile_cache:
         compile_cache.enable()
     job = prepare(config, peers, **own)
-    with Run(job, dataclasses.asdict(config), started) as run:
+    with Run(job, named(dataclasses.asdict(config), **own), started) as run:
         state, step = run.state, run.step
         if config.draw_sharding and step == 0 and peers.first:
             draw_sharding(job.steps.place_batch(next(job.train_batches.epoch(0))))

@@ -60,6 +60,13 @@ def test_every_strategy_trains_it_as_one_device_does(strategy):
     assert found.epochs[-1]["test_accuracy"] == alone.epochs[-1]["test_accuracy"]
 
 
+def test_a_run_is_named_after_them(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    train(Config(**SETTINGS | {"metrics_file": str(file), "steps": 1}), model=Net, data=DATA)
+    start = json.loads(file.read_text().splitlines()[0])
+    assert (start["model"], start["dataset"], start["train_examples"]) == ("Net", "arrays", 100)
+
+
 def squared_error(model, batch, context):
     """A regression: the label is a number."""
     errors = jnp.square(model(batch.inputs, context)[:, 0] - batch.labels)

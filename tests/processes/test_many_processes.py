@@ -14,7 +14,6 @@ from launch import environment
 from processes import by_hand, end_of, free_port, running, train_together
 from running import run
 
-from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.processes.join import joined
@@ -154,11 +153,11 @@ def test_other_numbers_of_devices_and_other_data_are_refused():
     split = Split(np.zeros((4, 28, 28, 1), np.uint8), np.zeros(4, np.int32))
     other = Split(split.inputs + np.uint8(1), split.labels)
     devices = jax.local_devices()
-    ours = own_facts(devices[:2], DataSet(split, split), Config())
-    assert own_facts(devices[:2], DataSet(split, Split(*map(np.copy, split))), Config()) == ours
+    ours = own_facts(devices[:2], DataSet(split, split), "digits")
+    assert own_facts(devices[:2], DataSet(split, Split(*map(np.copy, split))), "digits") == ours
     for facts, name in (
-        (own_facts(devices[:3], DataSet(split, split), Config()), "the number of its devices"),
-        (own_facts(devices[:2], DataSet(split, other), Config()), "the content of the data set digits"),
+        (own_facts(devices[:3], DataSet(split, split), "digits"), "the number of its devices"),
+        (own_facts(devices[:2], DataSet(split, other), "digits"), "the content of the data set digits"),
     ):
         assert [key for key in ours if facts[key] != ours[key]] == [name]
 
