@@ -18,7 +18,6 @@ if __name__ == "__main__":  # before the imports that take seconds
     end_at_once()
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from pmapdp.cli import parse_with
@@ -40,7 +39,7 @@ from pmapdp.sharding.fit import number_of_devices
 from pmapdp.state import TrainState
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Result:
     """What a run leaves behind.
 
