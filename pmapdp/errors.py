@@ -13,6 +13,7 @@ import difflib
 import errno
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -101,6 +102,10 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
         main(sys.argv[1:] if arguments is None else arguments)
     except BaseException as raised:
         error = raised
+        if arguments is None and isinstance(error, StoppedError):
+            # While the interpreter ends, another signal would have its own effect; ignored ones stay ignored.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
     return finish(error)
 
 
