@@ -30,7 +30,9 @@
 #
 # The number is fixed when JAX starts, which is at the first call that needs a device. In plain JAX, one line sets it:
 # `jax.config.update("jax_num_cpu_devices", 8)`. This project calls `devices.simulate(8)`, which does the same and some
-# checks. It comes before any other use of JAX.
+# checks. Call it before anything else that uses JAX.
+#
+# `drawing`, `pictures` and `checks` are files of this folder. They draw the pictures and check your exercises.
 
 # %%
 import inspect
@@ -96,9 +98,9 @@ assert (np.stack(back) == 2 * x).all()
 #
 # ## Committed and uncommitted arrays
 #
-# You placed the rows on purpose. Such an array is **committed**: JAX never moves it to another device by itself. But
-# most arrays are made without a device, for example by `jnp.ones(3)` or a plain `jax.device_put(x)`. They are on the
-# default device, and **uncommitted**: JAX may move them to where they are needed.
+# You placed the rows on a device that you named. Such an array is **committed**: JAX never moves it to another device
+# by itself. But most arrays are made without naming a device, for example by `jnp.ones(3)` or `jax.device_put(x)`. They
+# are on the default device, and **uncommitted**: JAX may copy them to where they are needed.
 #
 # **Predict** for each of the four sums: does it work, and on which device is the result?
 
@@ -133,17 +135,16 @@ assert moved.devices() == {eight[0]}
 # Remember this rule for lesson 08. There, an uncommitted batch beside parameters on eight devices is copied to all eight
 # without a warning, and a batch that is committed to one device is an error.
 #
-# ## What is real, and what is not
+# ## What a simulation shows
 #
-# | real on simulated devices | not real |
+# | the same as on eight GPUs | not the same |
 # | --- | --- |
-# | an array is on a device, and a committed one must be moved on purpose | memory: all devices share that of the machine |
-# | the programs, which are compiled for eight devices | speed: all devices share its cores |
-# | the messages between devices (lesson 05), as copies in memory | the time of those messages on a network |
-# | the errors about devices | an error when one device is out of memory |
+# | where each array is, and the errors about that | memory: the devices share that of the machine |
+# | the programs, which are compiled for eight devices | speed: the devices share its cores |
+# | which messages the devices send each other (lesson 05) | the time of a message, which is only a copy in memory |
 #
 # So simulated devices show whether a program is **right**. They do not show how **fast** it will be. Measure it: eight
-# matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the result; without it
+# matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the results. Without it
 # you would measure only how long it takes to start the work.
 
 # %%
@@ -161,8 +162,8 @@ for name, places in placings.items():
     print(f"{name}: {1000 * min(times):.1f} ms, the fastest of 5")
 
 # %% [markdown]
-# Eight devices are nowhere near eight times as fast: the cores are the same, and one device can use all of them. On
-# eight GPUs the second line would be about an eighth of the first.
+# Eight devices are not eight times as fast: they share the cores, so on two cores the second time is at best about half
+# of the first. On eight GPUs it would be about an eighth.
 #
 # ## How it fails: asking too late
 #
@@ -198,7 +199,7 @@ else:
     raise AssertionError("16 devices should have been refused")
 
 # %% [markdown]
-# The message names both numbers and the cure: restart the kernel, and ask first.
+# The message names both numbers and the cure: restart the kernel, and call `simulate` first.
 #
 # ## Exercises
 #
@@ -212,8 +213,8 @@ else:
 #    rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In a round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
-# 3. `mended_standardise` (find the mistake): `broken_standardise` is to do its work on the given device. The numbers it
-#    returns are right, but the device is wrong. Write it correctly. <details><summary>Hint</summary>What does
+# 3. `mended_standardise` (find the mistake): `broken_standardise` should compute on the given device. The numbers that it
+#    returns are right, but they are on the wrong device. Write it correctly. <details><summary>Hint</summary>What does
 #    <code>device_put</code> do to its argument?</details>
 
 # %%
@@ -251,11 +252,11 @@ for exercise in (add_on, sum_in_pairs, mended_standardise):
 # ## Take away
 #
 # * Ask for simulated devices before JAX starts, and look at `jax.devices()` to see what you got.
-# * Operations run where their committed arrays are. JAX moves uncommitted arrays, and never committed ones.
+# * An operation runs where its committed arrays are. JAX moves uncommitted arrays, and never committed ones.
 # * Simulated devices show that a program is right, and not how fast it is.
 #
 # In pmapdp this code is [pmapdp/devices.py](../pmapdp/devices.py); its function `simulate` is printed at the end. To read
-# on: [JAX on data placement](https://docs.jax.dev/en/latest/faq.html#controlling-data-and-computation-placement-on-devices).
+# on: [JAX on data placement](https://docs.jax.dev/en/latest/201/placement.html).
 # Next, a network without JAX: [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
 #
 # ## Appendix: why simulated devices need threads
@@ -265,7 +266,7 @@ for exercise in (add_on, sum_in_pairs, mended_standardise):
 # In a **collective** operation, such as the sum over all devices (lesson 05), every device waits for all others. Before
 # jax 0.12, a simulated device occupies a thread while it waits, and JAX makes as many threads as there are cores. With
 # eight devices on two cores, two devices wait for six that never get a thread. This is a **deadlock**: the process aborts
-# after a while. Here are eight tasks that wait for each other in plain Python, on pools of different sizes:
+# after a while. The next cell shows this in plain Python: eight tasks wait for each other, on pools of different sizes.
 
 
 # %%
@@ -289,9 +290,9 @@ print(outcome)
 assert outcome == {2: False, 7: False, 8: True, 16: True}
 
 # %% [markdown]
-# With fewer threads than tasks, they never all arrive. The environment variable `NPROC`, read when JAX starts, sets the
-# size of the pool. The pool has other work too, so `simulate` asks for two threads for each device. From jax 0.12 on, no
-# program of ours ever deadlocked, and `simulate` leaves the pool alone.
+# With fewer threads than tasks, they never all arrive. JAX reads the environment variable `NPROC` when it starts, and
+# makes a pool of that size. The pool has other work too, so `simulate` asks for two threads for each device. From jax
+# 0.12 on we have seen no deadlock, and `simulate` does not set the variable.
 
 # %%
 print("jax", jax.__version__, "NPROC =", os.environ.get("NPROC", "not set"))

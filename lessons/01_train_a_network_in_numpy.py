@@ -22,11 +22,15 @@
 #
 # There is no JAX in this lesson. A gradient means the same when a compiler finds it (lesson 02) and when eight devices
 # share the work (lesson 06), so it helps to have written one. All lessons use the same letters for dimensions: B
-# examples, D features, H hidden units, C classes. Shapes stand in square brackets.
+# examples in a batch, D features, H hidden units, C classes; n is the number of examples in the data set. Shapes stand
+# in square brackets.
 
 # %%
 import inspect
+import os
 import time
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: several threads would mostly wait for each other
 
 import drawing
 import numpy as np
@@ -57,8 +61,8 @@ lesson_01.digits(x, labels)
 # ## Forward: from an image to a loss
 #
 # The network has two layers. Each multiplies by a matrix and adds a bias, and between them a ReLU sets negative numbers
-# to 0. The last numbers, one for each class, are called **logits**. In the picture, the forward pass goes from left to
-# right, and the gradients go back from right to left.
+# to 0. The results of the last layer, one for each class, are called **logits**. In the picture, the forward pass goes
+# from left to right, and the gradients go back from right to left.
 
 # %%
 lesson_01.forward_and_backward()
@@ -66,10 +70,8 @@ lesson_01.forward_and_backward()
 # %% [markdown]
 # Softmax turns the logits into probabilities: exp(logit), divided by the sum over the classes. The loss of an example is
 # minus the logarithm of the probability of its class (**cross-entropy**), which is 0 if the network is sure and right.
-# `log_softmax` subtracts the largest logit first. This changes nothing in the result, and no exp can overflow.
-#
-# A case that one can check in the head: with all weights near 0, every class is equally likely. **Predict** the loss
-# with ten classes.
+# `log_softmax` subtracts the largest logit first. This changes nothing in the result, and no exp can overflow. The
+# parameters are a list with one pair of arrays, weights and bias, for each layer.
 
 
 # %%
@@ -89,6 +91,14 @@ def loss(parameters, x, labels):
     return -log_softmax(logits)[np.arange(len(labels)), labels].mean()
 
 
+assert np.isfinite(log_softmax(np.array([[1000.0, 0.0]]))).all()
+
+# %% [markdown]
+# A logit of 1000 does not overflow. Now a case that you can check in your head: with all weights near 0, every class is
+# equally likely. **Predict** the loss with ten classes.
+
+
+# %%
 def initialise(sizes, seed, scale):
     random = np.random.default_rng(seed)
     return [(scale * random.normal(size=sizes[i : i + 2]), np.zeros(sizes[i + 1])) for i in range(len(sizes) - 1)]
@@ -97,7 +107,6 @@ def initialise(sizes, seed, scale):
 parameters = initialise((784, 64, 10), seed=0, scale=1e-2)
 print(f"loss {loss(parameters, x, labels):.4f}, log(10) = {np.log(10):.4f}")
 assert abs(loss(parameters, x, labels) - np.log(10)) < 0.01
-assert np.isfinite(log_softmax(np.array([[1000.0, 0.0]]))).all()
 
 # %% [markdown]
 # Every class has probability 1/10, so the loss is log(10) = 2.30. Remember this number: a classifier with ten classes
@@ -108,7 +117,8 @@ assert np.isfinite(log_softmax(np.array([[1000.0, 0.0]]))).all()
 # The backward pass applies the chain rule from the loss back to the parameters. It carries along the gradient of the
 # loss with respect to the activations. Three rules are enough:
 #
-# 1. The gradient with respect to the logits is *probabilities minus target*, divided by B because the loss is a mean.
+# 1. The gradient with respect to the logits is *probabilities minus target*, divided by B because the loss is a mean. The
+#    target is 1 for the class of the example, and 0 for the others.
 # 2. For a product `h @ W` with a gradient `g` of its result, the gradient of W is `h.T @ g`, and that of h is `g @ W.T`.
 #    The gradient of the bias is the sum of `g` over the examples.
 # 3. A ReLU lets the gradient through where its result is positive, and sets it to 0 elsewhere.
@@ -130,8 +140,8 @@ print([(weights.shape, bias.shape) for weights, bias in gradients])
 
 # %% [markdown]
 # The gradients have the shapes of the parameters. Are they right? **Never trust a gradient that you have not checked.**
-# Move one parameter a little up and a little down, and see how much the loss changes. This is slow, one parameter at a
-# time, but it needs no calculus. So take a small network and three examples.
+# Move one parameter a little up and a little down, and see how much the loss changes. These **finite differences** need
+# no calculus, but they are slow: two forward passes for each parameter.
 
 
 # %%
@@ -150,6 +160,11 @@ def finite_differences(loss, parameters, step=1e-6):
     return [(gradient(weights), gradient(bias)) for weights, bias in parameters]
 
 
+# %% [markdown]
+# So compare them with the backward pass on a small network and three examples.
+
+
+# %%
 def difference(ours, theirs):
     return max(abs(a - b).max() for p in zip(ours, theirs, strict=True) for a, b in zip(*p, strict=True))
 
@@ -211,12 +226,12 @@ for _ in range(20):
 seconds = time.perf_counter() - started
 guesses = forward(parameters, x_test)[1].argmax(1)
 accuracy = (guesses == labels_test).mean()
-print(f"20 epochs in {seconds:.1f} s on {devices.cores()} cores, test accuracy {accuracy:.3f}")
+print(f"20 epochs in {seconds:.1f} s on a machine of {devices.cores()} cores, test accuracy {accuracy:.3f}")
 assert accuracy > 0.9
 
 # %% [markdown]
-# More than nine of ten digits are right. **Predict:** which digits does the network confuse most often? The right
-# picture below counts the mistakes on the test set.
+# More than nine of ten digits are right. **Predict:** which digits does the network confuse most often? The next picture
+# shows the losses of every epoch on the left, and counts the mistakes on the test set on the right.
 
 # %%
 confusion = np.zeros((10, 10), int)
@@ -228,24 +243,24 @@ print(f"most often, {confusion.max()} times: a {digit} is taken for a {guess}")
 assert confusion.sum() == (guesses != labels_test).sum()
 
 # %% [markdown]
-# The loss on images that the network never saw follows the training loss, and then stays above it. The line below the
-# picture answers the question.
+# The line below the picture answers the question. The loss on images that the network never saw first falls with the
+# training loss, and then stays above it.
 #
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/01_train_a_network_in_numpy.py](solutions/01_train_a_network_in_numpy.py).
 #
-# 1. `softmax_gradient` (5 minutes): the gradient of the *mean* loss with respect to the logits, from `probabilities`
-#    `[B, C]` and `labels` `[B]`; an array `[B, C]`. Do not change `probabilities`.
+# 1. `softmax_gradient` (5 minutes): return the gradient `[B, C]` of the *mean* loss with respect to the logits, from
+#    `probabilities` `[B, C]` and `labels` `[B]`. Do not change `probabilities`.
 #    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is the target.</details>
-# 2. `standardise_backward` (10 minutes): the backward pass of batch norm, which lesson 07 splits over devices. The
+# 2. `standardise_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on several devices. The
 #    forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient `g`
 #    of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every example,
 #    through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard deviation.
 #    Then take away what a shift of all examples would change (the mean of g), and what a stretch would change
 #    (y times the mean of g * y).</details>
-# 3. `mended_update` (find the mistake): `broken_update` makes one step of gradient descent. The loss falls, and nothing
-#    is reported. But the step is not along the gradient. Write it correctly.
+# 3. `mended_update` (find the mistake): `broken_update` makes one step of gradient descent. It raises no error, and the
+#    loss falls. But the step is not along the gradient. Write it correctly.
 #    <details><summary>Hint</summary>With which W2 was the forward pass computed?</details>
 
 

@@ -21,8 +21,8 @@
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb)
 #
 # JAX has three parts: the functions of NumPy for any device (`jax.numpy`), a compiler (XLA), and **transformations**. A
-# transformation takes a function and returns a function, so they can be combined: the compiled, vectorized gradient of a
-# function is `jit(vmap(grad(f)))`. Lesson 04 adds one more, `pmap`.
+# transformation takes a function and returns a function, so they can be combined: `jit(vmap(grad(f)))` is the gradient
+# of f for each example of a batch, compiled. Lesson 04 adds one more transformation, `pmap`.
 
 # %%
 import time
@@ -48,8 +48,9 @@ labels = data.train.labels  # [n]
 # %% [markdown]
 # ## grad: from a function to its derivative
 #
-# Begin with a case that you can check in your head. f(x) = x³ has the derivatives 3 x², 6 x and 6. `jax.grad` returns a
-# function, so it can be applied again. **Predict** the four values at x = 2.
+# `jax.grad(f)` is the function that returns the gradient of f with respect to its first argument. f must return one
+# number, such as a loss. Begin with a case that you can check in your head: f(x) = x³ has the derivatives 3 x², 6 x
+# and 6. `grad` returns a function, so it can be applied again. **Predict** the four values at x = 2.
 
 
 # %%
@@ -64,8 +65,9 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 
 # %% [markdown]
-# The same works for a curve. `tanh` was the usual activation before the ReLU. Where its derivative is near 0, a network
-# learns slowly. (`vmap` applies a function of one number to all points; it is explained below.)
+# The values are 8, 12, 12 and 6. The same works for a curve. `tanh` was the usual activation before the ReLU. Where its
+# derivative is near 0, a network learns slowly. (`vmap` applies a function of one number to all points; it is explained
+# below.)
 
 # %%
 points, f, curves = jnp.linspace(-3, 3, 121), jnp.tanh, []
@@ -80,9 +82,9 @@ np.testing.assert_allclose(curves[1], 1 - np.tanh(points) ** 2, atol=1e-6)
 #
 # ## Arrays never change
 #
-# A JAX array is immutable: unlike a NumPy array or a tensor of PyTorch, it cannot be changed in place. A transformation
-# can only reason about a function whose arguments do not change behind its back. Instead of `x[1] = 10`, write
-# `x.at[1].set(10)`, which returns a new array. **Predict** what each line prints.
+# A JAX array is immutable: unlike a NumPy array or a tensor of PyTorch, it cannot be changed in place. The reason is that
+# a transformation can only handle a function whose result depends on its arguments, and which changes nothing else.
+# Instead of `x[1] = 10`, write `x.at[1].set(10)`, which returns a new array. **Predict** what each line prints.
 
 # %%
 numbers = jnp.zeros(3)
@@ -136,9 +138,9 @@ print("equal to the backward pass of lesson 01 within 0.1 %")
 #
 # ## jit: trace once, compile, run
 #
-# `jax.jit` calls your Python function once with stand-ins that have a shape and a type, but no values. It records every
-# operation (**tracing**), and compiles the record. From then on it runs the result, without Python. **Predict:** how
-# often does the next cell print "tracing"?
+# `jax.jit` calls your Python function once with **tracers**: stand-ins for arrays, which have a shape and a type, but no
+# values. It records every operation (**tracing**), and compiles the record. From then on it runs the compiled program,
+# without Python. **Predict:** how often does the next cell print "tracing"?
 
 # %%
 traces = []
@@ -148,7 +150,7 @@ traces = []
 def step(parameters, x, labels):  # <- changed: compiled
     traces.append(x.shape)
     print("tracing with x", x.shape)
-    value, gradients = jax.value_and_grad(loss)(parameters, x, labels)
+    value, gradients = jax.value_and_grad(loss)(parameters, x, labels)  # <- new: the loss and its gradients at once
     return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
 
 
@@ -157,8 +159,8 @@ for size in (32, 32, 32, 29, 32):
 assert traces == [(32, 784), (29, 784)]
 
 # %% [markdown]
-# Twice, once for each shape. A ragged last batch costs a second compilation. That is one reason why pmapdp pads it to
-# the full size, with weight 0 (lesson 07).
+# Twice, once for each shape. A last batch that is smaller costs a second compilation. That is one reason why pmapdp
+# fills it up to the full size with examples of weight 0 (lesson 07).
 #
 # ## What jit captures
 #
@@ -183,8 +185,8 @@ shrink_by = jax.jit(lambda w, rate: w - rate * w)  # <- changed: an argument
 assert np.isclose(shrink_by(1.0, 0.5), 0.5)
 
 # %% [markdown]
-# The compiled function still uses 0.1. So what changes must be an argument. That holds for learning rates, for
-# parameters, and for the attributes of `self` in a method.
+# The compiled function still uses 0.1. So whatever changes must be an argument: learning rates, parameters, and also what
+# a method reads from `self`.
 #
 # ## How it fails
 #
@@ -209,32 +211,34 @@ assert right(3.0) == 1
 assert right(0.5) == 0.5
 
 # %% [markdown]
-# `jnp.where` computes both branches and chooses. Shapes are known while tracing, so an `if` on a shape is fine.
+# `jnp.where` computes both branches and chooses. (`jax.lax.cond` computes only one, where that pays.) Shapes are known
+# while tracing, so an `if` on a shape is fine.
 #
 # ## Random keys
 #
-# A function that draws random numbers from a hidden global state is not a function of its arguments. In JAX, you pass
-# the state: a **key**. The same key gives the same numbers. To get other numbers, make other keys from it, with `split`
-# or with `fold_in(key, number)`. **Predict** which of the three draws are equal.
+# The result of a function that draws random numbers from a hidden global state, as in PyTorch, does not depend on its
+# arguments alone. In JAX, you pass the state: a **key**. The same key gives the same numbers. To get other numbers, make
+# other keys from it, with `split` or with `fold_in(key, number)`. **Predict** which of the four draws are equal.
 
 # %%
 key = jax.random.key(0)
-one, two = jax.random.split(key)
-draws = {"key": jax.random.normal(key, 2), "key again": jax.random.normal(key, 2), "split": jax.random.normal(one, 2)}
-for name, draw in draws.items():
-    print(f"{name:10s}", draw)
-print("fold_in   ", jax.random.normal(jax.random.fold_in(key, 7), 2))
+one, _ = jax.random.split(key)
+draws = {}
+for name, each in {"key": key, "key again": key, "split": one, "fold_in": jax.random.fold_in(key, 7)}.items():
+    draws[name] = jax.random.normal(each, 2)
+    print(f"{name:9s}", draws[name])
 assert (draws["key"] == draws["key again"]).all()
 assert (draws["key"] != draws["split"]).all()
 
 # %% [markdown]
-# Use a key once. `fold_in` is handy in a training loop: `fold_in(key, step)` is a new key for every step, and a resumed
-# run gets the same ones.
+# The first two are equal. So use a key once, and make new ones for everything else. `fold_in` is handy in a training
+# loop: `fold_in(key, step)` is a new key for every step, and a resumed run gets the same ones.
 #
 # ## Timing honestly
 #
-# JAX returns before the work is done (**asynchronous dispatch**), and the first call compiles. So call the function once
-# to warm up, and wait with `block_until_ready` before you read the clock. **Predict** the order of the four times.
+# JAX returns before the work is done (**asynchronous dispatch**), as PyTorch does on a GPU, and the first call compiles.
+# So call the function once to warm up, and wait with `block_until_ready` before you read the clock. **Predict** the order
+# of the four times.
 
 
 # %%
@@ -261,14 +265,14 @@ jax.block_until_ready(by_python(parameters, x[:128], labels[:128]))
 print(f"operation by operation:   {milliseconds(by_python, wait=True, repeats=5):8.2f} ms")
 
 # %% [markdown]
-# The first call takes longest, because it compiles. The second line is the shortest and the wrong one: it measures how
-# long it takes to start the work. Without `jit`, each operation is started from Python.
+# The first call takes longest, because it compiles. The second time is the shortest, and it is wrong: it measures how
+# long it takes to start the work. Without `jit` (the last line), Python starts each operation separately.
 #
 # ## vmap: write it for one example
 #
 # `predict_one` takes one image `[D]`. `jax.vmap` makes it a function of a batch, without a loop: the products of a
-# vector and a matrix become one product of two matrices. `in_axes=(None, 0)` says that the parameters are the same for
-# all, and that the images have one more axis in front. `pmap` uses the same words.
+# vector and a matrix become one product of two matrices. `in_axes` has one entry for each argument: `None` says that all
+# examples share the parameters, and 0 that the images are stacked along axis 0. `pmap` uses the same words.
 
 
 # %%
@@ -284,9 +288,8 @@ lesson_02.vectorized()
 # %% [markdown]
 # `vmap` runs on one device, which is why everything has one colour.
 #
-# Now combine the transformations, and compute the gradient of **each** example. The mean over the examples is the
-# gradient of the mean loss. Data parallelism rests on this fact: whoever has some of the examples can compute a part of
-# the mean.
+# Now combine the transformations, and compute the gradient of **each** example. Their mean is the gradient of the mean
+# loss. Data parallelism rests on this fact: each device can sum the gradients of its own examples.
 
 
 # %%
@@ -300,7 +303,8 @@ for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(gradients), 
     np.testing.assert_allclose(each.mean(0), mean, atol=1e-6)
 
 # %% [markdown]
-# The means agree within 1e-6.
+# There is one gradient for each of the 32 examples, and the mean of these agrees with the gradient of the mean loss
+# within 1e-6.
 #
 # ## Exercises
 #
@@ -315,8 +319,8 @@ for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(gradients), 
 #    is the root of the sum of the squares of *all* its entries, over the whole pytree. `loss_one` is a function of
 #    (parameters, image, label). <details><summary>Hint</summary>Write a function that returns the shortened gradient of
 #    one example, then <code>vmap</code> it, then take means with <code>jax.tree.map</code>.</details>
-# 3. `mended_shift` (find the mistake): `broken_shift` is to move an image by a random number of pixels from -2 to 2, down
-#    and to the right. Both directions work. But of the 25 possible shifts, only five ever occur, as the next cell shows.
+# 3. `mended_shift` (find the mistake): `broken_shift` should move an image down and to the right, each by a random number
+#    of pixels from -2 to 2. But of the 25 possible shifts, only five ever occur, as the next cell shows.
 #    Write it correctly. <details><summary>Hint</summary>How often is the key used?</details>
 
 

@@ -15,12 +15,12 @@
 # # 03. Train with Flax and Optax
 #
 # After this lesson you can read and write a training program in JAX: first in the style of most Flax programs, then as
-# one pure function, which is the form that runs on many devices later.
+# a pure function (one that changes nothing but returns what is new), which is the form that later runs on many devices.
 #
 # About 30 minutes · before: [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb) · next:
 # [04 Map over devices](04_map_over_devices.ipynb)
 #
-# The four steps are those that you know from PyTorch.
+# Flax has the layers, and Optax the optimizers. The four steps are those that you know from PyTorch.
 #
 # | step | PyTorch | JAX |
 # | --- | --- | --- |
@@ -83,10 +83,9 @@ assert count == 784 * 32 + 32 + 32 * 10 + 10
 #
 # ## Step 2: the data
 #
-# A training loop needs the examples in a shuffled order. `Batches` of this project gives the order as a pure function
-# of seed, epoch and step, so a run that was stopped can resume in the middle of an epoch (lesson 10). It drops no
-# example: the last batch of an epoch is padded to the full shape, and its `weights` are 1 for an example and 0 for
-# padding.
+# A training loop needs the examples in a shuffled order. `Batches` of this project computes the order from seed, epoch
+# and step alone, so a run that was stopped can resume in the middle of an epoch (lesson 10). It drops no example: the
+# last batch of an epoch is padded to the full shape, and its `weights` are 1 for an example and 0 for padding.
 
 # %%
 data = load_data(DATASET)
@@ -96,43 +95,33 @@ print(f"{batches.steps} batches; the last one: images {last.inputs.shape}, {int(
 assert sum(batch.examples for batch in batches.epoch(0)) == len(data.train.labels)
 
 # %% [markdown]
-# JAX takes any NumPy array, so a PyTorch `DataLoader` works too. This cell is optional, because it needs torchvision.
-
-# %%
-try:
-    from torch.utils.data import DataLoader
-    from torchvision.transforms.functional import pil_to_tensor, to_pil_image
-except ImportError:
-    print('torchvision is not installed, which is fine; pip install "pmapdp[torchvision]" brings it')
-else:
-    pairs = [(pil_to_tensor(to_pil_image(image)), label) for image, label in zip(*data.test, strict=True)]
-    images, classes = next(iter(DataLoader(pairs, batch_size=64, shuffle=True)))
-    print(model(images.numpy().transpose(0, 2, 3, 1)).shape, "logits from a DataLoader's batch")
-
-# %% [markdown]
+# The last batch holds 29 examples and 35 rows of padding. JAX takes any NumPy array, so a PyTorch `DataLoader` works
+# too: pass `images.numpy()`, transposed from `[B, C, H, W]` to `[B, H, W, C]`, which is the order of Flax.
+#
 # ## Step 3: optimizer and schedule
 #
 # An Optax optimizer is a pair of pure functions. `init(params)` makes its state, which for Adam is two running averages
 # for each parameter. `update(gradients, state, params)` returns what to add to the parameters, and the new state. A
 # schedule is a function from the number of updates to the learning rate.
 #
-# A case that one can check in the head: Adam divides the average gradient by its typical size, so in its very first
-# update every parameter moves by the learning rate, whatever the size of its gradient. **Predict** the exception.
+# A case that you can check in your head: Adam divides the average gradient by its typical size, to which it adds
+# epsilon = 1e-8. So in its first update a parameter moves by the learning rate, whatever the size of its gradient.
+# **Predict** the two exceptions in the next cell.
 
 # %%
 epochs = 10
 schedule = optax.cosine_decay_schedule(3e-3, epochs * batches.steps)
 optimizer = optax.adam(schedule)
 
-gradient = jnp.array([0.001, 1000.0, -1.0, 0.0])
+gradient = jnp.array([0.001, 1000.0, -1.0, 1e-8, 0.0])
 update, _ = optimizer.update(gradient, optimizer.init(gradient))
 print("gradient:    ", gradient)
 print("first update:", update)
-np.testing.assert_allclose(update, [-3e-3, -3e-3, 3e-3, 0], rtol=1e-4)
+np.testing.assert_allclose(update, [-3e-3, -3e-3, 3e-3, -1.5e-3, 0], rtol=1e-4)
 
 # %% [markdown]
-# Where the gradient is 0, the update is 0. Everywhere else it is the learning rate. (A gradient that *should* be 0 and
-# is a rounding error also moves its parameter by the learning rate. That will matter in lesson 07.)
+# Where the gradient is 0, the update is 0, and where it is as small as epsilon, half the learning rate. Everywhere else it
+# is the learning rate.
 #
 # ## Step 4a: train, as most Flax programs do
 #
@@ -165,8 +154,9 @@ for batch in first_five:
 # In this course you will do that yourself. It takes two lines more, and it is what the next lessons need: to place each
 # array on devices, to map a step over them, or to write a checkpoint, you need the arrays and not the object.
 #
-# `nnx.split` takes the module apart into its **structure**, which has no arrays and never changes, and its **state**,
-# which is nothing but arrays. `nnx.merge` puts them together again inside the compiled function.
+# `nnx.split` takes the module apart into its **structure**, which has no arrays and never changes (Flax calls it
+# `graphdef`), and its **state**, which is nothing but arrays. `nnx.merge` puts them together again inside the compiled
+# function.
 
 # %%
 structure, state = nnx.split(Network(nnx.Rngs(0)))
@@ -179,18 +169,15 @@ lesson_03.split_and_merge()
 #
 # ## Step 4b: train, with a pure function
 #
-# One function does what `zero_grad`, `backward` and `step` do together. It mutates nothing: the old state is an
-# argument, and the new state is a result. `make_train_step` gets the structure and the optimizer as arguments, so the
-# compiled function depends on no global variable that could change behind its back (lesson 02).
-#
-# Two details differ from the step above. The loss is *summed* over the examples and divided by their number, so that
-# padding does not count. And `donate_argnums=0` lets XLA write the new state into the memory of the old one.
+# First the loss. It differs from the one above in a detail: it is *summed* over the examples, with their weights, so that
+# padding does not count. The sums of the losses, the right answers and the examples are returned beside it, as metrics.
+# The module exists only inside this function.
 
 
 # %%
 def make_loss_sums(structure):
     def loss_sums(params, batch):
-        logits = nnx.merge(structure, params)(batch.inputs)  # <- new: the module exists only in here
+        logits = nnx.merge(structure, params)(batch.inputs)  # <- new
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
         correct = logits.argmax(-1) == batch.labels
         sums = {"loss": losses, "correct": correct, "count": jnp.ones_like(losses)}
@@ -200,6 +187,17 @@ def make_loss_sums(structure):
     return loss_sums
 
 
+# %% [markdown]
+# Then the step. One function does what `zero_grad`, `backward` and `step` do together. It mutates nothing: the old state
+# is an argument, and the new state is a result. `has_aux=True` says that the function returns a pair, of which only the
+# first is differentiated. `make_train_step` gets the structure and the optimizer as arguments, so the compiled function
+# depends on no global variable that could change later (lesson 02).
+#
+# `donate_argnums=0` lets XLA write the new state into the memory of the old one. Without it, both are in memory at the
+# same time.
+
+
+# %%
 def make_train_step(structure, optimizer):
     loss_sums = make_loss_sums(structure)
 
@@ -218,7 +216,7 @@ eval_step = jax.jit(make_loss_sums(structure))
 
 # %% [markdown]
 # Is it the same training? Five updates from the same seed on the same batches must give the parameters of the module
-# above, within 1e-5 in float32 (Adam enlarges rounding where a gradient is tiny).
+# above, within 1e-5 in float32.
 
 # %%
 state = jax.device_put((params, optimizer.init(params)))
@@ -230,8 +228,8 @@ for ours, of_nnx in pairs:
 print(f"after five updates: loss {sums['loss'] / sums['count']:.3f}, parameters equal within 1e-5")
 
 # %% [markdown]
-# It is. Now train for ten epochs, and validate on the test set every third epoch. **Predict:** what accuracy do 25,450
-# parameters reach on small scans of digits?
+# The parameters are equal. Now train for ten epochs, and validate on the test set every third epoch. **Predict:** what
+# accuracy do 25,450 parameters reach on small scans of digits?
 
 # %%
 test_batch = Batches(data.test, len(data.test.labels)).take(np.arange(len(data.test.labels)))
@@ -250,11 +248,11 @@ assert test["count"] == len(data.test.labels)
 assert accuracy > 0.9
 
 # %% [markdown]
-# Over 90 % after ten epochs, in a few seconds.
+# The accuracy is over 90 % after ten epochs, in a few seconds.
 #
 # ## How it fails
 #
-# The first state was donated, so its memory holds something else by now. JAX knows this, and refuses to read it:
+# The first state was donated, so its memory holds something else by now. **Predict** what happens when you read it.
 
 # %%
 try:
@@ -265,13 +263,14 @@ else:
     raise AssertionError("a donated array was accepted")
 
 # %% [markdown]
-# The cure is the habit `state, sums = train_step(state, batch)`, which forgets the old state at once.
+# JAX knows that the array was donated, and raises an error. The cure is a habit: write
+# `state, sums = train_step(state, batch)`, which replaces the old state at once.
 #
 # ## The same in pmapdp
 #
-# A `Task` holds what is trained: here the network `MLP` and the optimizer. `make_steps("single", task, devices)`
-# returns five functions, and one of them is a `train_step`. Give your function the same network, and compare five
-# updates, again within 1e-5.
+# A `Task` holds what is trained: here the network `MLP` and the optimizer. `make_steps("single", task, devices)` returns
+# functions that place the state and a batch on the devices, that train and evaluate, and that fetch the state back. Give
+# your function the same network, and compare five updates, again within 1e-5.
 
 # %%
 task = Task(MLP, optimizer)
@@ -294,16 +293,16 @@ print("five updates: equal within 1e-5")
 #
 # Solutions, with reasons: [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).
 #
-# 1. `decayed` (3 minutes): `params`, a pytree, with every array multiplied by `factor`, except biases, which are the
-#    arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and <code>array.ndim</code>.</details>
-# 2. `make_step` (10 minutes): the training step, whole. Return a pure function
-#    `step(params, optimizer_state, x, y)` that returns `(params, optimizer_state, loss)` after one update for the mean
-#    squared error of the module's outputs. It must work with any module and any Optax optimizer.
+# 1. `decayed` (3 minutes): return the pytree `params` with every array multiplied by `factor`, except biases, which are
+#    the arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and <code>array.ndim</code>.</details>
+# 2. `make_step` (10 minutes): the training step. Return a pure function `step(params, optimizer_state, x, y)`. It returns
+#    `(params, optimizer_state, loss)` after one update, where the loss is the mean squared error of the module's outputs.
+#    It must work with any module and any Optax optimizer.
 #    <details><summary>Hint</summary>An inner function of <code>params</code> alone returns the loss;
 #    <code>jax.value_and_grad</code> of it; then <code>optimizer.update</code> and
 #    <code>optax.apply_updates</code>.</details>
-# 3. `mended_loss` (find the mistake): the next cell fits a straight line to points that lie exactly on one. The loss
-#    falls, but it stops at the variance of the targets instead of 0, and nothing is reported. Find the mistake in
+# 3. `mended_loss` (find the mistake): the next cell fits a straight line to points that lie exactly on one. It raises no
+#    error, and the loss falls. But it stops at the variance of the targets instead of 0. Find the mistake in
 #    `broken_loss`, and write it correctly. <details><summary>Hint</summary>Print the shape of
 #    <code>predictions - targets</code>.</details>
 

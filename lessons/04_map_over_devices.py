@@ -21,11 +21,11 @@
 # About 30 minutes · before: [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) · next:
 # [05 Communicate between devices](05_communicate_between_devices.ipynb)
 #
-# **Is `pmap` still the way?** JAX keeps `pmap` working, and does not develop it any further. New programs use `jax.jit`
-# with sharded arrays (lesson 08) or `jax.shard_map` (lesson 09). This course begins with `pmap` for three reasons. It
-# shows each step of data parallelism, where `jit` leaves them to the compiler. Its function of one device goes over to
-# `shard_map` almost unchanged. And many programs still use it, which you may have to read or to port. Since JAX 0.8,
-# `pmap` itself is `jit` of `shard_map`.
+# **Should you still use `pmap`?** For new programs, no: JAX keeps `pmap` working, and does not develop it any further.
+# New programs use `jax.jit` with sharded arrays (lesson 08) or `jax.shard_map` (lesson 09). This course begins with
+# `pmap` for three reasons. You write each step of data parallelism yourself, which `jit` leaves to the compiler. The
+# function that you write for one device works with `shard_map` almost unchanged. And many programs still use `pmap`,
+# which you may have to read or to port. Since JAX 0.8, `pmap` itself is `jit` of `shard_map`.
 
 # %%
 import inspect
@@ -55,7 +55,7 @@ print(devices.describe(chosen))
 # device. Stack the pairs along a new first axis, the **device axis**, so that row `d` is for device `d`.
 #
 # `jax.pmap(f)` returns a function that splits its arguments along this axis, runs `f` on all devices at the same time,
-# and stacks the results. In the picture, each colour is a device.
+# and stacks the results. It compiles `f`, as `jit` does. In the picture, each colour is a device.
 
 # %%
 assert jnp.dot(np.arange(10), np.ones(10)) == 45
@@ -81,14 +81,15 @@ assert np.array_equal(dots, 45 + 100 * np.arange(N))
 
 # %% [markdown]
 # The result is one array of shape `[8]`, and each device holds its own row of it, a **shard**. Nothing was gathered.
+# (`addressable_shards` lists the shards that this process can read, here all of them.)
 #
 # Inside `f` there is no device axis: `jnp.dot` saw two arrays of shape `[10]`. The size of the device axis says how many
 # devices are used.
 #
 # ## Which axis is split: `in_axes` and `out_axes`
 #
-# `in_axes` has one entry for each argument. It is the axis to split, or `None` for "replicate it: every device gets all
-# of it". `out_axes` is the axis along which each result is stacked.
+# `in_axes` has one entry for each argument: the axis to split, or `None` to replicate the argument, so that every device
+# gets all of it. `out_axes` is the axis along which each result is stacked.
 #
 # **Predict** the three shapes. NumPy checks all results, within 1e-5 (float32 rounds).
 
@@ -141,11 +142,11 @@ lesson_04.mesh_and_specs()
 # In training, every device needs the same parameters. There are two ways to give them to `pmap`.
 #
 # * **Stacked**: N copies along a device axis, `[N, ...]`, with `in_axes=0`. Most older programs do this.
-# * **Replicated**: no device axis, with `in_axes=None` on the way in and `out_axes=None` on the way out. pmapdp does
+# * **Replicated**: no device axis, with `in_axes=None` for the argument and `out_axes=None` for the result. pmapdp does
 #   this. A checkpoint then does not depend on the number of devices.
 #
-# Here are three steps of a state that goes in and out replicated, while the scores are stacked. `axis_name` gives the
-# device axis of `pmap` a name, which lesson 05 needs.
+# The next cell makes three steps. The state is replicated as an argument and as a result, and the scores are stacked.
+# `axis_name` gives the device axis of `pmap` a name, which lesson 05 needs.
 
 
 # %%
@@ -183,16 +184,16 @@ assert np.array_equal(on_device_7, xs[7])
 #
 # ## Read results back
 #
-# Programs with stacked parameters `[N, ...]` often want one device's copy of them.
+# A program with stacked parameters `[N, ...]` often needs one copy of them, for a checkpoint for example.
 #
-# **Predict:** how many devices work when you write `stacked[0]`?
+# **Predict:** how many devices take part when you write `stacked[0]`?
 
 # %%
 stacked = jax.device_put(np.ones((N, 500_000), np.float32), split)
 by_index = stacked[0]
 by_shard = stacked.addressable_shards[0].data[0]  # the shard is [1, 500000]: its device axis has size 1
 print("stacked[0] is on", len(by_index.sharding.device_set), "devices")
-print("addressable_shards[0].data[0] is on", len(by_shard.sharding.device_set))
+print("addressable_shards[0].data[0] is on", len(by_shard.sharding.device_set), "device")
 
 program = jax.jit(lambda a: a[0]).lower(stacked).compile().as_text()
 print("stacked[0] makes the devices communicate:", "all-reduce(" in program)
@@ -201,13 +202,12 @@ assert len(by_index.sharding.device_set) == N
 assert by_shard.sharding.device_set == {chosen[0]}
 
 # %% [markdown]
-# `stacked[0]` is a program for all devices, which leaves a copy on each of them. The shard is there already. To copy
-# everything to the host, use `jax.device_get(tree)`, and do so rarely, because it waits for the devices.
+# All eight. `stacked[0]` is a program for all devices, which sends the row to each of them. The shard is there already.
+# To copy everything to the host, use `jax.device_get(tree)`, and do so rarely, because it waits for the devices.
 #
 # ## What it costs
 #
-# Measure it on this machine. Simulated devices share its cores, so eight of them are no faster than one. And for a dot
-# product of length 10, starting eight devices costs far more than the arithmetic.
+# Measure both on this machine. **Predict:** is `pmap` or `vmap` faster for dot products of length 10?
 
 
 # %%
@@ -228,7 +228,8 @@ print(f"stacked[0]:                {milliseconds(lambda a: a[0], stacked):.3f} m
 print(f"the shard of device 0:     {milliseconds(lambda a: a.addressable_shards[0].data, stacked):.3f} ms")
 
 # %% [markdown]
-# `pmap` pays only when each device has enough to do. Reading a shard costs next to nothing.
+# `vmap` is faster: starting eight devices costs far more than the arithmetic, and simulated devices share the cores
+# anyway. `pmap` pays only when each device has enough to do. Reading a shard costs next to nothing.
 #
 # ## How it fails
 #
@@ -250,7 +251,7 @@ for rows in (6, 12, 16):
 # two rows, where `pmap` expects one. The cure is to reshape `[16, 10]` to `[8, 2, 10]`, so that every device gets a
 # small batch of its own. That is your first exercise.
 #
-# Older tutorials place their state with functions that are gone:
+# Older tutorials copy their state to all devices with a function that is gone:
 
 # %%
 try:
@@ -261,20 +262,20 @@ else:
     raise AssertionError("jax.device_put_replicated is back")
 
 # %% [markdown]
-# `jax.device_put(w, replicated)` with a sharding takes its place.
+# Use `jax.device_put(w, replicated)` instead, with the sharding from above.
 #
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/04_map_over_devices.py](solutions/04_map_over_devices.py).
 #
-# 1. `dot_product` (5 minutes): B pairs on N devices, where B = N x b. `[B, 10]` and `[B, 10]` in, `[B]` out, all devices
-#    used. <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>; inside pmap, vmap.</details>
+# 1. `dot_product` (5 minutes): B dot products on N devices, where B is a multiple of N. The arguments are `[B, 10]` and
+#    `[B, 10]`, and the result is `[B]`. Use all devices. <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>; inside pmap, vmap.</details>
 # 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]`, computed in 2 x 4 blocks, one
-#    on each of eight devices. Device 4 i + j multiplies row block i of `a` with column block j of `b`. Return `[8, m, p]`,
+#    on each of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return `[8, m, p]`,
 #    with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m, K]</code> in
-#    which each row block occurs four times in a row (<code>repeat</code>), and <code>[8, K, p]</code> in which the four
+#    which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in which the four
 #    column blocks occur twice (<code>tile</code>).</details>
-# 3. `mended_accuracy` (find the mistake): `broken_accuracy` returns a number between 0 and 1 and raises nothing, but it
+# 3. `mended_accuracy` (find the mistake): `broken_accuracy` raises no error and returns a number between 0 and 1, but this
 #    is not the accuracy over all examples. Write it correctly. <details><summary>Hint</summary>What does
 #    <code>out_axes=None</code> promise?</details>
 
@@ -298,7 +299,7 @@ def block_product(a, b):
 
 
 def mended_accuracy(w, x, labels):
-    """Share of right answers over all `[N, b]` examples, computed on all devices."""
+    """Fraction of right answers among all `[N, b]` examples, computed on all devices."""
     ...  # your code: 3 to 4 lines
 
 
@@ -308,10 +309,10 @@ for exercise in (dot_product, block_product, mended_accuracy):
 # %% [markdown]
 # ## Take away
 #
-# * `pmap` splits arguments along the device axis, runs one program on every device, and stacks the results.
+# * `pmap` splits its arguments along the device axis, runs one program on every device, and stacks the results.
 # * A mesh and a partition spec say where an array is placed. `in_axes=None` and `out_axes=None` are for replicated
 #   state; with `out_axes=None` you promise that all devices agree, and JAX does not check it.
-# * Read one copy through `addressable_shards[0].data`. `x[0]` makes all devices work.
+# * Read one copy through `addressable_shards[0].data`. `x[0]` makes all devices communicate.
 #
 # In pmapdp this code is [steps/pmap.py](../pmapdp/steps/pmap.py). The lines that you can read by now are printed below.
 # To read on: [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and

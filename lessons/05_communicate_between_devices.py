@@ -21,8 +21,8 @@
 # [06 Average gradients](06_average_gradients.ipynb)
 #
 # In lesson 04 each device worked alone. To train one network together, the devices must add up what each of them
-# computed. N devices hold an array each, and the sum is wanted on all N. This operation is called an **all-reduce**
-# (in PyTorch: `dist.all_reduce`).
+# computed: N devices hold one array each, and all N need the sum. This operation is called an **all-reduce** (in PyTorch:
+# `dist.all_reduce`).
 
 # %%
 import time
@@ -45,16 +45,18 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## By hand, in NumPy
 #
-# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. What should each of them hold at the end?
+# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. **Predict:** what should each of them hold
+# at the end?
 #
-# The simplest way is that everyone sends its vector to device 0, which adds them up and sends the sum back. Then device
-# 0 receives and sends 2 (N - 1) whole vectors, while the others wait. This does not scale.
+# The simplest way: every device sends its vector to device 0, which adds them up and sends the sum back. Then N - 1
+# vectors arrive at device 0 and N - 1 leave it, while the others wait. The more devices, the longer this takes.
 #
 # The **ring** shares the work. Cut each vector into N chunks. In every step each device sends *one chunk* to its right
 # neighbour, and all of them do so at the same time.
 #
-# - **reduce-scatter**, N - 1 steps: add the arriving chunk to your own. At the end each device has one finished chunk.
-# - **all-gather**, N - 1 steps: pass the finished chunks on.
+# - **reduce-scatter**, N - 1 steps: a device adds the chunk that arrives to its own. At the end each device has one
+#   finished chunk.
+# - **all-gather**, N - 1 steps: the devices pass the finished chunks on.
 
 # %%
 N = 4
@@ -82,7 +84,7 @@ print(states[0], states[-1], sep="\n\n")
 assert (states[-1] == vectors.sum(0)).all()
 
 # %% [markdown]
-# All rows are the sum. The picture shows every step. A row is a device, a column a chunk, and the colour is that of the
+# All rows are the sum. The picture shows every step. A row is a device, a column is a chunk, and the colour is that of the
 # device that sent the chunk. A bold number is a finished sum. Follow the first column: the 1 of device 0 moves to the
 # next row in each step, and grows.
 
@@ -94,8 +96,8 @@ lesson_05.ring(states, vectors.sum(0))
 #
 # ## What it costs
 #
-# In each of the 2 (N - 1) steps a device sends 1/N of the vector. In all it sends 2 (N - 1)/N times the size of the
-# vector. **Predict:** how much more does each device send on 64 devices than on 2?
+# In each of the 2 (N - 1) steps a device sends 1/N of the vector, so in all 2 (N - 1)/N times the size of the vector.
+# **Predict:** how much more does each device send on 64 devices than on 2?
 
 # %%
 for n in (2, 4, 8, 64):
@@ -105,14 +107,16 @@ for n in (2, 4, 8, 64):
     assert np.isclose(share, 2 * (n - 1) / n)
 
 # %% [markdown]
-# Less than twice as much: a device never sends more than two vectors, which makes the ring good for large gradients. The
-# number of steps grows with N, so for small messages on many devices libraries use algorithms with fewer steps, such as
-# trees, or the butterfly of the second exercise.
+# Less than twice as much: a device never sends more than two vectors, which makes the ring good for large gradients. But
+# the number of steps grows with N. For small messages on many devices, libraries use algorithms with fewer steps, such
+# as trees, or the butterfly of the second exercise.
 #
 # ## The collectives of JAX
 #
-# An operation in which all devices take part is called a **collective**. Inside `pmap` the mapped axis has a name, and a
-# collective names it: "add this up over `data`". All devices run the same line, and wait for each other there.
+# An operation in which all devices take part is called a **collective**. `pmap` gives the mapped axis a name, and a
+# collective refers to it: "add this up over `data`". All devices run the same line, and wait for each other there.
+# `tiled=True` cuts or joins along the axis that is there, without a new axis. **Predict** the shape of each result on
+# one device, where `x` has the shape `[4]`.
 
 
 # %%
@@ -139,15 +143,15 @@ for d in range(N):
     np.testing.assert_array_equal(result["ppermute"][d], vectors[d - 1])
 
 # %% [markdown]
-# The shapes have the device axis in front, because `pmap` stacks the results. The picture shows the same for three
-# devices that hold a, b and c.
+# The printed shapes have the device axis in front, because `pmap` stacks the results. The picture shows the same for
+# three devices that hold a, b and c.
 
 # %%
 lesson_05.collectives()
 
 # %% [markdown]
-# `psum_scatter` is the first half of the ring, which others call **reduce-scatter**, and `all_gather` is the second.
-# **Predict:** what do the two make, one after the other?
+# `psum_scatter` is what others call **reduce-scatter**, the first half of the ring, and `all_gather` is the second half.
+# **Predict:** what do the two give, one after the other?
 
 
 # %%
@@ -161,13 +165,13 @@ np.testing.assert_array_equal(halves, result["psum"])
 print("psum_scatter, then all_gather:", halves[0])
 
 # %% [markdown]
-# They make an all-reduce. Between the halves each device holds a different chunk of the sum. Lesson 12 uses that: it
-# updates a different part of the parameters on each device (ZeRO).
+# They give an all-reduce. Between the halves each device holds a different chunk of the sum. Lesson 12 uses that: each
+# device updates only its chunk of the parameters (ZeRO).
 #
 # ## The ring on devices
 #
-# `ppermute` is an arrow of the ring. With it, the loop above becomes a program that runs on eight devices, and must equal
-# `psum`. In float32 the order of the additions shows in the last digits, so the tolerance is 1e-4.
+# `ppermute` sends one step around the ring. With it, the loop above becomes a program for eight devices. Its result must
+# equal `psum`, within 1e-4: in float32, another order of the additions changes the last digits.
 
 
 # %%
@@ -193,9 +197,9 @@ np.testing.assert_allclose(by_ring, by_psum, rtol=1e-4, atol=1e-4)
 print("ring and psum agree on", by_ring.shape)
 
 # %% [markdown]
-# The compiled programs say which collectives they contain, and how large the results of these are. Note what this number
-# means. The result of an all-reduce is one vector. To compute it, a ring sends 2 (N - 1)/N vectors from each device,
-# whether you write the ring or the library does.
+# What does the compiler make of the two? `collectives`, borrowed from pmapdp, reads the text of a compiled program: which
+# collectives are in it, and how many bytes their results have. These are not the bytes that are sent. The result of an
+# all-reduce is one vector, but to compute it, a ring sends 2 (N - 1)/N vectors from each device.
 
 # %%
 n, vector = 8, x[0].nbytes
@@ -208,18 +212,18 @@ for name, function in (("ring", ring_sum), ("psum", direct_sum)):
         clock = time.perf_counter()
         jax.block_until_ready(step(x))
         times.append(time.perf_counter() - clock)
-    print(f"{name}: {found.count} x {found.kind}, results of {found.bytes:,} bytes; a ring sends {sent:,} bytes a device")
+    print(f"{name}: {found.count} x {found.kind}, results {found.bytes:,} bytes; in a ring a device sends {sent:,} bytes")
     print(f"      fastest of 10: {1000 * min(times):.2f} ms on {devices.describe(chosen)}")
     assert sent == 2 * (n - 1) * vector // n
 
 # %% [markdown]
-# Both send 28,672 bytes from each device, if the library uses a ring. Use `psum`, because the library knows the wires of
-# the machine and chooses the algorithm. The times are those of copies in one machine's memory, and say nothing about a
-# network.
+# Both send 28,672 bytes from each device, if the library uses a ring. In your programs use `psum`: the library knows how
+# the devices are connected, and chooses the algorithm. The times are those of copies in one machine's memory, and say
+# nothing about a network.
 #
 # ## How it fails
 #
-# A collective needs the axis. With another name, or outside of `pmap`, there is nothing to sum over:
+# A collective needs the axis. **Predict** what happens with a name that `pmap` does not know.
 
 # %%
 try:
@@ -230,25 +234,26 @@ else:
     raise AssertionError("an unbound axis name was accepted")
 
 # %% [markdown]
-# There is a worse failure, which we do not run: if a condition lets only some devices reach a collective, they wait for
-# the others forever. Do not put collectives into branches that depend on `axis_index`.
+# JAX raises the error while it traces the function. The same happens outside of `pmap`. There is a worse failure, which we
+# do not run: if a condition lets only some devices reach a collective, they wait for the others, until XLA aborts the
+# process or you do. Do not put collectives into branches that depend on `axis_index`.
 #
 # ## Exercises
 #
-# Each is the code of one device, to be mapped with `axis_name="data"`. Solutions, with reasons:
+# Each function is the code of one device. The checks map it with `axis_name="data"`. Solutions, with reasons:
 # [solutions/05_communicate_between_devices.py](solutions/05_communicate_between_devices.py).
 #
-# 1. `broadcast` (5 minutes): `x` of device 0, on every device. The other devices may hold anything, even NaN.
+# 1. `broadcast` (5 minutes): return the `x` of device 0, on every device. The other devices may hold anything, even NaN.
 #    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and add up. Multiplying
 #    by 0 does not do: 0 times NaN is NaN.</details>
 # 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds instead of 2 (N - 1) steps, for N a power of two. In
 #    round r = 0, 1, ... each device exchanges its *whole* sum with the device whose number differs in bit r, as in the
-#    picture below. Use `ppermute` only. Then answer for yourself: how many bytes does a device send?
+#    picture below. Use only `ppermute` to communicate. Then answer for yourself: how many bytes does a device send?
 #    <details><summary>Hint</summary>The partner of d is <code>d ^ 2**r</code>. The list of pairs has one entry for each
 #    device.</details>
 # 3. `mended_softmax` (find the mistake): a row of logits is split over the devices, `[b]` on each, and the softmax is
-#    taken over all N * b logits. `broken_softmax` subtracts the largest logit for safety, and its results add up to 1.
-#    But they are wrong. Write it correctly.
+#    taken over all N * b logits. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its results
+#    add up to 1. But they are wrong. Write it correctly.
 #    <details><summary>Hint</summary>Which number does each device subtract?</details>
 
 # %%
@@ -287,8 +292,8 @@ for exercise in (broadcast, butterfly_sum, mended_softmax):
 # %% [markdown]
 # ## Take away
 #
-# - An all-reduce leaves the sum on every device. A ring sends less than two vectors from each device, on any number of
-#   devices.
+# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, however many devices
+#   there are.
 # - An all-reduce is a reduce-scatter and an all-gather. Inside `pmap`, collectives name the mapped axis, and all devices
 #   must reach the same line.
 # - Simulated devices exchange data through memory, so times measured here say nothing about a network.

@@ -45,6 +45,7 @@ from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, pmap
 from pmapdp.steps.shared import Body
+from pmapdp.verify import verify
 
 chosen = devices.choose(8)  # 8 simulated CPU devices; nothing of JAX may run before this line
 N = len(chosen)
@@ -57,7 +58,7 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## Four examples, two devices
 #
-# Take the smallest training there is: one parameter `w`, the prediction `w * x`, and the loss `(w * x - y)² / 2`. Its
+# Take the smallest model there is: one parameter `w`, the prediction `w * x`, and the loss `(w * x - y)² / 2`. Its
 # derivative is `(w * x - y) * x`, so at `w = 0` the gradient of an example is `-y * x`. The four examples below have the
 # gradients -2, -2, -5 and -7. Their mean is -4.
 #
@@ -86,10 +87,11 @@ print("one device:", one_device, "| local:", local, "| averaged:", averaged, "on
 assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 
 # %% [markdown]
-# **The mean of the local means is the mean over the batch**, because both devices hold the same number of examples.
-# This is the whole idea of data parallelism. The average gradient is the gradient of the large batch, so the update is
-# the update of the large batch. Every device makes the same update, so the copies of the parameters stay equal. The
-# parameters are sent once, when training starts, and never again.
+# The means on the devices are -2 and -6, and their mean is -4. **The mean of the local means is the mean over the
+# batch**, because both devices hold the same number of examples. This is the whole idea of data parallelism. The average
+# gradient is the gradient of the large batch, so the update is the update of the large batch. Every device makes the
+# same update, so the copies of the parameters stay equal. The parameters are sent once, when training starts, and never
+# again.
 #
 # PyTorch's `DistributedDataParallel` (DDP) does the same: it broadcasts the parameters once, and averages the gradients
 # inside `loss.backward()`. In JAX the average is a line in your own step.
@@ -97,15 +99,15 @@ assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 # ## The same for a network
 #
 # Now take the small convolutional network of pmapdp and a **global batch** of B = 64 images. Each of N = 8 devices gets
-# a **per-device batch** of b = B / N = 8 images. In the picture, the batch goes in at the top.
+# a **per-device batch** of b = B / N = 8 images. The picture shows one step, from the batch at the top to the new
+# parameters at the bottom.
 
 # %%
 lesson_06.data_parallel_step()
 
 # %% [markdown]
-# First comes the step of one device, in plain gradient descent. The data-parallel step is the same function with one
-# line more. `axis_name` gives the device axis the name that `pmean` refers to. The axis `None` says that the parameters
-# are replicated, and have no device axis (lesson 04).
+# The parts are those of lesson 03: the network as a structure and parameters, the mean loss, and plain gradient descent.
+# (`batch_stats` is for batch norm, which this network does not have.)
 
 # %%
 RATE = 0.1
@@ -122,6 +124,13 @@ def descend(params, gradients):
     return jax.tree.map(lambda w, g: w - RATE * g, params, gradients)
 
 
+# %% [markdown]
+# Now the two steps: first that of one device, then the data-parallel one, which is the same function with one line more.
+# `axis_name` gives the device axis the name that `pmean` refers to. `None` in `in_axes` and `out_axes` says that the
+# parameters are replicated, and have no device axis (lesson 04).
+
+
+# %%
 def one_device_step(params, batch):
     loss, gradients = jax.value_and_grad(mean_loss)(params, batch)
     return descend(params, gradients), loss
@@ -138,15 +147,12 @@ one_device = jax.jit(one_device_step)
 data_parallel = jax.pmap(data_parallel_step, **axes)  # <- changed: pmap in place of jit
 
 # %% [markdown]
-# Compare the two steps: only the marked line differs.
+# Only the marked line differs.
 #
 # ## Proof: equal to the large batch
 #
-# Run twenty updates each way, from the same start and on the same batches. Two functions are borrowed from pmapdp.
-# `place_state` is `jax.device_put` onto a replicated sharding (lesson 04). `place_batch` reshapes a batch to
-# `[N, b, ...]` and puts one slice on each device.
-#
-# **Predict:** are the parameters equal at the end, bit for bit?
+# Place twenty batches. Two functions are borrowed from pmapdp: `place_state` is `jax.device_put` onto a replicated
+# sharding (lesson 04), and `place_batch` reshapes a batch to `[N, b, ...]` and puts one slice on each device.
 
 # %%
 place = make_steps("pmap", task, chosen)
@@ -155,7 +161,12 @@ placed = [place.place_batch(batch) for batch in batches]
 images = placed[0].inputs
 print("images:", images.shape, images.sharding.spec, "| a device holds", images.addressable_shards[0].data.shape)
 
+# %% [markdown]
+# Each device holds 8 of the 64 images. Now make twenty updates each way, from the same start and on the same batches.
+# **Predict:** are the parameters equal at the end, bit for bit?
 
+
+# %%
 def distance(tree, other):
     """Largest difference of two numbers in the same place of two trees."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
@@ -216,34 +227,47 @@ assert all(distance(copy, together) == 0 for copy in copies(together))
 # ## Failure 2: the wrong collective
 #
 # Now take `psum` in place of `pmean`, which is the sum of eight means. All copies agree, so comparing them finds
-# nothing. **Predict:** by what factor is the gradient too long? Would you notice with Adam?
+# nothing. Comparing with one device finds it, and the first failure too. `pmapdp.verify` makes this comparison: it runs
+# a step beside the plain step for one device, from the same state and on the same batch. It says what differs, and what
+# usually causes it. `layout="replicated"` is how the steps above take their arguments. **Predict:** by what factor is
+# the update too long?
 
 
 # %%
-def summed_gradient(params, batch):
-    return lax.psum(jax.grad(mean_loss)(params, batch), "data")  # <- changed: psum in place of pmean
+def summed_step(params, batch):
+    loss, gradients = jax.value_and_grad(mean_loss)(params, batch)
+    loss, gradients = lax.pmean(loss, "data"), lax.psum(gradients, "data")  # <- changed: psum in place of pmean
+    return descend(params, gradients), loss
 
 
-wrong = jax.device_get(jax.pmap(summed_gradient, **axes)(start.params, placed[0]))
-right = jax.tree.map(lambda old, new: (old - new) / RATE, start.params, history[0])  # the first update, undone
-adam = optax.adam(1e-3)
-adams = [adam.update(gradient, adam.init(gradient))[0] for gradient in (wrong, right)]
-
-for name, (eight, one), expected in (("gradient", (wrong, right), N), ("Adam's update", adams, 1)):
-    ratio = optax.tree.norm(eight) / optax.tree.norm(one)
-    print(f"{name}: {ratio:.3f} times as long as on one device")
-    np.testing.assert_allclose(ratio, expected, rtol=0.02)
+few = jax.tree.map(lambda x: x[:16], batches[0])
+case = {"reference": one_device, "state": start.params, "batch": few, "layout": "replicated"}
+reports = [verify(step=step, **case) for step in (data_parallel, forgotten, jax.pmap(summed_step, **axes))]
+print(reports[0], *reports[1].failed, *reports[2].failed, sep="\n\n")
+assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
 
 # %% [markdown]
-# With gradient descent, this is a learning rate that is N times too high: it may do no harm on two devices, and diverge
-# on 64. Adam divides a gradient by its typical size, so a constant factor cancels. The loss curve looks right, until
-# somebody adds gradient clipping. **Compare the length of the gradient with one device**, not the loss curve.
+# The right step passes all checks that could be made. The other two fail, and the sentence names the mistake.
+#
+# With gradient descent, a sum is a learning rate that is N times too high: it may do no harm on two devices, and diverge
+# on 64. **Predict:** how long is the update of Adam, given eight times the gradient?
+
+# %%
+adam, gradient = optax.adam(1e-3), jax.grad(mean_loss)(start.params, batches[0])
+moves = [adam.update(optax.tree.scale(factor, gradient), adam.init(gradient))[0] for factor in (1, N)]
+one, eight = map(optax.tree.norm, moves)
+print(f"Adam's update is {eight / one:.3f} times as long")
+np.testing.assert_allclose(eight, one, rtol=0.02)
+
+# %% [markdown]
+# Adam divides a gradient by its typical size, so a constant factor cancels. The loss curve looks right, until somebody
+# adds gradient clipping. **Compare the update with one device**, not the loss curve.
 #
 # ## What if a device has fewer examples?
 #
-# Take the first four examples again, without the last one. The gradients are -2 and -2 on device 0, and -5 on device 1,
-# so the mean is -3. Device 0 has a sum of -4 over two examples, and device 1 a sum of -5 over one. **Predict** what
-# `pmean` of the local means gives.
+# Take the four examples of the beginning again, without the last one. The gradients are -2 and -2 on device 0, and -5 on
+# device 1, so the mean is -3. Device 0 has a sum of -4 over two examples, and device 1 a sum of -5 over one. **Predict**
+# what `pmean` of the local means gives.
 
 
 # %%
@@ -265,16 +289,16 @@ for average, expected in ((mean_of_means, -3.5), (sum_over_count, -3.0)):
 # %% [markdown]
 # In the mean of means, the single example of device 1 counts twice as much as the others. The mean of the sums over the
 # mean of the counts is right for any split: both have the same factor 1/N, which cancels. (`psum` of both is right for
-# the same reason.) pmapdp uses this form. All devices run one program on arrays of one shape, so unused rows hold
-# padding, which has weight 0 and adds nothing to the sum or the count. Lesson 07 builds on this.
+# the same reason.) pmapdp uses this form. All devices run one program on arrays of one shape, so the rows that are left
+# over hold padding, which has weight 0 and adds nothing to the sum or the count. Lesson 07 builds on this.
 #
 # ## What changes when you add devices
 #
 # Three questions come up in every data-parallel program, in JAX as with DDP.
 #
 # **Which batch size is meant?** With DDP you set the per-device batch, so eight GPUs give eight times the global batch.
-# In JAX you usually set the global batch, because one process feeds all devices. Everything in the proof above depends
-# on the global batch alone: with B = 64 the result is the same on 1, 2 or 8 devices.
+# In JAX you usually set the global batch, because one process feeds all devices. The result depends on the global batch
+# alone: with B = 64 it is the same on 1, 2 or 8 devices, up to rounding.
 #
 # **Does the learning rate change?** Not as long as the global batch stays the same. If you keep b fixed, then B grows
 # with N, and an epoch has fewer updates, from less noisy gradients. A common rule for SGD multiplies the learning rate
@@ -283,9 +307,11 @@ for average, expected in ((mean_of_means, -3.5), (sum_over_count, -3.0)):
 # rules of thumb: check them on your problem. pmapdp has `--scale-learning-rate linear` and `sqrt`.
 #
 # **Does communication overlap with computation?** The gradients of the last layer are ready first. DDP sends them in
-# buckets while the backward pass still computes the others. In JAX, XLA schedules the all-reduces of a compiled step:
-# on GPU and TPU it can start an all-reduce as soon as its gradient is ready. You write nothing for it. On simulated
-# devices there is no network to hide, so the measurement at the end shows no overlap. The picture shows both orders.
+# buckets while the backward pass still computes the others. In JAX, XLA schedules the all-reduces of a compiled step,
+# and can overlap them with the rest of the backward pass. Your step stays as it is; on GPUs you switch this on with an
+# XLA flag ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). On simulated devices there
+# is no network, so the measurement at the end shows no overlap. The picture shows both orders: filled boxes are
+# computation, and outlined ones communication.
 
 # %%
 lesson_06.overlap()
@@ -295,23 +321,23 @@ lesson_06.overlap()
 #
 # ## Exercises
 #
-# Each is the code of one device, and the mapped axis is `"data"`. The model is linear: `x @ w`, with parameters `w`
-# `[D]` and examples `x` `[b, D]`, `y` `[b]`. The loss of an example is `(x @ w - y)² / 2`. Solutions, with reasons:
-# [solutions/06_average_gradients.py](solutions/06_average_gradients.py).
+# All but the second are the code of one device, and the mapped axis is `"data"`. The model is linear: `x @ w`, with
+# parameters `w` `[D]` and examples `x` `[b, D]`, `y` `[b]`. The loss of an example is `(x @ w - y)² / 2`. Solutions, with
+# reasons: [solutions/06_average_gradients.py](solutions/06_average_gradients.py).
 #
-# 1. `step` (5 minutes): the updated parameters `[D]` after one data-parallel step of gradient descent with learning
-#    rate 0.1. <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
+# 1. `step` (5 minutes): the parameters `[D]` after one data-parallel step of gradient descent with learning rate 0.1.
+#    <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
 #    <code>jax.grad</code> of the mean loss. Average it before you use it.</details>
-# 2. `largest_difference` (5 minutes): how far apart the copies of a replicated array are at most, in any element. 0
-#    for a healthy one. <details><summary>Hint</summary>Stack the shards' data in NumPy; largest minus smallest along
-#    the new axis.</details>
+# 2. `largest_difference` (5 minutes): the largest difference between two devices' copies of an array that JAX calls
+#    replicated. It is 0 when all is well. <details><summary>Hint</summary>Stack the shards' data in NumPy, then take
+#    largest minus smallest along the new axis.</details>
 # 3. `global_gradient` (10 minutes): the gradient `[D]` of the mean loss over all *valid* examples of all devices. A
 #    device may hold nothing but padding. <details><summary>Hint</summary>As in <code>sum_over_count</code>, divide
 #    after the all-reduce.</details>
-# 4. `mended_clipping` (find the mistake): `broken_clipping` shortens a gradient that is longer than 1, and averages.
-#    It raises nothing, all copies agree, and on one device it is right. On several devices the result is not the
+# 4. `mended_clipping` (find the mistake): `broken_clipping` clips a gradient to a length of at most 1, and averages. It
+#    raises no error, all copies agree, and on one device it is right. But on several devices the result is not the
 #    clipped gradient of the global batch. Write it correctly.
-#    <details><summary>Hint</summary>Which gradient is to be shorter than 1?</details>
+#    <details><summary>Hint</summary>Which gradient should have a length of at most 1?</details>
 
 
 # %%
@@ -347,8 +373,8 @@ for exercise in (step, largest_difference, global_gradient, mended_clipping):
 # %% [markdown]
 # ## What it costs
 #
-# Here is pmapdp's step with the same global batches on 1, 2, 4 and 8 simulated devices, in float32 as in real training,
-# and the proof that its parameters are yours within 1e-4. **Predict:** which number of devices is fastest?
+# The next cell times pmapdp's step on 1, 2, 4 and 8 simulated devices, with the same global batches, in float32 as in real
+# training. Its parameters must equal yours within 1e-4. **Predict:** which number of devices is fastest?
 
 # %%
 print(f"{devices.describe(chosen)}, jax {jax.__version__}, 64 examples a step, float32")
@@ -369,21 +395,21 @@ for count in (1, 2, 4, 8):
     assert far < 1e-4
 
 # %% [markdown]
-# This is no speed-up, whichever row came out first: simulated devices share the cores of this machine, and the 64
-# examples cost the same arithmetic in every row. More devices add N copies of the update and an all-reduce. On N real
-# devices the work on the examples is divided by N, and the update and the all-reduce are not. So data parallelism pays
-# when b is large enough that a device computes for longer than it communicates.
+# Do not read a speed-up out of this, whichever row came out first: simulated devices share the cores of this machine, and
+# the 64 examples cost the same arithmetic in every row. More devices add N copies of the update and an all-reduce. On N
+# real devices the work on the examples is divided by N, and the update and the all-reduce are not. So data parallelism
+# pays when b is so large that a device computes for longer than it communicates.
 #
 # ## Take away
 #
 # * Split the batch, compute local gradients, all-reduce them once, update everywhere: this equals the large batch.
-# * A forgotten all-reduce shows in `addressable_shards`, and a wrong one in the length of the gradient. Neither raises
-#   an error.
+# * A forgotten all-reduce shows in `addressable_shards`, and a wrong one in the length of the update. Neither raises an
+#   error: `pmapdp.verify` compares a step with one device, and finds both.
 # * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
 # The step of pmapdp is in [steps/pmap.py](../pmapdp/steps/pmap.py), and its update in
-# [steps/shared.py](../pmapdp/steps/shared.py). Both are printed below, and you can now read every line. It is your step
-# with sums and counts, any optimizer, and a donated state. To read on:
+# [steps/shared.py](../pmapdp/steps/shared.py). Both are printed below. It is your step with sums and counts, any
+# optimizer, and a donated state. To read on:
 # [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
 # [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next:
 # [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb).

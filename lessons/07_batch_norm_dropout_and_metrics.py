@@ -14,16 +14,16 @@
 # %% [markdown]
 # # 07. Keep batch norm, dropout and metrics exact
 #
-# After this lesson you can train a network with batch norm and dropout on any number of devices, also with batches that
-# do not divide by it, and get the result of one device.
+# After this lesson you can train a network with batch norm and dropout on any number of devices and get the result of one
+# device, also when the batch size is no multiple of the number of devices.
 #
 # About 35 minutes, in two halves: batch norm, then dropout and metrics · before:
 # [06 Average gradients](06_average_gradients.ipynb) · next: [08 Let the compiler do it](08_let_the_compiler_do_it.ipynb)
 #
-# In lesson 06 it was enough to average the gradients, because every example went through the network alone. Three
-# things break that. **Batch norm** mixes the examples of a batch. **Dropout** draws random numbers. A **ragged batch**
-# gives the devices different numbers of examples. This lesson computes in float64, so that a difference is a mistake
-# and not rounding.
+# In lesson 06 it was enough to average the gradients, because no example depended on another one. Three things break
+# that. **Batch norm** mixes the examples of a batch. **Dropout** draws random numbers. A **ragged batch** gives the
+# devices different numbers of examples. This lesson computes in float64, so that a difference is a mistake and not
+# rounding.
 
 # %%
 import inspect
@@ -56,14 +56,15 @@ jax.config.update("jax_enable_x64", True)
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
 data = load_data(DATASET)
-devices.describe(jax.devices())
+print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## A ragged batch
 #
-# Put four examples on two devices. All devices run one program on arrays of one shape, so each has three rows. The two
-# unused rows hold **padding**, which may be any value and has **weight** 0. As in lesson 06, each device reduces its
-# values to a sum and a count, and the division comes after the all-reduce.
+# Put four examples on two devices, three on the first and one on the second. All devices run one program on arrays of one
+# shape, so each has three rows. The two rows that are left over hold **padding**, which may have any finite value and has
+# **weight** 0. As in lesson 06, each device reduces its values to a sum and a count, and the division comes after the
+# all-reduce.
 
 # %%
 lesson_07.sums_and_counts()
@@ -87,7 +88,7 @@ assert (jax.pmap(mean, axis_name="data")(values, weights) == 3.25).all()
 #
 # In training, batch norm subtracts the mean of the batch and divides by its standard deviation, for each channel. Then
 # it multiplies by a learned scale (gamma) and adds a learned bias (beta). Inside `pmap`, `x.mean(0)` is the mean of
-# this device's rows alone. The layer must be told the mapped axis. PyTorch calls that `SyncBatchNorm`.
+# this device's rows alone, so the layer must average over the mapped axis. PyTorch calls that `SyncBatchNorm`.
 #
 # Take the values 0 and 2 on device 0, and 10 and 12 on device 1. **Predict** the output without and with the axis.
 
@@ -114,9 +115,9 @@ np.testing.assert_allclose(synchronised.ravel(), one_device.ravel(), atol=1e-12)
 # Local batch norm cannot tell 0 from 10. The synchronised layer uses the mean 6 and the variance 26 of all four values,
 # although the variance on each device is 1.
 #
-# Two things are missing from these five lines: they count padding, and a variance computed as E[x²] - E[x]² loses its
-# digits when the mean is large. Flax' own layer has an `axis_name` too. Does it do better? **Predict** its mean for the
-# ragged batch above, and its variance for values around 20,000 in float32.
+# These five lines have two defects: they count padding, and a variance computed as E[x²] - E[x]² loses its digits when
+# the mean is large. Flax' own layer has an `axis_name` too. Does it do better? **Predict** its mean for the ragged batch
+# above, and its variance for values around 20,000 in float32.
 
 
 # %%
@@ -135,14 +136,14 @@ assert flax_mean[0, 0] == 4.5
 assert flax_variance[0, 0] == 0
 
 # %% [markdown]
-# `nnx.BatchNorm` averages the means of the devices, so device 1's single example counts three times as much as the
-# others. Its variance is E[x²] - E[x]² by default (`use_fast_variance=True`). It is right for equal counts and ordinary
-# activations, and not for a ragged batch.
+# `nnx.BatchNorm` averages the means of the devices, so device 1's single example counts three times as much as each of
+# the others. Its variance is E[x²] - E[x]² by default (`use_fast_variance=True`). So it is right for equal counts and
+# ordinary activations, and wrong for a ragged batch.
 #
 # The layer of pmapdp averages sums and counts over the axis, and divides afterwards, as in the picture. It is printed at
 # the end of this lesson. It subtracts the running mean before it squares, so the variance keeps its digits as soon as the
-# running mean is near the mean of the batches. It has a bias and no scale, because in our network a ReLU and a linear
-# layer follow, and they can scale as well.
+# running mean is near the mean of the batches. It has a bias and no scale, because in our network a linear layer follows
+# after the ReLU, and can scale as well. Compare its mean and variance with those of the four valid values.
 
 
 # %%
@@ -166,10 +167,10 @@ np.testing.assert_allclose(far_variance.ravel(), values.var(), rtol=1e-3)
 #
 # ## Dropout
 #
-# JAX has no global random state. A random array is a pure function of a **key** and a shape, and `fold_in(key, number)`
-# makes another key (lesson 02). Which key should a device use? Below, eight examples have twelve activations each, on 1,
-# 2 and 4 devices. A kept activation is drawn in the colour of its device. **Predict** which of the three schemes gives
-# the same picture three times.
+# JAX has no global random state: the same **key** and shape give the same random array, and `fold_in(key, number)` makes
+# another key (lesson 02). Which key should a device use? Here are three schemes, each the code of one device that holds
+# the examples with these indices and has twelve activations for each of them. The third one borrows two things from
+# pmapdp: `example_keys`, which you write in the first exercise, and a dropout layer that takes such keys.
 
 
 # %%
@@ -187,6 +188,12 @@ def key_per_example(key, indices):
     return Dropout(0.5)(jnp.ones((len(indices), 12)), Context(keys=keys, train=True)) > 0
 
 
+# %% [markdown]
+# Apply them to eight examples on 1, 2 and 4 devices. In the picture, an activation that is kept has the colour of its
+# device. **Predict** which scheme gives the same mask three times.
+
+
+# %%
 def mask(scheme, N):  # bool [8, 12], from N devices
     mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:N])
     return np.asarray(mapped(jax.random.key(0), np.arange(8).reshape(N, -1))).reshape(8, 12)
@@ -200,10 +207,10 @@ for name, of_counts in masks.items():
 # %% [markdown]
 # With one key on all devices, the devices repeat each other's mask, so the noise is not independent. With a key for
 # each device, the masks are independent, but another number of devices gives another training run. With a key for each
-# example, the masks depend on neither.
+# example, the masks are independent and do not depend on the number of devices.
 #
-# This is a question of `pmap` and `shard_map`, where the program sees one device's rows. Under `jit` (lesson 08) the
-# program sees the global batch, and one key gives the same mask however the batch is split:
+# The question comes up with `pmap` and `shard_map`, where the program sees one device's rows. Under `jit` (lesson 08) the
+# program sees the global batch. **Predict:** does one key give the same mask there when the batch is split over devices?
 
 # %%
 split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
@@ -213,14 +220,12 @@ print(f"under jit on {len(over_eight.devices())} devices: the mask of one device
 assert equal
 
 # %% [markdown]
-# The compiler lets each device draw its rows of the one mask.
+# It does: the compiler lets each device draw its own rows of the one mask.
 #
 # ## Proof: one network, any number of devices
 #
-# `ConvNet` is the network of Keras' guide to data parallelism: three batch norms and a dropout. Make two updates with 20
-# examples each, on 1 and on 8 devices. Twenty do not divide by 8, so each device gets three rows, and four rows are
-# padding. The tolerance is 1e-12 in float64. The optimizer is SGD, because Adam enlarges the rounding of gradients that
-# should be 0 (lesson 03).
+# `ConvNet` is the network of Keras' guide to data parallelism, with three batch norms and a dropout. `run` makes two
+# updates with 20 examples each. On 8 devices, each device gets three rows, and four of the 24 rows are padding.
 
 # %%
 task = Task(ConvNet, optax.sgd(0.1), dtype="float64")
@@ -239,6 +244,11 @@ def run(steps, devices):
     return state, compiled, placed[0]
 
 
+# %% [markdown]
+# Run it on 1 and on 8 devices. The tolerance is 1e-12, in float64.
+
+
+# %%
 def difference(state, reference):
     pairs = zip(jax.tree.leaves(jax.device_get(state)), jax.tree.leaves(reference), strict=True)
     return max(np.abs(x - y).max() for x, y in pairs)
@@ -255,8 +265,9 @@ assert difference(state, reference) < 1e-12
 #
 # ## How it fails: no error, a falling loss, eight models
 #
-# Take the same step, but do not tell batch norm the axis. The gradients are still averaged. `out_axes=None` promises
-# JAX that all devices hold the same state, and JAX does not check it. **Predict** what the devices hold.
+# Take the step of pmapdp again (the end of lesson 06 printed it; `Body` holds what all its strategies share), but do not
+# tell batch norm the axis. The gradients are still averaged. `out_axes=None` promises JAX that all devices hold the same
+# state, and JAX does not check it. **Predict** what the devices hold.
 
 
 # %%
@@ -281,13 +292,13 @@ assert difference(broken.params, reference.params) > 1e-4
 
 # %% [markdown]
 # The devices hold eight different running means (device 7 has nothing but padding, and keeps its 0). A checkpoint would
-# save the one that is read first. Two habits catch this: compare with one device, and compare the copies.
+# save only one of them. Two habits catch this: compare with one device, and compare the copies.
 #
 # ## Metrics
 #
-# An evaluation must count every test example once. (Our network has made two updates, so its accuracy is near chance.)
-# The test set is cut into batches of 100, and the last one has 60. **Predict** what a device that holds nothing but
-# padding reports as its mean accuracy.
+# An evaluation must count every test example once. The test set is cut into batches of 100, and the last one has 60.
+# (Our network has made two updates, so its accuracy is near chance.) The next cell adds up sums and counts, and also
+# takes the mean of the devices' accuracies. **Predict** the accuracy of a device that holds nothing but padding.
 
 
 # %%
@@ -308,15 +319,16 @@ assert count == len(data.test.labels)
 assert np.isnan(means[-1]) or DATASET != "digits"
 
 # %% [markdown]
-# A device without examples divides 0 by 0, and its NaN spreads through `pmean` to all. Sums and counts have no such
-# case.
+# A device without examples divides 0 by 0, and its NaN spreads through `pmean` to all. With sums and counts this does not
+# happen.
 #
-# ## What exactness costs
+# ## What it costs
 #
-# Synchronised batch norm communicates in the middle of the forward pass, and again in the backward pass. That cannot
-# overlap with other work as the gradients can (lesson 06), so on real devices it adds waiting time. Count the
-# all-reduces in the two compiled programs. The times below are those of simulated devices, where threads of one machine
-# wait for each other; the program with fewer all-reduces is not always the faster one there.
+# Synchronised batch norm communicates in the middle of the forward pass, and again in the backward pass. The next layer
+# has to wait for it, so it cannot overlap with other work as the all-reduce of the gradients can (lesson 06). **Predict**
+# how many all-reduces the synchronised program has more than the local one, for three batch norms. (The times are those
+# of simulated devices, where threads of one machine wait for each other: there, the program with fewer all-reduces is not
+# always the faster one.)
 
 # %%
 print(f"{devices.describe(jax.devices())}, jax {jax.__version__}")
@@ -332,23 +344,22 @@ for name, step in {"synchronised": exact_step, "local": forgetful_compiled}.item
 assert counts["synchronised"] >= counts["local"] + 6
 
 # %% [markdown]
-# In the local program the compiler has put the gradients and the metrics into as few all-reduces as it could. The
-# synchronised program has one more for each of its three batch norms in the forward pass, and again in the backward
-# pass: each must finish before the next layer can start, so the compiler cannot combine them.
+# Six more: one for each batch norm in the forward pass, and one in the backward pass. Each must finish before the next
+# layer can start, so the compiler cannot combine them. It did combine those of the gradients and the metrics.
 #
 # ## Exercises
 #
-# Each is the code of one device, and the mapped axis is `"data"`. Solutions, with reasons:
+# Each function is the code of one device, and the mapped axis is `"data"`. Solutions, with reasons:
 # [solutions/07_batch_norm_dropout_and_metrics.py](solutions/07_batch_norm_dropout_and_metrics.py).
 #
-# 1. `row_keys` (5 minutes): `[b]` keys that depend on `seed`, `step` and the index of each example, and on nothing
-#    else. <details><summary>Hint</summary><code>jax.random.fold_in</code> twice: once with the step, and inside
+# 1. `row_keys` (5 minutes): return `[b]` keys, one for each example, which depend on `seed`, `step` and the index of the
+#    example, and on nothing else. <details><summary>Hint</summary><code>jax.random.fold_in</code> twice: once with the step, and inside
 #    <code>jax.vmap</code> with each index.</details>
-# 2. `global_variance` (10 minutes): the weighted variance over all devices, so that 0, 2 and 10, 12 give 26 everywhere.
-#    It must be right for values around 20,000, too. <details><summary>Hint</summary>Two passes: first the global mean
+# 2. `global_variance` (10 minutes): the weighted variance over all devices. For 0 and 2 on one device and 10 and 12 on
+#    another, it is 26 on both. It must be right for values around 20,000, too. <details><summary>Hint</summary>Two passes: first the global mean
 #    from a sum and a count, then the same for the squared distances from that mean.</details>
-# 3. `mended_mean` (find the mistake): `broken_mean` is right in every test with full batches, and wrong in the last
-#    batch of an epoch. Write it correctly. <details><summary>Hint</summary>What does <code>len(x)</code>
+# 3. `mended_mean` (find the mistake): `broken_mean` is right for every full batch, and wrong for the last batch of an
+#    epoch. Write it correctly. <details><summary>Hint</summary>What does <code>len(x)</code>
 #    count?</details>
 
 
@@ -359,7 +370,7 @@ def broken_mean(x, weights):  # [b, C], [b] to [C]
 
 
 def row_keys(seed, step, indices):
-    """One random key an example: integers and `[b]` indices to `[b]` keys."""
+    """One random key for each example: integers and `[b]` indices to `[b]` keys."""
     ...  # your code: 2 lines
 
 
@@ -380,8 +391,9 @@ for exercise in (row_keys, global_variance, mended_mean):
 # ## Take away
 #
 # - Exchange sums and counts between devices and between steps, and divide once, at the end. Padding has weight 0.
-# - A layer that mixes examples must communicate in the forward pass. Random numbers belong to the example.
-# - Compare with one device: a replica that is wrong raises no error.
+# - A layer that mixes examples must communicate in the forward pass. A key for each example makes random numbers
+#   independent of the number of devices.
+# - Compare with one device: a wrong replica raises no error.
 #
 # The layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py), printed below. Dropout and its keys are in
 # [models/layers.py](../pmapdp/models/layers.py), the sums in [loss.py](../pmapdp/loss.py), and the padding in

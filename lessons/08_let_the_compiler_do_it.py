@@ -18,12 +18,12 @@
 # on it, say where the results go, and read from the compiled program what the compiler added. You can also tell when the
 # compiler did *not* split the work.
 #
-# About 30 minutes · before: [07 Batch norm, dropout and metrics](07_batch_norm_dropout_and_metrics.ipynb) · next:
-# [09 Three ways side by side](09_three_ways_side_by_side.ipynb)
+# About 30 minutes · before: [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb) ·
+# next: [09 Three ways side by side](09_three_ways_side_by_side.ipynb)
 #
-# With pmap you wrote the program of *one device*, and called `psum` where the devices had to communicate. With `jit` you
-# write the program of *the whole batch*, exactly as for a single device, and say on which devices its arrays are placed. The
-# compiler splits the work and inserts the communication. This is how most new JAX code is written.
+# With `pmap` you wrote the program of *one device*, and called `psum` where the devices had to communicate. With `jit`
+# you write the program of *the global batch*, exactly as for a single device, and say on which devices its arrays are
+# placed. The compiler splits the work and inserts the communication.
 
 # %%
 import inspect
@@ -32,11 +32,11 @@ import time
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from checks import check, load
+from checks import check
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pictures import lesson_08
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
@@ -48,7 +48,6 @@ from pmapdp.steps import jit as jit_steps
 from pmapdp.steps import make_steps
 
 drawing.setup()
-pictures = load("lesson_pictures", "08_let_the_compiler_do_it")
 DATASET = "digits"  # "mnist" for the larger one
 chosen = devices.choose(8)
 print(devices.describe(chosen))
@@ -56,11 +55,11 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## Mesh, PartitionSpec, NamedSharding
 #
-# A **mesh** is an array of devices whose axes have names. A **PartitionSpec** names, for each axis of an array, the mesh
-# axis over which it is split; an axis without a name is not split. A mesh and a spec together are a **NamedSharding**: they
-# say exactly which shard of an array each device holds.
+# Lesson 04 introduced them. A **mesh** is an array of devices whose axes have names. A **PartitionSpec** names, for each
+# axis of an array, the mesh axis over which it is split; an axis without a name is not split. A mesh and a spec together
+# are a **NamedSharding**, which says what part of an array each device holds.
 #
-# Before you run the cell: which shape has device 3's shard of a `[16, 4]` array under each of the two specs?
+# **Predict:** which shape does device 3's shard of a `[16, 4]` array have under each of the two specs?
 
 # %%
 mesh = Mesh(np.array(chosen), ("data",))
@@ -75,20 +74,20 @@ assert jax.device_put(x, split).addressable_shards[3].data.shape == (2, 4)
 assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
 
 # %% [markdown]
-# The placed array keeps its shape `[16, 4]`. There is no device axis: that is the difference to pmap. The pictures
-# show which rows and columns each device holds. On the right the mesh has two axes, and the columns are split too.
+# The array keeps its shape `[16, 4]`, and has no device axis as with `pmap`. The pictures show which rows and columns each
+# device holds. On the right the mesh has two axes, and the columns are split too.
 
 # %%
 grid = Mesh(np.array(chosen).reshape(4, 2), ("data", "model"))
 both = NamedSharding(grid, PartitionSpec("data", "model"))
-pictures.shards([jax.device_put(x, sharding) for sharding in (split, replicated, both)])
-plt.show()
+lesson_08.shards([jax.device_put(x, sharding) for sharding in (split, replicated, both)])
 
 # %% [markdown]
 # ## Computing with sharded arrays
 #
 # Any function of `jax.numpy` takes a sharded array. Where a result needs rows of several devices, the compiler inserts a
-# collective. Before you run the cell: which of these three functions need one?
+# collective. (`collectives` finds them in the text of the compiled program, as in lesson 05.) **Predict:** which of these
+# three functions need one?
 
 # %%
 placed = jax.device_put(x, split)
@@ -108,8 +107,9 @@ np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 #
 # ## The training step
 #
-# A linear classifier keeps the step short. It is the step of a single device: it has no axis name and no `psum`, and its loss
-# is the mean over the whole batch. The three marked lines are all that makes it data-parallel.
+# A linear classifier keeps the step short. It is the step of a single device: it has no axis name and no `psum`, and its
+# loss is the mean over the global batch. The three marked lines are all that makes it data-parallel. **Predict:** which
+# collectives does the compiler insert, and of what size?
 
 # %%
 data = load_data(DATASET)
@@ -133,17 +133,16 @@ print("psum in the source:", "psum" in inspect.getsource(step), "| in the progra
 assert [(each.kind, each.count, each.bytes) for each in found] == [("all-reduce", 1, 4 * 784 * 10)]
 
 # %% [markdown]
-# The source has no collective, and the compiled program has one all-reduce of the size of the gradient. Here is how the
-# compiler found it. The gradient is a sum over examples, which are split. So each device can compute the sum over its
-# own examples. The result is to be replicated, so these sums must be added over all devices.
+# The source has no collective, and the compiled program has one all-reduce of the size of the gradient. The compiler
+# found it as follows. The gradient is a sum over examples, and these are split. So each device can compute the sum over
+# its own examples. The result must be replicated, so these sums must be added over all devices.
 
 # %%
-pictures.training_step()
-plt.show()
+lesson_08.training_step()
 
 # %% [markdown]
-# The same function, unchanged, on one device is the proof. The tolerance, 1e-6, is for float32: the sums are added up in
-# another order.
+# Now compare it with the same function on one device. The tolerance is 1e-6 in float32, because the examples are added up
+# in another order.
 
 # %%
 alone = jax.jit(step)(np.zeros((784, 10), np.float32), images, labels)
@@ -155,10 +154,10 @@ assert difference < 1e-6
 # %% [markdown]
 # ## Two mistakes: one is an error, one is silent
 #
-# jit runs where its arguments are *committed*. `device_put` with a device or a sharding commits an array. A NumPy array,
-# or one that `jnp.asarray` made, is not committed, and jit may place it where it likes. So what happens when you forget
-# to place the batch, and what when you placed it on device 0? Predict both, and the work of each device (in floating-point
-# operations, from the compiler's own count).
+# `jit` runs where its arguments are *committed* (lesson 00). `device_put` with a device or a sharding commits an array. A
+# NumPy array, or one that `jnp.asarray` made, is not committed, and `jit` chooses where to place it. **Predict** what
+# happens when you forget to place the batch, and when you place it on device 0. The cell also prints the work of each
+# device, in floating-point operations, as the compiler counts them.
 
 # %%
 first_device = jax.device_put((images, labels), chosen[0])
@@ -178,14 +177,14 @@ assert work["NumPy"] == work["jnp.asarray"]
 assert 7.5 < work["NumPy"] / work["split"] < 8.5
 
 # %% [markdown]
-# The committed batch is an error, which you cannot overlook. The uncommitted batch is worse: jit *replicates* it. The
-# result is right, but each of the eight devices computes all 512 examples, and no all-reduce is needed. Eight
-# devices then take as long as one. Always look at a sharding or count the collectives once.
+# The batch on device 0 is an error, which you cannot overlook. The uncommitted batch is worse: `jit` *replicates* it. The
+# result is right, but each of the eight devices computes all 512 examples, and no all-reduce is needed. Eight devices then
+# take as long as one. So look at the shardings or count the collectives once, in every program.
 #
 # ## The cure: in_shardings
 #
-# `in_shardings` tells jit how each argument is to be placed. A host array is then split on its way in. An array that is
-# committed elsewhere is refused, so a misplaced batch can no longer slip through.
+# `in_shardings` tells `jit` where each argument must be placed. A host array is then split on its way in, and an array that
+# is committed to another placement raises an error.
 
 # %%
 strict_step = jax.jit(step, in_shardings=(replicated, split, split), out_shardings=replicated)
@@ -206,24 +205,25 @@ for name, wrong in refused.items():
         print(f"{name:12s} ValueError:", " ".join(str(error).split())[:88], "...")
 
 # %% [markdown]
-# The last line shows one more rule: 500 rows do not divide by 8. pmapdp pads such a batch with examples of weight 0
-# (lesson 07) before it places it.
+# The NumPy batch is split, and the step has its all-reduce again. The last line shows one more rule: 500 rows do not
+# divide by 8. pmapdp pads such a batch with examples of weight 0 (lesson 07) before it places it.
 #
-# In short: `in_shardings` and `device_put` say where arguments are placed, and `out_shardings` says where results
-# are placed. Without `out_shardings` the compiler chooses. Large batches are best placed with `device_put` ahead of the step,
+# In short: `in_shardings` and `device_put` say where arguments are placed, and `out_shardings` says where results are
+# placed. Without `out_shardings` the compiler chooses. Place large batches with `device_put` before the step needs them,
 # so that the copy overlaps with the step before. That is what pmapdp does.
 #
 # ## The step in pmapdp
 #
-# [steps/jit.py](../pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Read it: you know every line.
+# [steps/jit.py](../pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Compare it with the pmap step at
+# the end of lesson 06.
 
 # %%
 print(inspect.getsource(jit_steps.make_steps))
 
 # %% [markdown]
-# `donate_argnums=0` (lesson 03) lets the new state reuse the memory of the old one. Five updates of the MLP agree with
-# a single device within 1e-5 (float32, plain gradient descent). The batch of 100 examples does not divide by 8 either,
-# so there is padding.
+# There is no axis and no `pmean`, and the gradients are divided by the count of the global batch. `donate_argnums=0`
+# (lesson 03) lets the new state reuse the memory of the old one. Five updates of an MLP must agree with a single device
+# within 1e-5 (float32, plain gradient descent). The batches have 100 examples, so on 8 devices there is padding.
 
 # %%
 results = {}
@@ -243,35 +243,36 @@ for a, b in zip(*map(jax.tree.leaves, results.values()), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# Do not expect a speed-up here: the eight simulated devices share the cores that the single device had to itself.
+# Both agree. There is no speed-up: the eight simulated devices share the cores that the single device had to itself.
 #
 # ## Exercises
 #
-# **1. `place`** (2 minutes): put `batch`, a dictionary of arrays with the examples along axis 0, on the devices of `mesh`,
-# split over its axis "data".
-# <details><summary>Hint</summary><code>jax.device_put</code> takes a whole pytree.</details>
+# Solutions, with reasons: [solutions/08_let_the_compiler_do_it.py](solutions/08_let_the_compiler_do_it.py).
 #
-# **2. `make_trainer`** (10 minutes): the lesson, whole. Given `loss(params, batch)`, a mean over the examples of the batch,
-# return a compiled step `(params, batch) -> (params, loss)` of gradient descent with learning rate 0.1. Both arguments are
-# pytrees of host arrays. Each device of `mesh` must compute its share of the batch only, and the results must be replicated.
-# <details><summary>Hint</summary>Write the step for one device with <code>jax.value_and_grad</code> and
-# <code>jax.tree.map</code>. In <code>in_shardings</code> and <code>out_shardings</code> one sharding stands for a whole
-# pytree.</details>
-#
-# **3. `make_evaluation`** (5 minutes): find the planted mistake. This function is slow on eight devices, and its result is
-# right. Write it so that each device evaluates its share of the examples.
-#
-# ```
-# def make_evaluation(mesh):
-#     replicated = NamedSharding(mesh, PartitionSpec())
-#     def accuracy(W, images, labels):
-#         return ((images @ W).argmax(1) == labels).mean()
-#     return jax.jit(accuracy, in_shardings=replicated, out_shardings=replicated)
-# ```
-# <details><summary>Hint</summary>One sharding for <code>in_shardings</code> counts for all three arguments.</details>
+# 1. `place` (2 minutes): put `batch`, a dictionary of arrays with the examples along axis 0, on the devices of `mesh`,
+#    split over its axis "data". <details><summary>Hint</summary><code>jax.device_put</code> takes a pytree.</details>
+# 2. `make_trainer` (10 minutes): the data-parallel step. You get `loss(params, batch)`, a mean over the examples of the
+#    batch. Return a compiled step `(params, batch) -> (params, loss)` of gradient descent with learning rate 0.1. Both
+#    arguments are pytrees of host arrays. Each device of `mesh` must compute only its share of the batch, and the results
+#    must be replicated. <details><summary>Hint</summary>Write the step for one device with
+#    <code>jax.value_and_grad</code> and <code>jax.tree.map</code>. In <code>in_shardings</code> and
+#    <code>out_shardings</code> one sharding stands for a whole pytree.</details>
+# 3. `mended_evaluation` (find the mistake): `broken_evaluation` returns a function whose result is right, but on eight
+#    devices it takes as long as on one. Write it so that each device evaluates its share of the examples.
+#    <details><summary>Hint</summary>One sharding for <code>in_shardings</code> counts for all three
+#    arguments.</details>
 
 
 # %%
+def broken_evaluation(mesh):
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def accuracy(W, images, labels):
+        return ((images @ W).argmax(1) == labels).mean()
+
+    return jax.jit(accuracy, in_shardings=replicated, out_shardings=replicated)
+
+
 def place(batch, mesh):
     """The batch, split along the examples."""
     ...  # your code: 1 line
@@ -282,24 +283,23 @@ def make_trainer(loss, mesh):
     ...  # your code: 6 to 9 lines
 
 
-def make_evaluation(mesh):
+def mended_evaluation(mesh):
     """A compiled function: (W, images, labels) to the accuracy."""
     ...  # your code: 5 to 6 lines
 
 
-for exercise in (place, make_trainer, make_evaluation):
+for exercise in (place, make_trainer, mended_evaluation):
     check("08_let_the_compiler_do_it", exercise.__name__, exercise)
 
 # %% [markdown]
-# Solutions, with reasons: [solutions/08_let_the_compiler_do_it.py](solutions/08_let_the_compiler_do_it.py)
-#
 # ## Take away
 #
-# - Write the program of the whole batch, place the arrays, and let the compiler insert the collectives.
-# - Shardings change where things are computed, and never what. So a misplaced batch shows only in the work that each device does.
+# - Write the program of the global batch, place the arrays, and let the compiler insert the collectives.
+# - Shardings change where something is computed, and not the result. So a replicated batch shows only in the work that
+#   each device does.
 # - `in_shardings` splits host arrays and refuses misplaced ones; `out_shardings` says where results are placed.
 #
-# The code is in [steps/jit.py](../pmapdp/steps/jit.py). Read on in JAX' documentation:
-# [Distributed arrays and automatic parallelization](https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html)
-# and [the sharded computation guide](https://docs.jax.dev/en/latest/sharded-computation.html). Next:
+# The code is in [steps/jit.py](../pmapdp/steps/jit.py). To read on:
+# [Distributed arrays and automatic parallelization](https://docs.jax.dev/en/latest/201/sharding.html) and the
+# [JAX scaling book on sharding](https://jax-ml.github.io/scaling-book/sharding/). Next:
 # [09 Three ways side by side](09_three_ways_side_by_side.ipynb).

@@ -23,6 +23,7 @@
 # Letters: N devices, B examples in the global batch, b = B / N on each device, D features, C classes.
 
 # %%
+import json
 import subprocess
 import sys
 import tempfile
@@ -30,20 +31,20 @@ from pathlib import Path
 
 import drawing
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from checks import check, load
+from checks import check
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
+from pictures import lesson_09
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.registry import load_data
+from pmapdp.verify import verify
 
 devices.simulate(8)
 drawing.setup()
-pictures = load("lesson_pictures", "09_three_ways_side_by_side")
 chosen, N = jax.devices(), jax.device_count()
 mesh = Mesh(np.array(chosen), ("data",))
 replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
@@ -55,15 +56,15 @@ replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 # the all-reduce? The picture shows four devices, each in its colour.
 
 # %%
-pictures.three_ways()
-plt.show()
+lesson_09.three_ways()
 
 # %% [markdown]
-# `shard_map` combines the other two: it takes **the arrays of jit** and runs **the program of pmap**.
+# `shard_map` combines the other two: it takes **the arrays of jit** and runs **the program of pmap**. It hands each device
+# its shard of every argument, as `in_specs` says, runs your function on all devices, and puts the results together as
+# `out_specs` says. (`P` is short for the `PartitionSpec` of lesson 08, and the section "The trap" explains `check_vma`.)
 #
 # The smallest case has one weight `w`, replicated, and the numbers `x` from 0 to 15, two on each device. The loss is
-# the mean of `w * x`; for w = 1 that is 7.5. Before you run the cell: which shape of `x` does `loss` see in each of the
-# three?
+# the mean of `w * x`; for w = 1 that is 7.5. **Predict:** which shape of `x` does `loss` see in each of the three?
 
 
 # %%
@@ -122,7 +123,7 @@ def single():
 
 
 # %% [markdown]
-# Next the three ways. Before you look at them: how many lines of `single` must change for each?
+# Next the three ways. **Predict:** how many lines of `single` must change for each?
 
 
 # %%
@@ -167,9 +168,9 @@ def with_shard_map():
 
 WAYS = {"single": single, "pmap": with_pmap, "jit": with_jit, "shard_map": with_shard_map}
 for name, way in WAYS.items():
-    print(f"{name:9s} {len(pictures.changed(single, way))} lines differ from single")
-assert [len(pictures.changed(single, way)) for way in WAYS.values()] == [0, 3, 2, 4]
-pictures.columns(*WAYS.values())
+    print(f"{name:9s} {len(lesson_09.changed(single, way))} lines differ from single")
+assert [len(lesson_09.changed(single, way)) for way in WAYS.values()] == [0, 3, 2, 4]
+lesson_09.columns(*WAYS.values())
 
 # %% [markdown]
 # The marked lines are all there is to data parallelism. From pmap to shard_map the step itself stays the same: only the
@@ -177,8 +178,8 @@ pictures.columns(*WAYS.values())
 #
 # ## Proof
 #
-# Twenty updates of each, compared with one device (float32, tolerance 1e-5 since the sums are added up in another order).
-# We also list the collectives of each compiled program. Before you run it: how many bytes does a device all-reduce?
+# Twenty updates of each, compared with one device (float32, tolerance 1e-5 since the sums are added up in another
+# order). We also list the collectives of each compiled program. **Predict:** how many bytes does a device all-reduce?
 
 # %%
 data = load_data("digits")
@@ -208,35 +209,40 @@ for name, way in WAYS.items():
     assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 4 * numbers)] * (name != "single")
 
 # %% [markdown]
-# All three exchange the gradients and the loss, four bytes each, and nothing else. Here the compiler packed all arrays into
-# one all-reduce; larger networks may get several. So performance is rarely a reason to choose between the three.
+# All three exchange the gradients and the loss, four bytes for each number, and nothing else. Here the compiler packed
+# all arrays into one all-reduce; larger networks may get several. So speed is rarely a reason to choose between the three.
 #
 # ## The comparison as a command
 #
 # `python -m pmapdp.compare` makes the same comparison for a whole network and data set. Each way runs in a process of its
-# own; the page shows losses, times, memory, how a batch is placed, and the sources side by side. Scroll in it.
+# own. With `--html` it also writes a page of losses, times, memory, how a batch is placed, and the sources side by side.
 
 # %%
 page = Path(tempfile.mkdtemp()) / "page.html"
-flags = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.1", "--steps", "20", "--html", str(page)]
-command = [sys.executable, "-m", "pmapdp.compare", *flags]
-table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-print(*(line[:96] for line in table.splitlines() if line.startswith(("┃  ", "│ loss", "│ diff"))), sep="\n")
-pictures.page(page)
+flags = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", "--steps", "40"]
+command = [sys.executable, "-m", "pmapdp.compare", *flags, "--html", str(page), "--json", str(page.with_suffix(".json"))]
+subprocess.run(command, capture_output=True, check=True)
+for run in json.loads(page.with_suffix(".json").read_text())["runs"]:
+    apart, time = run["largest_difference"], run["step_ms"]["median"]
+    print(f"{run['strategy']:9s} on {run['devices']}: loss {run['final_loss']:.4f}, differs by {apart:.0e}, {time:.0f} ms a step")
+    assert apart < 1e-4
+lesson_09.page(page)
 
 # %% [markdown]
-# The row *difference* is rounding. Compare the times of the three with each other only: simulated devices share this
-# machine's cores, so there is no speed-up to see, and other programs disturb the times.
+# The differences are rounding. Compare the times of the three with each other only: simulated devices share this
+# machine's cores, so there is no speed-up to see, and other programs disturb the times. Scroll in the page for the rest.
+# (It is shown once you have run the cell, or trust the notebook.)
 #
 # ## The trap
 #
 # In a pmap program one writes `pmean(gradient)`. Copied into `shard_map`, this is **wrong without any error**, unless you
-# pass `check_vma=False` as above. With the default, `check_vma=True`, JAX tracks which values *vary* over the mesh axis. It
-# knows that `w` is equal on all devices, and so `jax.grad` returns the gradient of that one `w`: already the *sum* over all
-# devices. A `pmean` of equal sums changes nothing, so the gradient is N times too large.
+# pass `check_vma=False` as above. With the default, `check_vma=True`, JAX tracks over which mesh axes a value *varies*
+# (*vma* stands for varying manual axes). It knows that `w` is equal on all devices, and so `jax.grad` returns the gradient
+# of that one `w`: already the *sum* over all devices. A `pmean` of equal sums changes nothing, so the gradient is N times
+# too large.
 #
-# There are three right ways. The gradient of the mean of `w * x` with respect to `w` is the mean of `x`: 7.5. Before you
-# run the cell: what does each of these print, with the check and without?
+# There are three right ways. The gradient of the mean of `w * x` with respect to `w` is the mean of `x`: 7.5.
+# **Predict:** what does each of these print, with the check and without?
 
 
 # %%
@@ -273,46 +279,53 @@ assert found["average_after_a_cast", True] == found["average_after_a_cast", Fals
 # | `grad(pmean(loss))` | right | **not averaged**: devices drift apart |
 # | `pcast(w, "data", to="varying")`, then `pmean(grad(loss))` | right | right |
 #
-# The jaxpr, JAX' intermediate program, shows why. `V:data` marks a value that varies over the axis. `pvary` is how a jaxpr
-# writes the cast of `w`, which JAX inserts by itself; the derivative of that cast is a sum over the devices, the last
-# line.
+# The jaxpr, JAX' intermediate program of `jax.grad(loss)`, shows why. `V:data` marks a value that varies over the axis.
+# `pvary` is how a jaxpr writes the cast of `w`, which JAX inserts by itself. The derivative of that cast is a sum over the
+# devices, the last line.
 
 # %%
 jaxpr = jax.make_jaxpr(on_devices(jax.grad(loss)))(w, placed).pretty_print(use_color=False)
-print(*[line.strip() for line in jaxpr.splitlines() if " mul " in line or (" a" in line and "pvary" in line) or "psum" in line], sep="\n")
+lines = [line.strip() for line in jaxpr.splitlines()]
+print(*(line for line in lines if " mul " in line or "psum" in line or line.endswith("] a")), sep="\n")
 assert "psum" in jaxpr
 assert not hasattr(lax, "pvary")  # the function of this name is gone: lax.pcast replaces it
 try:
     on_devices(loss)(w, placed)
     raise AssertionError("JAX did not refuse")
 except ValueError as error:
-    print("\nThe forgotten pmean of the loss:", " ".join(str(error).split())[:200], "...")
+    print("\nWithout the pmean of the loss:", " ".join(str(error).split()).split(" which can't")[0], "...")
 
 # %% [markdown]
 # The second output is what the check is good for: a loss that differs from device to device is not accepted as replicated.
 #
-# **How to notice the trap.** Take one update of the shard_map step above, with the check left on, and divide its length by
-# that of one device. Before you run it: what do you expect with plain gradient descent, and what with Adam?
+# **How to notice the trap.** `pmapdp.verify` compares a step with the plain step for one device (lesson 06). Give it the
+# shard_map step with Adam, once with the check left on and once with it off. Adam divides each gradient by its own typical
+# size. **Predict:** can the trap be seen at all?
+
 
 # %%
-batch = images[:64], labels[:64]
-for rule, expected in ((optax.sgd(0.1), N), (optax.adam(1e-3), 1)):
+adam = optax.adam(1e-3)
 
-    def trapped(params, x, y, rule=rule):
-        gradients = lax.pmean(jax.grad(objective)(params, x, y), "data")
-        return rule.update(gradients, rule.init(params), params)[0]
 
-    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
-    wrong = jax.jit(jax.shard_map(trapped, mesh=mesh, **specs))(start, *jax.device_put(batch, split))  # the check is on
-    right = rule.update(jax.grad(objective)(start, *batch), rule.init(start), start)[0]
-    ratio = optax.tree.norm(wrong) / optax.tree.norm(right)
-    print(f"the update is {ratio:.3f} times as long as on one device; expected {expected}")
-    np.testing.assert_allclose(ratio, expected, rtol=1e-2)
+def plain(state, batch, average=lambda x: x):
+    value, gradients = average(jax.value_and_grad(objective)(state[0], *batch))
+    updates, moments = adam.update(gradients, state[1])
+    return (optax.apply_updates(state[0], updates), moments), value
+
+
+def averaging(state, batch):
+    return plain(state, batch, average=lambda x: lax.pmean(x, "data"))
+
+
+case = {"reference": plain, "state": (start, adam.init(start)), "batch": (images[:64], labels[:64]), "layout": "sharded"}
+trapped, right = (verify(step=on_devices(averaging, checked), **case) for checked in (True, False))
+print(*trapped.failed, right, sep="\n\n")
+assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %% [markdown]
-# Adam divides each gradient by its own typical size, so the factor N cancels (but for Adam's epsilon), and no loss curve
-# shows it. Weight decay and clipping would still be wrong. So compare with one device under plain gradient descent. The
-# tests of pmapdp do that, and `pmapdp.verify` does it for a step of your own (lesson 15).
+# Yes: the factor N cancels in Adam's update (but for its epsilon), so no loss curve shows it, but it stays in the moments.
+# Clipping, and weight decay that is added to the gradient, would be wrong too. In the same way you verify a step of your own
+# (lesson 15).
 #
 # ## One more difference: random numbers
 #
@@ -350,7 +363,7 @@ assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all(
 # devices.
 # <details><summary>Hint</summary>There are two right ways with the check on.</details>
 #
-# **2. `make_step`** (10 minutes): the lesson, whole. Given `loss(params, x, y)`, the mean over the examples that it gets,
+# **2. `make_step`** (10 minutes): the whole lesson. Given `loss(params, x, y)`, the mean over the examples that it gets,
 # and an Optax optimizer, return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)` with
 # `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.
 # <details><summary>Hint</summary>Start from <code>with_shard_map</code>. One spec, <code>P()</code>, stands for a whole
@@ -388,7 +401,7 @@ for exercise in (gradient, make_step, length_ratio):
 #
 # - pmap, jit and shard_map exchange the same bytes. They differ in which array you hand in and in who writes the all-reduce.
 # - In `shard_map` average the loss, or cast the weights and average the gradient, or turn the check off and average the gradient.
-# - Compare the length of an update with one device, under plain gradient descent.
+# - Compare an update with that of one device: `pmapdp.verify` does.
 #
 # The code is in [steps/shard_map.py](../pmapdp/steps/shard_map.py), beside [pmap.py](../pmapdp/steps/pmap.py) and
 # [jit.py](../pmapdp/steps/jit.py). Read on in JAX' documentation:

@@ -28,19 +28,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from checks import check, load
+from checks import check
 from jax import P, export
 from jax.sharding import Mesh, NamedSharding
+from pictures import lesson_10
 
 from pmapdp import devices
 from pmapdp.errors import UserError
@@ -51,7 +52,6 @@ from pmapdp.trained import load_run
 
 chosen = devices.choose(8)
 drawing.setup()
-pictures = load("lesson_pictures", "10_a_real_training_run")
 data, runs = load_data("digits"), Path(tempfile.mkdtemp())
 images, labels = data.train.inputs.reshape(-1, 784).astype(np.float32) / 255, data.train.labels
 print(devices.describe(chosen))
@@ -59,10 +59,10 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## What a checkpoint must hold
 #
-# To resume *exactly*, a run needs all that changes: the parameters, the optimizer's state (for Adam two moments of
-# each parameter), running statistics, and the number of updates. The order of the examples and the random keys need not
-# be saved, if they are functions of a seed and the number of updates. Here is such a state and its step. The step is that of
-# lesson 08.
+# To resume *exactly*, a run needs everything that training changes: the parameters, the optimizer's state (for Adam two
+# moments of each parameter), the running statistics of batch norm, and the number of updates. The order of the examples
+# and the random keys need not be saved, if they are functions of a seed and the number of updates. Here is such a state
+# with its step, which is that of lesson 08 with Adam.
 
 # %%
 mesh = Mesh(np.array(chosen), ("data",))
@@ -93,7 +93,7 @@ def update(state, x, y):
 step = jax.jit(update, in_shardings=(replicated, split, split), out_shardings=replicated, donate_argnums=0)
 
 
-def batch(number):  # a pure function of the number of the update: nothing to save
+def batch(number):  # depends on the number of the update alone, so there is nothing to save
     epoch, position = divmod(number, PER_EPOCH)
     rows = np.random.default_rng([0, epoch]).permutation(len(labels))[position * BATCH : (position + 1) * BATCH]
     return images[rows], labels[rows]
@@ -102,34 +102,41 @@ def batch(number):  # a pure function of the number of the update: nothing to sa
 # %% [markdown]
 # ## A resumable loop, to take home
 #
-# The whole loop has 15 lines. `save` writes in the background every ten updates. `restore` reads the newest checkpoint into
-# the shapes and shardings that it is given. Orbax writes a checkpoint under a temporary name and renames it when it
-# is complete, so a kill never leaves a half-written one behind.
-
+# Here is the whole loop. `save` is called after every update, and writes one in ten. It copies the state to the host and
+# returns; a thread writes the copy to disk while training goes on. `restore` reads the newest checkpoint into the shapes and
+# shardings that it is given. Orbax writes a checkpoint under a temporary name and renames it when it is complete, so a
+# start after a kill never reads a half-written one. (`KEPT` names what is saved; you will see what happens when a part of it is
+# left out.)
 
 # %%
-def run(folder, last, save=lambda state: state, merge=lambda state, saved: saved):
+KEPT = ("updates", "params", "optimizer")
+
+
+def shape_of(x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated)
+
+
+def run(folder, last, kept=KEPT):
     options = ocp.CheckpointManagerOptions(max_to_keep=2, save_interval_steps=10)
     with ocp.CheckpointManager(folder, options=options) as checkpoints:
         state = jax.device_put(create(), replicated)
         if (newest := checkpoints.latest_step()) is not None:
-            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), save(state))
-            state = merge(state, checkpoints.restore(newest, args=ocp.args.StandardRestore(shapes)))
+            shapes = {name: jax.tree.map(shape_of, state[name]) for name in kept}
+            state |= checkpoints.restore(newest, args=ocp.args.StandardRestore(shapes))
         print(f"starts after update {state['updates']}", end="; ")
         for number in range(int(state["updates"]), last):
             state = step(state, *batch(number))
-            checkpoints.save(number + 1, args=ocp.args.StandardSave(save(state)))
+            checkpoints.save(number + 1, args=ocp.args.StandardSave({name: state[name] for name in kept}))
         checkpoints.wait_until_finished()
     print(f"ends after update {state['updates']}")
     return jax.device_get(state)
 
 
-pictures.two_starts()
-plt.show()
+lesson_10.two_starts()
 
 # %% [markdown]
-# Run 40 updates straight. Then run 25, and start again: the second start finds the checkpoint of update 20. How large is
-# the difference at the end?
+# Run 40 updates without a stop. Then run 25, and start again: the second start finds the checkpoint of update 20.
+# **Predict:** how large is the difference at the end?
 
 # %%
 straight = run(runs / "straight", 40)
@@ -140,28 +147,27 @@ for a, b in zip(*map(jax.tree.leaves, (straight, resumed)), strict=True):
 print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 
 # %% [markdown]
+# There is none: the two runs end with the same bits.
+#
 # **A failure on purpose.** Many programs save the parameters and the number of updates, and forget the optimizer. Such a run
-# resumes without an error. Before you run the cell: how large is the difference compared with a typical weight of 0.05?
+# resumes without an error. **Predict:** how large is the difference compared with a typical weight of 0.05?
 
 # %%
-def forget(state):
-    return {"updates": state["updates"], "params": state["params"]}
-
-
-run(runs / "forgetful", 25, save=forget, merge=lambda state, saved: state | saved)
-forgetful = run(runs / "forgetful", 40, save=forget, merge=lambda state, saved: state | saved)
+run(runs / "forgetful", 25, kept=("updates", "params"))
+forgetful = run(runs / "forgetful", 40, kept=("updates", "params"))
 difference = max(np.abs(straight["params"][name] - forgetful["params"][name]).max() for name in ("W1", "W2"))
 print(f"largest difference {difference:.4f}")
 assert difference > 1e-3
 
 # %% [markdown]
-# Adam's moments started again from zero. No message tells you, and the loss curve has a small bump at most. So compare a
-# resumed run with a straight one, once, to the bit.
+# A fifth of a typical weight: Adam's moments started again from zero. No message tells you, and the loss curve has a small
+# bump at most. So compare a resumed run with one that was not stopped, once, to the bit.
 #
 # ## Export, to take home
 #
 # `jax.export` writes a compiled function to bytes: here the network with its parameters, for any number of images `n`, on CPUs,
-# NVIDIA GPUs and TPUs. Whoever loads it needs jax, and none of your code.
+# NVIDIA GPUs and TPUs. Whoever loads it needs jax, and none of your code. A process that has only these bytes and five
+# images shows it.
 
 # %%
 params = resumed["params"]
@@ -171,21 +177,24 @@ exported = export.export(probabilities, platforms=["cpu", "cuda", "tpu"])(jax.Sh
 (runs / "model.bin").write_bytes(exported.serialize())
 np.save(runs / "images.npy", images[:5])
 READER = """
-import sys, jax, numpy
-model = jax.export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
+import sys, numpy
+from jax import export
+model = export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
 print(model.call(numpy.load(sys.argv[2])).argmax(1).tolist())
 """
-command = [sys.executable, "-c", "import jax.export" + READER, str(runs / "model.bin"), str(runs / "images.npy")]
+command = [sys.executable, "-c", READER, str(runs / "model.bin"), str(runs / "images.npy")]
 answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 print("another process says", answer, "| here", np.asarray(probabilities(images[:5])).argmax(1).tolist())
 assert answer == np.asarray(probabilities(images[:5])).argmax(1).tolist()
 
 # %% [markdown]
+# The other process gives the same five digits.
+#
 # ## The same as commands
 #
 # `python -m pmapdp.train` is this loop with what a real run needs beside it: evaluation, a schedule, logs, stopping
 # on a signal, several processes. From Python it is `train(config)`. Here is the job of TensorFlow's MirroredStrategy tutorial
-# for three epochs, on the digits, with a profile of a few updates.
+# for three epochs, on the digits, with a profile of ten updates.
 
 # %%
 config = dataclasses.replace(
@@ -196,33 +205,32 @@ print(*sorted(path.name for path in (runs / "mirrored").iterdir()))
 
 # %% [markdown]
 # The folder holds checkpoints, the configuration, `metrics.jsonl` (one line of JSON for each epoch) and event files. Run
-# `tensorboard --logdir` on it to see these curves in a browser; we draw them from the same file.
+# `tensorboard --logdir` on it to see its curves in a browser. Here we draw them from the same event file.
 
 # %%
 (events,) = (runs / "mirrored").glob("events.out*")
-pictures.tensorboard(events)
-plt.show()
-curves = pictures.scalars(events)
+lesson_10.tensorboard(events)
+curves = lesson_10.scalars(events)
 assert [round(value, 5) for _, value in curves["learning_rate"]] == [1e-3, 1e-4, 1e-5]
 
 # %% [markdown]
 # The learning rate falls twice, as the schedule says: a schedule is a function from the number of updates to a rate, so it
-# resumes without being saved. The profile is a trace of ten updates. Open it at [ui.perfetto.dev](https://ui.perfetto.dev).
-# Two of the updates look like this:
+# resumes without being saved. The profile is a trace of ten updates: open the file `perfetto_trace.json.gz` at
+# [ui.perfetto.dev](https://ui.perfetto.dev). Two of the updates look like this:
 
 # %%
 (trace,) = (runs / "mirrored").glob("**/perfetto_trace.json.gz")
-pictures.timeline(trace)
-plt.show()
+lesson_10.timeline(trace)
 
 # %% [markdown]
-# Each row is a thread that computes for the simulated devices. Much of the orange is waiting: an all-reduce ends when the last
-# device has arrived. [Lesson 14](14_measure_a_step.ipynb) reads such a trace in numbers.
+# Each row is a thread that computes for the simulated devices; blue is computing. Much of the orange is waiting: an all-reduce
+# ends when the last device has arrived. [Lesson 14](14_measure_a_step.ipynb) reads such a trace in numbers.
 #
 # ## Kill it
 #
-# Now the same job as a command. As soon as the checkpoint of update 10 is there, we send SIGKILL, which no program can catch.
-# Then we give the same command again. Does it end with the same bits as the run that was never killed?
+# Now the same job as a command. As soon as the checkpoint of update 10 is there, we send SIGKILL, which no program can
+# catch. Then we give the same command again. **Predict:** does it end with the same bits as the run that was never
+# killed?
 
 # %%
 flags = {"dataset": "digits", "per-device-batch-size": 8, "epochs": 3, "checkpoint-every": 5, "workdir": runs / "killed"}
@@ -243,16 +251,16 @@ for a, b in zip(jax.tree.leaves(straight.state), jax.tree.leaves(resumed), stric
 print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 
 # %% [markdown]
-# Yes. A name with `tmp` in the list is a checkpoint that was just being written; the next start removes it. One more failure:
-# the folder belongs to one configuration, and resuming with another would give a result of neither. So pmapdp refuses. And
-# `python -m pmapdp.export` writes the trained model to a file.
+# Yes. (A name with `tmp` in such a list is a checkpoint that was just being written; the next start removes it.) One more
+# failure: the folder belongs to one configuration, and a run that was resumed with another would be a result of neither. So pmapdp
+# raises an error. After it, `python -m pmapdp.export` writes the trained model to a file, with the `jax.export` of above.
 
 # %%
 try:
     train(dataclasses.replace(config, learning_rate=0.01, workdir=str(runs / "killed")))
     raise AssertionError("another configuration was accepted")
 except UserError as error:
-    print(str(error).replace(str(runs), "..."))
+    print(textwrap.fill(str(error).replace(str(runs), "..."), 110))
 model = runs / "model.zip"
 command = [sys.executable, "-m", "pmapdp.export", str(runs / "killed"), str(model)]
 print(subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace(str(runs), "..."))
@@ -260,7 +268,9 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
 # %% [markdown]
 # ## A model and data of your own
 #
-# `train` also takes your own model, data and loss, as values. Here a linear model learns the sign of a sum.
+# `train` also takes your own model, data and loss, as values. Here a linear model learns the sign of a sum. It is a plain
+# Flax module. pmapdp passes it the number types (float32 here), and in each call a `context`, which says among other things
+# whether the model is being trained; this model has no use for it.
 
 # %%
 from flax import nnx
@@ -293,11 +303,11 @@ assert result.epochs[-1]["test_accuracy"] > 0.9
 # <details><summary>Hint</summary>An epoch has <code>-(-examples // batch_size)</code> updates, rounded up. Then
 # <code>divmod</code>.</details>
 #
-# **2. `resumable`** (10 minutes): the lesson, whole. Return the state after update `last`, of a run that starts from the newest
-# checkpoint in `folder` if there is one, and saves each update with Orbax. The state is a dictionary with an entry
+# **2. `resumable`** (10 minutes): the whole lesson. Return the state after update `last`, of a run that starts from the newest
+# checkpoint in `folder` if there is one, and saves the state after each update with Orbax. The state is a dictionary with an entry
 # `"updates"`; `create()` makes it, and `step(state, number)` returns the next one.
-# <details><summary>Hint</summary>It is <code>run</code> above without shardings. The shapes for StandardRestore may be a
-# concrete state, such as create().</details>
+# <details><summary>Hint</summary>It is <code>run</code> above without shardings. In place of shapes, StandardRestore also takes
+# a state, such as <code>create()</code>.</details>
 #
 # **3. `exported`** (5 minutes): return the bytes of `jax.export` for `function`, which takes `[n, 4]` float32 for any n.
 # <details><summary>Hint</summary><code>symbolic_shape</code>, <code>ShapeDtypeStruct</code>, <code>serialize</code>.</details>
@@ -327,8 +337,8 @@ for exercise in (batch_rows, resumable, exported):
 #
 # ## Take away
 #
-# - A checkpoint holds all that changes, the optimizer's state included, and no device axis.
-# - Order and keys that follow from (seed, update) need no saving. Then a killed run ends with the same bits.
+# - A checkpoint holds everything that training changes, the optimizer's state included, and no device axis.
+# - An order and keys that are functions of (seed, update) need not be saved. Then a killed run ends with the same bits.
 # - An exported function needs none of your code.
 #
 # The code is in [train.py](../pmapdp/train.py), [run/checkpoint.py](../pmapdp/run/checkpoint.py) and

@@ -20,10 +20,10 @@
 # About 30 minutes · before: [10 A real training run](10_a_real_training_run.ipynb) · next:
 # [12 Born sharded](12_born_sharded.ipynb)
 #
-# So far each device held the whole model. A model that is too large for one device must be split itself. With `jit` only
+# So far each device held the whole model. A model that is too large for one device must be split, too. With `jit` only
 # the shardings change, and the step stays as it is. This lesson has three layouts:
 #
-# - **data**: data parallelism. Only the examples are split.
+# - **data**: *data parallelism*. Only the examples are split.
 # - **model**: *tensor parallelism*. The hidden units are split too, so each device holds some columns of the first matrix and
 #   the matching rows of the second.
 # - **spatial**: *spatial parallelism*. The features of an input are split as well; for an image these are its rows, so each
@@ -32,6 +32,7 @@
 # Letters: B examples in the global batch, D features, H hidden units, C classes.
 
 # %%
+import textwrap
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,12 +40,12 @@ from tempfile import TemporaryDirectory
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from checks import check, load
+from checks import check
 from jax import P
 from jax.sharding import Mesh, NamedSharding
+from pictures import lesson_11
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
@@ -59,7 +60,6 @@ from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
 
 drawing.setup()
-pictures = load("lesson_pictures", "11_split_the_model")
 chosen = devices.choose(8)
 mesh = Mesh(np.array(chosen).reshape(2, 2, 2), ("data", "feature", "model"))
 print(devices.describe(chosen), "|", mesh)
@@ -68,9 +68,9 @@ print(devices.describe(chosen), "|", mesh)
 # ## Two ways to split a product
 #
 # In `y = x @ w` some axes are *kept* (the rows of x, the columns of w), and one is *summed over* (the columns of x with
-# the rows of w). Either can be split. The smallest case: `[1, 2, 3, 4]` times four ones is 10. First split the four features
-# in two. Before you run the cell: what does each half come to, and is a collective needed? Then split the columns of w
-# instead.
+# the rows of w). Either can be split. The smallest case: `[1, 2, 3, 4]` times four ones is 10. First we split the four
+# features in two, and then the columns of w. **Predict:** what does each half of the features come to, and which of the
+# two needs a collective?
 
 # %%
 x, ones = np.float32([[1, 2, 3, 4]]), np.ones((4, 2), np.float32)
@@ -94,8 +94,9 @@ assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
 #
 # ## Three layouts of one network
 #
-# The network is `relu(x @ W1) @ W2`, on a mesh of 2 x 2 x 2 devices. Each axis of each array gets a *logical name*, and
-# a layout is a table of rules from logical names to mesh axes. A name may take several mesh axes.
+# The network is `relu(x @ W1) @ W2`, on a mesh of 2 x 2 x 2 devices. We give each axis of each array a *logical name*, which
+# says what the axis means. A layout is then a table of rules from logical names to mesh axes. A rule may name several mesh
+# axes; an axis without a rule is not split.
 
 # %%
 B, D, H, C = 64, 784, 512, 10
@@ -119,14 +120,13 @@ def sharding_of(layout, name):
     return NamedSharding(mesh, P(*(RULES[layout].get(axis) for axis in NAMES[name])))
 
 
-pictures.layouts(RULES, SHAPES, sharding_of)
-plt.show()
+lesson_11.layouts(RULES, SHAPES, sharding_of)
 
 # %% [markdown]
-# Each rectangle is an array, and each box is a shard, with the number of the first device that holds it. The
-# shape of a shard is above. Look at the axes that are summed over: in *model*, the product `h @ W2` sums over H, which is
-# split. In *spatial*, the product `x @ W1` sums over D, which is split too. Before you run the cell: how many all-reduces has
-# the forward pass in each layout?
+# Each large rectangle is an array, and each box in it is a shard, with the colour and the number of the first device
+# that holds it. The shape of a shard is above. Look at the axes that are summed over: in *model*, the product `h @ W2`
+# sums over H, which is split. In *spatial*, the product `x @ W1` sums over D, which is split too. **Predict:** how many
+# all-reduces has the forward pass in each layout?
 
 # %%
 random = np.random.default_rng(0)
@@ -198,11 +198,11 @@ assert 0.25 < reduced["spatial"] / reduced["data"] < 0.35
 
 # %% [markdown]
 # Under *model*, each device holds half of the weights, so it all-reduces half as many bytes of gradients. Under *spatial* it
-# holds a quarter of W1. In exchange, activations must be all-reduced in the middle of the step. Which layout is cheaper
-# depends on the size of the weights compared with the size of the batch.
+# holds a quarter of W1. In exchange, it must all-reduce activations of the hidden layer. Which layout is cheaper depends on
+# the size of the weights compared with the size of the batch.
 #
-# **A failure on purpose.** Split W2 along its columns, like W1. The result is right. What must the program then do
-# with `h`, which is split along H?
+# **A failure on purpose.** Split W2 along its columns, like W1. The result is right. **Predict:** what must the
+# program then do with `h`, which is split along H?
 
 # %%
 wide = np.zeros((H, 16), np.float32)  # 16 classes, because 10 columns do not divide by 4
@@ -215,8 +215,11 @@ print(*found)
 assert [(each.kind, each.bytes) for each in found] == [("all-gather", 4 * 16 * H)]
 
 # %% [markdown]
-# Every device gathers all of `h`, 16 x 512 numbers, where an all-reduce of 16 x 16 would do. Nothing warns you, so read the
-# collectives of the program. A layout that does not fit raises an error in pmapdp:
+# Every device gathers the whole `h` of its 16 examples, 16 x 512 numbers, where an all-reduce of 16 x 16 would do. Nothing
+# warns you, so read the collectives of the program.
+#
+# pmapdp takes a mesh and a layout by name, and checks them against the model. Here are three that do not fit: 512 hidden units
+# on 3 devices, a mesh axis that splits nothing, and two axes of one array on the same mesh axis.
 
 # %%
 task = Task(MLP, optax.sgd(0.1))
@@ -229,14 +232,15 @@ for count, options in (
         fit_layout(chosen[:count], task, **options)
         raise AssertionError("it was not refused")
     except UserError as error:
-        print("error:", error, "\n")
+        print(textwrap.fill(f"error: {error}", 110), "\n")
 
 # %% [markdown]
 # ## One run through all three
 #
-# The models of pmapdp name their axes ([models/mlp.py](../pmapdp/models/mlp.py)), and `--mesh` and `--layout` choose the
-# rules. A checkpoint holds global arrays, so a run can resume in another layout than the one it was stopped in. Here two
-# updates are made in each layout. How far is the end from a run on one device?
+# The models of pmapdp name their axes ([models/mlp.py](../pmapdp/models/mlp.py)), and `--mesh` and `--layout` choose
+# the rules. A checkpoint holds global arrays, so a run can resume in another layout than the one in which it was
+# stopped. Here one run makes two updates in each layout, with a checkpoint in between. **Predict:** how far is the end
+# from a run on one device?
 
 # %%
 LAYOUTS = (
@@ -246,24 +250,24 @@ LAYOUTS = (
 )
 order = Batches(data.train, B, shuffle_seed=0)
 batches = [batch for batch, _ in zip(order.epoch(0), range(6), strict=False)]
-single = make_steps("single", task, chosen[:1])
-state = create_state(task, single.state_sharding)
+single, start = make_steps("single", task, chosen[:1]), create_state(task)
+state = single.place_state(start)
 for batch in batches:
     state, _ = single.train_step(state, single.place_batch(batch))
 
 with TemporaryDirectory() as folder:
     checkpoints = Checkpoints(Path(folder) / "checkpoints")
-    checkpoints.save(0, create_state(task), {})
+    checkpoints.save(0, start, {})
     for number, options in enumerate(LAYOUTS):
         layout = fit_layout(chosen, task, (28, 28, 1), **options)
         way = make_steps("jit", task, chosen, layout)
         checkpoints.wait()
         restored = checkpoints.read(2 * number, task, way.state_sharding).state  # <- read in this layout's shards
-        start = checksum(restored)
+        before = checksum(restored)
         for batch in batches[2 * number : 2 * number + 2]:
             restored, sums = way.train_step(restored, way.place_batch(batch))
         checkpoints.save(2 * number + 2, restored, {})
-        print(f"{layout.text}: from {start:08x} to {checksum(restored):08x}, loss {sums.loss / sums.count:.4f}")
+        print(f"{layout.text}: from {before:08x} to {checksum(restored):08x}, loss {sums.loss / sums.count:.4f}")
     checkpoints.close()
 ends = jax.device_get((state, restored))
 difference = max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, ends), strict=True))
@@ -272,8 +276,8 @@ assert difference < 1e-5
 
 # %% [markdown]
 # Each layout starts from the checksum with which the one before ended, so no bit was lost. Finally the time of a step. The
-# eight simulated devices share the cores of this machine: the times show that no layout is absurdly slow, and rank
-# nothing.
+# eight simulated devices share the cores of this machine, so *data* is slowest: all eight all-reduce and update
+# a whole copy of the weights. On devices of their own they do that side by side, and the ranking may be another one.
 
 # %%
 for layout in RULES:
@@ -288,11 +292,11 @@ for layout in RULES:
 # %% [markdown]
 # ## Exercises
 #
-# **1. `split_in_pairs`** (3 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]` such that every device holds
-# half of each (the mesh axis is `"model"`), and one all-reduce is enough.
+# **1. `split_in_pairs`** (3 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]` such that each of the two devices
+# of the mesh axis `"model"` holds half of each, and the forward pass needs one all-reduce.
 # <details><summary>Hint</summary>The axis between them is H.</details>
 #
-# **2. `two_layers`** (10 minutes): the lesson, by hand. Write tensor parallelism in `shard_map`: x `[B, D]` is replicated, `W1`
+# **2. `two_layers`** (10 minutes): the whole lesson, by hand. Write tensor parallelism in `shard_map`: x `[B, D]` is replicated, `W1`
 # `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return `relu(x @ W1) @ W2` of the whole matrices, on every
 # device, with a single collective. The axis is called "model".
 # <details><summary>Hint</summary>The ReLU works on each hidden unit alone. Which product sums over a split axis?</details>

@@ -14,15 +14,14 @@
 # %% [markdown]
 # # 12. Create state that is born sharded
 #
-# After this lesson you can create a model, its optimizer state and a restored checkpoint directly in shards, so that no device
-# ever holds the whole. You can name axes instead of devices. And you can split the state over the devices of data
-# parallelism (ZeRO, also called FSDP), and say what that saves at rest and at the peak of a step.
+# After this lesson you can create a model and its optimizer state directly in shards, and restore a checkpoint in the same
+# way, so that no device ever holds the whole state. And you can split the state over the devices of data parallelism (ZeRO,
+# also called FSDP), and say what that saves between two steps and at the peak of a step.
 #
 # About 35 minutes · before: [11 Split the model](11_split_the_model.ipynb) · next:
 # [13 Train with many processes](13_many_processes.ipynb)
 
 # %%
-import re
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,13 +29,13 @@ from tempfile import TemporaryDirectory
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from checks import check, load
+from checks import check
 from flax import nnx
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from pictures import lesson_12
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
@@ -52,7 +51,6 @@ from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state, initial_state
 
 drawing.setup()
-pictures = load("lesson_pictures", "12_born_sharded")
 chosen = devices.choose(8)
 mesh = Mesh(np.array(chosen).reshape(2, 4), ("data", "model"))
 print(devices.describe(chosen), "|", mesh)
@@ -62,8 +60,8 @@ print(devices.describe(chosen), "|", mesh)
 #
 # A model that does not fit on one device must not be created on one device first. So begin with shapes. `nnx.eval_shape`
 # traces the constructor without computing anything: the result has shapes and types, and takes no memory. The smallest case
-# is a `[4, 8]` kernel whose axes have **logical names**, which say what the axes mean. `eager_sharding=False` tells
-# Flax that they are not the names of mesh axes.
+# is a `[4, 8]` kernel whose axes have **logical names** (lesson 11). Flax keeps them with the parameter as `out_sharding`;
+# `eager_sharding=False` tells it that they are not the names of mesh axes.
 
 
 # %%
@@ -87,9 +85,11 @@ assert sharding.shard_shape(abstract.shape) == (4, 2)
 #
 # ## Created in shards
 #
-# Names alone place nothing. The next cell takes the two matrices of Flax' guide to scaling up, 1024 x 1024 each, and places
-# them in three ways. Before you run it: where is the first matrix in each of the three, and how large is the largest array
-# that device 0 ever holds?
+# Names alone place nothing. The next cell takes the network of Flax' guide to scaling up, which has two matrices of
+# 1024 x 1024, and creates it in three ways. The third is new: `out_shardings` of a compiled constructor. The compiler
+# plans all memory ahead, and `memory_analysis` shows its plan. **Predict:** on how many devices is the first matrix in
+# each of the three? And how many bytes does a device need while the state is created in shards, compared with
+# replicated?
 
 # %%
 task = make_task(1024)
@@ -97,28 +97,29 @@ layout = fit_layout(chosen, task, (1024,), mesh="data=2,model=4", layout="model"
 shardings = layout.state(task)  # a NamedSharding for every array of the state, found from the abstract model
 
 
-def largest_array(function, out_shardings):
-    """Numbers in the largest array of the compiled program of one device."""
-    program = jax.jit(function, static_argnums=0, out_shardings=out_shardings).lower(task).compile().as_text()
-    shapes = re.findall(r"[fsu]\d+\[([\d,]*)\]", program)
-    return max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes)
+def planned(program):
+    """MB on a device (at rest, at the peak): the arguments; and with temporary arrays and results of their own."""
+    plan = program.memory_analysis()
+    own_results = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return plan.argument_size_in_bytes / 1e6, (plan.argument_size_in_bytes + plan.temp_size_in_bytes + own_results) / 1e6
 
 
 plain = DotReluDot(1024, rngs=nnx.Rngs(0))  # it has the names
-moved = jax.device_put(plain.first[...], shardings.params["first"])  # whole on one device, then split
-born = jax.jit(initial_state, static_argnums=0, out_shardings=shardings)(task)  # <- new: never whole
+moved = jax.device_put(plain.first[...], shardings.params["first"])  # created on one device, then split
+born = jax.jit(initial_state, static_argnums=0, out_shardings=shardings)(task)  # <- new: created in shards
 for name, x in (("names alone", plain.first[...]), ("moved", moved), ("born sharded", born.params["first"])):
     print(f"{name:12s} on {len(x.sharding.device_set)} devices, shards {x.addressable_shards[0].data.shape}")
 np.testing.assert_array_equal(born.params["first"], plain.first[...])
-sizes = largest_array(initial_state, layout.replicated), largest_array(initial_state, shardings)
-print(f"largest array while it is created: replicated {sizes[0]:,}, born sharded {sizes[1]:,} numbers")
-assert sizes == (1024 * 1024, 1024 * 1024 // 4)
+for name, place in (("replicated", layout.replicated), ("in shards", shardings)):
+    program = jax.jit(initial_state, static_argnums=0, out_shardings=place).lower(task).compile()
+    print(f"created {name:10s} with at most {planned(program)[1]:4.1f} MB on a device")
+assert planned(program)[1] < 11 < 25.2  # MB: the whole state has 25.2
 jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
 
 # %% [markdown]
-# All three have the same numbers, to the bit: each device generates its own part of one random sequence. *Moved* needs a
-# device that can hold the whole matrix for a moment, which a large model does not have. Adam's two moments are placed like
-# the parameters that they belong to.
+# All three have the same numbers, to the bit, because each device generates its own part of one random sequence. *Moved* needs a
+# device that can hold the whole matrix for a moment, which a large model does not have. The drawing shows which rows of
+# the second matrix each device holds. Adam's two moments are placed like the parameters that they belong to.
 #
 # ## ZeRO: split what is only a copy
 #
@@ -127,52 +128,42 @@ jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
 #
 # - **Stage 1** splits the optimizer state. Each device updates its share of the parameters, and an all-gather completes them.
 # - **Stage 3**, which PyTorch calls FSDP, splits the parameters too. Each device gathers them when it needs them.
+#
+# (Stage 2 splits the gradients, which in this lesson exist only during the step.)
 
 # %%
-pictures.zero_over_time()
-plt.show()
+lesson_12.zero_over_time()
 
 # %% [markdown]
 # Compare the bytes on one device *at rest*, between two steps, and at the *peak* of a step. At rest, stage 3 on eight
-# devices should keep an eighth. At the peak there are also gradients, gathered parameters and activations. The compiler
-# plans all memory ahead, and `memory_analysis` shows its plan. Before you run the cell: is the peak an eighth, too?
+# devices should keep an eighth. At the peak there are also gradients, gathered parameters and activations. **Predict:**
+# is the peak an eighth, too?
 
 # %%
 data, mlp = load_data("digits"), Task(MLP, optax.adam(1e-3))
-host = next(Batches(data.train, 64, devices=8).epoch(0))
-
-
-def planned(program):
-    """Bytes on a device (at rest, at the peak): the arguments, then also temporary arrays and results of their own."""
-    plan = program.memory_analysis()
-    own_results = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return plan.argument_size_in_bytes, plan.argument_size_in_bytes + plan.temp_size_in_bytes + own_results
-
-
+host, start = next(Batches(data.train, 64, devices=8).epoch(0)), create_state(mlp)
 layouts, peak, rows = {}, {}, {}
 for name in ("none", "optimizer", "parameters"):
     layouts[name] = fit_layout(chosen, mlp, (28, 28, 1), shard_state=name)
     way = make_steps("jit", mlp, chosen, layouts[name])
-    state = create_state(mlp, way.state_sharding)
-    program = way.train_step.lower(state, way.place_batch(host)).compile()
-    rest, peak[name] = planned(program)
-    kept = [bytes_on_a_device(tree) for tree in (state.params, state.optimizer_state)]
-    rows[name] = [each / 1e6 for each in (*kept, peak[name] - rest)]
-    print(f"{name:10s} at rest {sum(kept) / 1e6:5.2f} MB, at the peak {peak[name] / 1e6:5.2f} MB")
+    state = way.place_state(start)
+    rest, peak[name] = planned(way.train_step.lower(state, way.place_batch(host)).compile())
+    kept = [bytes_on_a_device(tree) / 1e6 for tree in (state.params, state.optimizer_state)]
+    rows[name] = [*kept, peak[name] - rest]
+    print(f"{name:10s} at rest {sum(kept):5.2f} MB, at the peak {peak[name]:5.2f} MB")
     share = {"none": 1, "optimizer": (1 + 2 / 8) / 3, "parameters": 1 / 8}[name]
-    assert abs(sum(kept) / (3 * 4 * 669_706) - share) < 0.001
+    assert abs(sum(kept) / (3 * 4 * 0.669_706) - share) < 0.001
 assert 0.4 < peak["parameters"] / peak["none"] < 0.6
-pictures.bytes_on_a_device(rows)
-plt.show()
+lesson_12.bytes_on_a_device(rows)
 
 # %% [markdown]
 # At rest it is an eighth; at the peak it is about half. The step of pmapdp gathers *all* parameters before the forward pass, and
-# computes all gradients before it scatters them. So during a step a device still has one full copy of each. Arrays with no
-# axis that divides by 8 stay replicated, such as the bias of the ten classes.
+# computes all gradients before it scatters them. So during a step a device still has one full copy of each. (Arrays with no
+# axis that divides by 8, such as the bias of the ten classes, stay replicated.)
 #
-# To lower the peak too, gather each layer just before it is used and drop it afterwards, in the backward pass again. With
-# `jax.checkpoint` the backward pass gathers the layer once more instead of keeping it. Here are 16 layers of 512 x 512 in
-# three ways. Before you run the cell: which one has the highest peak?
+# To lower the peak too, gather each layer just before it is used, and drop it afterwards. `jax.checkpoint` makes the
+# backward pass gather the layer once more instead of keeping it since the forward pass. Here is a layer in both forms, and a
+# network of 16 such layers of 512 x 512.
 
 # %%
 line = Mesh(np.array(chosen), ("data",))
@@ -194,6 +185,11 @@ def gathered_layer(x, w):
     return layer(x, lax.with_sharding_constraint(w, replicated))  # <- new: gathered here, and not kept
 
 
+# %% [markdown]
+# We compile a step of gradient descent in three ways: with replicated weights, with weights that are all gathered
+# first, and with weights that are gathered layer by layer. **Predict:** which one has the highest peak?
+
+# %%
 LOSSES = {
     "replicated": (replicated, lambda W, x: loss_of(layer, W, x)),
     "gather all first": (split, lambda W, x: loss_of(layer, lax.with_sharding_constraint(W, replicated), x)),
@@ -205,14 +201,14 @@ for name, (place, loss) in LOSSES.items():
     step = jax.jit(lambda W, x, loss=loss: W - 0.1 * jax.grad(loss)(W, x), **options)
     rest, peaks[name] = planned(step.lower(W, x).compile())
     updated[name] = np.asarray(step(jax.device_put(W, place), x))
-    print(f"{name:16s} at rest {rest / 1e6:5.1f} MB, at the peak {peaks[name] / 1e6:5.1f} MB")
+    print(f"{name:16s} at rest {rest:5.1f} MB, at the peak {peaks[name]:5.1f} MB")
 for name in LOSSES:
     np.testing.assert_allclose(updated[name], updated["replicated"], rtol=0, atol=1e-6)
 assert peaks["gather by layer"] < 0.3 * peaks["replicated"] < peaks["replicated"] < peaks["gather all first"]
 
 # %% [markdown]
-# Gathering everything first is worse than no ZeRO at all. Only gathering layer by layer keeps the promise of stage 3. So
-# measure the peak, and not only the bytes at rest.
+# Here gathering everything first has a higher peak than no ZeRO at all. Gathering layer by layer keeps the promise of
+# stage 3. So measure the peak, and not only the bytes at rest.
 #
 # ## ZeRO-1 by hand
 #
@@ -240,22 +236,23 @@ def on_devices(f):
 
 for f in (all_reduced, in_shards):
     kinds = [each.kind for each in collectives(on_devices(f).lower(w, gradients).compile().as_text())]
-    print(f"{f.__name__:12s} {on_devices(f)(w, gradients)} by {kinds}")
+    print(f"{f.__name__:12s} {np.asarray(on_devices(f)(w, gradients)).round(2)} by {kinds}")
     np.testing.assert_allclose(on_devices(f)(w, gradients), w - 2.8, rtol=1e-6)
 
 # %% [markdown]
-# The results are equal. Each device updated one weight instead of eight, and needs the moments of that one only. This is
-# [sharding/zero.py](../pmapdp/sharding/zero.py), for pmap and shard_map. Under jit, stage 1 and 3 are shardings again. Here
-# are three updates of the real step in each way, compared with one device (float32, tolerance 1e-5).
+# The results are equal. Each device updated one weight instead of eight, and needs the moments of that one only.
+# [sharding/zero.py](../pmapdp/sharding/zero.py) does this for pmap and shard_map. Under jit, stages 1 and 3 are a matter of
+# shardings again. Here are three updates of pmapdp's step in each way, compared with one device (float32, tolerance 1e-5).
 
 # %%
 results, trained = {}, {}
 momentum = Task(MLP, optax.sgd(0.1, momentum=0.9))
+start = create_state(momentum)
 WAYS = [("none", "jit"), ("optimizer", "jit"), ("parameters", "jit"), ("optimizer", "shard_map"), ("optimizer", "pmap")]
 for name, strategy in (("one device", "single"), *WAYS):
     N = 1 if strategy == "single" else 8
     way = make_steps(strategy, momentum, chosen[:N], layouts.get(name))
-    state = create_state(momentum, way.state_sharding)
+    state = way.place_state(start)
     for host, _ in zip(Batches(data.train, 100, devices=N, shuffle_seed=0).epoch(0), range(3), strict=False):
         batch = way.place_batch(host)
         state, sums = way.train_step(state, batch)
@@ -267,10 +264,11 @@ for end in results.values():
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# On CPUs the compiler writes jit's reduce-scatter as an all-reduce of which a shard is used. On GPUs and TPUs it fuses the two
-# into a real reduce-scatter. shard_map and pmap get what they ask for.
+# Under jit the CPU's compiler writes an all-reduce, of which each device then uses its shard. On GPUs and TPUs the compiler
+# turns the two into a reduce-scatter. In pmap and shard_map we asked for a reduce-scatter and got one for each array. Their
+# all-reduce is for the metrics and for the bias of the ten classes, which does not divide by 8.
 #
-# **A failure on purpose.** Clip the gradient to length 1, where each device holds a shard of it. Before you run the cell: how
+# **A failure on purpose.** Clip the gradient to length 1, where each device holds a shard of it. **Predict:** how
 # long is the result for eight equal shards?
 
 
@@ -286,14 +284,14 @@ print(f"length of the whole {lengths[0]:.3f}, by shards {lengths[1]:.3f}")
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 
 # %% [markdown]
-# It is too long by the root of N, and where the shards differ it points in another direction. Whatever looks at *all*
-# parameters needs a `psum` once they are split. Under jit this cannot happen, since the norm there is that of the global
-# array.
+# It is too long by a factor of the square root of N, and where the shards differ it also points in another direction. Once the
+# gradients are split, whatever needs *all* of them needs a `psum`. Under jit this cannot happen, because there the norm is
+# that of the global array.
 #
 # ## Restored in shards
 #
-# A checkpoint is read in the same way as a model is created: from shapes and shardings. Each device reads only its shards, and
-# the mesh may be another one.
+# A checkpoint is read in the same way as a model is created: from shapes and shardings. Each device gets only its shards, and
+# the mesh may be another one than that of the run that wrote it.
 
 # %%
 with TemporaryDirectory() as folder:
@@ -333,8 +331,8 @@ for (name, strategy), found in times.items():
 # %% [markdown]
 # ## Exercises
 #
-# **1. `born_in_place`** (2 minutes): return the array that `build()` makes, with the sharding `sharding`, such that it is never
-# whole on one device.
+# **1. `born_in_place`** (2 minutes): return the array that `build()` makes, with the sharding `sharding`, such that no device
+# ever holds all of it.
 # <details><summary>Hint</summary>Compile it, and say where the result is to be placed.</details>
 #
 # **2. `zero_step`** (10 minutes): ZeRO-1 with momentum, in `shard_map` over the axis "data". Every device gets the weights `w`
@@ -373,7 +371,7 @@ for exercise in (born_in_place, zero_step, clipped):
 #
 # - Shapes first, then shardings, then numbers: `eval_shape`, a table of rules, `jit(..., out_shardings=...)`.
 # - ZeRO-1 is a reduce-scatter, the update of a shard, and an all-gather. ZeRO-3 lowers the peak only if it gathers layer by layer.
-# - A shard knows nothing of the others: norms and means over parameters need a sum over devices.
+# - Norms and means over all parameters need a sum over the devices once the parameters are split.
 #
 # The code is in [sharding/split_step.py](../pmapdp/sharding/split_step.py) and [sharding/zero.py](../pmapdp/sharding/zero.py);
 # the flags are `--mesh`, `--layout` and `--shard-state`. Read on: [Flax' guide to scaling

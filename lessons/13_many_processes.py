@@ -20,8 +20,9 @@
 # About 30 minutes · before: [12 Born sharded](12_born_sharded.ipynb) · next:
 # [14 Measure a step](14_measure_a_step.ipynb)
 #
-# One machine has a handful of devices. More machines mean more processes: each runs the same program, and owns only
-# the devices of its machine. Here both processes run on your machine and communicate over its loopback interface.
+# One machine has a handful of devices. To use several machines, start a process on each: all run the same program, and
+# each owns only the devices of its machine. Here both processes run on your machine and communicate over its loopback
+# interface. In PyTorch, `torchrun` starts a process for each *device*; a JAX process may own all devices of its machine.
 
 # %%
 import dataclasses
@@ -32,14 +33,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
 import drawing
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
-from checks import check, load
+from checks import check
+from pictures import lesson_13
 
 from pmapdp import devices
 from pmapdp.data.batches import Batches
@@ -50,51 +52,56 @@ from pmapdp.trained import load_run
 
 devices.simulate(8)
 drawing.setup()
-pictures = load("lesson_pictures", "13_many_processes")
 runs = Path(tempfile.mkdtemp())
 
 # %% [markdown]
 # ## One array, two processes
 #
 # The picture shows a global array `[16, 3]` on four devices. Both processes know its global shape. Process 0 can read the two
-# shards in its own memory, and not the others.
+# shards on its own devices, and not the other two.
 
 # %%
-pictures.one_array()
-plt.show()
+lesson_13.one_array()
 
 # %% [markdown]
 # ## A program to take home
 #
-# [programs/two_processes.py](programs/two_processes.py) is a whole training in plain JAX. Three calls are new. `initialize`
-# connects the processes: process 0 listens as the *coordinator*, and each process says how many there are and which one it is.
-# (Under Slurm, Open MPI or on Cloud TPU it needs no arguments.) `jax.devices()` is then the devices of *all* processes. And
-# `make_array_from_process_local_data` builds a global array from the rows that each process gives. The step is that of lesson 08.
+# [programs/two_processes.py](programs/two_processes.py) is a whole training in plain JAX. Three things are new:
+#
+# - `jax.distributed.initialize` connects the processes. Process 0 listens as the *coordinator*; each process says how many there
+#   are and which one it is. (Under Slurm, Open MPI or on Cloud TPU it needs no arguments.)
+# - `jax.devices()` then lists the devices of *all* processes.
+# - `jax.make_array_from_process_local_data` builds a global array from the rows that each process gives.
+#
+# The step is that of lesson 08.
 
 # %%
 program = Path("programs/two_processes.py").read_text()
 print(program[program.index("coordinator, process") :])
 
 # %% [markdown]
-# Start it twice. Before you run the cell: which shape has `x` on process 1, and how many of its rows does that process hold? What
-# shape does pmap return, which takes and returns arrays of the process' own devices?
+# Run it as one process, and then as two. **Predict:** which shape has `x` on process 1 of 2, and how many of its rows
+# does that process hold? And which shape does pmap return there? It takes and returns arrays of the process' own
+# devices.
 
 # %%
-def start(command, count=2):
-    """The processes of one run; `command(coordinator, process)` gives the arguments of each."""
+def start(count, *arguments):
+    """The processes of one run: Python with these arguments, and the coordinator's address and a number filled in."""
     with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
         coordinator = f"127.0.0.1:{server.getsockname()[1]}"
-    commands = [[sys.executable, *map(str, command(coordinator, process))] for process in range(count)]
     clean = {name: value for name, value in os.environ.items() if name != "NPROC"} | {"JAX_PLATFORMS": "cpu"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen(each, env=clean, **pipes) for each in commands]
+    processes = []
+    for process in range(count):
+        filled = [str(each).format(coordinator=coordinator, process=process) for each in arguments]
+        processes.append(subprocess.Popen([sys.executable, *filled], env=clean, **pipes))
+    return processes
 
 
 for count in (1, 2):
-    own = lambda *given: ["programs/two_processes.py", *given, count, runs / f"w{count}.npy"]  # noqa: B023, E731
-    for process, running in enumerate(start(own, count)):
-        lines = running.communicate(timeout=120)[1].splitlines()
-        print(f"process {process} of {count}", *(line[:118] for line in lines), sep="\n  ")
+    arguments = "{coordinator}", "{process}", count, runs / f"w{count}.npy"
+    for process, running in enumerate(start(count, "programs/two_processes.py", *arguments)):
+        print(f"process {process} of {count}", *running.communicate(timeout=120)[1].splitlines(), sep="\n  ")
         assert running.returncode == 0
 difference = np.abs(np.load(runs / "w1.npy") - np.load(runs / "w2.npy")).max()
 print(f"largest difference between one process and two: {difference:.0e}")
@@ -102,17 +109,18 @@ assert difference < 1e-6
 
 # %% [markdown]
 # The global array has the same shape everywhere, and each process holds half of its rows. No process sent its rows to the
-# other: only the gradients crossed the network. pmap's result has the shape `[2]`, the devices of this process; a loop around pmap
-# works on such process-local arrays, and that is what changes when you port it (lesson 15).
+# other: only the gradients crossed the network. pmap's result has the shape `[2]`, for the devices of this process. A loop
+# around pmap works on such process-local arrays, and that is what changes when you port it (lesson 15).
 #
-# Reading all of `x` is an error, because half of it is on another machine. So the rule is: **all processes run the same
-# computations in the same order, and each reads its own shards.** A process that makes one collective more than the others waits
-# for them forever.
+# Reading all of `x` is an error, because half of it belongs to another process. So the rule is: **all processes run the same
+# computations in the same order, and each reads its own shards.** A process that calls one collective more than the others
+# waits for them forever.
 #
 # ## Who reads which examples?
 #
-# The order of an epoch is a function of the seed (lesson 10). So every process knows the whole order, and takes its rows. Take four
-# devices in two processes, and a batch of ten. How many rows does each process hold, and which one has the padding?
+# The order of an epoch is a function of the seed (lesson 10). So every process knows the whole order, and takes its
+# rows. Take four devices in two processes, and a batch of ten. **Predict:** how many rows does each process hold, and
+# which one has the padding?
 
 # %%
 digits = load_data("digits")
@@ -131,8 +139,8 @@ np.testing.assert_array_equal(np.concatenate([part.inputs for part in parts]), b
 # Two processes that append to one log would garble it. So process 0 alone prints, and writes metrics and `config.json`.
 # Checkpoints are different: each process writes the shards that it holds, into one folder that all can reach.
 #
-# Now the trainer of pmapdp, with the same command for both processes but for the process' number. For comparison the job also
-# runs here, in a single process with four devices.
+# Now we use the trainer of pmapdp. Both processes get the same command, except for the number of the process. For comparison
+# the job first runs here, in a single process with four devices.
 
 # %%
 job = {"model": "mlp", "dtype": "float64", "epochs": 2, "checkpoint_every": 10}
@@ -142,18 +150,18 @@ straight = train(dataclasses.replace(recipe, devices=4, workdir=str(runs / "one"
 
 def train_in_two(workdir):
     flags = job | {"devices": 2, "workdir": workdir, "heartbeat_timeout": 6, "num_processes": 2}
+    flags |= {"coordinator": "{coordinator}", "process_id": "{process}"}
     given = [part for name, value in flags.items() for part in ("--" + name.replace("_", "-"), value)]
-    own = lambda coordinator, process: ["--coordinator", coordinator, "--process-id", process]  # noqa: E731
-    return start(lambda *each: ["-m", "pmapdp.train", "--no-progress", *given, *own(*each)])
+    return start(2, "-m", "pmapdp.train", "--no-progress", *given)
 
 
 # %% [markdown]
 # ## Kill one
 #
-# As soon as a checkpoint is there, process 1 dies by SIGKILL. Process 0 then waits in an all-reduce for an answer that never
-# comes. JAX' own heartbeats would notice after about 100 seconds. pmapdp has *signs of life* of its own: a process that gives
-# none for 0.6 of `--heartbeat-timeout` is lost, so that all others have ended when the timeout is over. The timeout is 6 seconds
-# here, so 4 seconds in the message; by default it is 60.
+# As soon as a checkpoint is there, we kill process 1 with SIGKILL. Process 0 then waits in an all-reduce for an answer that never
+# comes. JAX' own heartbeats would notice after about 100 seconds. pmapdp has heartbeats of its own: a process that sends none
+# for 0.6 of `--heartbeat-timeout` counts as lost, so that all others have ended when the timeout is over. The timeout is
+# 6 seconds here, so the message says 4 (3.6, rounded); by default it is 60.
 
 # %%
 both = train_in_two(runs / "two")
@@ -163,14 +171,15 @@ both[1].send_signal(signal.SIGKILL)
 clock = time.perf_counter()
 errors = both[0].communicate(timeout=60)[1].splitlines()
 print(f"process 0 ended after {time.perf_counter() - clock:.0f} s with status {both[0].returncode}:")
-print(*(line for line in errors if line.startswith("error")))
+print(*(textwrap.fill(line, 110) for line in errors if line.startswith("error")))
 assert both[0].returncode == 4
 assert any("no sign of life for 4 s" in line for line in errors)
 both[1].communicate();
 
 # %% [markdown]
-# The updates since the last checkpoint are lost. Slurm, Kubernetes or you start the same command again, and the run resumes.
-# The number of processes may change, since a checkpoint knows nothing of processes.
+# Process 0 ended within the timeout, with status 4. The updates since the last checkpoint are lost. Slurm, Kubernetes or you
+# start the same command again, and the run resumes. The number of processes may change, because a checkpoint does not
+# depend on it.
 
 # %%
 again = [each.communicate(timeout=120)[0] for each in train_in_two(runs / "two")]
@@ -182,6 +191,8 @@ print(f"largest difference to one process: {max(apart):.0e}")
 assert max(apart) < 1e-10
 
 # %% [markdown]
+# The resumed run ends as the one in a single process does (float64; only the order of additions differs).
+#
 # ## Is it faster?
 #
 # Not here. The two processes share the cores of one machine, and their all-reduce goes through sockets, where one process uses

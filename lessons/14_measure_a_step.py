@@ -28,15 +28,16 @@ from pathlib import Path
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from checks import check, load
+from checks import check
+from jax import lax
+from pictures import lesson_14
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
-from pmapdp.cpu.loop import several
 from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import Split
 from pmapdp.models.mlp import MLP
 from pmapdp.registry import load_data
 from pmapdp.run.profile import longest_operations
@@ -45,7 +46,6 @@ from pmapdp.steps import make_steps
 
 devices.simulate(64)
 drawing.setup()
-pictures = load("lesson_pictures", "14_measure_a_step")
 everyone, N = jax.devices(), 8
 chosen, data = everyone[:N], load_data("digits")
 print(devices.describe(chosen), "| jax", jax.__version__)
@@ -53,16 +53,16 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # %% [markdown]
 # ## What a clock sees
 #
-# A call of a jitted function returns before the result is there: Python has only *dispatched* the work. The first call also
-# traces and compiles. So a clock around one line of Python can show three durations. Only the last one is the speed of the step.
+# A call of a jitted function returns before the result is there: Python has only *dispatched* the work. (On a GPU, PyTorch
+# does the same.) The first call also traces and compiles. So a clock around one line of Python can show three durations.
+# Only the last one is the speed of the step.
 
 # %%
-pictures.three_durations()
-plt.show()
+lesson_14.three_durations()
 
 # %% [markdown]
-# The smallest case is a matrix product. The list `traced` grows when JAX traces the function, and not when it runs. Before you run
-# the cell: how long is the list at the end, and which two of the three times are not the speed?
+# The smallest case is a matrix product. The list `traced` grows when JAX traces the function, and not when it runs.
+# **Predict:** how long is the list at the end, and which of the three times is the shortest?
 
 # %%
 traced = []
@@ -88,11 +88,11 @@ for name, wait, repeats in (("first call", True, 1), ("without waiting", False, 
 assert traced == [(1500, 1500)]
 
 # %% [markdown]
-# It was traced once. "Without waiting" is the time of the launch only.
+# The function was traced once, in the first call. "Without waiting" is only the time of the launch.
 #
 # **A failure on purpose.** The last batch of an epoch is smaller, and nobody pads it. Then the program is compiled again, in the
-# middle of what you measure, and once more for each new shape. Count traces: unlike times, they do not depend on what else the
-# machine does.
+# middle of what you measure, and once more for each new shape. To notice it, count traces: unlike times, they do not depend
+# on what else the machine does.
 
 # %%
 for rows in (64, 64, 64, 29):
@@ -101,11 +101,12 @@ print("traced for", traced[1:])
 assert traced[1:] == [(64, 64), (29, 29)]
 
 # %% [markdown]
-# So: warm up, keep the shapes, wait for the result, and repeat. Report the median with a range. Use the minimum where you want the
-# cost of the work alone, because other programs only ever add time. For a training loop wait once per group of steps, as
-# `pmapdp.compare` does: waiting after each step would keep Python from running ahead.
+# The fourth call, with 29 rows, was traced and compiled anew. So: warm up, keep the shapes, wait for the result, and repeat.
+# Report the median with a range. Use the minimum where you want the cost of the work alone, because other programs can only
+# add time. In a training loop wait once per group of steps, as `pmapdp.compare` does: waiting after each step would keep
+# Python from preparing the next one meanwhile.
 #
-# Now a real step, on one device with 32 examples, and on eight with 32 each. Before you run the cell: which one is faster here?
+# Now a real step, on one device with 32 examples, and on eight with 32 each. **Predict:** which one is faster here?
 
 
 # %%
@@ -137,35 +138,38 @@ print({strategy: f"{1000 * seconds:.1f} ms" for strategy, seconds in step_second
 # The eight devices train eight times as many examples, and update eight copies of the parameters, on the same cores. So the step takes
 # longer. No speed-up is possible here.
 #
-# Each call also costs the host some time for each device. A loop *on the devices* saves it: several updates in one call, with the
-# same results. It helps where steps are short; where they are long, as here, there is little to gain. `pmapdp.train` does so
-# on CPUs (`--steps-per-dispatch`). In exchange it hears of each step only when the call ends.
+# Each call also costs the host some time for each device. A loop *on the devices* saves it: `lax.scan` makes several updates in
+# one call, over batches that are stacked along a new first axis.
 
 # %%
-at_once = several(steps, 4, N)  # <- new: four updates of shard_map's step in a loop on the devices
-(four,) = batches.several(0, 0, [4], 4)
-apart = steps.place_state(create_state(task))
-placed, looped = at_once.place(four, 4), [steps.place_state(create_state(task))]
+four = [steps.place_batch(batch) for batch, _ in zip(batches.epoch(0), range(4), strict=False)]
+stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *four)  # [4, B, ...]
+loop = jax.jit(lambda state, batches: lax.scan(steps.train_step, state, batches), donate_argnums=0)  # <- new
+looped, apart = [steps.place_state(create_state(task))], steps.place_state(create_state(task))
 
 
 def four_steps():
-    looped[0], sums = at_once.run(looped[0], *placed)
+    looped[0], sums = loop(looped[0], stacked)
     return looped[0], sums
 
 
-for batch, _ in zip(batches.epoch(0), range(4), strict=False):
-    apart, _ = steps.train_step(apart, steps.place_batch(batch))
+for batch in four:
+    apart, _ = steps.train_step(apart, batch)
 for found, wanted in zip(jax.tree.leaves(four_steps()[0]), jax.tree.leaves(apart), strict=True):
-    assert np.allclose(found, wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 print(f"four steps in one call: {1000 * least_seconds(four_steps) / 4:.1f} ms a step")
 
 # %% [markdown]
+# The results are equal. The loop helps where steps are short; where they are long, as here, there is little to gain. In
+# exchange Python hears of a step only when the call ends. `pmapdp.train` does this on CPUs (`--steps-per-dispatch`).
+#
 # ## What the program computes
 #
-# How fast could the step be? Count operations. A product of `[m, k]` and `[k, n]` takes 2 m k n: a multiplication and an
-# addition for each. For `[8, 4] @ [4, 2]` that is 128. In training, each layer has three such products: the forward pass, the gradient
-# of its weights, and the gradient of its inputs, which the first layer does not need. The share of the machine's speed that a
-# step reaches is its *utilization*.
+# How fast could the step be? Count operations. A product of `[m, k]` and `[k, n]` takes 2 m k n: a multiplication and
+# an addition for each. For `[8, 4] @ [4, 2]` that is 128. In training, each layer has three such products: the forward
+# pass, the gradient of its weights, and the gradient of its inputs, which the first layer does not need. The share of
+# the machine's speed that a step reaches is its *utilization*. **Predict:** will the count by hand and the compiler's
+# agree?
 
 # %%
 assert jax.jit(jnp.dot).lower(jnp.ones((8, 4)), jnp.ones((4, 2))).compile().cost_analysis()["flops"] == 2 * 8 * 4 * 2 == 128
@@ -180,12 +184,12 @@ print(f"the step reaches {flops / step_seconds['single'] / rate:.0%} of this mac
 assert 1 < flops / by_hand < 1.2
 
 # %% [markdown]
-# The products are nearly all of it; the rest is mostly Adam. Nobody can predict a utilization well, so measure it on one device.
+# The products are nearly all of it; the rest is mostly Adam. A utilization is hard to predict, so measure it on one device.
 #
 # ## What the devices exchange
 #
-# A program can be compiled for many devices and read without running it. Before you run the cell: how do the number of all-reduces and
-# their bytes change from 2 to 64 devices?
+# You can compile a program for many devices and read it without running it. (This notebook simulates 64 devices for
+# that.) **Predict:** how do the number of all-reduces and their bytes change from 2 to 64 devices?
 
 # %%
 parameters = count_parameters(held["single"][1].params)
@@ -198,12 +202,13 @@ for count in (2, 8, 64):
     assert sum(each.bytes for each in found) == 4 * (parameters + 3)  # the gradients, and three sums of metrics
 
 # %% [markdown]
-# They do not change: each device contributes one gradient, whatever the number of devices. What changes is the way that the
-# bytes take. [Lesson 17](17_predict_a_thousand_devices.ipynb) puts a time on it.
+# They do not change: each device contributes one gradient, whatever the number of devices. What changes is the number of
+# messages that carry these bytes. [Lesson 17](17_predict_a_thousand_devices.ipynb) puts a time on them.
 #
 # ## Where the time goes
 #
-# A profile tells *when* things happen. Here are the operations that take most time, summed over devices and five updates.
+# A profile tells *when* things happen. `jax.profiler.trace` records one. Here are the operations that take most time, summed
+# over the eight devices and five updates.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -215,14 +220,53 @@ print(*operations[:6], sep="\n")
 assert any("all-reduce" in line or "psum" in line for line in operations)
 
 # %% [markdown]
-# The time of an all-reduce (`psum`) in such a list is mostly *waiting*: it ends when the last device has arrived.
-# `python -m pmapdp.train --profile` writes the same trace. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) to see who waits for
-# whom; lesson 10 has a picture.
+# The time of an all-reduce in such a list is mostly *waiting*: it ends when the last device has arrived. (A `dot` is a matrix
+# product, and a `fusion` is several elementwise operations that the compiler has put into one loop.)
+# `python -m pmapdp.train --profile` writes the same trace. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) to see which
+# device waits for which; lesson 10 has a picture.
+#
+# ## How long until it is good
+#
+# The speed of a step is only half of the answer, because what you wait for is an accuracy. The time until then is that of the start,
+# which compiles, plus the number of updates times the seconds of each. To judge the accuracy we hold back the last examples of the
+# training set. (The test set is not for choices: after them its accuracy would be too good.) **Predict:** which of these three does a
+# learning rate four times as high change?
+
+# %%
+kept, held_back = (Split(*(array[rows] for array in data.train)) for rows in (slice(1100), slice(1100, None)))
+(judge,), batches = Batches(held_back, len(held_back.labels)).epoch(0), Batches(kept, b, shuffle_seed=0)
+
+
+def time_to(accuracy, rate):
+    """Seconds of the start, number of updates, and their seconds, until the held-back examples reach the accuracy."""
+    task, reached, epoch, clock = Task(MLP, optax.adam(rate)), 0, 0, time.perf_counter()
+    steps, state = make_steps("single", task, everyone[:1]), create_state(task)
+    first = steps.place_state(state), steps.place_batch(next(batches.epoch(0)))
+    jax.block_until_ready((steps.train_step(*first), steps.eval_step(steps.place_state(state), steps.place_batch(judge))))
+    start, state = time.perf_counter() - clock, steps.place_state(state)
+    while reached < accuracy:
+        for batch in batches.epoch(epoch):
+            state, _ = steps.train_step(state, steps.place_batch(batch))
+        sums, epoch = steps.eval_step(state, steps.place_batch(judge)), epoch + 1
+        reached = sums.correct / sums.count
+    return start, epoch * batches.steps, time.perf_counter() - clock - start
+
+
+updates_needed = []
+for rate in (1e-3, 4e-3):
+    start, updates, seconds = time_to(0.95, rate)
+    print(f"learning rate {rate}: {start:.1f} s to start, {updates} updates in {seconds:.2f} s")
+    updates_needed.append(updates)
+assert updates_needed[1] < updates_needed[0]
+
+# %% [markdown]
+# Only the number of updates changes. The start is the larger part, so a faster step would change little here.
+# [Time to 99 %](../docs/speedrun.md) does this for MNIST, change by change; `python -m pmapdp.train speedrun` is the result.
 #
 # ## Exercises
 #
-# **1. `seconds_per_call`** (5 minutes): return how long a *warm* call of `function(x)` takes until its result is there. `clock()` gives
-# the time in seconds.
+# **1. `seconds_per_call`** (5 minutes): return how long a call of `function(x)` takes until its result is there, once it is
+# compiled. `clock()` gives the time in seconds.
 # <details><summary>Hint</summary>One call before the clock starts, and wait for it too.</details>
 #
 # **2. `all_rows`** (10 minutes): find the planted mistake. This function is called with 100, 37 and 5 rows, and compiles each time:
@@ -230,8 +274,8 @@ assert any("all-reduce" in line or "psum" in line for line in operations)
 # return the sum for an `x` `[n, D]` of any n, such that `compiled` is traced for one shape only.
 # <details><summary>Hint</summary>Take `size` rows at a time; pad the last ones with zeros, of weight 0.</details>
 #
-# **3. `utilization`** (5 minutes): the share of `rate` (operations a second) that `function(x)` reaches when it takes `seconds`. Count
-# its operations with JAX.
+# **3. `utilization`** (5 minutes): return the share of `rate` (operations a second) that `function(x)` reaches when it takes
+# `seconds`. Let JAX count its operations.
 # <details><summary>Hint</summary><code>jax.jit(function).lower(x).compile().cost_analysis()</code></details>
 
 
@@ -259,8 +303,8 @@ for exercise in (seconds_per_call, all_rows, utilization):
 #
 # ## Take away
 #
-# - Warm up, keep the shapes, wait for the result. A time without these is not a speed.
-# - The compiled program tells what is computed and exchanged; a profile tells when.
+# - Warm up, keep the shapes, and wait for the result. A time without these is not a speed.
+# - The compiled program tells what is computed and what is exchanged; a profile tells when.
 # - In a profile, the time of a collective is mostly waiting for the slowest device.
 #
 # The code is in [compare/](../pmapdp/compare/runs.py) and [run/profile.py](../pmapdp/run/profile.py). Read on:

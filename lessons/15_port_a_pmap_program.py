@@ -22,8 +22,8 @@
 # [Porting](../docs/porting.md).
 #
 # pmap still runs, but it is in maintenance. Since jax 0.8 it is a wrapper around `jit` and `shard_map`, and JAX'
-# developers [recommend `shard_map` for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). So a port is due
-# sooner or later, and it is less work than it looks.
+# developers [recommend `shard_map` for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). Porting a program is less
+# work than it looks.
 
 # %%
 import inspect
@@ -31,18 +31,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
 import drawing
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
-from checks import check, load
+from checks import check
 from flax import jax_utils, serialization
 from flax.training import common_utils
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
+from pictures import lesson_15
 from programs import pmap_program as old
 
 from pmapdp import devices
@@ -52,7 +53,6 @@ from pmapdp.verify import verify
 
 chosen, N = devices.choose(8), 8
 drawing.setup()
-pictures = load("lesson_pictures", "15_port_a_pmap_program")
 data, folder = load_data("digits"), Path(tempfile.mkdtemp())
 train_set, test_set = (
     (split.inputs.reshape(-1, 784).astype(np.float32) / 255, split.labels) for split in (data.train, data.test)
@@ -61,14 +61,13 @@ train_set, test_set = (
 # %% [markdown]
 # ## The old program
 #
-# [programs/pmap_program.py](programs/pmap_program.py) is written as such programs were from 2020 to 2023: Flax Linen, a state that
-# `jax_utils.replicate` stacks to `[N, ...]`, batches from `common_utils.shard`, dropout keys from `fold_in(axis_index)`, batch
-# statistics that are averaged once an epoch, and an evaluation that drops the last batch. Here are its loop and its step.
+# [programs/pmap_program.py](programs/pmap_program.py) is written as such programs were from 2020 to 2023: Flax Linen (the module
+# system before NNX), a state that `jax_utils.replicate` stacks to `[N, ...]`, batches from `common_utils.shard`, dropout keys
+# from `fold_in(axis_index)`, batch statistics that are averaged once an epoch, and an evaluation that drops the last batch.
+# We print its step and its loop, in which `p_train_step` is the `pmap` of the step over the axis "batch". Then we run it.
 
 # %%
 print(inspect.getsource(old.train_step), inspect.getsource(old.train), sep="\n")
-
-# %%
 old_state = old.train(train_set, test_set)
 kernel = old_state.params["Dense_0"]["kernel"]
 print("the first kernel:", kernel.shape, kernel.sharding.spec, f"{kernel.nbytes / 1e3:.0f} kB in all")
@@ -76,18 +75,17 @@ old.save(old_state, folder / "old.msgpack")
 assert kernel.shape == (N, 784, 64)
 
 # %% [markdown]
-# It works. Its accuracy is of 256 of the 360 test images, though. The picture shows where the port leads: the device axis
-# goes away, first from the arrays, and then from the step.
+# It works. But its accuracy is that of 256 test images; the other 104 are dropped. The picture shows where the port leads: the
+# device axis goes away, first from the arrays, and then from the step.
 
 # %%
-pictures.before_and_after()
-plt.show()
+lesson_15.before_and_after()
 
 # %% [markdown]
 # ## What fails or is slow today
 #
-# JAX' migration guide names four cases. The first two are errors. **One:** inputs on another device than those of pmap used
-# to be moved, and are refused today. **Two:** a pmap inside a pmap fails; a `shard_map` over two mesh axes replaces it.
+# JAX' migration guide names four cases. The first two are errors. **One:** an input on a device that is not one of pmap's used to
+# be moved, and is an error today. **Two:** a pmap inside a pmap fails; a `shard_map` over two mesh axes replaces it.
 
 # %%
 half = jax.pmap(lambda x: 2 * x, devices=chosen[:4])
@@ -102,12 +100,12 @@ for function, x in (
     except ValueError as error:
         print("ValueError:", " ".join(str(error).split())[:110], "...")
 grid = Mesh(np.array(chosen).reshape(2, 4), ("a", "b"))
-both = jax.shard_map(lambda x: lax.psum(x, ("a", "b")), mesh=grid, in_specs=P("a", "b"), out_specs=P())
-assert both(np.ones((2, 4, 3), np.float32)).shape == (1, 1, 3)
+replacement = jax.shard_map(lambda x: lax.psum(x, ("a", "b")), mesh=grid, in_specs=P("a", "b"), out_specs=P())
+print("shard_map over two axes:", replacement(np.ones((2, 4, 3), np.float32)))
 
 # %% [markdown]
 # **Three:** `x[0]` of a stacked array is slow. The array is split over the devices, and jit computes the result for all of
-# them. So one device's copy is sent to every device. Read it from the program. Then compare the times.
+# them. So one device's copy is sent to every device. The compiled program shows this, and the clock too.
 
 # %%
 stacked = jax_utils.replicate(np.ones((1024, 1024), np.float32))
@@ -130,36 +128,43 @@ print(f"flax.jax_utils.unreplicate   {least_ms(lambda: jax_utils.unreplicate(sta
 print(f"addressable_shards[0].data   {least_ms(lambda: stacked.addressable_shards[0].data):7.3f} ms")
 
 # %% [markdown]
-# Older copies of `unreplicate` are `x[0]` inside; that of today's Flax takes the first shard. After the port there is nothing to
+# Older versions of `unreplicate` are `x[0]` inside; that of today's Flax takes the first shard. After the port there is nothing to
 # unreplicate.
 #
-# **Four:** with several processes, pmap takes and returns arrays of the process' own devices. Underneath, it makes
-# them global and local again in every call. Two processes show what that costs for 50 small arrays (no collective).
+# **Four:** with several processes, pmap takes and returns arrays of the process' own devices. In every call it makes global
+# arrays of them, and makes the results local again. [programs/host_local.py](programs/host_local.py) measures what that costs
+# for 50 small arrays, without any collective. We start it twice, as two processes.
 
 # %%
 with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
     coordinator = f"127.0.0.1:{server.getsockname()[1]}"
 command = [sys.executable, "programs/host_local.py", coordinator]
-both = [subprocess.Popen([*command, str(process)], stdout=-3, stderr=-1, text=True) for process in (0, 1)]
-lines, _ = [each.communicate(timeout=120)[1].splitlines() for each in both]
+pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+processes = [subprocess.Popen([*command, str(number)], **pipes) for number in (0, 1)]
+lines, _ = [each.communicate(timeout=120)[1].splitlines() for each in processes]
 print(*(line for line in lines if "us a call" in line), sep="\n")
 assert sum("us a call" in line for line in lines) == 2
 
 # %% [markdown]
-# The shapes tell the difference: pmap's `[2, 4]` is this process' part, and shard_map's `[4, 4]` is the global array.
+# The shapes tell the difference: pmap's `[2, 4]` are the rows of this process, and shard_map's `[4, 4]` is the global array.
 #
 # ## First to shard_map
 #
-# The program per device stays. What goes is the stacking: state and key are replicated, and the batch keeps its shape
-# `[256, ...]`. One thing must be *added*. A replicated state has one copy of the batch statistics, so they have to be
-# averaged in every step. That gives the same result as averaging once an epoch. Running statistics are weighted means of
-# the batches', and a mean of weighted means is the weighted mean of the means. In your head: two devices with statistics 0 and
-# 0 see batch means 1 and 3, then 5 and 7, with momentum 0.5. Averaged at the end or at each step, the result is 3.5.
+# The program of one device stays. What goes is the stacking: state and key are replicated, and the batch keeps its shape
+# `[256, ...]`. One thing must be *added*. A replicated state has a single value of the batch statistics, so the step has to
+# average them over the devices. The old program averaged them once an epoch; the result is the same, because
+# `running = 0.9 * running + 0.1 * batch` is linear. In your head, with 0.5 and 0.5: two devices start at 0 and see the batch
+# means 1 and 3, then 5 and 7. Whether you average at the end or in each step, the result is 3.5.
 
 # %%
 at_the_end = [0.5 * (0.5 * 0 + 0.5 * a) + 0.5 * b for a, b in ((1, 5), (3, 7))]
-assert sum(at_the_end) / 2 == 0.5 * (0.5 * 0 + 0.5 * 2) + 0.5 * 6 == 3.5
+in_each_step = 0.5 * (0.5 * 0 + 0.5 * (1 + 3) / 2) + 0.5 * (5 + 7) / 2
+assert sum(at_the_end) / 2 == in_each_step == 3.5
 
+# %% [markdown]
+# Here is the port: the step with its wrapper, and the loop. The marked lines have changed, and the average once an epoch is gone.
+
+# %%
 mesh = Mesh(np.array(chosen), ("batch",))
 replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
 
@@ -192,11 +197,11 @@ for a, b in zip(*map(jax.tree.leaves, (jax.device_get(new_state), wanted)), stri
 print("the same state after", updates, "updates:", len(jax.tree.leaves(new_state)), "arrays")
 
 # %% [markdown]
-# Equal to the old program, with the same dropout masks (float32; tolerance 1e-5, as an average at each step rounds
+# The new program equals the old one, dropout masks included (float32; tolerance 1e-5, because averaging at each step rounds
 # differently). `check_vma=False` matters: with the default the gradients would be 8 times too large (lesson 09).
 #
-# **A failure on purpose.** Forget to average the statistics, as one does who only replaces the wrapper. `out_specs=P()`
-# promises that the devices agree. Nobody checks it. Do they?
+# **A failure on purpose.** Replace the wrapper, and forget to average the statistics. `out_specs=P()` promises that the
+# devices agree, and with `check_vma=False` JAX does not check it. **Predict:** do they agree?
 
 # %%
 def forgotten(state, batch, key):
@@ -213,14 +218,14 @@ print("running mean of the first unit, by device:", np.round(means, 3))
 assert len(set(map(float, means))) > 1
 
 # %% [markdown]
-# They do not. JAX calls this array replicated, so a checkpoint keeps whichever copy comes first.
+# They do not. JAX takes this array for replicated, so a checkpoint keeps the copy of the first device.
 #
 # ## Ask what is wrong: pmapdp.verify
 #
-# Is the program right now? It equals the old one. But was that right? `verify` compares a step with the plain step for one
-# device, which you write without any collective. It is short: `loss_and_update` and `apply_gradients`. Dropout is switched off
-# for this, because the masks depend on the device by design. Before you run the cell: which part of the old step cannot
-# equal one device?
+# The ported program equals the old one. But was the old one right? [verify](../docs/verify.md) compares a step with the
+# plain step for one device, which you write without any collective. It is short: `loss_and_update` and
+# `apply_gradients`. We switch dropout off for this, because the masks of the old step depend on the device.
+# **Predict:** which part of the old step cannot equal one device?
 
 # %%
 def plain_step(state, batch, key):
@@ -232,13 +237,13 @@ small = {"image": train_set[0][:64], "label": train_set[1][:64]}
 case = {"reference": plain_step, "batch": small, "key": lambda update: jax.random.fold_in(jax.random.key(1), update)}
 without_dropout = old.create_state(jax.random.key(0), updates, dropout=0.0)
 report = verify(step=old.p_train_step, state=without_dropout, layout="stacked", **case)
-print(*(line for line in str(report).splitlines() if line.startswith("FAILED")), sep="\n\n")
+print(*(textwrap.fill(line, 110) for line in str(report).splitlines() if line.startswith("FAILED")), sep="\n\n")
 assert not report.ok
 
 # %% [markdown]
-# Batch norm: each device normalizes with the moments of its own examples, so the result depends on the number of devices.
-# With 32 examples on each this may be what you want. For the batch norm of one device, pass `axis_name="batch"` to
-# `nn.BatchNorm`. Under jit nothing is needed.
+# It is batch norm: each device normalizes with the mean and the variance of its own examples, so the result depends on the
+# number of devices. With 32 examples on each device this may be what you want. If not, pass `axis_name="batch"` to
+# `nn.BatchNorm`, which then uses the global batch. Under jit nothing is needed.
 #
 # ## Then to jit
 #
@@ -254,14 +259,15 @@ print(report)
 report.require()
 
 # %% [markdown]
-# All checks pass, with dropout. The moments of batch norm are those of the global batch, and one key over the global batch
-# gives the masks of one device. So two things differ from the old program on purpose: the moments within a step, and the
-# masks. Compare final accuracies with the old program, and not single numbers.
+# All checks pass, with dropout. Batch norm uses the global batch, and one key over the global batch gives the masks of one
+# device. So two things differ from the old program, and should: the moments of batch norm within a step, and the masks.
+# Compare final accuracies with the old program, and not single numbers.
 #
 # ## Evaluation of all examples, and old checkpoints
 #
-# The old evaluation drops what is left after the last full batch. Pad that batch instead: fill it with repeated examples, and
-# give those the weight 0. Then divide sums by sums.
+# The old evaluation drops what is left after the last full batch. Pad the last batch instead: fill it with repeated examples,
+# and give those the weight 0. Then divide the sum of the right answers by the sum of the weights. With this we evaluate the
+# model of an old checkpoint, of one that was saved with its device axis by mistake, and the one that jit has trained.
 
 # %%
 def evaluation(state, batch):
@@ -286,7 +292,7 @@ def evaluate(state, images, labels):
 new_state, metrics = train(jit_step, old.create_state(jax.random.PRNGKey(0), updates))
 template = old.create_state(jax.random.PRNGKey(0), updates)
 restored = serialization.from_bytes(template, (folder / "old.msgpack").read_bytes())  # saved by unreplicate(state)
-stacked_bytes = serialization.to_bytes(jax.device_get(old_state))  # as those who forgot it have them
+stacked_bytes = serialization.to_bytes(jax.device_get(old_state))  # saved without unreplicate
 tree = serialization.msgpack_restore(stacked_bytes)
 mended = serialization.from_state_dict(template, jax.tree.map(lambda x: x[0], tree))  # NumPy on the host: no collective
 for a, b in zip(*map(jax.tree.leaves, (restored, mended)), strict=True):
@@ -297,12 +303,14 @@ for name, state in (("old checkpoint", restored), ("stacked one", mended), ("tra
     assert count == len(test_set[1])
 
 # %% [markdown]
+# All three are evaluated on all 360 images.
+#
 # ## Is it faster?
 #
 # We time one update of each program. The compiled work is nearly the same, so expect small differences on this machine, where
-# eight simulated devices share the cores. With several processes and many arrays, case four counts as well. The states come
-# from the host here: `device_put` of an array that is on device 0 already may share its memory, and donating the one deletes
-# the other.
+# eight simulated devices share the cores. With several processes and many arrays, case four counts as well. The steps donate
+# their state, so each gets a copy of its own from the host: `device_put` of an array that is on device 0 already may share
+# its memory, and donating the one would delete the other.
 
 # %%
 batch, key, host = next(old.batches(*train_set)), jax.random.PRNGKey(2), jax.device_get(template)
@@ -321,7 +329,8 @@ for name, (step, state, placed, key) in ways.items():
     print(f"{name:9s} median {1000 * np.median(seconds[2:]):5.1f} ms on {devices.describe(chosen)}; {', '.join(kinds)}")
 
 # %% [markdown]
-# jit has two more all-reduces: the mean and the variance of batch norm over the global batch.
+# jit has two more all-reduces, because its batch norm is over the global batch: one in the forward pass, for the mean and the
+# mean of squares, and one in the backward pass.
 #
 # ## The table
 #
@@ -338,7 +347,7 @@ for name, (step, state, placed, key) in ways.items():
 # | `lax.psum(1, "batch")` | `lax.axis_size("batch")` | gone: the batch's length |
 # | `lax.axis_index("batch")` | stays | gone |
 # | `fold_in(key, axis_index)` | stays | gone: one key over the batch |
-# | `shard_prng_key(key)` | `P()` and `fold_in`, or `P("batch")` for `[N]` keys | gone |
+# | `shard_prng_key(key)` | `P()` and `fold_in`; or `P("batch")` for `[N]` keys, and `key[0]` in the step | gone |
 # | `lax.all_gather(x, "batch")` | stays; add `tiled=True` for `[B, ...]` | gone, or `with_sharding_constraint(x, P())` |
 # | `axis_index_groups` | a mesh of two axes, and one of their names | a mesh of two axes |
 # | nested pmap | a mesh of two axes | a mesh of two axes |

@@ -20,19 +20,22 @@
 # About 25 minutes · before: [08 Let the compiler do it](08_let_the_compiler_do_it.ipynb), best also
 # [11 Split the model](11_split_the_model.ipynb) · next: back to the [list of lessons](README.md)
 #
-# In lesson 08 the compiler chose the shardings of everything between the arguments and the results. You saw its choices
-# only in the compiled program. With an *Explicit* mesh axis, JAX itself works out the sharding of every intermediate array, in
-# Python, while it traces your function. Where more than one answer is possible, it asks you.
+# In lesson 08 the compiler chose the shardings of all arrays between the arguments and the results. You saw its choices
+# only in the compiled program. With an *Explicit* mesh axis, JAX itself works out the sharding of every intermediate array
+# while it traces your function. Where more than one sharding is possible, it raises an error, and you say which one you want.
 
 # %%
+import textwrap
+
 import drawing
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
-from checks import check, load
+import optax
+from checks import check
 from jax import P, lax
 from jax.sharding import AxisType, Mesh
+from pictures import lesson_16
 
 from pmapdp import devices
 from pmapdp.collectives import collectives
@@ -40,15 +43,16 @@ from pmapdp.registry import load_data
 
 chosen = devices.choose(8)
 drawing.setup()
-pictures = load("lesson_pictures", "16_explicit_sharding")
 print(devices.describe(chosen))
 
 # %% [markdown]
 # ## A mesh with Explicit axes
 #
-# `jax.make_mesh` makes Explicit axes by default. (`Mesh(...)` makes Auto ones; that is why the earlier lessons used it.)
-# `jax.set_mesh` makes it the current mesh, so that a bare `PartitionSpec` is enough to place an array. `jax.typeof` shows the type of
-# an array, with its sharding. Before you run the cell: what is the type of `2 * x`, of `x.sum(1)` and of `x.sum(0)`?
+# `jax.make_mesh` makes Explicit axes by default. (`Mesh(...)` makes Auto ones; that is why the earlier lessons used
+# it.) `jax.set_mesh` makes a mesh the current one, so that a `PartitionSpec` alone is enough to place an array.
+# `jax.typeof` gives the type of an array, with its sharding. The type of `x` below is `float32[16@data,4]`: 16 rows,
+# split over the mesh axis "data", of 4 columns each. **Predict:** what is the type of `2 * x`, of `x.sum(1)` and of
+# `x.sum(0)`?
 
 # %%
 mesh = jax.make_mesh((8,), ("data",))
@@ -63,16 +67,19 @@ assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
 assert str(jax.typeof(x.sum(0))) == "float32[4]"
 
 # %% [markdown]
-# Read `float32[16@data,4]` as: 16 rows, split over the mesh axis "data", of 4 columns each. A sum over the split axis is replicated,
-# so it needs an all-reduce. This works the same inside of `jit`, where the types are known while the function is traced.
+# A sum over the split axis is replicated, so it needs an all-reduce. This works in the same way inside `jit`, where the types
+# are known while the function is traced.
 #
 # ## Types through a network
 #
 # On a mesh of two axes, here is the network of lesson 11 with its hidden units split. Each type follows from the types before it.
 
 # %%
-pictures.types()
-plt.show()
+lesson_16.types()
+
+# %% [markdown]
+# The code below prints the types that JAX finds. In one line we have to say how the result is sharded. **Predict:**
+# which one, and why?
 
 # %%
 data = load_data("digits")
@@ -85,7 +92,7 @@ W1, W2 = random.normal(0, 0.05, (784, 64)).astype(np.float32), random.normal(0, 
 @jax.jit
 def forward(x, W1, W2):
     hidden = jax.nn.relu(x @ W1)
-    logits = jnp.matmul(hidden, W2, out_sharding=P("data", None))  # a sum over hidden units, which are split
+    logits = jnp.matmul(hidden, W2, out_sharding=P("data", None))  # sums over hidden units, which are split
     types.extend(map(str, map(jax.typeof, (hidden, logits))))
     return logits
 
@@ -101,12 +108,12 @@ assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
 
 # %% [markdown]
-# The types were printed while JAX traced the function, before anything was compiled. The one line with `out_sharding` is where
-# the all-reduce belongs. Leave it out, and JAX does not guess:
+# The types were known while JAX traced the function, before anything was compiled. The line with `out_sharding` is the one that
+# needs the all-reduce. Without it, JAX would raise an error.
 #
 # ## What it refuses, and why
 #
-# Three operations whose result could be sharded in several ways. Before you run the cell: why is each of them ambiguous?
+# Here are three operations whose result could be sharded in several ways. **Predict:** why is each of them ambiguous?
 
 # %%
 columns = jax.device_put(np.ones((4, 16), np.float32), P(None, "data"))
@@ -122,16 +129,16 @@ for name, function in (
         raise AssertionError(f"{name} was accepted")
     except Exception as error:
         kind, message = type(error).__name__, " ".join(str(error).split())
-    print(f"{name:18s} {kind}: {message[:130]}\n")
+    print(f"{name:18s} {kind}: {textwrap.shorten(message, 90, placeholder=' ...')}")
     assert kind == "ShardingTypeError"
 
 # %% [markdown]
-# - `columns @ x` sums over a split axis. The result may be replicated (an all-reduce), or split (a reduce-scatter).
-# - The two summands are split along different axes, and the result cannot be split along both by one mesh axis.
+# - `columns @ x` sums over a split axis. The result may be replicated (by an all-reduce) or split (by a reduce-scatter).
+# - The two summands are split along different axes, and one mesh axis cannot split the result along both.
 # - `x[0]` is on one device. Should the result be on all of them?
 #
-# Each is resolved by saying what you want. `jax.reshard` changes a sharding, which may communicate; `out_sharding` says
-# how a result is sharded.
+# In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding of an
+# array, for which the devices may have to communicate.
 
 # %%
 replicated = jnp.matmul(columns, x, out_sharding=P())
@@ -149,9 +156,8 @@ assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 # %% [markdown]
 # ## The data-parallel step, once more
 #
-# It is the step of lesson 08, and there is nothing to add: the types of the arguments are enough. The gradient has the type of
-# `W`, replicated, so it is all-reduced. The assert in the step is new. It is checked while tracing, and costs nothing at run
-# time.
+# The step of lesson 08 works as it is: the types of the arguments are enough. The gradient has the type of `W`, replicated, so
+# it is all-reduced. We only add an assert. It is checked while the function is traced, and costs nothing when it runs.
 
 # %%
 W = jnp.zeros((784, 10))
@@ -162,8 +168,7 @@ def step(W, x, y):
     assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"
 
     def loss(W):
-        logits = x @ W  # [B@data, 10]
-        return (jax.nn.logsumexp(logits, axis=-1) - (logits * jax.nn.one_hot(y, 10)).sum(-1)).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(x @ W, y).mean()
 
     return W - 0.1 * jax.grad(loss)(W)
 
@@ -177,8 +182,8 @@ gradient = images.T @ (np.full((512, 10), 0.1, np.float32) - np.eye(10, dtype=np
 np.testing.assert_allclose(step(W, *batch), -0.1 * gradient, rtol=0, atol=1e-6)
 
 # %% [markdown]
-# **A failure on purpose.** Lesson 08's silent mistake was a batch that nobody placed: every device computed all of it. Here the
-# assert finds it, with the type in its message.
+# **A failure on purpose.** The silent mistake of lesson 08 was a batch that nobody placed: every device computed all of it. Here
+# the assert catches it.
 
 # %%
 try:
@@ -190,8 +195,9 @@ except AssertionError as error:
 # %% [markdown]
 # ## shard_map inside
 #
-# Explicit sharding and `shard_map` work together: inside of `shard_map` the axis is *Manual*, and you write the program of one
-# device. The mesh need not be named, as it is the current one. `jax.smap` is the same in pmap's words: `in_axes` and `out_axes`.
+# Explicit sharding and `shard_map` work together: inside `shard_map` the axis is *Manual*, and you write the program of one
+# device. The mesh is the current one and need not be named. `jax.smap` is `shard_map` over one axis with the arguments of
+# pmap, `in_axes` and `out_axes`, but without a device axis: an axis of the array is split.
 
 # %%
 summed = jax.shard_map(lambda x: lax.psum(x.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
@@ -205,14 +211,14 @@ np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 #
 # | you want | use |
 # | --- | --- |
-# | data parallelism of an existing model | Auto axes (lesson 08): no change in the model, and libraries that know no types of shardings work |
-# | to know every sharding, or to fail early where one is not as planned | Explicit axes |
+# | data parallelism of an existing model | Auto axes (lesson 08): no change in the model, and every library works |
+# | to know every sharding, or an error where one is not as planned | Explicit axes |
 # | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
-# | to write the collectives yourself | `shard_map`, inside of either |
+# | to write the collectives yourself | `shard_map`, inside either |
 #
-# Speed is no reason: the compiler gets the same program where both agree, and there is nothing to measure here. The price of
-# Explicit axes is the `out_sharding` that you have to write, and that some library functions do not know of it yet. pmapdp uses
-# Auto axes, so that models stay free of shardings.
+# Speed is no reason: where both give the same shardings, the compiled program is the same. The price of Explicit axes is the
+# `out_sharding` that you have to write, and that some library functions do not support them yet. pmapdp uses Auto axes, so
+# that models stay free of shardings.
 #
 # ## Exercises
 #
@@ -227,7 +233,7 @@ np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 #
 # **3. `normalized_step`** (10 minutes): one gradient step for `w` `[D]`, replicated, on the mean of `(z @ w - y) ** 2` with learning rate
 # 0.1. Here z is x `[B@data, D]` with its columns normalized: less their mean, divided by their standard deviation, over the
-# *global* batch. Return `w`. Refuse a batch that is not split, by an AssertionError.
+# *global* batch. Return the new `w`. Raise an AssertionError for a batch that is not split.
 # <details><summary>Hint</summary>It is the program of one device. Only the assert knows of shardings.</details>
 
 
@@ -256,7 +262,7 @@ for exercise in (typed, gram, normalized_step):
 # ## Take away
 #
 # - With Explicit axes a sharding is part of a type: `jax.typeof` shows it while a function is traced.
-# - Where a result could be sharded in several ways, JAX asks: answer with `out_sharding` or `jax.reshard`.
+# - Where a result could be sharded in several ways, JAX raises an error: choose with `out_sharding` or `jax.reshard`.
 # - An assert on a type turns a silent replication into an error, at no cost.
 #
 # Read on: [Explicit sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX' documentation, and

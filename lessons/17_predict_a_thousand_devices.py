@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 17. Predict a thousand devices
 #
-# After this lesson you can predict how a training step scales, with latency and bandwidth alone, check the model where you can
-# measure, and say how far to believe it where you cannot.
+# After this lesson you can predict from latency and bandwidth alone how a training step scales. You can check such a model
+# where you can measure, and say how far to trust it where you cannot.
 #
 # About 25 minutes · before: [14 Measure a step](14_measure_a_step.ipynb) · next:
 # [16 Explicit sharding](16_explicit_sharding.ipynb), or work of your own
@@ -57,13 +57,13 @@ print(devices.describe(everyone), "| jax", jax.__version__)
 # %% [markdown]
 # ## The cost model
 #
-# A message of n bytes takes L + n / W seconds. In a ring all-reduce (lesson 05) each device sends 2 (N - 1) messages of n / N bytes,
-# one after the other:
+# A message of n bytes takes L + n / W seconds: the latency, and then the bytes. In a ring all-reduce (lesson 05) each device sends
+# 2 (N - 1) messages of n / N bytes, one after the other:
 #
 # time = 2 (N - 1) (L + n / (N W))
 #
-# In your head: 4 devices, 4 MB, 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6 microseconds. Before you run the
-# cell: what happens to the time with many devices, for 4 MB and for 4 bytes?
+# In your head: 4 devices, 4 MB, 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6 microseconds.
+# **Predict:** what happens to the time with many devices, for 4 MB and for 4 bytes?
 
 # %%
 link = Level(devices=4096, latency=1e-6, bandwidth=1e9)
@@ -75,12 +75,13 @@ assert all_reduce(4e6, 4096, [link], "ring") - 2 * 4095 * 1e-6 < 2 * 4e6 / 1e9  
 
 # %% [markdown]
 # The time for the bytes approaches a limit, 2 n / W. The time for the latencies grows with N. So large arrays scale well, and many
-# small ones do not. Trees need fewer messages, about log N in place of N, and send as many bytes.
+# small ones do not. An all-reduce along a tree in place of a ring needs fewer messages in a row, about log N in place of N, for as
+# many bytes. Libraries choose between the two by the size of the array.
 #
 # ## Does it hold where we can measure?
 #
-# Simulated devices share one memory, so their formula is a different one: start + N (L + n / W). We fit the three constants, each
-# time without one number of devices, and predict that one. Before you run the cell: where will it fail?
+# Simulated devices share one memory and take turns on the same cores, so their formula is a different one:
+# start + N (L + n / W). First we measure all-reduces of four sizes on 2, 4 and 8 devices.
 
 
 # %%
@@ -101,8 +102,14 @@ for count in (2, 4, 8):
     for size in (2**14, 2**17, 2**20, 2**23):
         x = jax.device_put(np.ones((count, size // 4), np.float32), split)
         rows.append({"devices": count, "bytes": size, "seconds": least_seconds(reduce, x)})
+print(f"{len(rows)} measurements, from {1e3 * rows[0]['seconds']:.2f} to {1e3 * rows[-1]['seconds']:.2f} ms")
+
+# %% [markdown]
+# Then we fit the three constants of the formula to two of the numbers of devices, and predict the third. **Predict:**
+# where will the prediction fail?
 
 
+# %%
 def terms(count, size):
     return np.array([1, count, count * size], float)  # times start, L and 1 / W
 
@@ -122,7 +129,7 @@ for row in rows:
 print(f"median error {np.median(np.abs(errors)):.0%}")
 
 # %% [markdown]
-# Points are measured, and lines are the formula fitted to all of them:
+# The picture shows the measurements as points, and as lines the formula with the constants fitted to all of them.
 
 # %%
 constants, (_, axes) = fit(rows), plt.subplots()
@@ -141,9 +148,10 @@ plt.show()
 #
 # ## A thousand devices
 #
-# The same formulas now take published figures of real hardware. **These are predictions.** We need the operations of a step
-# (lesson 14) for our MLP, with 64 examples on each device. ResNet-50 is for comparison. Before you run the cell: which of
-# the two scales better, and why?
+# Now we put published figures of real hardware into the formulas of rings and trees. **These are predictions.** They
+# need the operations of a step, which the compiler counts (lesson 14), for our MLP with 64 examples on each device.
+# ResNet-50 is for comparison. *Efficiency* is the speed of each device compared with one device alone. **Predict:**
+# which of the two networks scales better, and why?
 
 # %%
 task, data = Task(MLP, optax.adam(1e-3)), load_data("digits")
@@ -176,9 +184,9 @@ assert efficiencies[0] < 0.5 < efficiencies[1]
 #
 # ## What helps
 #
-# Here is each remedy alone, in examples per second. Note the first one. An all-reduce *is* a reduce-scatter and an all-gather, so
-# ZeRO-1 (lesson 12) communicates exactly as long as plain data parallelism. What it saves is memory, and a little time, because
-# each device updates only its share of the parameters.
+# The next cell shows what each remedy gains, alone, on 512 devices. An all-reduce *is* a reduce-scatter and an
+# all-gather, so ZeRO-1 (lesson 12) communicates exactly as long as plain data parallelism. **Predict:** does it gain
+# anything?
 
 # %%
 plain = predict(ours, HARDWARE["h100"], 512, Plan())
@@ -195,21 +203,23 @@ print(f"with 8,192 examples a device: efficiency {weak_efficiency(ours, HARDWARE
 print("\nleft out:", *LEFT_OUT, sep="\n  ")
 
 # %% [markdown]
+# ZeRO-1 saves memory, and a little time, because each device updates only its share of the parameters.
+#
 # **A failure of the model, on purpose.** Efficiency counts examples per second, and 8,192 examples a device look nearly perfect. But
-# 512 such devices take 4 million examples in one update, and MNIST has 60,000. A larger batch buys examples per second, and not
-# progress: the model does not know how many updates you need then.
+# 512 such devices take 4 million examples in one update, and MNIST has 60,000. A larger batch gives more examples per second,
+# but it does not cut the number of updates in the same proportion, and the cost model knows nothing of that.
 #
 # `python -m pmapdp.scaling` prints all of this for a model of your choice, and `python -m benchmarks.scaling` measures the errors.
 #
 # ## Exercises
 #
 # **1. `ring_sum`** (10 minutes): write the reduce-scatter of a ring with `lax.ppermute`. In `shard_map` over the axis "data" of N
-# devices, x `[n]` is this device's array. Return `[n / N]`: device d ends with part d of the sum. Send N - 1 messages of n / N
-# numbers.
-# <details><summary>Hint</summary>Part d starts at device d + 1. In each round send what you have to the next device, and add your
-# own part that belongs to what has arrived. Which part is that after round r?</details>
+# devices, x `[n]` is this device's array. Cut it into N parts. Return `[n / N]`, where device d ends with part d of the sum. Each
+# device sends N - 1 messages of n / N numbers.
+# <details><summary>Hint</summary>Part d starts at device d + 1. In each round, send what you have to the next device, and add your
+# own numbers of the part that has arrived. Which part is that after round r?</details>
 #
-# **2. `bytes_sent`** (3 minutes): what each of N devices sends in a ring all-reduce of n bytes.
+# **2. `bytes_sent`** (3 minutes): return how many bytes each of N devices sends in a ring all-reduce of n bytes.
 # <details><summary>Hint</summary>Messages times size; for N = 4 it is 1.5 n.</details>
 #
 # **3. `least_batch`** (5 minutes): find the planted mistake. Somebody wants the all-reduce, r seconds, to take at most `share` of the
@@ -242,9 +252,9 @@ for exercise in (ring_sum, bytes_sent, least_batch):
 #
 # ## Take away
 #
-# - Latency grows with the number of devices, and the time for the bytes approaches 2 n / W.
+# - In a ring, the time of the latencies grows with the number of devices, and the time for the bytes approaches 2 n / W.
 # - The model is good enough to choose a plan. Say "predicted", and say what is left out.
-# - ZeRO-1 saves memory, at equal communication. A larger batch buys examples per second, and not progress.
+# - ZeRO-1 saves memory, at equal communication. A larger batch gives more examples per second, but seldom as many fewer updates.
 #
 # The code is in [scaling/costs.py](../pmapdp/scaling/costs.py) and [scaling/predict.py](../pmapdp/scaling/predict.py), with the
 # hardware and its sources in [scaling/hardware.py](../pmapdp/scaling/hardware.py). Read on: [the scaling

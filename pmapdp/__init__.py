@@ -31,10 +31,15 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-if sys.argv[:1] == ["-m"]:  # a command: what goes wrong while it imports is reported as later mistakes are
-    from pmapdp.errors import watch_imports
+# One of our commands (Python imports the package first, and has `-m` for the name of the program): from here on signals
+# and what goes wrong, also while it imports, end it with one line.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").startswith("pmapdp."):
+    from pmapdp import signals
 
-    watch_imports()
+    signals.end_at_once()
+    from pmapdp import errors
+
+    sys.excepthook = errors.end_imports
 
 
 class Package(types.ModuleType):

@@ -27,17 +27,8 @@ class RecipeOptions:
 
 
 def parse_options(options: type[Options], arguments: list[str], *, program: str, example: str) -> Options:
-    """The values of a command without a recipe.
-
-    Args:
-        options: a dataclass; its docstring describes the command.
-        arguments: the command line.
-        program: how the command was started.
-        example: arguments that work, for the sentence about missing ones.
-
-    Raises:
-        UserError: an unknown flag, a value of the wrong type, a missing or superfluous argument.
-    """
+    """The values of a command without a recipe; `options` is a dataclass whose docstring describes the command, the
+    other arguments are as for `read_flags`."""
     values = read_flags([options], arguments, program=program, example=example)
     return options(**{name: values[name] for name in inspect.signature(options).parameters if name in values})
 
@@ -50,17 +41,8 @@ def parse(arguments: list[str]) -> Config:
 def parse_with(
     own: type[Options], arguments: list[str], *, program: str, groups: Sequence[type] = GROUPS
 ) -> tuple[Config, Options]:
-    """The configuration that a command line with a recipe asks for, and the command's own options.
-
-    Args:
-        own: a dataclass with a default for every field; its fields are no part of the configuration.
-        arguments: the command line.
-        program: how the command was started.
-        groups: the option groups that this command has; fields outside them keep the recipe's value.
-
-    Raises:
-        UserError: an unknown recipe or flag, or a value that cannot be.
-    """
+    """The configuration that a command line with a recipe asks for, and the command's own options: a dataclass with a
+    default for every field. Fields of the configuration outside of `groups` keep the recipe's value."""
     named = next((argument for argument in arguments if argument in RECIPES), "digits")
     values = read_flags(
         [RecipeOptions, *groups, own],

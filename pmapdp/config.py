@@ -115,7 +115,7 @@ class WorkdirOptions:
     """What is kept, so that a run can go on after it was stopped."""
 
     workdir: str | None = None
-    """Folder of the run: checkpoints, metrics, TensorBoard files, log. The same command again goes on from there."""
+    """Folder of the run: checkpoints, metrics, TensorBoard files, log. The same command again resumes there."""
     fresh: bool = False
     """Delete an earlier run in the workdir and start anew."""
     checkpoint_every: int | None = None

@@ -1,9 +1,12 @@
-"""Environment variables that JAX cannot start with: said in one sentence, before or after JAX fails."""
+"""What ends the whole process in C++, found out before; and environment variables that JAX cannot start with."""
 
 import os
+import signal
 import tempfile
+import threading
 import traceback
 import warnings
+from collections.abc import Callable
 
 VARIABLES = ("JAX_", "XLA_", "CUDA_VISIBLE_DEVICES", "TPU_")
 STARTING = ("config.py", "xla_bridge.py")  # the files of JAX that read its variables and start its backends
@@ -12,7 +15,7 @@ STARTING = ("config.py", "xla_bridge.py")  # the files of JAX that read its vari
 def check_xla_flags() -> str | None:
     """What is wrong with XLA_FLAGS, or None.
 
-    XLA ends the whole process at a flag that it does not know, so a child process tries first (some 5 ms).
+    XLA ends the whole process at a flag that it does not know.
     """
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if not flags:
@@ -22,18 +25,37 @@ def check_xla_flags() -> str | None:
 
     if xla_bridge.backends_are_initialized():  # then XLA has read them
         return None
+    last_words = crash(lambda: xla_client.CompileOptions().executable_build_options.debug_options)  # reads the flags
+    if last_words is None:
+        return None
+    return f"XLA_FLAGS={flags} in the environment is refused by XLA ({last_words}): correct or unset it"
+
+
+def crash(work: Callable[[], object]) -> str | None:
+    """What is wrong where `work` raises an exception, or would end this process in C++, or hold it for a minute; None
+    where it does not. A child process tries it (some 5 ms), in which no thread runs but this one."""
     with tempfile.TemporaryFile() as output:
         with warnings.catch_warnings(action="ignore"):  # JAX and Python warn of threads, of which the child uses none
             child = os.fork()
         if child == 0:
             os.dup2(output.fileno(), 2)
-            xla_client.CompileOptions().executable_build_options.debug_options  # noqa: B018 (reads the flags)
+            signal.alarm(60)
+            try:
+                work()
+            except Exception as error:
+                os.write(2, str(error).encode())
+                os._exit(1)
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:
             return None
         output.seek(0)
-        first = output.readline().decode(errors="replace").strip()
-    return f"XLA_FLAGS={flags} in the environment is refused by XLA ({first.rpartition('] ')[2]}): correct or unset it"
+        return output.readline().decode(errors="replace").strip().rpartition("] ")[2] or "it crashes"
+
+
+def can_fork() -> bool:
+    """Whether no thread of C++ runs here: a child process, which has none of them, would wait for what they hold."""
+    tasks = "/proc/self/task"
+    return os.path.isdir(tasks) and len(os.listdir(tasks)) == threading.active_count()
 
 
 def cannot_start(error: BaseException) -> str | None:

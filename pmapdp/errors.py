@@ -15,9 +15,10 @@ import io
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from pmapdp.environment import cannot_start, check_xla_flags
 
@@ -33,12 +34,7 @@ class UserError(Exception):
 
 
 class DivergedError(UserError):
-    """The loss is no longer a finite number; commands exit with status 3.
-
-    Args:
-        message: what happened, and what to try.
-        step: number of the update, or of the test batch, whose loss it is.
-    """
+    """The loss of an update, or of a test batch, with the number `step` is not finite; commands exit with status 3."""
 
     status = 3
 
@@ -54,12 +50,7 @@ class ReplicasError(UserError):
 
 
 class StoppedError(Exception):
-    """A signal ended the run in good order.
-
-    Args:
-        message: what was kept, and how to go on.
-        status: exit status of the command, 128 + the signal's number.
-    """
+    """A signal ended the run in good order; commands exit with `status`, 128 + the signal's number."""
 
     def __init__(self, message: str, status: int):
         super().__init__(message)
@@ -67,13 +58,7 @@ class StoppedError(Exception):
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that does not exist: says the nearest one that does.
-
-    Args:
-        kind: what the name stands for, for example `"strategy"`.
-        value: the name that was given.
-        choices: the names that exist.
-    """
+    """The error for a name that does not exist, of a `kind` such as "strategy": says the nearest one that does."""
     choices = list(choices)
     near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -95,6 +80,10 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    alone = sys.excepthook is end_imports
+    if alone and not os.environ.get(TRACEBACK):  # silence threads, and C++ that calls Python
+        for place, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+            setattr(place, name, lambda *_: None)
     error: BaseException | None = None
     try:
         if refusal := check_xla_flags():
@@ -102,20 +91,22 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
         main(sys.argv[1:] if arguments is None else arguments)
     except BaseException as raised:
         error = raised
-        if arguments is None and isinstance(error, StoppedError):
-            # While the interpreter ends, another signal would have its own effect; ignored ones stay ignored.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
+    if alone:
+        end(error)
     return finish(error)
 
 
-def watch_imports() -> None:
-    """Report what a command meets before `run_command`, while it imports, in the same way.
+def end_imports(kind: type[BaseException], error: BaseException, trace: object) -> NoReturn:
+    """For `sys.excepthook` of `python -m pmapdp.COMMAND`, about what it meets before `run_command`."""
+    end(error)
 
-    Only for `python -m pmapdp.COMMAND`: Python imports the package first, and has `-m` for the name of the program.
-    """
-    if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").startswith("pmapdp."):
-        sys.excepthook = lambda kind, error, trace: os._exit(finish(error))
+
+def end(error: BaseException | None) -> NoReturn:
+    """End a command without the work of an interpreter that ends: it takes a while, in which signals would have their
+    own effect."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os._exit(finish(error))
 
 
 def finish(error: BaseException | None) -> int:

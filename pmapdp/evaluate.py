@@ -25,9 +25,10 @@ from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.loss import metric_sums
 from pmapdp.metrics import Totals
+from pmapdp.own import VALUE
 from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import load_state
-from pmapdp.trained import read_config
+from pmapdp.trained import read_config, refuse_values
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,17 @@ def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
     return totals
 
 
-def from_workdir(workdir: str, options: Options) -> tuple[Totals, dict[str, Any]]:
-    """The figures of the newest checkpoint of a run, and what they are of."""
+def from_workdir(workdir: str, options: Options = Options(), **own: Any) -> tuple[Totals, dict[str, Any]]:
+    """The figures of the newest checkpoint of a run, and what they are of.
+
+    Args:
+        workdir: its folder.
+        options: how to compute them.
+        own: `model`, `data` and `loss` where `train` was given them as Python values.
+    """
     config = respread(read_config(workdir), options)
-    job = prepare(config)
+    refuse_values(workdir, "" if "model" in own else config.model, "" if "data" in own else config.dataset)
+    job = prepare(config, **own)
     state, _ = load_state(workdir, job.task)
     facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
     facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
@@ -95,10 +103,15 @@ def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
         raise UserError(f"{given} has no effect with --exported, which runs on one device: leave it out")
     exported = load_exported(path)
     dataset = exported.metadata.get("dataset", "unknown")
+    if dataset == VALUE:
+        raise UserError(
+            f"{path} was trained on a Python value, which no command can find: call pmapdp.evaluate.evaluate_exported "
+            "with the test set from Python"
+        )
     try:
         test = load_data(dataset, options.data_dir).test
         totals = evaluate_exported(exported, test)
-    except (AttributeError, TypeError, ValueError) as error:  # no view for texts, or arrays of another shape
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # as of arrays of another shape
         raise UserError(f"{path} does not take the data set {dataset} ({reason(error)}): export it again") from None
     facts = {"dataset": dataset, "step": exported.metadata.get("step"), "strategy": "exported"}
     return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}

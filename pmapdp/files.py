@@ -6,12 +6,16 @@ under a new name in the same folder and then renamed, so that it is there whole 
 
 import contextlib
 import errno
+import importlib.util
+import inspect
 import os
 import stat
+import sys
+import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from pmapdp.errors import UserError, reason
 from pmapdp.forms import parse_json
@@ -31,8 +35,17 @@ def refusal(path: str | Path, deed: str, why: BaseException | str, advice: str) 
     return UserError(f"{str(path) or repr('')} cannot be {deed} ({why}): {advice}")
 
 
+@contextlib.contextmanager
+def saying(path: str | Path, deed: str, advice: str) -> Iterator[None]:
+    """Turn what the system says of a file into a `refusal`."""
+    try:
+        yield
+    except FAULTS as error:
+        raise refusal(path, deed, error, advice) from None
+
+
 def open_regular(path: str | Path, flags: int) -> int:
-    """The descriptor of a regular file. Raises OSError or ValueError about any other."""
+    """The descriptor of a regular file; about any other an OSError or ValueError."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -43,15 +56,9 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def open_file(path: str | Path, *, advice: str = READ_ADVICE, largest: int = LARGEST) -> Iterator[BinaryIO]:
-    """A regular file of at most `largest` bytes, to read bytes from.
-
-    Raises:
-        UserError: it cannot be opened, or not be read to its end; `advice` says what to do instead.
-    """
-    try:
+    """A regular file of at most `largest` bytes, to read bytes from; a `UserError` about any other ends in `advice`."""
+    with saying(path, "read", advice):
         file = open(open_regular(path, os.O_RDONLY), "rb")  # noqa: SIM115 (closed below)
-    except FAULTS as error:
-        raise refusal(path, "read", error, advice) from None
     with file:
         if (size := os.fstat(file.fileno()).st_size) > largest:
             raise refusal(path, "read", f"it has {size:,} bytes, more than {largest:,}", advice)
@@ -71,25 +78,10 @@ def read_file(path: str | Path, *, advice: str = READ_ADVICE, largest: int = LAR
     return content
 
 
-def open_to_append(path: str | Path, *, advice: str = WRITE_ADVICE) -> TextIO:
-    """A regular file, made if it is missing, to which UTF-8 text is appended, a line at a time.
-
-    Raises:
-        UserError: it cannot be opened. Errors of `write` and `close` are the caller's.
-    """
-    try:
-        return open(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8", buffering=1)
-    except FAULTS as error:
-        raise refusal(path, "written", error, advice) from None
-
-
 def require_writable(path: str | Path, *, advice: str = WRITE_ADVICE) -> Path:
-    """The file that `write_file` would write, links followed: to look at before long work.
-
-    Raises:
-        UserError: it is a folder, a device or a pipe, or it or its folder is missing or cannot be written.
-    """
-    try:
+    """The file that `write_file` would write, links followed: to look at before long work. A `UserError` says that it
+    is a folder, a device or a pipe, or that it or its folder is missing or cannot be written."""
+    with saying(path, "written", advice):
         if os.fspath(path) in ("", ".", "..") or os.fspath(path).endswith("/"):
             raise ValueError("it names no file")
         target = Path(os.path.realpath(path))
@@ -100,24 +92,17 @@ def require_writable(path: str | Path, *, advice: str = WRITE_ADVICE) -> Path:
             if not os.access(target.parent, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
         return target
-    except FAULTS as error:
-        raise refusal(path, "written", error, advice) from None
 
 
 def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_ADVICE) -> None:
     """Write a file so that it is there whole or not at all, and on the disk when this returns.
 
-    Args:
-        path: replaced if it exists; what a link points at is replaced, and the link stays.
-        content: bytes, or text that is written in UTF-8.
-        advice: the end of the sentence about a file that cannot be written: what to do.
-
-    Raises:
-        UserError: it cannot be written; what was there before is intact.
+    What is there, or what a link there points at, is replaced; or it is intact, and a `UserError` that ends in `advice`
+    says why.
     """
     target = require_writable(path, advice=advice)
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
+    with saying(path, "written", advice):
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             with open(descriptor, "wb") as file:
@@ -129,10 +114,42 @@ def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_AD
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
-    except FAULTS as error:
-        raise refusal(path, "written", error, advice) from None
 
 
 def read_json(path: str | Path, form: Any, *, advice: str, largest: int = LARGEST_JSON) -> Any:
     """The content of a JSON file; see `open_file` and `parse_json`."""
     return parse_json(read_file(path, advice=advice, largest=largest), form, path, advice=advice)
+
+
+def from_python_file(name: str, given: str) -> Callable[..., Any]:
+    """The function or class that `FILE.py:NAME` names. The file is run, with its folder on the path of imports.
+
+    Args:
+        name: FILE.py:NAME.
+        given: how it was given, for the sentence, for example `--model my_file.py:Net`.
+
+    Raises:
+        UserError: there is no such file or name in it, or the file cannot be run.
+    """
+    path, _, attribute = name.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise UserError(
+            f"{given}: there is no file {path or name}: name one, for example my_file.py:{attribute or name}"
+        )
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # dataclasses of the file look for their module here
+    sys.path.insert(0, str(Path(path).resolve().parent))  # as `python FILE.py` does
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == spec.origin]
+        line = frames[-1].lineno if frames else getattr(error, "lineno", 1)  # a SyntaxError has its own
+        raise UserError(f"{given}: {path} fails at line {line} ({reason(error)}): mend that line") from error
+    if not callable(found := getattr(module, attribute, None)):
+        own = inspect.getmembers(module, lambda value: getattr(value, "__module__", "") == spec.name)
+        names = [each for each, value in own if callable(value)]
+        raise UserError(f"{given}: {path} has no {attribute!r}: use one of {', '.join(names) or 'its names'}")
+    return found

@@ -44,9 +44,6 @@ def read_flags(
         example: arguments that work.
         about: what the help says first, if it is not the docstring of the first group.
         defaults: for the help, where they are not those of the fields.
-
-    Raises:
-        UserError: an unknown flag, a value of the wrong type, a missing or superfluous argument.
     """
     hints = {name: hint for group in groups for name, hint in typing.get_type_hints(group, include_extras=True).items()}
     places = {name: hint for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
@@ -74,11 +71,7 @@ def read_flags(
 
 
 def place(groups: Sequence[type], places: dict[str, Any], given: list[str], advice: str) -> dict[str, Any]:
-    """The values of the fields without a flag.
-
-    Raises:
-        UserError: there are too few or too many.
-    """
+    """The values of the fields without a flag."""
     values: dict[str, Any] = {}
     for name, hint in places.items():
         if typing.get_origin(without_none(typing.get_args(hint)[0])) is tuple:
@@ -87,20 +80,15 @@ def place(groups: Sequence[type], places: dict[str, Any], given: list[str], advi
             values[name], *given = given
     if given:
         raise UserError(f"one argument too many, {given[0]!r}: {advice}")
-    needed = {
-        field.name for group in groups for field in dataclasses.fields(group) if field.default is dataclasses.MISSING
-    }
-    if missing := [hint.__metadata__[0] for name, hint in places.items() if name in needed - values.keys()]:
+    fields = itertools.chain(*map(dataclasses.fields, groups))
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING} - values.keys()
+    if missing := [hint.__metadata__[0] for name, hint in places.items() if name in needed]:
         raise UserError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {advice}")
     return values
 
 
 def normalise(arguments: list[str], flags: dict[str, Any]) -> Iterator[str]:
-    """The arguments as argparse takes them: `--data-dir` for `--data_dir`, `--no-progress` for `--progress=false`.
-
-    Raises:
-        UserError: a flag that does not exist, or a switch that is given something else than a truth value.
-    """
+    """The arguments as argparse takes them: `--data-dir` for `--data_dir`, `--no-progress` for `--progress=false`."""
     off = {f"--no-{name[2:]}": name for name, hint in flags.items() if hint is bool}
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -130,25 +118,21 @@ def help_texts(group: type) -> dict[str, str]:
 
 def add_group(parser: argparse.ArgumentParser, group: type, hints: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Add the flags of a dataclass; the strings below its fields become their help."""
-    about = inspect.getdoc(group)
-    section = parser.add_argument_group(
-        group.__name__.removesuffix("Options").lower() or "arguments", about if about != parser.description else ""
-    )
+    about, title = inspect.getdoc(group), group.__name__.removesuffix("Options").lower() or "arguments"
+    section = parser.add_argument_group(title, about if about != parser.description else "")
     texts = help_texts(group)
     for field in dataclasses.fields(group):
-        name, hint = flag(field.name), without_none(hints[field.name])
-        settings: dict[str, Any] = {}
+        name, hint, settings = flag(field.name), without_none(hints[field.name]), dict[str, Any]()
         if typing.get_origin(hint) is Annotated:
             section.description = f"{section.description}\n{hint.__metadata__[0]}  {texts[field.name]}".strip()
             continue
-        default = defaults.get(field.name, field.default)
-        shown = texts.get(field.name, "") + (
-            "" if default in (None, ()) or default is False else f" (default: {default})"
-        )
+        shown, default = texts.get(field.name, ""), defaults.get(field.name, field.default)
+        if not (default in (None, ()) or default is False):
+            shown += f" (default: {default})"
         if hint is bool:
             settings["action"] = argparse.BooleanOptionalAction
         else:
-            settings |= {"type": functools.partial(convert, name, hint), "metavar": metavar(hint)}
+            settings = {"type": functools.partial(convert, name, hint), "metavar": metavar(hint)}
         if typing.get_origin(hint) is tuple:
             settings |= {"action": "extend", "nargs": "+"}
         section.add_argument(name, help=shown.replace("%", "%%"), **settings)
@@ -177,11 +161,7 @@ def metavar(hint: Any) -> str:
 
 
 def convert(name: str, hint: Any, text: str) -> Any:
-    """The value of a flag of type `hint`; of a tuple those of texts with commas between them.
-
-    Raises:
-        UserError: with the text and one that works.
-    """
+    """The value of a flag of type `hint`; of a tuple those of texts with commas between them."""
     if element(hint) is not hint:
         return tuple(convert(name, element(hint), each) for each in text.split(","))
     if not text:

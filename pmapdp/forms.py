@@ -13,18 +13,11 @@ TYPES = {int: "a whole number", float: "a finite number", str: "a text", bool: "
 
 
 def parse_json(content: bytes | str, form: Any, name: object, *, advice: str) -> Any:
-    """JSON of a known form.
+    """JSON of a known form; a `UserError` about any other begins with the `name` of the file, and ends in `advice`.
 
-    Args:
-        content: UTF-8 text.
-        form: a type made of `Any`, `int`, `float`, `str`, `bool`, `None`, `|`, `Literal`, `list[...]`, `dict[str, ...]`
-            and `tuple[..., ...]`; or a dictionary from the names of fields to such forms. Each of these fields must be
-            there, unless its form is `NotRequired[...]`; others may be there.
-        name: of the file, for the sentence about what is wrong.
-        advice: the end of that sentence: what to do.
-
-    Raises:
-        UserError: it is no JSON, or of another form; the sentence names the field.
+    A form is a type made of `Any`, `int`, `float`, `str`, `bool`, `None`, `|`, `Literal`, `list[...]`, `dict[str, ...]`
+    and `tuple[..., ...]`; or a dictionary from the names of fields to such forms. Each of these fields must be there,
+    unless its form is `NotRequired[...]`; others may be there.
     """
     try:
         value = json.loads(content, parse_constant=refuse_constant)

@@ -7,11 +7,7 @@ The file of data holds the arrays `train_inputs`, `train_labels`, `test_inputs` 
 (inputs, `Context`).
 """
 
-import importlib.util
-import inspect
-import sys
-import traceback
-from collections.abc import Callable
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +17,14 @@ from flax import nnx
 
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason
+from pmapdp.export.inputs import read_array
 from pmapdp.files import open_file
 from pmapdp.models.layers import Context
 from pmapdp.state import Task
 
 ARRAYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+VALUE = "arrays"  # the name of data that is given as a value
 KEPT_BY_TASK = (nnx.Param, nnx.BatchStat)
-
-
-def model_from_file(name: str) -> Callable[..., nnx.Module]:
-    """What builds the model of `FILE.py:NAME`.
-
-    Raises:
-        UserError: there is no such file or name in it, or the file cannot be run.
-    """
-    path, _, attribute = name.rpartition(":")
-    if not Path(path).is_file():
-        raise UserError(f"--model {name}: there is no file {path}: name one, for example my_file.py:Net")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # dataclasses of the file look for their module here
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1].lineno
-        raise UserError(f"--model {name}: {path} fails at line {line} ({reason(error)}): mend that line") from error
-    if not callable(found := getattr(module, attribute, None)):
-        names = [
-            each for each, value in vars(module).items() if inspect.isclass(value) and value.__module__ == spec.name
-        ]
-        raise UserError(f"--model {name}: {path} has no {attribute!r}: use one of {', '.join(names) or 'its classes'}")
-    return found
 
 
 def data_from_file(path: Path) -> DataSet:
@@ -62,25 +33,29 @@ def data_from_file(path: Path) -> DataSet:
     Raises:
         UserError: it cannot be read, lacks an array, or its arrays do not fit together.
     """
+    names = (*ARRAYS, "classes")
     try:
-        with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
-            if missing := [name for name in ARRAYS if name not in arrays]:
-                raise UserError(
-                    f"--dataset {path} has no array {missing[0]}: write it with numpy.savez(file, {', '.join(ARRAYS)})"
-                )
-            parts = [arrays[name] for name in ARRAYS]
-            classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else ()
-    except (ValueError, EOFError, OSError, KeyError) as error:
+        with open_file(path) as file, zipfile.ZipFile(file) as members:
+            kept = set(members.namelist())
+            arrays = {name: read_array(members.read(f"{name}.npy")) for name in names if f"{name}.npy" in kept}
+    except UserError:
+        raise
+    except Exception as error:  # zipfile has several errors for damaged bytes
         raise UserError(
             f"--dataset {path} is no .npz file of arrays ({reason(error)}): write it with numpy.savez"
         ) from None
-    return DataSet(Split(parts[0], parts[1]), Split(parts[2], parts[3]), classes)
+    if missing := [name for name in ARRAYS if name not in arrays]:
+        raise UserError(
+            f"--dataset {path} has no array {missing[0]}: write it with numpy.savez(file, {', '.join(ARRAYS)})"
+        )
+    train, test = (Split(arrays[f"{part}_inputs"], arrays[f"{part}_labels"]) for part in ("train", "test"))
+    return DataSet(train, test, tuple(map(str, arrays.get("classes", ()))))
 
 
 def named(settings: dict[str, Any], model: Any = None, data: DataSet | None = None, **_: Any) -> dict[str, Any]:
     """The settings of a run, with the names of a model and data that were given as values."""
     names = {"model": getattr(model, "__name__", str(model))} if model else {}
-    return settings | names | ({"dataset": "arrays"} if data else {})
+    return settings | names | ({"dataset": VALUE} if data else {})
 
 
 def check_data(data: DataSet) -> DataSet:

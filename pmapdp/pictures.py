@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
+from io import StringIO
 from typing import Any
 
 from pmapdp.errors import UserError
@@ -33,11 +34,7 @@ def rules(scheme: int) -> str:
 
 
 def require_matplotlib(flag: str) -> None:
-    """Look whether pictures can be drawn.
-
-    Raises:
-        UserError: matplotlib is not installed; `flag` is what asked for a picture.
-    """
+    """Refuse `flag`, which asks for a picture, where matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -76,15 +73,8 @@ def drawing(width: float, height: float) -> Iterator[tuple[Any, Any]]:
 
 
 def svg(figure: Any, title: str, *, alone: bool = False) -> str:
-    """A figure as an `<svg>` element that is as wide as its place.
-
-    Args:
-        figure: drawn in the light colours of `COLOURS`.
-        title: what a screen reader says.
-        alone: whether the file stands alone and carries the colours of both schemes; a page has them in its style.
-    """
-    from io import StringIO
-
+    """A figure, drawn in light colours, as an `<svg>` element that is as wide as its place; screen readers say `title`.
+    Where it stands `alone` it carries the colours of both schemes; a page has them in its style."""
     file = StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = file.getvalue()[file.getvalue().index("<svg") :]

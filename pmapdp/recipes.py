@@ -119,6 +119,25 @@ BLOG_MLP = Recipe(
     ),
 )
 
+# Ours: 99 % on MNIST in as few seconds as two cores of a CPU allow. All was chosen on the last 10,000 examples of the
+# training set (`python -m benchmarks.speedrun validation`).
+SPEEDRUN = Recipe(
+    "a small network that reaches 99 % on MNIST in a few seconds",
+    Config(
+        recipe="speedrun",
+        dataset="mnist",
+        model="speedrun",
+        strategy="single",
+        global_batch_size=64,
+        epochs=1,
+        optimizer="adam",
+        learning_rate=1e-2,
+        schedule="cosine",
+        warmup_steps=100,
+        label_smoothing=0.1,
+    ),
+)
+
 # "Distributed training with DTensor", TensorFlow's tutorial, which reports no figures. It steps by 0.01 along the
 # gradient of the summed loss, which is 0.64 along that of the mean at batch 64, and keeps that rate; ours falls to 0
 # along a cosine, so that the accuracy does not depend on where the last updates happen to lead.
@@ -180,6 +199,7 @@ RECIPES = {
         MIRRORED,
         KERAS_GUIDE,
         BLOG_MLP,
+        SPEEDRUN,
         DTENSOR_DATA,
         DTENSOR_MODEL,
         DTENSOR_SPATIAL,

@@ -13,12 +13,14 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import Tokens
 from pmapdp.errors import UserError, unknown
+from pmapdp.files import from_python_file
 from pmapdp.models.cnn import CNN
 from pmapdp.models.convnet import ConvNet
 from pmapdp.models.mlp import MLP
 from pmapdp.models.text_mlp import TextMLP
 from pmapdp.models.transformer import Transformer
-from pmapdp.own import data_from_file, model_from_file
+from pmapdp.own import data_from_file
+from pmapdp.speedrun import Speedrun
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
     "mlp": MLP,
@@ -26,6 +28,7 @@ MODELS: dict[str, Callable[..., nnx.Module]] = {
     "convnet": ConvNet,
     "text_mlp": TextMLP,
     "transformer": Transformer,
+    "speedrun": Speedrun,
 }
 # Each is a function of the folder of downloaded data sets.
 DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
@@ -47,7 +50,7 @@ def find_model(name: str) -> Callable[..., nnx.Module]:
         UserError: there is none.
     """
     if ".py:" in name:
-        return model_from_file(name)
+        return from_python_file(name, f"--model {name}")
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     return MODELS[name]

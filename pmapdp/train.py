@@ -11,12 +11,6 @@ Lesson 10 teaches this file.
 
 import dataclasses
 import sys
-
-if __name__ == "__main__":  # before the imports that take seconds
-    from pmapdp.run.stop import end_at_once
-
-    end_at_once()
-
 import time
 from typing import Any
 

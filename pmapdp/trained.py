@@ -12,6 +12,7 @@ from pmapdp.config import Config, check
 from pmapdp.errors import UserError
 from pmapdp.forms import mismatch
 from pmapdp.job import make_task
+from pmapdp.registry import DATA_SETS, MODELS
 from pmapdp.run.checkpoint import load_state
 from pmapdp.run.workdir import read_settings
 from pmapdp.state import TrainState
@@ -33,17 +34,40 @@ def read_config(path: str | Path) -> Config:
     return config
 
 
-def load_run(path: str | Path) -> tuple[Config, TrainState, dict[str, Any]]:
+def refuse_values(path: str | Path, model: str = "", dataset: str = "") -> None:
+    """Refuse a run by the names of its model or data set, where they were Python values that no command can find.
+
+    Raises:
+        UserError: with the functions that take them.
+    """
+    for kind, name, found in (
+        ("model", model, model in MODELS or ".py:" in model),
+        ("data", dataset, dataset in DATA_SETS or dataset.endswith(".npz")),
+    ):
+        if name and not found:
+            raise UserError(
+                f"{path} was trained with a Python value as its {kind}, {name}, which no command can find: call "
+                f"pmapdp.evaluate.from_workdir or pmapdp.export.write.from_workdir with {kind}=... from Python"
+            )
+
+
+def load_run(path: str | Path, model: Any = None) -> tuple[Config, TrainState, dict[str, Any]]:
     """Configuration, newest state (on the host) and the metrics of its last epoch of the run in a folder.
+
+    Args:
+        path: the folder.
+        model: what was given to `train` as its model; None where the configuration names one.
 
     Raises:
         UserError: there is no run or no checkpoint in it.
     """
     config = read_config(path)
+    if model is None:
+        refuse_values(path, config.model)
     with contextlib.suppress(UserError):  # too late to simulate devices: reading needs none
         devices.simulate(config.devices or devices.DEFAULT_SIMULATED)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     # The learning rates do not matter here: they are not part of the state.
-    state, progress = load_state(path, make_task(config))
+    state, progress = load_state(path, make_task(config, model))
     return config, state, progress["last"]

@@ -28,13 +28,8 @@ class WorkerError(UserError):
 def run_workers(*modules: list, changes: Mapping[str, str] | None = None, seconds: float | None = None) -> list[str]:
     """Run `python -m MODULE ARGUMENTS` for each of `modules` at the same time; what each wrote to stdout.
 
-    Args:
-        modules: name of a module, then its arguments.
-        changes: to the environment.
-        seconds: that each may take; None for any time.
-
-    Raises:
-        WorkerError: one failed or took too long; says what happened. All are ended.
+    A `WorkerError` says that one failed, or took more than so many seconds; then all are ended. `changes` are those to
+    the environment.
     """
     lifeline, held = os.pipe()
     environment = os.environ | dict(changes or {}) | {LIFELINE: str(lifeline)}
@@ -43,9 +38,8 @@ def run_workers(*modules: list, changes: Mapping[str, str] | None = None, second
         processes = []
         try:
             for module in modules:
-                command = [sys.executable, "-m", *map(str, module)]
                 process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-m", *map(str, module)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -96,17 +90,14 @@ def end_with_starter() -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an error does: workers are ended and temporary folders removed.
-
-    Raises:
-        StoppedError: one came; another one changes nothing while the block ends.
-    """
-    # Whoever has them ignored (nohup) keeps them so.
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    """SIGINT, SIGTERM and SIGHUP end the block with a `StoppedError`, so that workers are ended and temporary folders
+    removed; another one changes nothing meanwhile."""
+    # Whoever has SIGHUP ignored (nohup) keeps it so.
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN))]
 
     def stop(number: int, frame: object) -> None:
         for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+            signal.signal(each, lambda *_: None)
         raise StoppedError(f"stopped by {signal.Signals(number).name}", 128 + number)
 
     before = {number: signal.signal(number, stop) for number in numbers}

@@ -10,6 +10,8 @@ from examples import random_split
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
+from benchmarks.speedrun.changes import AROUND, CHOICES, WAY
+from pmapdp.cli import parse
 
 
 def test_the_ratio_is_that_of_the_medians():
@@ -61,3 +63,8 @@ def test_the_bare_step_is_that_of_one_device(strategy, plain):
     *_, one_loss = after_one("single", jax.devices()[:1], True)
     *_, loss = after_one(strategy, jax.devices()[:4], plain)
     np.testing.assert_allclose(loss, one_loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("flags", [*(change.flags for change in (*WAY, *AROUND)), *CHOICES])
+def test_the_flags_on_the_page_of_the_speedrun_are_taken(flags):
+    assert parse(flags.split()).dataset == "mnist"

@@ -85,7 +85,7 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--per-device-batch-size", "180"], ["180", "1440", "1437", "at most --per-device-batch-size 179"]),
         (["--accumulate", "65"], ["--accumulate 65", "at most --accumulate 64"]),
         (["--dataset", "reviews"], ["--model cnn takes images", "--model text_mlp or --model transformer"]),
-        (["--model", "text_mlp"], ["--dataset digits holds images", "--model cnn or --model convnet", "reviews"]),
+        (["--model", "text_mlp"], ["--dataset digits holds images", "--model convnet or --model speedrun", "reviews"]),
         (["dtensor-data", "--model", "mlp"], ["--model mlp takes images", "--dataset imdb holds texts", "digits"]),
         (["dtensor-data", "--data-dir", "nowhere"], ["is in nowhere neither", "aclImdb_v1.tar.gz", "reviews"]),
         (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl cannot be written", "name a file"]),

@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired
 import pytest
 
 from pmapdp.errors import UserError
-from pmapdp.files import open_to_append, read_file, read_json, require_writable, write_file
+from pmapdp.files import read_file, read_json, require_writable, write_file
 from pmapdp.forms import parse_json
 
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_read(place, name):
 
 
 @pytest.mark.parametrize("name", [*WRONG, "", ".", "/", "folder/"])
-@pytest.mark.parametrize("write", [lambda name: write_file(name, b"after"), require_writable, open_to_append])
+@pytest.mark.parametrize("write", [lambda name: write_file(name, b"after"), require_writable])
 def test_what_cannot_be_written(place, name, write):
     before = {path: (path.lstat().st_mode, path.lstat().st_mtime_ns) for path in place.iterdir()}
     with pytest.raises(UserError, match=r"cannot be written \(.*\): name a file"):
@@ -95,13 +95,6 @@ def test_too_large(place):
     subprocess.run(["truncate", "-s", "1T", "hole"], check=True)
     with pytest.raises(UserError, match=r"hole cannot be read \(it has 1,099,511,627,776 bytes, more than"):
         read_json("hole", dict, advice="")
-
-
-def test_appending_goes_on_behind_what_is_there(place):
-    for word in ("one\n", "two\n"):
-        with open_to_append("log") as file:
-            file.write(word)
-    assert read_file("log") == b"one\ntwo\n"
 
 
 FORM = {"seed": int, "rate": float, "name": str | None, "kind": Literal["a", "b"], "sizes": list[int]}

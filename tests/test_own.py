@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pmapdp import Config, DataSet, train
+from pmapdp import Config, DataSet, evaluate, train
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, run_command
+from pmapdp.export.__main__ import main as export
+from pmapdp.export.read import load_exported
+from pmapdp.export.write import from_workdir
 from pmapdp.loss import MetricSums
+from pmapdp.own import ARRAYS, data_from_file
 
 SETTINGS = {"devices": 4, "epochs": 2, "global_batch_size": 18, "progress": False, "compile_cache": False}
 
@@ -139,6 +144,16 @@ class Net(nnx.Module):
 """
 
 
+def test_the_example_of_the_readme_runs(monkeypatch):
+    monkeypatch.setattr("pmapdp.run.compile_cache.enable", lambda: None)
+    page = (Path(__file__).parent.parent / "README.md").read_text()
+    names = {
+        f"{split}_{name}": each for split in ("train", "test") for name, each in getattr(DATA, split)._asdict().items()
+    }
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    assert names["result"].epochs[-1]["test_examples"] == 40
+
+
 def test_files_on_the_command_line(tmp_path):
     model, data, workdir = tmp_path / "net.py", tmp_path / "points.npz", tmp_path / "run"
     model.write_text(FILE)
@@ -155,6 +170,30 @@ def test_files_on_the_command_line(tmp_path):
     assert f"{json.loads(again.stdout)['test_accuracy']:.4f}" == accuracy
 
 
+def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
+    workdir, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
+    values = {"model": Net, "data": DATA}
+    found = train(Config(**SETTINGS | {"workdir": workdir}), **values).epochs[-1]
+    totals, facts = evaluate.from_workdir(workdir, evaluate.Options(strategy="jit", devices=3), **values)
+    assert (totals.accuracy, facts["dataset"]) == (found["test_accuracy"], "arrays")
+    metadata = from_workdir(workdir, file, **values)
+    assert (metadata["model"], metadata["metrics"]["test_accuracy"]) == ("Net", found["test_accuracy"])
+    exported = load_exported(file)
+    assert exported.metadata["labels"] == ["a", "b", "c"]
+    assert evaluate.evaluate_exported(exported, DATA.test).accuracy == totals.accuracy
+
+    again = "was trained with a Python value as its model, Net, which no command can find: call pmapdp.evaluate"
+    for main, arguments, sentence in (
+        (evaluate.main, [workdir], f"{workdir} {again}"),
+        (export, [workdir, str(tmp_path / "other.zip")], f"{workdir} {again}"),
+        (evaluate.main, ["--exported", file], f"{file} was trained on a Python value"),
+    ):
+        assert run_command(main, arguments) == 2
+        assert sentence in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"a Python value as its data, arrays.* with data="):
+        evaluate.from_workdir(workdir, model=Net)
+
+
 def test_wrong_files_on_the_command_line(tmp_path):
     model = tmp_path / "net.py"
     model.write_text(FILE + "\n1 / 0\n")
@@ -167,3 +206,16 @@ def test_wrong_files_on_the_command_line(tmp_path):
         assert run.returncode == 2
         assert run.stderr.count("\n") == 1
         assert sentence in run.stderr
+
+
+def test_a_damaged_data_file_is_one_sentence(tmp_path):
+    file = tmp_path / "points.npz"
+    np.savez(file, train_inputs=DATA.train.inputs)
+    with pytest.raises(UserError, match="has no array train_labels: write it with"):
+        data_from_file(file)
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"is no .npz file of arrays \(File is not a zip file\)"):
+        data_from_file(file)
+    np.savez(file, **dict.fromkeys(ARRAYS, np.array([{}])))
+    with pytest.raises(UserError, match=r"is no .npz file of arrays \(it holds Python objects\)"):
+        data_from_file(file)

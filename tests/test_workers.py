@@ -90,4 +90,4 @@ def test_the_command_ends_by_the_keyboard(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "stopped by the keyboard"
+    assert errors.splitlines()[-1] == "stopped by SIGINT"

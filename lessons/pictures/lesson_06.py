@@ -48,8 +48,8 @@ def overlap() -> None:
         for number, layer in enumerate(layers):
             drawing.box(axes, 3.4 + 2.6 * number, top, f"grad of\n{layer}", device=0, width=2.5, height=1.3)
             start = 11.2 + 2.2 * number if late else 6.0 + 2.6 * number
-            drawing.box(axes, start, top + 1.5, f"reduce\n{layer}", device=1, width=2.0, height=1.3)
-        drawing.box(axes, 17.8 if late else 13.3, top, "update", device=2, width=2.0, height=1.3)
+            drawing.box(axes, start, top + 1.5, f"reduce\n{layer}", width=2.0, height=1.3)
+        drawing.box(axes, 17.8 if late else 13.3, top, "update", device=0, width=2.0, height=1.3)
     axes.annotate("", (20.5, 6.9), (3.4, 6.9), arrowprops={"arrowstyle": "-|>", "color": drawing.INK})
     axes.text(1.8, 6.9, "time", va="center")
     plt.show()

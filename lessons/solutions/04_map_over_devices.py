@@ -23,7 +23,7 @@ def block_product(a, b):
 
 
 def mended_accuracy(w, x, labels):
-    """Share of right answers over all `[N, b]` examples, computed on all devices."""
+    """Fraction of right answers among all `[N, b]` examples, computed on all devices."""
 
     def of_one_device(w, x, labels):
         return (jnp.dot(x, w).argmax(-1) == labels).mean()

@@ -14,7 +14,7 @@ def global_variance(values, weights):
 
 
 def row_keys(seed, step, indices):
-    """One random key an example: integers and `[b]` indices to `[b]` keys."""
+    """One random key for each example: integers and `[b]` indices to `[b]` keys."""
     # fold_in one after the other: seed + step would give step 2 of seed 1 the keys of step 1 of seed 2.
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)

@@ -20,7 +20,7 @@ def make_trainer(loss, mesh):
     return jax.jit(step, in_shardings=(replicated, split), out_shardings=replicated)
 
 
-def make_evaluation(mesh):
+def mended_evaluation(mesh):
     """A compiled function. The mistake was `in_shardings=replicated`, which copies the examples to all devices."""
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 

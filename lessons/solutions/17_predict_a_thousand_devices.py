@@ -8,11 +8,11 @@ from jax import lax
 def ring_sum(x):
     """Part d starts at device d + 1 and collects a term at each stop; after N - 1 rounds it arrives at device d."""
     N, device = lax.axis_size("data"), lax.axis_index("data")
-    quarters = x.reshape(N, -1)
-    sent = quarters[(device - 1) % N]
+    parts = x.reshape(N, -1)
+    sent = parts[(device - 1) % N]
     for number in range(1, N):
         sent = lax.ppermute(sent, "data", [(d, (d + 1) % N) for d in range(N)])
-        sent = sent + quarters[(device - 1 - number) % N]
+        sent = sent + parts[(device - 1 - number) % N]
     return sent
 
 

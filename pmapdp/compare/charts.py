@@ -38,12 +38,7 @@ def loss_curves(runs: Runs) -> str:
 def bars(title: str, runs: Runs, parts: Sequence[Sequence[float]], labels: Sequence[str], spreads: Any = ()) -> str:
     """A bar for each run, from the top down, with its label behind it.
 
-    Args:
-        title: above the bars.
-        runs: one for each bar.
-        parts: lengths of the pieces of each run's bar; pieces after the first are paler.
-        labels: what stands behind each bar.
-        spreads: (from, to) of a line upon each bar, or nothing.
+    `parts` are the lengths of the pieces of each bar, paler after the first; `spreads` (from, to) of a line upon it.
     """
     with drawing(4.8, 0.6 + 0.36 * len(runs)) as (figure, axes):
         rows, ends = range(len(runs)), [sum(each) for each in parts]

@@ -11,15 +11,12 @@ import numpy as np
 
 from pmapdp.compare.options import CompareOptions
 from pmapdp.config import Config
+from pmapdp.verify.trees import distance
 from pmapdp.workers import WorkerError, run_workers
 
 
 def work(config: Config, folder: Path, *arguments: str) -> dict[str, Any]:
-    """The result of a worker on `config` in a new `folder`.
-
-    Raises:
-        WorkerError: it ended without one.
-    """
+    """The result of a worker on `config` in a new `folder`. Raises `WorkerError` where it ended without one."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(asdict(config)), encoding="utf-8")
     run_workers(["pmapdp.compare.worker", folder, *arguments])
@@ -27,12 +24,7 @@ def work(config: Config, folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def compare(config: Config, options: CompareOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Run everything; the report, as it is written to the JSON file.
-
-    Args:
-        config: the job; its strategy, devices and steps are replaced.
-        options: what to compare.
-        say: takes a line about the run that starts.
+    """Run everything; the report, as it is written to the JSON file. `say` takes a line about each run that starts.
 
     Raises:
         WorkerError: the job cannot run on this machine with the largest number of devices.
@@ -72,4 +64,4 @@ def largest_difference(folder: Path, reference: int, run: int) -> float | None:
         return None
     files = [folder / str(number) / "parameters.npz" for number in (reference, run)]
     with np.load(files[0]) as wanted, np.load(files[1]) as found:
-        return max(float(np.abs(found[name] - wanted[name]).max()) for name in wanted.files)
+        return max(distance(found[name], wanted[name]) for name in wanted.files)

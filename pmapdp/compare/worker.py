@@ -24,6 +24,7 @@ from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.state import create_state
+from pmapdp.verify.trees import values
 from pmapdp.workers import end_with_starter
 
 LARGEST_GROUP = 20
@@ -101,14 +102,12 @@ def measure(job: Job, started: float) -> tuple[dict[str, Any], Any]:
 def speed(groups: list[tuple[float, int, int]]) -> dict[str, Any]:
     """Milliseconds a step (median and the quartiles around it) and examples/s, from (seconds, updates, examples)."""
     if not groups:
-        return {"step_ms": None, "examples_per_second": None, "images_per_second": None}
+        return {"step_ms": None, "examples_per_second": None}
     times = [1000 * seconds / steps for seconds, steps, _ in groups]
     low, median, high = np.percentile(times, (25, 50, 75)).tolist()
-    rate = float(np.median([examples / seconds for seconds, _, examples in groups]))
     return {
         "step_ms": {"median": median, "low": low, "high": high, "groups": len(groups)},
-        "examples_per_second": rate,
-        "images_per_second": rate,  # the same under its older name
+        "examples_per_second": float(np.median([examples / seconds for seconds, _, examples in groups])),
     }
 
 
@@ -142,7 +141,7 @@ def main(arguments: list[str]) -> None:
         result = look(job)
     else:
         result, parameters = measure(job, started)
-        named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(parameters)}
+        named: dict[str, Any] = values(parameters)
         np.savez(folder / "parameters.npz", **named)
     (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
 

@@ -1,10 +1,10 @@
 """Convolution and pooling written for the CPU, where XLA's own are slow (`python -m benchmarks.convolution`).
 
-`faster` puts them into a function with plain `nnx.Conv` and `nnx.max_pool`. Shapes: b examples, H x W pixels, C
-channels in, F out.
+`faster` puts them into a function. Shapes: b examples, H x W pixels, C channels in, F out.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +48,9 @@ def convolution_rule(_: Evaluation, equation: Equation, inputs: Sequence[Any]) -
         padded = jnp.pad(images, ((0, 0), *params["padding"], (0, 0)))
         (rows, columns, channels, _), strides = kernel.shape, tuple(params["window_strides"])
         if channels == 1 and strides == (1, 1):
-            return in_blocks(padded, kernel, 1)
+            # For several pixels at once: F columns alone would be too few for the processor's vectors.
+            pixels, kernels, _ = in_blocks(padded, kernel, 1, math.gcd(padded.shape[2] - columns + 1, 4))
+            return [(pixels @ jnp.concatenate(kernels, 1)).reshape(equation.outvars[0].aval.shape)]
         stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), strides))
         y = winograd(padded, kernel, stride) if stride and len(images) >= FEW else None
         if y is not None:
@@ -56,22 +58,16 @@ def convolution_rule(_: Evaluation, equation: Equation, inputs: Sequence[Any]) -
     return [convolution(images, kernel, params)]
 
 
-def in_blocks(images: jax.Array, kernel: jax.Array, p: int) -> list[jax.Array]:
-    """A convolution of `[b, H, W, 1]` by `[rows, columns, 1, F]` without padding, stride 1, whose output is cut into
-    blocks of p x p pixels: for each pixel of a block `[b, (H - rows + 1) // p, (W - columns + 1) // p, F]`.
-
-    Each is one product. The first matrix holds the pixels that a block sees, the second the kernel, put into one corner
-    of as many.
-    """
+def in_blocks(images: jax.Array, kernel: jax.Array, p: int, q: int) -> tuple[jax.Array, list[jax.Array], Any]:
+    """A convolution of `[b, H, W, 1]` without padding, stride 1, as products, in blocks of p x q pixels of its output:
+    what each block sees; for each of its pixels the kernel, put into one corner of as many; the products' shape."""
     (b, H, W, _), (rows, columns, _, F) = images.shape, kernel.shape
-    h, w = max(0, H - rows + 1) // p, max(0, W - columns + 1) // p
-    seen = [(i, j) for i in range(rows + p - 1) for j in range(columns + p - 1)]
-    shifted = [images[:, i : i + p * h : p, j : j + p * w : p][:, :h, :w] for i, j in seen]
-    pixels = jnp.concatenate(shifted, -1).reshape(
-        -1, len(seen)
-    )  # as one matrix: products of batches take twice as long
-    corners = [((i, p - 1 - i), (j, p - 1 - j), (0, 0)) for i in range(p) for j in range(p)]
-    return [(pixels @ jnp.pad(kernel[:, :, 0], each).reshape(-1, F)).reshape(b, h, w, F) for each in corners]
+    h, w = max(0, H - rows + 1) // p, max(0, W - columns + 1) // q
+    seen = [(i, j) for i in range(rows + p - 1) for j in range(columns + q - 1)]
+    shifted = [images[:, i : i + p * h : p, j : j + q * w : q][:, :h, :w] for i, j in seen]
+    pixels = jnp.concatenate(shifted, -1).reshape(-1, len(seen))  # products of batches would take twice as long
+    corners = [((i, p - 1 - i), (j, q - 1 - j), (0, 0)) for i in range(p) for j in range(q)]
+    return pixels, [jnp.pad(kernel[:, :, 0], each).reshape(-1, F) for each in corners], (b, h, w, F)
 
 
 def convolution(images: jax.Array, kernel: jax.Array, params: dict[str, Any]) -> jax.Array:
@@ -122,7 +118,8 @@ def pooling_rule(evaluation: Evaluation, equation: Equation, _: Sequence[Any]) -
         variable = maker.invars[0]
     if maker is not None and maker.primitive.name == "conv_general_dilated" and is_plain(maker, one_channel=True):
         images, kernel = map(evaluation.read, maker.invars)
-        corners = in_blocks(images, kernel, 2)
+        pixels, kernels, shape = in_blocks(images, kernel, 2, 2)
+        corners = [(pixels @ each).reshape(shape) for each in kernels]
     else:
         x = evaluation.read(variable)
         b, H, W, C = x.shape

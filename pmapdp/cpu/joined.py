@@ -1,7 +1,4 @@
-"""Collectives on a CPU take one array after the other, though XLA puts them into one operation.
-
-Simulated devices would wait once for each array. Here those that are known when the first is due travel together.
-"""
+"""XLA on a CPU exchanges one array after the other. Here those that are known when the first is due travel together."""
 
 import functools
 import itertools

@@ -1,11 +1,11 @@
-"""Convolution by Winograd's F(4x4, 3x3), which multiplies less and pays on a CPU.
+"""Convolution by Winograd's F(m x m, 3x3), which multiplies less and pays on a CPU.
 
 Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016, whose letters are used here: 4x4 pixels
 of the output take 36 products instead of 144. A 6x6 kernel with stride S = 2 becomes 3x3 with stride 1 on four times
 the channels: the four pixels of each 2x2 block lie side by side (space to depth).
 
-Shapes: b examples, H x W pixels, C channels in, F out, c = S * S * C; h x w tiles of 4x4 pixels of the output, read
-from tiles of 6x6 pixels of the input that overlap by two. Each transform goes over the rows, then over the columns.
+Shapes: b examples, H x W pixels, C channels in, F out, c = S * S * C; h x w tiles of m x m pixels of the output, read
+from n x n pixels of the input, n = m + 2, that overlap by two. Each transform goes over the rows, then the columns.
 """
 
 import functools
@@ -19,32 +19,36 @@ from jax import lax
 # Products of polynomials are taken through their values at these points and infinity, by the algorithm of Cook and Toom
 # (Blahut, "Fast Algorithms for Signal Processing", Cambridge University Press, 2010, chapter 5). Rounding depends on
 # the points (Alam et al., "Winograd convolution for deep neural networks: efficient point selection", ACM TECS 21(6),
-# 2022): here a millionth of the largest value in float32, with Lavin and Gray's 0, 1, -1, 2, -2 six. As sums of few
-# powers of two they make the matrices for the pixels exact.
-POINTS = (0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)
-OTHERS = [[q for q in POINTS if q != p] for p in POINTS]
-# Four pixels of the output are `A ((G g) * (B d))`. A row of B holds the coefficients of the polynomial that is zero at
-# all other points. Its value at its own point divides the row of G.
-B = np.array([*([*np.poly(zeros)[::-1], 0] for zeros in OTHERS), np.poly(POINTS)[::-1]])  # [6, 6], for the pixels d
-DIVISORS = [np.prod(np.subtract(p, zeros)) for p, zeros in zip(POINTS, OTHERS, strict=True)]
-G = np.array(
-    [*([1 / d, p / d, p**2 / d] for p, d in zip(POINTS, DIVISORS, strict=True)), [0, 0, 1]]
-)  # [6, 3], kernel g
-A = np.array([[*(p**i for p in POINTS), i == 3] for i in range(4)])  # [4, 6]
+# 2022): for m = 4 a millionth of the largest value in float32, six with Lavin and Gray's 0, 1, -1, 2, -2.
+POINTS = {3: (0, -1, 1 / 2, 2), 4: (0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)}
+
+
+@functools.cache
+def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """B `[n, n]`, G `[n, 3]`, A `[m, n]`, with which m pixels of the output are `A ((G g) * (B d))`. A row of B holds
+    the coefficients of the polynomial that is zero at all other points; its value at its own divides G's row."""
+    points = POINTS[m]
+    others = [[q for q in points if q != p] for p in points]
+    B = [*([*np.poly(zeros)[::-1], 0] for zeros in others), np.poly(points)[::-1]]
+    G = [*(np.power(p, range(3)) / np.prod(np.subtract(p, q)) for p, q in zip(points, others, strict=True)), [0, 0, 1]]
+    A = [[*(p**i for p in points), i == m - 1] for i in range(m)]
+    return np.array(B), np.array(G), np.array(A, float)
 
 
 def winograd(images: jax.Array, kernel: jax.Array, S: int) -> jax.Array | None:
-    """Convolution of images that need no padding, with 3x3 at stride S = 1 or 6x6 at stride 2; None where it does not
-    pay."""
+    """Convolution without padding, 3x3 at stride S = 1 or 6x6 at stride 2; None where it does not pay."""
     (b, H, W, C), F = images.shape, kernel.shape[3]
-    height, width = H // S - 2, W // S - 2
-    h, w = -(-height // 4), -(-width // 4)
-    if 4 * h * w >= max(0, height) * width:
+    height, width = max(0, H // S - 2), max(0, W // S - 2)
+    products = {(m + 2) ** 2 * -(-height // m) * -(-width // m): m for m in POINTS}
+    if min(products) >= 9 * height * width:
         return None
-    x = jnp.pad(images, ((0, 0), (0, 4 * S * (h + 1) - H), (0, 4 * S * (w + 1) - W), (0, 0)))
-    V = tiles(x.reshape(b, 4 * (h + 1), S, 4 * (w + 1), S * C))
-    M = lax.dot_general(V.reshape(36, b * h * w, -1), kernel_tiles(kernel, S), (((2,), (1,)), ((0,), (0,))))
-    return pixels(M.reshape(6, 6, b, h, w, F))[:, :height, :width]
+    m = products[min(products)]
+    n, h, w = m + 2, -(-height // m), -(-width // m)
+    seen = [(0, S * (m * h + 2) - H, 0), (0, S * (m * w + 2) - W, 0)]  # negative where pixels are left over
+    x = lax.pad(images, images.dtype.type(0), [(0, 0, 0), *seen, (0, 0, 0)])
+    V = tiles(x.reshape(b, m * h + 2, S, m * w + 2, S * C), m)
+    M = lax.dot_general(V.reshape(n * n, b * h * w, -1), kernel_tiles(kernel, S, m), (((2,), (1,)), ((0,), (0,))))
+    return pixels(M.reshape(n, n, b, h, w, F), m)[:, :height, :width]
 
 
 def combine(matrix: np.ndarray, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -54,34 +58,36 @@ def combine(matrix: np.ndarray, arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def along(x: jax.Array, axis: int) -> list[jax.Array]:
-    """The arrays along an axis. The transpose of a split is a concatenation; that of an index would be a sum of padded
-    arrays, which takes longer."""
+    """The arrays along an axis; the transpose of a split is a concatenation, of indices a slower sum of padded ones."""
     return [each.squeeze(axis) for each in lax.split(x, [1] * x.shape[axis], axis)]
 
 
-def overlapping(x: jax.Array) -> list[jax.Array]:
-    """Of each tile the first row, the second, ...: `[b, 4 (h + 1), ...]` to six times `[b, h, ...]`."""
-    rows = along(x.reshape(len(x), -1, 4, *x.shape[2:]), 2)
-    return [row[:, :-1] for row in rows] + [row[:, 1:] for row in rows[:2]]
+def overlapping(x: jax.Array, m: int, axis: int) -> list[jax.Array]:
+    """Of each tile the first row, the second, ...: m h + 2 rows along an axis to m + 2 times h."""
+    h = x.shape[axis] // m
+    own, last = lax.split(x, [m * h, 2], axis)
+    rows = along(own.reshape(*x.shape[:axis], h, m, *x.shape[axis + 1 :]), axis + 1)
+    behind = zip(rows, lax.split(last, [1, 1], axis), strict=False)
+    return rows + [lax.concatenate([lax.slice_in_dim(row, 1, h, axis=axis), end], axis) for row, end in behind]
 
 
-def tiles(x: jax.Array) -> jax.Array:
-    """V = B d B' of each tile d: `[b, 4 (h + 1), S, 4 (w + 1), S C]` to `[6, 6, b, h, w, c]`."""
+def tiles(x: jax.Array, m: int) -> jax.Array:
+    """V = B d B' of each tile d: `[b, m h + 2, S, m w + 2, S C]` to `[n, n, b, h, w, c]`."""
+    B = matrices(m)[0]
     x = jnp.concatenate(along(x, 2), -1)  # as a transpose it takes XLA twice as long
-    by_rows = jnp.stack(combine(B, overlapping(x)))  # [6, b, h, 4 (w + 1), c]
-    columns = overlapping(by_rows.reshape(-1, *by_rows.shape[3:]))
-    return jnp.stack(combine(B, [each.reshape(*by_rows.shape[:3], *each.shape[1:]) for each in columns]), 1)
+    by_rows = jnp.stack(combine(B, overlapping(x, m, 1)))  # [n, b, h, m w + 2, c]
+    return jnp.stack(combine(B, overlapping(by_rows, m, 3)), 1)
 
 
-def kernel_tiles(kernel: jax.Array, S: int) -> jax.Array:
-    """U = G g G' of the kernel, small enough for one product: `[3 S, 3 S, C, F]` to `[36, c, F]`."""
-    _, _, C, F = kernel.shape
-    g = kernel.reshape(3, S, 3, S * C * F).swapaxes(1, 2).reshape(9, S * S * C * F)
-    return (jnp.asarray(np.kron(G, G), kernel.dtype) @ g).reshape(36, S * S * C, F)
+def kernel_tiles(kernel: jax.Array, S: int, m: int) -> jax.Array:
+    """U = G g G' of the kernel, small enough for one product: `[3 S, 3 S, C, F]` to `[n n, c, F]`."""
+    G = np.kron(matrices(m)[1], matrices(m)[1])
+    g = kernel.reshape(3, S, 3, -1).swapaxes(1, 2).reshape(9, -1)
+    return (jnp.asarray(G, kernel.dtype) @ g).reshape(len(G), -1, kernel.shape[3])
 
 
-def pixels(M: jax.Array) -> jax.Array:
-    """Y = A M A' of each tile: `[6, 6, b, h, w, F]` to `[b, 4 h, 4 w, F]`."""
-    _, _, b, h, w, F = M.shape
+def pixels(M: jax.Array, m: int) -> jax.Array:
+    """Y = A M A' of each tile: `[n, n, b, h, w, F]` to `[b, m h, m w, F]`."""
+    A, (_, _, b, h, w, F) = matrices(m)[2], M.shape
     by_columns = [jnp.stack(combine(A, along(row, 0)), 3) for row in combine(A, along(M, 0))]
-    return jnp.stack(by_columns, 2).reshape(b, 4 * h, 4 * w, F)
+    return jnp.stack(by_columns, 2).reshape(b, m * h, m * w, F)

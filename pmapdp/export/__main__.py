@@ -7,13 +7,7 @@ from typing import Annotated
 
 from pmapdp.cli import parse_options
 from pmapdp.errors import run_command
-from pmapdp.export.write import export_model
-from pmapdp.files import require_writable
-from pmapdp.job import make_task
-from pmapdp.registry import load_data, viewed
-from pmapdp.trained import load_run
-
-METRICS = ("test_loss", "test_accuracy", "test_examples")
+from pmapdp.export.write import from_workdir
 
 
 @dataclass(frozen=True)
@@ -31,23 +25,10 @@ class Options:
 def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
-    config, state, metrics = load_run(options.workdir)
-    require_writable(options.file)
-    task = make_task(config)
-    data, view = viewed(load_data(config.dataset, options.data_dir or config.data_dir), task.model)
-    metadata = {
-        "model": config.model,
-        "recipe": config.recipe,
-        "dataset": config.dataset,
-        "labels": data.classes,
-        "step": int(state.step),
-        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
-        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
-    }
-    export_model(task, state, options.file, metadata=metadata, view=view, inputs=data.train.inputs)
+    metadata = from_workdir(options.workdir, options.file, options.data_dir)
     megabytes = Path(options.file).stat().st_size / 1e6
-    print(f"{options.file}: {config.model} after {metadata['step']:,} updates, {megabytes:.2f} MB")
-    if metadata["metrics"]:
+    print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
+    if metrics := metadata["metrics"]:
         print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
     else:
         print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")

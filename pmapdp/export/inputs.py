@@ -19,14 +19,8 @@ PNG_END, JPEG_END = b"IEND\xaeB`\x82", b"\xff\xd9"
 def read_images(path: str | Path, height: int, width: int) -> np.ndarray:
     """The grey images in a file, `[n, height, width, 1]` uint8, as they are: 0 is black.
 
-    Args:
-        path: a PNG or JPEG image (n = 1), in grey or colour, or a .npy array `[H, W]`, `[H, W, 1]`, `[n, H, W]` or
-            `[n, H, W, 1]` of uint8.
-        height: of the images, in pixels.
-        width: of the images, in pixels.
-
-    Raises:
-        UserError: there is no such file, it is no image, or of another size or type.
+    The file is a PNG or JPEG image (n = 1), in grey or colour, or a .npy array `[H, W]`, `[H, W, 1]`, `[n, H, W]` or
+    `[n, H, W, 1]` of uint8; anything else raises `UserError`.
     """
     content = read_file(path, advice="name a PNG image or a .npy array")
     if not content.startswith(NPY_START):

@@ -16,6 +16,7 @@ import numpy as np
 
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import FIRST_WORD, VOCABULARY
+from pmapdp.environment import can_fork, crash
 from pmapdp.errors import UserError, reason
 from pmapdp.export.inputs import read_array
 from pmapdp.files import read_file
@@ -40,19 +41,12 @@ EXAMPLES_PER_CALL = 256
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model.
+    """An exported model."""
 
-    Attributes:
-        metadata: what is known about it: `labels`, `metrics`, `input` (shape and type) and more.
-        model: the network; its arguments are the arrays and the inputs.
-        arrays: parameters and running statistics.
-        view: of a model of texts, what turns n strings into its inputs; None for a model of images.
-    """
-
-    metadata: dict[str, Any]
-    model: jax.export.Exported
-    arrays: dict[str, np.ndarray]
-    view: Any = None
+    metadata: dict[str, Any]  # what is known about it: `labels`, `metrics`, `input` (shape and type) and more
+    model: jax.export.Exported  # the network; its arguments are the arrays and the inputs
+    arrays: dict[str, np.ndarray]  # parameters and running statistics
+    view: Any = None  # of a model of texts, what turns n strings into its inputs
 
     @cached_property
     def compiled(self) -> Any:
@@ -77,10 +71,12 @@ class Exported:
     def predict(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The most probable class of every input `[n]` and the probabilities of all classes `[n, C]`.
 
-        Raises:
-            UserError: they are no numbers, as of a model whose training diverged.
+        Raises `UserError` where the program cannot be run, or gives no numbers, as of a model whose training diverged.
         """
-        outputs = self.outputs(inputs)
+        try:
+            outputs = self.outputs(inputs)
+        except Exception as error:  # whatever is wrong with a program that could be parsed
+            raise UserError(f"the model cannot be run on these inputs ({reason(error)}): export it again") from error
         if not np.isfinite(outputs["probabilities"]).all():
             raise UserError("the model answers with nan: train it again with a lower --learning-rate")
         return outputs["logits"].argmax(-1), outputs["probabilities"]
@@ -110,9 +106,16 @@ def load_exported(path: str | Path) -> Exported:
         view = read_view(metadata, files)
     except (ValueError, TypeError, LookupError, UserError) as error:
         raise UserError(f"{path} is not as it was written ({reason(error)}): export the model again") from None
-    try:
+
+    def parse() -> jax.export.Exported:
         model = jax.export.deserialize(bytearray(files[PROGRAM]))
-        model.mlir_module()  # parses the program, so that a version too old or too new shows here
+        model.mlir_module()  # so that a version too old or too new shows here
+        return model
+
+    try:
+        if can_fork() and (wrong := crash(parse)):  # as of a program that was altered, and its checksum with it
+            raise ValueError(wrong)
+        model = parse()
         right = belong_together(model, arrays, metadata)
     except Exception as error:  # JAX has no error of its own for versions that it does not read
         raise UserError(

@@ -50,14 +50,17 @@ import numpy as np
 from flax import nnx
 
 from pmapdp import __version__
+from pmapdp.data.dataset import DataSet
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
 from pmapdp.errors import UserError, reason
 from pmapdp.export.read import ARRAYS, CHECKSUMS, FORMAT, FORMAT_VERSION, METADATA, PROGRAM, TEXT, checksums
-from pmapdp.files import write_file
+from pmapdp.files import require_writable, write_file
+from pmapdp.job import make_task
 from pmapdp.models.layers import Context
-from pmapdp.registry import view_of
+from pmapdp.registry import load_data, view_of, viewed
 from pmapdp.state import Task, TrainState, count_parameters
+from pmapdp.trained import load_run, refuse_values
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 INPUTS: dict[str, dict[str, Any]] = {
@@ -66,6 +69,37 @@ INPUTS: dict[str, dict[str, Any]] = {
     "tokens": {"dtype": "int32", "shape": ["batch", LENGTH]},
 }
 READABLE_BY_ALL = 0o644 << 16  # where a zip keeps the permissions of a file
+METRICS = ("test_loss", "test_accuracy", "test_examples")
+
+
+def from_workdir(
+    workdir: str, path: str | Path, data_dir: str | None = None, *, model: Any = None, data: DataSet | None = None
+) -> dict[str, Any]:
+    """Write the model of the newest checkpoint of a run; returns what the file says of it.
+
+    Args:
+        workdir: folder of the run.
+        path: of the file.
+        data_dir: folder of data sets, for the vocabulary of a model of texts; default: as in training.
+        model, data: where `train` was given them as Python values.
+    """
+    config, state, metrics = load_run(workdir, model)
+    if data is None:
+        refuse_values(workdir, dataset=config.dataset)
+    require_writable(path)
+    task = make_task(config, model)
+    data, view = viewed(data or load_data(config.dataset, data_dir or config.data_dir), task.model)
+    metadata = {
+        "model": config.model,
+        "recipe": config.recipe,
+        "dataset": config.dataset,
+        "labels": data.classes,
+        "step": int(state.step),
+        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
+        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
+    }
+    export_model(task, state, path, metadata=metadata, view=view, inputs=data.train.inputs)
+    return metadata
 
 
 def export_model(

@@ -36,12 +36,11 @@ class BatchNorm(nnx.Module):
     def moments(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         """Mean and variance `[C]` of the valid examples of the global batch."""
         weights = jnp.ones(len(x)) if context.weights is None else context.weights
-        weights = weights.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))  # [b, 1, ...]
-        axes = tuple(range(x.ndim - 1))
+        weights, pixels = weights.astype(x.dtype)[:, None], tuple(range(1, x.ndim - 1))
         # E[(x - k)^2] - (mean - k)^2 is the variance for any k; with k near the mean it keeps its digits.
         near = self.mean[...]
         count = weights.sum() * math.prod(x.shape[1:-1])
-        sums = (weights * x).sum(axes), (weights * jnp.square(x - near)).sum(axes)
+        sums = [(weights * each.sum(pixels)).sum(0) for each in (x, jnp.square(x - near))]
         if context.axis_name is not None:
             sums, count = lax.pmean((sums, count), context.axis_name)
         divisor = jnp.where(count > 0, count, 1)

@@ -16,7 +16,7 @@ from pmapdp.errors import StoppedError, UserError, say
 from pmapdp.processes import aborts
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.options import ProcessesOptions, check_options
-from pmapdp.processes.peers import Joined, Peers
+from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.processes.place import Place, address_to_listen_on, find, wait_for_coordinator
 from pmapdp.processes.store import Store
 from pmapdp.processes.watch import Watch, start_thread
@@ -31,26 +31,19 @@ LONGEST_FAREWELL = 24 * 3600.0  # process 0 may have much to write at the end; a
 def joined(options: ProcessesOptions, settings: Mapping[str, object]) -> Iterator[Peers]:
     """Connect with the other processes of the run, if there are any; at the end all leave together.
 
-    Must come before JAX starts its backends.
-
-    Args:
-        options: who the others are.
-        settings: what the run does, by the flags that a user knows. It must be the same on all processes.
-
-    Raises:
-        UserError: nobody is found, somebody does not come in time, or has other settings or another version of JAX.
+    Must come before JAX starts its backends. `settings` are what the run does, by the flags that a user knows. A
+    `UserError` says that nobody is found, or that somebody does not come in time or has other settings or another
+    version of JAX.
     """
     check_options(options, settings)
     if not options.several:
-        yield Peers()
+        yield ALONE
         return
     place = find(options)
     connect(place, options)
     store = Store(place.process, place.processes, options.join_timeout)
     watch = Watch(store, StopAgreement(store), options.heartbeat_timeout, place)
-    peers = Joined(store, watch)
-    if not options.by_hand:
-        peers.started = "by a launcher"
+    peers = Peers(store, watch, "by hand" if options.by_hand else "by a launcher")
     with peers.failing_together():
         same = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
         peers.require_same("start", {"the version of jax": jax.__version__} | same)
@@ -63,11 +56,7 @@ def joined(options: ProcessesOptions, settings: Mapping[str, object]) -> Iterato
 
 
 def connect(place: Place, options: ProcessesOptions) -> None:
-    """Let JAX connect the processes; ends this one with a sentence where not all come in time.
-
-    Raises:
-        UserError: the port is in use, or no coordinator answers.
-    """
+    """Let JAX connect the processes; ends this one with a sentence where not all come in time."""
     listen_on = address_to_listen_on(place) if place.process == 0 else None
     if place.process:
         wait_for_coordinator(place, options.join_timeout)

@@ -35,11 +35,7 @@ class ProcessesOptions:
 
 
 def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> None:
-    """Refuse flags that do not go together; `settings` are the run's own, by their flags.
-
-    Raises:
-        UserError: with the flag, its value, the reason and one that works.
-    """
+    """Refuse flags that do not go together; `settings` are the run's own, by their flags."""
     if options.several and settings.get("--strategy") == "single":
         raise UserError(
             "--strategy single runs on one device of one process: leave --distributed out, or use --strategy pmap"
@@ -49,12 +45,9 @@ def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> 
             f"--shard-state {settings['--shard-state']} works with --strategy pmap in one process only: "
             "use --strategy shard_map"
         )
-    given = {
-        "--coordinator": options.coordinator,
-        "--num-processes": options.num_processes,
-        "--process-id": options.process_id,
-    }
-    missing = [name for name, value in given.items() if value is None]
+    given = (options.coordinator, options.num_processes, options.process_id)
+    flags = ("--coordinator", "--num-processes", "--process-id")
+    missing = [flag for flag, value in zip(flags, given, strict=True) if value is None]
     if 0 < len(missing) < 3:
         raise UserError(
             f"{' and '.join(missing)} missing: processes started by hand need all three, for example "
@@ -78,11 +71,8 @@ def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> 
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`; an IPv6 address stands in brackets, as in `[::1]:9876`.
-
-    Raises:
-        UserError: it is not of that form, or no host can have that name.
-    """
+    """Host and port of `HOST:PORT`; an IPv6 address stands in brackets, as in `[::1]:9876`. A `UserError` says that it
+    is not of that form, or that no host can have that name."""
     host, _, port = address.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
     name = host[1:-1] if in_brackets else host

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jax._src import clusters  # the address must be known before jax.distributed.initialize, which finds it in here
 
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, reason
 from pmapdp.processes.options import ProcessesOptions, split_address
 
 
@@ -36,11 +36,7 @@ class Place(NamedTuple):
 
 
 def find(options: ProcessesOptions) -> Place:
-    """Who the processes are: from the flags, or from what JAX knows about the launcher.
-
-    Raises:
-        UserError: neither says so.
-    """
+    """Who the processes are: from the flags, or from what JAX knows about the launcher, or a `UserError`."""
     if options.by_hand:
         address, count, process, local = options.coordinator, options.num_processes, options.process_id, None
     else:
@@ -49,9 +45,8 @@ def find(options: ProcessesOptions) -> Place:
                 None, None, None, None, None, options.join_timeout
             )
         except Exception as error:  # each launcher fails in its own way
-            reason = str(error).strip().split("\n")[0]
             raise UserError(
-                f"--distributed could not find the other processes ({reason}): give --coordinator HOST:PORT "
+                f"--distributed could not find the other processes ({reason(error)}): give --coordinator HOST:PORT "
                 "--num-processes N --process-id I"
             ) from error
     if address is None or count is None or process is None:
@@ -66,10 +61,7 @@ def address_to_listen_on(place: Place) -> str:
     """Where process 0 listens: on the coordinator's address alone if that is written as a number or as localhost.
 
     A name may stand for one address here and for another elsewhere, and a number may be that of a router in front of
-    this machine: then it listens on all addresses.
-
-    Raises:
-        UserError: the port is in use.
+    this machine: then it listens on all addresses. A `UserError` says that the port is in use.
     """
     if (place.host == "localhost" or is_number(place.host)) and can_listen(place, place.host):
         return place.address
@@ -87,11 +79,8 @@ def is_number(host: str) -> bool:
 
 
 def can_listen(place: Place, host: str) -> bool:
-    """Whether `host` is an address of this machine. JAX's service would end the process without a word.
-
-    Raises:
-        UserError: it is, but the port is in use.
-    """
+    """Whether `host` is an address of this machine; a `UserError` says that it is, but that its port is in use. JAX's
+    service would end the process without a word."""
     try:
         family = socket.getaddrinfo(host, place.port, type=socket.SOCK_STREAM)[0][0]
         socket.create_server((host, place.port), family=family, dualstack_ipv6=host == "::").close()
@@ -107,11 +96,7 @@ def can_listen(place: Place, host: str) -> bool:
 
 
 def wait_for_coordinator(place: Place, seconds: float) -> None:
-    """Wait until process 0 listens.
-
-    Raises:
-        UserError: it does not in time.
-    """
+    """Wait until process 0 listens; a `UserError` says that it does not in time."""
     deadline = time.monotonic() + seconds
     while error := place.missing():
         if time.monotonic() > deadline:

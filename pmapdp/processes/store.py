@@ -12,13 +12,8 @@ PREFIX = "pmapdp/"
 
 
 class Store:
-    """Keys and values that all processes see; process 0 holds them.
-
-    Args:
-        process: number of this process.
-        count: number of processes.
-        timeout: seconds to wait for what another process has to say.
-    """
+    """Keys and values that all `count` processes see, of which this is number `process`; process 0 holds them. They are
+    given `timeout` seconds to say something."""
 
     def __init__(self, process: int, count: int, timeout: float):
         self.process, self.count, self.timeout = process, count, timeout
@@ -34,11 +29,8 @@ class Store:
         return {key.removeprefix(f"{PREFIX}{folder}/"): value for key, value in found}
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """What every process said under `name`, in the order of their numbers; waits for all. `value` is JSON.
-
-        Raises:
-            UserError: a process has not spoken in time.
-        """
+        """What every process said under `name`, in the order of their numbers; waits for all. `value` is JSON. A
+        `UserError` names a process that has not spoken in time."""
         self.set(f"{name}/{self.process}", json.dumps(value))
         values = []
         for other in range(self.count):
@@ -52,6 +44,6 @@ class Store:
             values.append(json.loads(text))
         return values
 
-    def barrier(self, name: str, seconds: float | None = None) -> None:
+    def barrier(self, name: str, seconds: float) -> None:
         """Wait until all processes are here; each name may be used once."""
-        self.client.wait_at_barrier(PREFIX + name, int(1000 * (seconds or self.timeout)))
+        self.client.wait_at_barrier(PREFIX + name, int(1000 * seconds))

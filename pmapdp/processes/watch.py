@@ -15,7 +15,7 @@ from pmapdp.processes.place import Place
 from pmapdp.processes.store import Store
 
 LOST = 4  # exit status of a process that ended because of another
-GO_ON = "start the same command again, and a run with a workdir goes on from its last checkpoint"
+RESUME = "start the same command again, and a run with a workdir resumes from its last checkpoint"
 
 
 class Watch:
@@ -25,11 +25,7 @@ class Watch:
     and to tell the others, all have ended before it is over. JAX has heartbeats too; its timeout is set longer, because
     it would abort the process from C++.
 
-    Args:
-        store: where the signs of life are.
-        agreement: is advanced at each beat.
-        timeout: seconds after which a process without a sign of life has ended the others.
-        place: where process 0 listens.
+    The signs of life are in `store`. After `timeout` seconds without one of a process the others have ended.
     """
 
     def __init__(self, store: Store, agreement: StopAgreement, timeout: float, place: Place):
@@ -73,13 +69,13 @@ class Watch:
             if now - self.answered > self.patience:
                 self.end(
                     f"process 0 of {self.store.count}, the coordinator, has not answered for {self.patience:.0f} s "
-                    f"(it hangs, or the network between is down): {GO_ON}"
+                    f"(it hangs, or the network between is down): {RESUME}"
                 )
             for process, (changed, sign) in list(self.signs.items()):
                 if process != self.store.process and now - changed > self.patience:
                     self.end(
                         f"process {process} of {self.store.count} on {sign.split()[1]} has given no sign of life for "
-                        f"{self.patience:.0f} s (it was killed, hangs, or has lost its network): {GO_ON}"
+                        f"{self.patience:.0f} s (it was killed, hangs, or has lost its network): {RESUME}"
                     )
 
     def aborting(self, by_jax: bool) -> None:
@@ -88,11 +84,11 @@ class Watch:
         broken = time.monotonic()
         while not self.closed.wait(self.beat / 4):
             if self.place.missing():
-                self.end(f"process 0 of {self.store.count}, the coordinator, has ended: {GO_ON}")
+                self.end(f"process 0 of {self.store.count}, the coordinator, has ended: {RESUME}")
             if by_jax:
-                self.end(f"another process came with a --process-id that one of these has: {GO_ON}")
+                self.end(f"another process came with a --process-id that one of these has: {RESUME}")
             if time.monotonic() - broken > 1.5 * self.patience:
-                self.end(f"a connection between the processes broke: {GO_ON}")
+                self.end(f"a connection between the processes broke: {RESUME}")
 
     def end(self, sentence: str, status: int = LOST) -> NoReturn:
         """Say why, tell the others, and end the process at once: its main thread may wait for a lost one forever."""

@@ -1,11 +1,12 @@
 """Checkpoints with Orbax: asynchronous, atomic, the last few and the best. Lesson 10 teaches this file.
 
 A checkpoint holds the train state as it is on one device and knows nothing of the strategy or the number of devices
-that made it, so any other may go on from it.
+that made it, so any other may resume from it.
 """
 
 import contextlib
 import logging
+import operator
 import os
 import shutil
 import tempfile
@@ -17,11 +18,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmapdp.errors import UserError
-from pmapdp.files import refusal
+from pmapdp.errors import UserError, reason
+from pmapdp.files import saying
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum, crc32
-from pmapdp.run.damage import DamagedError, outside_cause, reason
+from pmapdp.run.damage import DamagedError, known, outside_cause
 from pmapdp.state import Task, TrainState, initial_state
 
 SMALL = 64 * 2**20  # bytes, of a state that a link of 16 GB/s brings to the host in 4 ms
@@ -48,25 +49,22 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in a folder.
+    """The checkpoints in a folder. All methods raise a `UserError` where it cannot be used, or the disk takes no more;
+    the checkpoints in it are intact then.
 
     Args:
         folder: made if it is missing.
         keep: how many of the newest are kept, beside the one with the best test accuracy.
         only_read: leave the folder as it is, also what a run is just writing there.
         peers: the processes that write and read each its part of a checkpoint; all make the same calls.
-
-    Raises:
-        UserError: the folder cannot be used.
     """
 
     def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False, peers: Peers = ALONE):
         self.peers = peers
         self.folder, self.damaged = folder, folder.parent / "damaged"
         managers = orbax().checkpoint_managers
-        best = managers.BestN(
-            get_metric_fn=lambda metrics: metrics["test_accuracy"], n=1, keep_checkpoints_without_metrics=False
-        )
+        accuracy = operator.itemgetter("test_accuracy")
+        best = managers.BestN(get_metric_fn=accuracy, n=1, keep_checkpoints_without_metrics=False)
         self.options = orbax().CheckpointManagerOptions(
             preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
@@ -84,26 +82,16 @@ class Checkpoints:
                 self.require_room(0)
             return orbax().CheckpointManager(self.folder.absolute(), options=self.options)
         except OSError as error:
-            raise UserError(
-                f"{self.folder} cannot be used ({reason(error)}): mend that, or name another --workdir"
-            ) from None
+            why = known(error) or reason(error)
+            raise UserError(f"{self.folder} cannot be used ({why}): mend that, or name another --workdir") from None
 
     def steps(self) -> list[int]:
         """The updates after which there are checkpoints, oldest first."""
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: TrainState, progress: dict[str, Any], test_accuracy: float | None = None) -> None:
-        """Start to write the state after update `step`; returns before the disk has it.
-
-        Args:
-            step: updates made.
-            state: `TrainState`, on devices or on the host; its memory may be used again after the call.
-            progress: JSON that `read` gives back.
-            test_accuracy: decides which checkpoint is the best.
-
-        Raises:
-            UserError: this or the previous checkpoint could not be written; those before are intact.
-        """
+        """Start to write the state after update `step`, and JSON that `read` gives back; returns before the disk has
+        them. The state's memory may be used again then. The test accuracy decides which checkpoint is the best."""
         metrics = None if test_accuracy is None else {"test_accuracy": test_accuracy}
         args = orbax().args
         with self.writing():
@@ -118,7 +106,7 @@ class Checkpoints:
         """A copy of the state on the host, if it is small and lies in this process alone; otherwise the state itself.
 
         Left to Orbax, each of N devices that hold an array whole gives an N-th of it. That pays for large states; for a
-        small one it takes longer than one copy, and the devices wait. A state on the host already is not copied.
+        small one it takes longer than one copy, and the devices wait.
         """
         if self.peers.count > 1 or size(state) >= SMALL or isinstance(jax.tree.leaves(state)[0], np.ndarray):
             return state
@@ -128,14 +116,8 @@ class Checkpoints:
         return jax.tree.map(np.array, jax.device_get(copies))
 
     def require_room(self, needed: int) -> None:
-        """Look before writing: where a write fails, Orbax' threads wait for minutes, or write to the screen.
-
-        Args:
-            needed: bytes; of the arrays, and as much again for files beside them.
-
-        Raises:
-            OSError: the folder takes no new files, or not so many bytes.
-        """
+        """Look before writing whether the folder takes new files of so many bytes, or raise an OSError: where a write
+        fails, Orbax' threads wait for minutes, or write to the screen."""
         disk = os.statvfs(self.folder)
         if disk.f_bavail * disk.f_frsize < needed:
             raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
@@ -145,11 +127,7 @@ class Checkpoints:
             os.posix_fallocate(probe.fileno(), 0, max(1, min(needed, PROBE)))
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is complete on the disk.
-
-        Raises:
-            UserError: it could not be written; those before are intact.
-        """
+        """Wait until the last checkpoint is complete on the disk."""
         with self.writing():
             self.manager.wait_until_finished()
 
@@ -158,27 +136,23 @@ class Checkpoints:
         """Say in one sentence what went wrong with the disk."""
         try:
             yield
-        except (OSError, ValueError, RuntimeError) as error:
-            left = shutil.disk_usage(self.folder).free / 1e6
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            why, left = known(error) or reason(error)[:150], shutil.disk_usage(self.folder).free / 1e6
             whole = [int(each.name) for each in self.folder.iterdir() if each.name.isdigit()]
             raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({reason(error)}; {left:,.0f} MB are free there): "
+                f"a checkpoint could not be written to {self.folder} ({why}; {left:,.0f} MB are free there): "
                 + (f"the one of step {max(whole)} is intact; " if whole else "")
                 + "mend that and start the same command again"
             ) from error
 
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
-        """The checkpoint of `step`.
+        """The checkpoint after update `step`, or a `DamagedError`: its content is not what was written.
 
         Args:
             step: updates made before it was written.
             task: what was trained.
             sharding: where to put the arrays, one sharding or a pytree of them like the state; each device then
                 reads its shards only. With None they become NumPy arrays on the host.
-
-        Raises:
-            DamagedError: its content is not what was written.
-            UserError: it cannot be read for another reason.
         """
         progress = self.progress(step)
         return Checkpoint(self.state(step, progress, task, sharding), progress)
@@ -212,7 +186,7 @@ class Checkpoints:
                     "start the same command again when that is mended"
                 )
             else:
-                damage = DamagedError(reason(error))
+                damage = DamagedError(reason(error)[:150])
         for what, fault, kind in (("access", failure, UserError), ("content", damage, DamagedError)):
             try:
                 self.peers.require_all(f"reading: {what}", fault)
@@ -228,12 +202,10 @@ class Checkpoints:
         self.manager.close()
         self.peers.wait("where to put it")
         if self.peers.first:
-            try:
+            advice = f"move {self.folder / str(step)}, which is damaged, yourself, or name another --workdir"
+            with saying(target, "written", advice):
                 self.damaged.mkdir(exist_ok=True)
                 os.replace(self.folder / str(step), target)
-            except OSError as error:
-                advice = f"move {self.folder / str(step)}, which is damaged, yourself, or name another --workdir"
-                raise refusal(target, "written", error, advice) from None
         self.peers.wait("setting aside")
         self.manager = self.open()
         return target
@@ -245,11 +217,7 @@ class Checkpoints:
 
 
 def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
-    """The newest whole checkpoint in the folder of a run of `task`: state on the host, and its progress.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The newest whole checkpoint in the folder of a run of `task`: state on the host, and its progress."""
     folder = Path(path) / "checkpoints"
     if not folder.is_dir():
         raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")

@@ -15,19 +15,17 @@ class DamagedError(ValueError):
     """The content of a checkpoint is provably not what was written."""
 
 
-def reason(error: BaseException) -> str:
-    """The cause that an error of Orbax names, in a few words."""
-    text = str(error).strip().split("\n")[0] or type(error).__name__
-    known = next((each for each in OUTSIDE if each in text), None)
-    return known or text[:150]
+def known(error: BaseException) -> str | None:
+    """What an error of Orbax, or of the system below it, says of the system; None where it says something else."""
+    if isinstance(error, MemoryError):
+        return "no memory is left"
+    return next((each for each in OUTSIDE if each in str(error)), None)
 
 
 def outside_cause(error: BaseException, folder: Path) -> str | None:
     """What kept the files in `folder` from being read, if not their content: rights, memory, file handles, the disk."""
-    if isinstance(error, MemoryError):
-        return "no memory is left"
-    if known := next((each for each in OUTSIDE if each in str(error)), None):
-        return known
+    if found := known(error):
+        return found
     try:
         for where, _, names in os.walk(folder, onerror=raise_error):
             for name in names:

@@ -8,7 +8,6 @@ import jax
 
 from pmapdp.data.batches import Batch
 from pmapdp.job import Job
-from pmapdp.metrics import Totals
 from pmapdp.recipes import Reported
 from pmapdp.state import TrainState
 from pmapdp.steps import make_steps
@@ -28,7 +27,7 @@ def check_on_one_device(job: Job, state: TrainState, results: dict[str, Any]) ->
         test_batches=job.test_batches.for_one_device(),
         steps=make_steps("single", job.task, job.devices[:1]),
     )
-    totals: Totals = alone.evaluate(alone.steps.place_state(state))
+    totals = alone.evaluate(alone.steps.place_state(state))
     difference = abs(totals.mean_loss - results["test_loss"])
     return (
         f"evaluated on one device: loss {totals.mean_loss:.4f}, accuracy {totals.accuracy:.4f}; "

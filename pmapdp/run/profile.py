@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -19,7 +20,7 @@ class Profiler:
         self.steps = self.first = 0
         self.running = False
 
-    def before_steps(self, count: int, state) -> None:
+    def before_steps(self, count: int, state: Any) -> None:
         """Start the trace when its first step may be next, and `state`, which comes before it, is computed."""
         before, self.steps = self.steps, self.steps + count
         if self.folder and not self.first and before >= FIRST_STEP - 1:
@@ -28,7 +29,7 @@ class Profiler:
             jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
             self.running = True
 
-    def after_steps(self, state) -> list[str]:
+    def after_steps(self, state: Any) -> list[str]:
         """Stop the trace after its last step; returns lines to print: the ten longest operations."""
         if not self.running or self.steps - self.first + 1 < UPDATES:
             return []

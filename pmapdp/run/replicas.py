@@ -17,14 +17,11 @@ from pmapdp.steps.placing import over_all_processes
 
 
 class Replicas:
-    """Compares the copies of the state; all processes make the same calls.
+    """Compares the copies of the state every so many updates (with None never) and before each checkpoint; all
+    processes make the same calls.
 
     What is split over some devices and replicated over others is compared where it is replicated; an array of which
     every device holds another shard is left out.
-
-    Args:
-        job: the run, on N devices.
-        every: updates between comparisons, beside those before each checkpoint; with None there are none.
     """
 
     def __init__(self, job: Job, every: int | None):
@@ -67,11 +64,8 @@ class Replicas:
             self.waiting = step, self.program([leaves[number] for number in self.parts])
 
     def read(self) -> None:
-        """Wait for the checksums that were started last, `[N, arrays]`, and compare them.
-
-        Raises:
-            ReplicasError: with the first array and device; which is wrong, the majority decides.
-        """
+        """Wait for the checksums that were started last, `[N, arrays]`, and compare them. A `ReplicasError` names the
+        first array and device that differ; which is wrong, the majority decides."""
         if self.waiting is None:
             return
         (step, sums), self.waiting = self.waiting, None

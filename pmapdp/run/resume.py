@@ -33,34 +33,20 @@ KEPT: dict[str, Any] = {  # in a checkpoint, as JSON
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come.
-
-    Attributes:
-        state: `TrainState` on the devices of the run.
-        step: updates made.
-        totals: metric sums of the epoch that is not finished yet, so that its figures still cover every example.
-        best: metrics of the epoch with the best test accuracy; empty before the first.
-        last: metrics of the last epoch.
-        skipped: the updates that rollbacks left out, `[first, last]` of each.
-    """
+    """How far a run has come: the state on its devices, and what its checkpoints hold besides."""
 
     state: TrainState
-    step: int = 0
-    totals: Totals = field(default_factory=Totals)
-    best: dict[str, Any] = field(default_factory=dict)
-    last: dict[str, Any] = field(default_factory=dict)
-    skipped: list[list[int]] = field(default_factory=list)
+    step: int = 0  # updates made
+    totals: Totals = field(default_factory=Totals)  # of the unfinished epoch: its figures will cover every example
+    best: dict[str, Any] = field(default_factory=dict)  # metrics of the epoch with the best test accuracy, if any
+    last: dict[str, Any] = field(default_factory=dict)  # those of the last epoch
+    skipped: list[list[int]] = field(default_factory=list)  # updates that rollbacks left out, [first, last] of each
 
 
 class Keeper:
-    """Keeps a run in its workdir; does nothing where there is none.
+    """Keeps a run with these settings in its workdir; does nothing where there is none.
 
-    Args:
-        job: the run.
-        settings: all settings of it.
-
-    Raises:
-        UserError: the workdir cannot be used for it.
+    All methods raise a `UserError` where the workdir cannot be used for it.
     """
 
     def __init__(self, job: Job, settings: dict[str, Any]):
@@ -110,12 +96,7 @@ class Keeper:
         return next((found for found in self.newest_first(self.checkpoints, most) if is_finite(found.state)), None)
 
     def read(self, checkpoints: Checkpoints, step: int) -> Progress:
-        """The progress of the run after `step`.
-
-        Raises:
-            DamagedError: the content of the checkpoint is not what was written.
-            UserError: it belongs to another run, or cannot be read.
-        """
+        """The progress of the run after `step`; a `DamagedError` says that it is not what was written."""
         kept = checkpoints.progress(step)
         if differing := differences(kept.get("belongs_to", self.identity), self.identity):
             raise UserError(
@@ -131,12 +112,9 @@ class Keeper:
         return Progress(state, step, Totals(*kept["totals"]), kept["best"], kept["last"], kept.get("skipped", []))
 
     def keep(self, progress: Progress, *, ended: bool = False) -> None:
-        """Keep this state as a checkpoint. It is written with the next call of `write`, or now where the devices must
-        not go on before.
-
-        Args:
-            progress: its state's memory may be used again after the call.
-            ended: whether an epoch, the one of `progress.last`, has just ended.
+        """Keep this state, whose memory may be used again after the call, as a checkpoint. It is written with the next
+        call of `write`, or now where the devices must not go on before. `ended` says whether an epoch, the one of
+        `progress.last`, has just ended.
         """
         if self.checkpoints is None:
             return

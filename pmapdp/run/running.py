@@ -20,8 +20,8 @@ from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
 from pmapdp.run.resume import Keeper, Progress
 from pmapdp.run.screen import Report
-from pmapdp.run.stop import listening
 from pmapdp.run.tensorboard import TensorBoard, arrays
+from pmapdp.signals import listening
 from pmapdp.state import TrainState
 from pmapdp.steps.placing import place
 
@@ -29,12 +29,8 @@ ROLLBACKS = 3  # more would hide a run that cannot succeed
 
 
 class Run:
-    """What a run keeps and shows. Only the first of several processes shows anything and writes files.
-
-    Args:
-        job: the values that it consists of.
-        settings: all its settings, JSON; those that have no effect on the results say what to keep and show.
-        started: `time.perf_counter()` when the command began.
+    """What a run with these settings (JSON) keeps and shows, of several processes only on the first. `started` is
+    `time.perf_counter()` when the command began.
 
     Attributes:
         state: `TrainState` on the devices at the start, after the updates of earlier starts.
@@ -49,9 +45,8 @@ class Run:
         StoppedError: SIGTERM or SIGINT asked for it; with a workdir a checkpoint was written.
     """
 
-    def __init__(self, job: Job, settings: dict[str, Any], started: float | None = None):
-        self.job, self.settings = job, settings
-        self.started = time.perf_counter() if started is None else started
+    def __init__(self, job: Job, settings: dict[str, Any], started: float):
+        self.job, self.settings, self.started = job, settings, started
         self.epochs: list[dict[str, Any]] = []
         self.compile_seconds = 0.0
         self.to_keep = False  # whether to keep the state after update `step`
@@ -85,8 +80,9 @@ class Run:
             stack.callback(self.files[-1].close)
             log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
             self.tensorboard = stack.enter_context(contextlib.closing(TensorBoard(folder, self.step)))
-        report = Report(progress=settings["progress"] and writes, epochs=settings["epochs"], log=log, quiet=not writes)
-        self.report = stack.enter_context(contextlib.closing(report))
+        shown = settings["progress"] and writes
+        self.report = Report(progress=shown, epochs=settings["epochs"], log=log, quiet=not writes)
+        stack.callback(self.report.end_epoch)
         self.line = self.report.line
 
         self.event("start", **settings | facts(job, self.state))
@@ -107,7 +103,7 @@ class Run:
         while self.keeper.messages:
             self.line(self.keeper.messages.pop(0))
 
-    def wait_for_checkpoint(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def wait_for_checkpoint(self, _: object, error: BaseException | None, __: object) -> None:
         """Let the last checkpoint be completed before an error that several processes have alike ends them at once."""
         if isinstance(error, DivergedError | ReplicasError):
             self.keeper.wait()
@@ -146,8 +142,8 @@ class Run:
         self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
         for line in self.profiler.after_steps(state):
             self.line(line)
-        in_epoch = step < self.end_of_epoch
-        self.to_keep = in_epoch and self.due(step)
+        in_epoch, every = step < self.end_of_epoch, self.settings["checkpoint_every"]
+        self.to_keep = in_epoch and every is not None and step % every == 0
         if in_epoch and self.stop:
             self.keep(state, self.meter.finish())
             self.end_stopped()
@@ -155,11 +151,6 @@ class Run:
             self.meter.finish()
             self.report.end_epoch()
             self.trained = time.perf_counter()
-
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after update `step`, in the middle of an epoch."""
-        every = self.settings["checkpoint_every"]
-        return every is not None and step % every == 0
 
     def end_epoch(self, step: int, state: TrainState, tested: Totals) -> None:
         """The epoch has ended, after update `step`, and `state` was evaluated: `tested`."""
@@ -204,13 +195,11 @@ class Run:
 
     def roll_back(self, error: DivergedError) -> tuple[TrainState, int]:
         """Where to go on after a loss that is not finite: the state of the last checkpoint, and the step of that loss.
+        Raises `error` where nobody asked for this, or it was done three times, or no checkpoint is finite.
 
         The batches between the two are skipped, as Chowdhery et al., "PaLM", 2022, did, because an earlier batch than
         the one that shows it may have caused it. They count as steps, but not in the optimizer's schedule. The state is
         kept at once, so a run that is resumed skips the same. An epoch whose last batch is skipped has no results.
-
-        Raises:
-            DivergedError: `error`, where nobody asked for this, or it was done three times, or no checkpoint is finite.
         """
         if self.settings["on_nan"] == "stop" or len(self.skipped) == ROLLBACKS:
             raise error
@@ -243,7 +232,7 @@ class Run:
         self.keeper.wait()
         workdir, number = self.settings["workdir"], self.stop.signal
         kept = (
-            f"a checkpoint is in {workdir}, and the same command goes on from it"
+            f"a checkpoint is in {workdir}, and the same command resumes from it"
             if workdir is not None
             else "nothing was kept; with --workdir runs/first a run can go on"
         )

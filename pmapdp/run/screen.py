@@ -14,14 +14,7 @@ SECONDS_BETWEEN_REFRESHES = 0.2
 
 
 class Report:
-    """Prints a run as it goes.
-
-    Args:
-        progress: whether to show progress inside an epoch.
-        epochs: number of epochs in the run.
-        log: takes all lines too.
-        quiet: print nothing.
-    """
+    """Prints a run as it goes, or nothing where it is `quiet`, and inside of epochs too where there is `progress`."""
 
     def __init__(self, *, progress: bool, epochs: int, log: LinesFile | None = None, quiet: bool = False):
         self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False, quiet=quiet)
@@ -100,7 +93,3 @@ class Report:
                 f"last {last['test_accuracy']:.4f}"
             )
         self.line(f"{seconds:.1f} s in all, of which {compile_seconds:.1f} s to compile")
-
-    def close(self) -> None:
-        """Take the progress bar away."""
-        self.end_epoch()

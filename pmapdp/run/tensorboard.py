@@ -4,15 +4,15 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pmapdp.files import refusal
+from pmapdp.files import saying
 from pmapdp.job import Job
+from pmapdp.run.log import FULL_ADVICE
 from pmapdp.state import TrainState
 from pmapdp.steps.shared import Body
 
@@ -41,15 +41,8 @@ def arrays(job: Job, state: TrainState) -> dict[str, Any]:
 
 
 class TensorBoard:
-    """Writes results of epochs as they come, in this thread, so that a full disk is an error of the run.
-
-    Args:
-        folder: where the event file goes.
-        first_step: events of an earlier start of the run after this update are hidden by TensorBoard.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes results of epochs as they come, in this thread, so that a full disk is a `UserError` of the run. Events of
+    its earlier starts after update `first_step` are hidden by TensorBoard."""
 
     def __init__(self, folder: Path, first_step: int):
         from tensorboardX import summary  # not needed without a workdir
@@ -78,13 +71,9 @@ class TensorBoard:
         """Append an event."""
         self.file.write(self.make_event(wall_time=time.time(), **fields).SerializeToString())
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Say in one sentence that the disk takes no more."""
-        try:
-            yield
-        except OSError as error:
-            raise refusal(self.path, "written", error, "make room and start the command again") from None
+    def writing(self) -> contextlib.AbstractContextManager:
+        """Says in one sentence that the disk takes no more."""
+        return saying(self.path, "written", FULL_ADVICE)
 
     def close(self) -> None:
         """Write what is left."""

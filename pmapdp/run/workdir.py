@@ -60,18 +60,12 @@ def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """In which settings two identities differ, in words; empty where they do not."""
     theirs = DEFAULTS | theirs
-    return ", ".join(
-        f"{name} ({theirs.get(name)!r} there, {value!r} now)"
-        for name, value in ours.items()
-        if theirs.get(name) != value
-    )
+    different = {name: value for name, value in ours.items() if theirs.get(name) != value}
+    return ", ".join(f"{name} ({theirs.get(name)!r} there, {value!r} now)" for name, value in different.items())
 
 
 class Workdir:
-    """The folder of a run, locked for this process.
-
-    Args:
-        path: made if it is missing.
+    """The folder of a run, made if it is missing and locked for this process.
 
     Raises:
         UserError: it is no folder, cannot be written, holds files of somebody else under the names of ours, or is in
@@ -80,9 +74,8 @@ class Workdir:
 
     def __init__(self, path: str | Path):
         if str(path) == "" or "://" in str(path):
-            raise UserError(
-                f"--workdir {str(path)!r} is not a folder: name a local or mounted one, for example runs/first"
-            )
+            why = "is not a folder: name a local or mounted one, for example runs/first"
+            raise UserError(f"--workdir {str(path)!r} {why}")
         self.path = Path(path)
         try:
             if self.path.exists() and not self.path.is_dir():
@@ -106,10 +99,7 @@ class Workdir:
 
     def require_ours(self) -> dict[str, Any] | None:
         """The identity of the run in the folder; None where there is no run, nor anything under the names of its files.
-
-        Raises:
-            UserError: something has the name of a file of ours, and no config.json says that a run wrote it.
-        """
+        What has such a name, where no config.json says that a run wrote it, is a `UserError`."""
         if os.path.lexists(self.path / "config.json"):
             return identity(*read_settings(self.path))
         for each in sorted(self.path.iterdir()):
@@ -130,16 +120,8 @@ class Workdir:
         self.lock.close()
 
     def start(self, settings: dict[str, Any], global_batch_size: int, *, fresh: bool) -> bool:
-        """Write config.json, or compare with the one there. Returns whether a run is to be continued.
-
-        Args:
-            settings: all settings of the run.
-            global_batch_size: B, whichever way it was given.
-            fresh: delete the run that is there.
-
-        Raises:
-            UserError: the folder holds a run of another configuration; the settings that differ are named.
-        """
+        """Write config.json, or compare with the one there. Returns whether a run is to be continued; a `UserError`
+        names the settings that differ. With `fresh` the run that is there is deleted first."""
         ours = identity(settings, global_batch_size)
         if self.settings is not None and fresh:
             self.clear()
@@ -156,11 +138,7 @@ class Workdir:
         return True
 
     def clear(self) -> None:
-        """Delete what an earlier run wrote, except config.json, which says that it did; other files stay.
-
-        Raises:
-            UserError: something cannot be deleted.
-        """
+        """Delete what an earlier run wrote, except config.json, which says that it did; other files stay."""
         try:
             for name, written in FOLDERS.items():
                 for each in (self.path / name).iterdir() if (self.path / name).is_dir() else ():
@@ -177,11 +155,7 @@ class Workdir:
 
 
 def require_shared(path: str, seconds: float = 10) -> None:
-    """Look whether process 0 has written into the folder of this name that this process sees.
-
-    Raises:
-        UserError: it has not; a network file system gets `seconds` to show it.
-    """
+    """Refuse a folder in which this process does not see what process 0 wrote, `seconds` after it did."""
     deadline = time.monotonic() + seconds
     while not (Path(path) / "config.json").exists():
         if time.monotonic() > deadline:
@@ -193,11 +167,8 @@ def require_shared(path: str, seconds: float = 10) -> None:
 
 
 def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
-    """The settings, those that it lacks with their defaults, and the global batch size of the run in a folder.
-
-    Raises:
-        UserError: there is no run in it, or its config.json is not as a run writes it.
-    """
+    """The settings, those that it lacks with their defaults, and the global batch size of the run in a folder. A
+    `UserError` says that there is none, or that its config.json is not as a run writes it."""
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")

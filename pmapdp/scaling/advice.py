@@ -25,23 +25,14 @@ REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
 
 
 class Answer(NamedTuple):
-    """What one remedy brings on N devices.
-
-    Attributes:
-        remedy: its name.
-        devices: N.
-        gain: examples/s over those of the plain plan, less 1; 0.1 is a tenth more.
-        pays: whether that is more than a hundredth.
-        state_bytes_saved: on each device.
-        price: what it costs beside time; empty where nothing.
-    """
+    """What one remedy brings on N devices."""
 
     remedy: str
-    devices: int
-    gain: float
-    pays: bool
-    state_bytes_saved: float
-    price: str
+    devices: int  # N
+    gain: float  # examples/s over those of the plain plan, less 1; 0.1 is a tenth more
+    pays: bool  # whether that is more than a hundredth
+    state_bytes_saved: float  # on each device
+    price: str  # what it costs beside time; empty where nothing
 
 
 def answers(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> list[Answer]:

@@ -57,8 +57,7 @@ def tree(n: float, N: int, level: Level) -> float:
 def spread(N: int, levels: Sequence[Level]) -> list[int]:
     """How many members each level joins when N devices fill them from the inside.
 
-    Raises:
-        UserError: N fills no whole number of groups, or is more than there can be.
+    Raises `UserError` where N fills no whole number of groups, or is more than there can be.
     """
     most = math.prod(level.devices for level in levels)
     if most < N:
@@ -76,15 +75,10 @@ def spread(N: int, levels: Sequence[Level]) -> list[int]:
 
 
 def reduce_scatter(n: float, N: int, levels: Sequence[Level], algorithm: str = "best") -> float:
-    """A reduce-scatter over all levels, or an all-gather, which takes as long.
+    """A reduce-scatter of n bytes over the levels, from the inside out, or an all-gather, which takes as long.
 
-    Each level has 1 / members of the bytes of the level inside it.
-
-    Args:
-        n: bytes.
-        N: devices.
-        levels: from the inside out.
-        algorithm: ring, tree, or the better of the two on each level; a level without a switch has rings alone.
+    Each level has 1 / members of the bytes of the level inside it. The algorithm is ring, tree, or on each
+    level the better of the two (best); a level without a switch has rings alone.
     """
     seconds = 0.0
     for members, level in zip(spread(N, levels), levels, strict=True):

@@ -8,46 +8,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Level:
-    """Devices that are joined alike: those of a node, or the nodes of a cluster.
+    """Devices that are joined alike: those of a node, or the nodes of a cluster."""
 
-    Attributes:
-        devices: the most members that this level joins; a member is a device, or a whole group of the level inside.
-        latency: seconds that a message takes beside its bytes.
-        bandwidth: bytes/s that one device sends over all its links of this level while it receives as many.
-        axes: of a torus, along each of which lies a ring; 1 is a single ring.
-        wraps_from: members along an axis from which on its ends are joined; a shorter axis has half the bandwidth.
-        trees: whether the library also runs trees here, as it can where a switch joins any two members.
-        latency_source: where `latency` is from.
-    """
-
-    devices: int
-    latency: float
-    bandwidth: float
-    axes: int = 1
-    wraps_from: int = 1
-    trees: bool = True
+    devices: int  # the most members that this level joins; a member is a device, or a whole group of the level inside
+    latency: float  # seconds that a message takes beside its bytes
+    bandwidth: float  # bytes/s that one device sends over all its links of this level while it receives as many
+    axes: int = 1  # of a torus, along each of which lies a ring; 1 is a single ring
+    wraps_from: int = 1  # members along an axis from which on its ends are joined; a shorter one has half the bandwidth
+    trees: bool = True  # whether the library also runs trees here, as it can where a switch joins any two members
     latency_source: str = ""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device and its surroundings.
-
-    Attributes:
-        title: what it is.
-        peak: FLOP/s of matrix products by the dtype of the computation, dense, with JAX's default precision.
-        memory_bandwidth: bytes/s between the device and its own memory.
-        memory: bytes of that memory.
-        levels: from the inside out.
-        sources: of the figures.
-    """
+    """A device and its surroundings."""
 
     title: str
-    peak: dict[str, float]
-    memory_bandwidth: float
-    memory: float
-    levels: tuple[Level, ...]
-    sources: tuple[str, ...]
+    peak: dict[str, float]  # FLOP/s of dense matrix products by the dtype, with JAX's default precision
+    memory_bandwidth: float  # bytes/s between the device and its own memory
+    memory: float  # bytes
+    levels: tuple[Level, ...]  # from the inside out
+    sources: tuple[str, ...]  # of the figures
 
 
 NCCL = "NCCL's own cost model, NVIDIA/nccl src/graph/tuning.cc, hwLat, ring with protocol LL128"

@@ -31,14 +31,9 @@ def pictures(report: dict[str, Any]) -> dict[str, str]:
 
 
 def picture(machines: dict[str, Any], field: str, title: str, note: str, label: Callable[[float], str]) -> str:
-    """A line for each machine, its last value in the legend, and the line that no machine can be above.
+    """A line for each machine of a report, its last value in the legend, and the line that no machine can be above.
 
-    Args:
-        machines: see `make_report`.
-        field: of the rows of a curve.
-        title: above the picture; said by a screen reader too.
-        note: below the title.
-        label: of a value.
+    `field` is that of the rows of a curve, `note` stands below the title, and `label` writes a value.
     """
     with drawing(8, 4) as (figure, axes):
         most = 1
@@ -48,13 +43,11 @@ def picture(machines: dict[str, Any], field: str, title: str, note: str, label: 
             end = f"{name}: {label(points[-1][1])}"
             axes.plot(*zip(*points, strict=True), dash, color=STRATEGY_COLOURS[colour], linewidth=2.5, label=end)
         axes.set_xscale("log", base=2)
-        if field == "strong_speedup":
-            axes.plot((1, most), (1, most), ":", color=SOFT, label="ideal")
+        strong = field == "strong_speedup"
+        axes.plot((1, most), (1, most if strong else 1), ":", color=SOFT, label="ideal")
+        if strong:
             axes.set_yscale("log", base=2)
-            axes.set_ylim(bottom=0.25)
-        else:
-            axes.plot((1, most), (1, 1), ":", color=SOFT, label="ideal")
-            axes.set_ylim(0, 1.05)
+        axes.set_ylim(*((0.25, None) if strong else (0, 1.05)))
         axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
         axes.yaxis.set_major_formatter(lambda tick, _: label(tick))
         axes.set_xlabel("devices")

@@ -30,69 +30,41 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How the training is spread.
+    """How the training is spread."""
 
-    Attributes:
-        per_device_batch: b, examples of one micro-batch on one device; may be a fraction, as a mean.
-        accumulate: K, micro-batches per update.
-        dtype: of the computation.
-        slots: numbers of optimizer state beside each parameter; Adam has two.
-        reduce_bytes: of one gradient in the all-reduce: 4 is float32, 2 bfloat16.
-        split_optimizer: each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al.,
-            "ZeRO: memory optimizations toward training trillion parameter models", 2020): reduce-scatter of the
-            gradients, update, all-gather of the parameters.
-        overlap: share of the last backward pass behind which communication can hide, from 0 to 1. Our steps have 0:
-            one all-reduce after all gradients; DistributedDataParallel sends buckets during the pass (S. Li et al.,
-            "PyTorch Distributed", 2020); the last bucket, which nothing can hide, is not counted.
-        algorithm: ring, tree or best.
-        utilization: share of the peak FLOP/s that the passes attain where arithmetic rules.
-    """
-
-    per_device_batch: float = 64
-    accumulate: int = 1
-    dtype: str = "float32"
-    slots: int = 2
-    reduce_bytes: int = 4
+    per_device_batch: float = 64  # b, examples of one micro-batch on one device; may be a fraction, as a mean
+    accumulate: int = 1  # K, micro-batches per update
+    dtype: str = "float32"  # of the computation
+    slots: int = 2  # numbers of optimizer state beside each parameter; Adam has two
+    reduce_bytes: int = 4  # of one gradient in the all-reduce: 4 is float32, 2 bfloat16
+    # Each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al., "ZeRO: memory
+    # optimizations toward training trillion parameter models", 2020): reduce-scatter, update, all-gather.
     split_optimizer: bool = False
+    # Share of the last backward pass behind which communication can hide, from 0 to 1. Our steps have 0: one all-reduce
+    # after all gradients. DistributedDataParallel sends buckets during the pass (S. Li et al., "PyTorch Distributed",
+    # 2020); the last bucket, which nothing can hide, is not counted.
     overlap: float = 0.0
-    algorithm: str = "best"
-    utilization: float = UTILIZATION
+    algorithm: str = "best"  # or ring, tree
+    utilization: float = UTILIZATION  # share of the peak FLOP/s that the passes attain where arithmetic rules
 
 
 class Prediction(NamedTuple):
-    """A predicted step.
+    """A predicted step; times in seconds."""
 
-    Attributes:
-        devices: N.
-        examples: in the step, over all devices.
-        step: seconds.
-        compute: of them in forward and backward passes.
-        update: in the optimizer's update.
-        communication: seconds that the collectives take.
-        exposed: those of them that hide behind no computation.
-        communication_share: of the step, in which devices wait for each other's numbers.
-        examples_per_second: over all devices.
-        state_bytes: parameters, gradients and optimizer state on one device; activations are not counted.
-    """
-
-    devices: int
-    examples: float
+    devices: int  # N
+    examples: float  # over all devices
     step: float
-    compute: float
-    update: float
-    communication: float
-    exposed: float
-    communication_share: float
-    examples_per_second: float
-    state_bytes: float
+    compute: float  # forward and backward passes
+    update: float  # of the optimizer
+    communication: float  # the collectives
+    exposed: float  # those of them that hide behind no computation
+    communication_share: float  # of the step, in which devices wait for each other's numbers
+    examples_per_second: float  # over all devices
+    state_bytes: float  # parameters, gradients and optimizer state on one device; activations are not counted
 
 
 def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
-    """A step of `plan` on N devices.
-
-    Raises:
-        UserError: N devices cannot be joined.
-    """
+    """A step of `plan` on N devices. Raises `UserError` where so many cannot be joined."""
     parts = N if plan.split_optimizer else 1
     compute = plan.accumulate * pass_seconds(workload, hardware, plan)
     update = workload.update_bytes(plan.slots) / parts / hardware.memory_bandwidth

@@ -13,15 +13,8 @@ from pmapdp.scaling.workloads import Workload
 def make_report(
     workload: Workload, plan: Plan, hardware: Sequence[str], counts: Sequence[int], strong_batch: int
 ) -> dict[str, Any]:
-    """Everything that is predicted.
-
-    Args:
-        workload: what is trained.
-        plan: how.
-        hardware: names from `HARDWARE`.
-        counts: numbers of devices for the tables; the curves have all powers of two up to 4,096.
-        strong_batch: global batch of strong scaling.
-    """
+    """Everything that is predicted for the names in `hardware`: tables for `counts` devices, and curves for powers of
+    two up to 4,096. Strong scaling splits `strong_batch` examples."""
 
     def row(machine: Hardware, N: int) -> dict[str, Any]:
         # The speed-up is None where there are fewer examples than devices.

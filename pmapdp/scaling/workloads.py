@@ -24,24 +24,14 @@ COUNTED = (64, 128)  # batch sizes; what grows between them is an example's
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, as training sees it. Parameters, gradients and optimizer state are float32.
-
-    Attributes:
-        name: of the model.
-        parameters: number of trainable scalars.
-        flops: floating-point operations for one example, forward and backward.
-        bytes: read and written in device memory for one example; 0 where it is not known and taken to be hidden behind
-            the operations.
-        fixed_bytes: the same, for an update whatever the batch.
-        source: of the figures.
-    """
+    """A model, as training sees it. Parameters, gradients and optimizer state are float32."""
 
     name: str
-    parameters: int
-    flops: float
-    bytes: float = 0.0
-    fixed_bytes: float = 0.0
-    source: str = ""
+    parameters: int  # trainable scalars
+    flops: float  # floating-point operations for one example, forward and backward
+    bytes: float = 0.0  # read and written in device memory for one example; 0: not known, taken to hide behind `flops`
+    fixed_bytes: float = 0.0  # the same, for an update whatever the batch
+    source: str = ""  # of the figures
 
     def update_bytes(self, slots: int) -> float:
         """Bytes that the update moves: the gradient is read, the parameter and its `slots` numbers of optimizer state

@@ -42,7 +42,7 @@ def fit_layout(
     layout: str = DATA,
     shard_state: str = "none",
 ) -> Layout:
-    """How the arrays of `task` are placed on `devices`.
+    """How the arrays of `task` are placed on `devices`; a `UserError` says why they cannot be.
 
     Args:
         devices: as many as the mesh has places.
@@ -51,11 +51,6 @@ def fit_layout(
         mesh: axes and their sizes, as for --mesh; None for one axis, `data`.
         layout: names and rules, as for --layout.
         shard_state: what is split over the axes of the batch as well: none, optimizer or parameters.
-
-    Raises:
-        UserError: the mesh has not as many places as there are devices, a rule names an axis that neither mesh nor
-            model has, two rules ask for the same mesh axis, a size does not divide, or a mesh axis is left without
-            work.
     """
     if mesh:
         check_places(mesh, len(devices))

@@ -22,13 +22,10 @@ from pmapdp.state import Task, TrainState, initial_state
 
 @dataclass(frozen=True)
 class Layout:
-    """Which shard of every array is placed on which device.
+    """Which shard of every array is placed on which device: axes of the mesh split the logical axes that have rules.
 
-    Attributes:
-        mesh: the devices, and the names of its axes.
-        rules: logical name to mesh axes.
-        shard_state: what is split over the axes of the batch too, although all devices of that axis need it:
-            `optimizer` is stage 1 of Rajbhandari et al., "ZeRO", SC 2020, `parameters` stage 3.
+    `shard_state` says what is split over the axes of the batch too, although all devices of that axis need it:
+    `optimizer` is stage 1 of Rajbhandari et al., "ZeRO", SC 2020, `parameters` stage 3.
     """
 
     mesh: Mesh
@@ -46,11 +43,8 @@ class Layout:
         return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
 
     def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
-        """The numbers, from 0, of the batch's shards on these devices of one process, which reads their examples.
-
-        Raises:
-            UserError: they do not follow one another, or another axis of the inputs is split between processes.
-        """
+        """The numbers, from 0, of the batch's shards on these devices of one process, which reads their examples. A
+        `UserError` says that they do not follow one another, or that other axes of the inputs are split as well."""
         names = self.mesh.axis_names
         places = [
             dict(zip(names, place, strict=True)) for place, d in np.ndenumerate(self.mesh.devices) if d in devices

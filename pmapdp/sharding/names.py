@@ -26,18 +26,9 @@ class IndivisibleError(Exception):
 def partition(
     names: Names, shape: Sequence[int], sizes: dict[str, int], rules: Rules, more: tuple[str, ...] = ()
 ) -> PartitionSpec:
-    """How an array is split: for each of its axes the mesh axes of its name.
-
-    Args:
-        names: logical names of the axes; None for one that is never split.
-        shape: of the array.
-        sizes: of the mesh axes.
-        rules: logical name to mesh axes.
-        more: mesh axes that split the first axis which they divide as well; an array that has none stays as it is.
-
-    Raises:
-        IndivisibleError: a size is no multiple of the number of its shards.
-    """
+    """How an array of this shape is split: for each of its axes the mesh axes of its logical name, or an
+    `IndivisibleError`. The name None is never split. The mesh axes in `more` split the first axis which they divide as
+    well; an array that has none stays as it is."""
 
     def number(axes: tuple[str, ...]) -> int:
         return math.prod(sizes[axis] for axis in axes)

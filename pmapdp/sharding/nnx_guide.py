@@ -34,13 +34,8 @@ GUIDE = (1.455, 0.765, 0.510, 0.378, 0.281)
 
 
 class DotReluDot(nnx.Module):
-    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices and no bias; Flax' default initialiser.
-
-    Args:
-        size: D.
-        rngs: one key a matrix.
-        rules: logical name to mesh axis, where the model itself is to say it; a layout can say it later.
-    """
+    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax' default initialiser. With
+    `rules` the model itself says which mesh axes split its logical axes; a layout can say it later."""
 
     def __init__(self, size: int, *, rngs: nnx.Rngs, rules: tuple[tuple[str, Any], ...] = ()):
         def matrix(*names: str) -> nnx.Param:
@@ -89,11 +84,7 @@ def train(task: Task, steps: Steps) -> tuple[TrainState, list[float], float]:
 
 
 def run(devices: Sequence[jax.Device], *, mesh: str | None, layout: str, shard_state: str) -> None:
-    """The whole program, as a report on the screen; its settings are those of `fit_layout`.
-
-    Raises:
-        UserError: a layout that cannot be.
-    """
+    """The whole program, as a report on the screen; its settings, and its errors, are those of `fit_layout`."""
     task, devices = make_task(), list(devices)
     fitted = fit_layout(devices, task, (SIZE,), mesh=mesh, layout=layout, shard_state=shard_state)
     state, losses, milliseconds = train(task, make_steps("jit", task, devices, fitted))

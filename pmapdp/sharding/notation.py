@@ -21,11 +21,7 @@ NAMED = {"data": {}, "model": MODEL, "spatial": MODEL | {"features": "feature"}}
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """The axes of a mesh and their sizes, in order: `data=4,model=2`.
-
-    Raises:
-        UserError: it is not of this form, or an axis stands there twice.
-    """
+    """The axes of a mesh and their sizes, in order: `data=4,model=2`; a `UserError` about any other text."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d*)\s*", part)
@@ -38,11 +34,8 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def parse_layout(text: str) -> tuple[Rules, set[str]]:
-    """The rules of a layout, and the logical names among them that were given by hand.
-
-    Raises:
-        UserError: it is not of this form, or it says two things of one logical axis.
-    """
+    """The rules of a layout, and the logical names among them that were given by hand. A `UserError` says that it is no
+    layout, or that it says two things of one logical axis."""
     rules: Rules = {}
     by_hand: set[str] = set()
     for part in (part.strip() for part in text.split(",")):
@@ -64,11 +57,7 @@ def parse_layout(text: str) -> tuple[Rules, set[str]]:
 
 
 def check_sharding(mesh: str | None, layout: str, shard_state: str, strategy: str) -> None:
-    """Refuse what no run can work with, whatever the model.
-
-    Raises:
-        UserError: with the value given and one that works.
-    """
+    """Refuse what no run can work with, whatever the model."""
     parse_layout(layout)
     reason = {
         "pmap": "pmap maps over a single axis",
@@ -90,11 +79,7 @@ def check_sharding(mesh: str | None, layout: str, shard_state: str, strategy: st
 
 
 def check_places(mesh: str, devices: int) -> None:
-    """Refuse a mesh that has not as many places as there are devices in all processes.
-
-    Raises:
-        UserError: with a mesh that has.
-    """
+    """Refuse a mesh that has not as many places as there are devices in all processes."""
     sizes = parse_mesh(mesh)
     places = math.prod(sizes.values())
     if places != devices:

@@ -21,15 +21,9 @@ from pmapdp.steps.shared import Body, Steps
 
 
 def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device], layout: Layout | None = None) -> Steps:
-    """The five functions of `strategy` on `devices`.
-
-    Args:
-        strategy: pmap, jit, shard_map or single.
-        task: what is trained.
-        devices: N devices.
-        layout: which shard of every array each holds; default: the batch is split, the state is replicated. pmap and
-            shard_map take of it whether the optimizer state is split.
-    """
+    """The five functions of `strategy` (pmap, jit, shard_map or single) on `devices`. The layout says which shard of
+    every array each holds; default: the batch is split, the state is replicated. pmap and shard_map take of it whether
+    the optimizer state is split."""
     if strategy == "jit" and (task.accumulate > 1 or (layout is not None and layout.splits_state)):
         return make_split_steps(task, layout or data_parallel(devices))
     if layout is not None and layout.shard_state == "optimizer":
@@ -82,14 +76,11 @@ def make_split_steps(task: Task, layout: Layout) -> Steps:
         per_device, batch_stats = jax.shard_map(rows, mesh=layout.mesh, **specs, check_vma=False)(state, batch)
         return *jax.tree.map(lambda x: x.sum(0), per_device), batch_stats
 
-    def eval_step(state: TrainState, batch: Batch):
-        return body.evaluation_sums(state, batch)
-
     return Steps(
         place_state,
         place_batch,
         jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0),
-        jax.jit(eval_step, out_shardings=replicated),
+        jax.jit(body.evaluation_sums, out_shardings=replicated),
         fetch,
         state_sharding,
     )

@@ -18,30 +18,22 @@ STATISTICS = re.compile(r"stat|running|moving|(^|/|_)(mean|var|variance)(/|$)", 
 
 @dataclasses.dataclass
 class Case:
-    """One update of a trial.
-
-    Attributes:
-        state, batch, key: its host arguments, as one device has them.
-        like: state and metrics that the reference returns.
-        want_state, want_metrics: the same by leaf, with tolerances.
-        got: what the step returned.
-        positional: whether the reference depends on the order of the examples.
-    """
+    """One update of a trial."""
 
     trial: Trial
-    state: Any
+    state: Any  # before the update, on the host, as one device has it
     batch: Any
     key: Any
-    like: tuple[Any, Any]
-    want_state: Expected
+    like: tuple[Any, Any]  # state and metrics that the reference returns
+    want_state: Expected  # the same by leaf, with tolerances
     want_metrics: Expected
-    got: Outcome
-    positional: bool
+    got: Outcome  # what the step returned
+    positional: bool  # whether the reference depends on the order of the examples
 
     @functools.cached_property
     def old(self) -> dict[str, np.ndarray]:
         """The leaves of the state before the update."""
-        return {name: trees.numbers(leaf) for name, leaf in trees.named(self.state).items()}
+        return trees.values(self.state)
 
     @functools.cached_property
     def wrong_state(self) -> dict[str, float]:
@@ -55,7 +47,7 @@ class Case:
 
     @functools.cached_property
     def wrong_metrics(self) -> dict[str, float]:
-        """The metrics that are wrong on any device, and by how much."""
+        """The same of the metrics."""
         return self.want_metrics.wrong(self.got.metrics)
 
     @functools.cached_property
@@ -70,17 +62,21 @@ class Case:
     def numbers_of(self, batch: Any, key: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """State and metrics of the reference, by leaf."""
         state, metrics = self.trial.run_reference(self.state, batch, key)
-        return tuple({name: trees.numbers(x) for name, x in trees.named(tree).items()} for tree in (state, metrics))  # type: ignore[return-value]
+        return trees.values(state), trees.values(metrics)
 
     def rerun(self, batch: Any) -> tuple[Outcome, dict[str, np.ndarray]]:
         """The update on another batch: by the step, and the reference's new state by leaf."""
         like = self.trial.run_reference(self.state, batch, self.key)
         got = self.trial.run(self.state, batch, self.key, like)
-        return got, {name: trees.numbers(leaf) for name, leaf in trees.named(like[0]).items()}
+        return got, trees.values(like[0])
 
     def close(self, name: str, got: np.ndarray, wanted: np.ndarray) -> bool:
         """Whether a leaf of the state is explained by a value. Explanations may round a little more than the step."""
         return bool(trees.distance(got, wanted) <= 4 * self.want_state.tolerance[name])
+
+    def holds(self, name: str, value: np.ndarray) -> bool:
+        """Whether a value explains what the first device holds of a leaf of the state."""
+        return self.close(name, self.got.state[name][0], value)
 
     def replicas_differ(self, name: str) -> bool:
         """Whether the devices hold different values of a leaf of the state."""

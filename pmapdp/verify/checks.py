@@ -13,14 +13,22 @@ from pmapdp.verify.history import Ran, Wanted
 from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, Check
 from pmapdp.verify.sentences import sentence
 
+Leaves = dict[str, tuple[float, float]]  # difference and tolerance of each
 
-def first_wrong(ran: Ran, wanted: Wanted, of_metrics: bool) -> tuple[int, dict[str, tuple[float, float]]] | None:
-    """Index of the first update with a wrong state (or metrics), and its leaves with difference and tolerance."""
-    for number, (update, outcome) in enumerate(zip(wanted.updates, ran.outcomes, strict=True)):
+
+def differences(ran: Ran, wanted: Wanted, of_metrics: bool) -> list[Leaves]:
+    """How far the leaves of the state (or metrics) are off after each update, and what rounding allows."""
+    found = []
+    for update, outcome in zip(wanted.updates, ran.outcomes, strict=True):
         want, got = (update.want_metrics, outcome.metrics) if of_metrics else (update.want_state, outcome.state)
-        if wrong := want.wrong(got):
-            return number, {name: (size, want.tolerance[name]) for name, size in wrong.items()}
-    return None
+        found.append({name: (size, want.tolerance[name]) for name, size in want.differences(got).items()})
+    return found
+
+
+def first_wrong(each: list[Leaves]) -> tuple[int, Leaves] | None:
+    """Index of the first update with a wrong leaf, and its wrong leaves."""
+    wrong = [{name: pair for name, pair in leaves.items() if pair[0] > pair[1]} for leaves in each]
+    return next(((number, leaves) for number, leaves in enumerate(wrong) if leaves), None)
 
 
 def case_at(ran: Ran, wanted: Wanted, number: int, of_metrics: bool) -> Case:
@@ -38,12 +46,22 @@ def same_results(rans: list[Ran], wanted: Wanted, what: str = "") -> list[Check]
     """State and metrics after every update equal the reference's, on every number of devices."""
     checks = []
     for of_metrics, name in ((False, f"same update{what}"), (True, f"same metrics{what}")):
-        found = {ran.trial.N: (ran, wrong) for ran in rans if (wrong := first_wrong(ran, wanted, of_metrics))}
-        if right := tuple(ran.trial.N for ran in rans if ran.trial.N not in found):
-            checks.append(Check(name, PASSED, right))
+        found: dict[int, tuple[Ran, tuple[int, Leaves]]] = {}
+        right: dict[int, list[Leaves]] = {}
+        for ran in rans:
+            each = differences(ran, wanted, of_metrics)
+            if wrong := first_wrong(each):
+                found[ran.trial.N] = ran, wrong
+            else:
+                right[ran.trial.N] = each
+        if right:
+            every = [leaves for each in right.values() for leaves in each]
+            checks.append(
+                Check(name, PASSED, tuple(right), leaves={leaf: max(x[leaf] for x in every) for leaf in every[0]})
+            )
         if found:
             ran, (number, leaves) = found[max(found)]  # more devices tell causes apart more surely
-            before = first_wrong(ran, wanted, False) if of_metrics else None
+            before = first_wrong(differences(ran, wanted, False)) if of_metrics else None
             if before is not None and before[0] < number:
                 cause, text = "follows", sentence("follows")
             else:
@@ -73,7 +91,7 @@ def replicas_agree(ran: Ran, wanted: Wanted) -> Check:
         f"the devices' values of {leaf} differ by {drifts[start][leaf]:.2g} after update {start + 1}, and by "
         f"{drifts[-1].get(leaf, 0.0):.2g} after update {len(drifts)}."
     )
-    explained = first_wrong(ran, wanted, False) is not None
+    explained = first_wrong(differences(ran, wanted, False)) is not None
     cause = "follows" if explained else "drift"
     return Check(name, FAILED, devices, f"{text} {sentence(cause, list(drifts[start]))}", cause)
 
@@ -121,9 +139,7 @@ def differ(a: Any, b: Any, update: Any, what: str) -> bool:
 
 def replace(state: Any, change: Any) -> Any:
     """The state with `change(name, leaf)` in place of each leaf."""
-    paths = list(trees.named(state))
-    leaves, structure = jax.tree.flatten(state)
-    return jax.tree.unflatten(structure, [change(name, leaf) for name, leaf in zip(paths, leaves, strict=True)])
+    return jax.tree.map_with_path(lambda path, leaf: change(trees.name(path), leaf), state)
 
 
 def another(leaf: Any) -> Any:

@@ -1,6 +1,8 @@
 """Is the work split, is the step compiled once, and does it move arrays in every call? These compare no numbers."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.errors import JaxRuntimeError
@@ -9,7 +11,7 @@ from pmapdp.verify import trees
 from pmapdp.verify.history import Ran, Wanted
 from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, Check
 from pmapdp.verify.rounding import equations
-from pmapdp.verify.runs import call
+from pmapdp.verify.runs import call, given
 from pmapdp.verify.sentences import sentence
 
 LOOPS = ("scan", "while")
@@ -62,42 +64,42 @@ def work_is_split(ran: Ran, wanted: Wanted) -> Check:
     devices = (trial.N,)
     if trial.N == 1:
         return Check(name, NOT_CHECKED, devices, "one device makes all of the work")
-    state, batch, key = update.state, update.batch, update.key
     try:
-        arguments = [x for x in trial.place(state, batch, key) if x is not None]
-        if has_loops(trial.reference, update) or has_loops(trial.step, None, arguments):
-            return Check(name, NOT_CHECKED, devices, "the compiler's count of operations does not follow loops")
-        mine = operations(trial.step, arguments)
-        part = trees.parts(batch, trial.N)[0]
-        whole, smaller = (
-            operations(trial.reference, [x for x in (state, some, key) if x is not None]) for some in (batch, part)
+        placed = given(*trial.place(update.state, update.batch, update.key))
+        whole, part = (
+            given(update.state, x, update.key) for x in (update.batch, trees.parts(update.batch, trial.N)[0])
         )
+        if has_loops(trial.reference, whole) or has_loops(trial.step, placed):
+            return Check(name, NOT_CHECKED, devices, "the compiler's count of operations does not follow loops")
+        reference = lower(trial.reference, whole)
+        share = operations(lower(trial.reference, part)) / (operations(reference) or 1)
+        mine = operations(lower(trial.step, placed).compile()) / (operations(reference.compile()) or 1)
     except Exception as error:  # whatever a step does that cannot be traced: it may be right all the same
         return Check(name, NOT_CHECKED, devices, f"the step cannot be compiled apart ({type(error).__name__})")
-    if not smaller or smaller > (1 - ENOUGH * (1 - 1 / trial.N)) * whole:
+    if not 0 < share <= 1 - ENOUGH * (1 - 1 / trial.N):
         return Check(name, NOT_CHECKED, devices, "too little of the work depends on the number of examples")
-    if mine < (whole + smaller) / 2:
+    if mine < (1 + share) / 2:
         return Check(name, PASSED, devices)
-    leaf, where = next(iter(trees.named(arguments[1]).items()))
-    placed = (
+    leaf, where = next(iter(trees.named(placed[1]).items()))
+    how = (
         f"{leaf} lies as {where.sharding.spec if hasattr(where.sharding, 'spec') else where.sharding}"
         if isinstance(where, jax.Array)
         else f"{leaf} is a host array"
     )
-    text = sentence("every device computes everything", ratio=mine / whole, part=smaller / whole, placed=placed)
+    text = sentence("every device computes everything", ratio=mine, part=share, placed=how)
     return Check(name, FAILED, devices, text, "every device computes everything")
 
 
-def has_loops(function, update, arguments=None) -> bool:
+def has_loops(function: Callable, arguments: list[Any]) -> bool:
     """Whether a loop is among the operations of a program."""
-    if arguments is None:
-        arguments = [x for x in (update.state, update.batch, update.key) if x is not None]
-    program = jax.make_jaxpr(function)(*arguments)
-    return any(equation.primitive.name in LOOPS for equation in equations(program.jaxpr))
+    return any(each.primitive.name in LOOPS for each in equations(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
-def operations(function, arguments) -> float:
-    """Floating-point operations on one device, by the compiler's count."""
-    program = function if hasattr(function, "lower") else jax.jit(function)
-    analysis = program.lower(*arguments).compile().cost_analysis()
-    return float((analysis or {}).get("flops", 0))
+def lower(function: Any, arguments: list[Any]) -> Any:
+    """The program of a function, not compiled yet."""
+    return (function if hasattr(function, "lower") else jax.jit(function)).lower(*arguments)
+
+
+def operations(program: Any) -> float:
+    """Floating-point operations of a lowered program, or on one device of a compiled one, by the compiler's count."""
+    return float((program.cost_analysis() or {}).get("flops", 0))

@@ -1,22 +1,17 @@
 """How much each example counts: replace one after the other, and compare how far step and reference move."""
 
-from typing import Any
-
 import numpy as np
 
 from pmapdp.verify import trees
-from pmapdp.verify.sentences import ranges, sentence
+from pmapdp.verify.case import Case
+from pmapdp.verify.sentences import Cause, named, ranges
 
 MOST_EXAMPLES = 256  # one update of the step and one of the reference for each
 CLEAR = 1e-2  # relative error with which a ratio must explain the change
 
 
-def unequal_examples(case: Any) -> tuple[str, str] | None:
-    """The cause and its sentence where some examples are dropped or count more than others; None otherwise.
-
-    Args:
-        case: a `pmapdp.verify.explain.Case`.
-    """
+def unequal_examples(case: Case) -> Cause | None:
+    """Examples that are dropped, or count more than others."""
     B = trees.number_of_examples(case.batch)
     if not 2 <= B <= MOST_EXAMPLES:
         return None
@@ -30,18 +25,18 @@ def unequal_examples(case: Any) -> tuple[str, str] | None:
     twice = [int(i) for i in np.flatnonzero(relative > 1.5)]
     even = np.abs(relative[twice] - np.round(relative[twice])) < CLEAR
     if dropped:
-        return "dropped", sentence("dropped", dropped=ranges(dropped))
+        return named("dropped", [], dropped=ranges(dropped))
     spread = np.nanmax(np.abs(np.delete(relative, twice) - 1), initial=0)
     if twice and even.all() and spread < CLEAR:
-        return "counted twice", sentence("counted twice", twice=ranges(twice), times=round(float(relative[twice[0]])))
+        return named("counted twice", [], twice=ranges(twice), times=round(float(relative[twice[0]])))
     if np.nanmax(np.abs(relative - 1)) < CLEAR:
         return None
     lightest, heaviest = int(np.nanargmin(relative)), int(np.nanargmax(relative))
     low, high = (f"{relative[i]:.3g}" for i in (lightest, heaviest))
-    return "place decides", sentence("place decides", low=low, high=high, lightest=lightest, heaviest=heaviest)
+    return named("place decides", [], low=low, high=high, lightest=lightest, heaviest=heaviest)
 
 
-def example_weights(case: Any, B: int) -> np.ndarray | None:
+def example_weights(case: Case, B: int) -> np.ndarray | None:
     """`[B]`: how far the step moves when an example is replaced, as a multiple of the reference's move.
 
     They are read from the leaf whose moves are most nearly such multiples, where the update is linear in the gradient.

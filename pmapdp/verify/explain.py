@@ -17,20 +17,9 @@ CLEAR = 1e-3  # relative error with which a scale must explain a difference
 
 def explain_state(case: Case) -> Cause:
     """The cause of a wrong state."""
-    for look in (
-        not_finite,
-        replicas,
-        statistics,
-        means,
-        scale,
-        decay,
-        unequal_examples,
-        randomness,
-        order,
-    ):
-        if (cause := look(case)) is not None:
-            return cause
-    return named("unknown", list(case.wrong_state))
+    looks = (not_finite, replicas, statistics, means, scale, decay, unequal_examples, randomness, order)
+    causes = (look(case) for look in looks)
+    return next((cause for cause in causes if cause), None) or named("unknown", list(case.wrong_state))
 
 
 def not_finite(case: Case) -> Cause | None:
@@ -79,17 +68,17 @@ def is_local(case: Case, name: str) -> bool:
 def statistics(case: Case) -> Cause | None:
     """Batch statistics of one device, or averaged although they are no averages."""
     wrong = [name for name in case.wrong_state if STATISTICS.search(name)]
-    if averaged := [name for name in wrong if case.close(name, case.got.state[name][0], case.mean_of_parts(name))]:
+    if averaged := [name for name in wrong if case.holds(name, case.mean_of_parts(name))]:
         return named("averaged statistics", averaged)
-    if local := [name for name in wrong if case.close(name, case.got.state[name][0], case.parts[0][0][name])]:
+    if local := [name for name in wrong if case.holds(name, case.parts[0][0][name])]:
         return named("local statistics", local)
     return None
 
 
 def means(case: Case) -> Cause | None:
     """The mean of what each device would do alone."""
-    found = case.wrong_parameters
-    if not (leaves := [name for name in found if case.close(name, case.got.state[name][0], case.mean_of_parts(name))]):
+    leaves = [name for name in case.wrong_parameters if case.holds(name, case.mean_of_parts(name))]
+    if not leaves:
         return None
     if not loss_depends_on_the_cut(case):
         return named("nonlinear", leaves)
@@ -124,7 +113,7 @@ def order(case: Case) -> Cause | None:
     if case.positional:
         return None
     got, _ = case.rerun(trees.rows(case.batch, orders(trees.number_of_examples(case.batch))[-1]))
-    leaves = [name for name in case.wrong_state if not case.close(name, got.state[name][0], case.got.state[name][0])]
+    leaves = [name for name in case.wrong_state if not case.holds(name, got.state[name][0])]
     return named("order", leaves) if leaves else None
 
 

@@ -1,6 +1,6 @@
 """Several updates in a row: by the reference, with what rounding allows, and by the step on N devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,44 +32,40 @@ class Wanted(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """The step's updates on N devices.
-
-    Attributes:
-        outcomes: what each returned.
-        compilations: programs compiled in each.
-        changed_types: leaves of the state whose type or sharding the second update changed, in words.
-        placed: state, batch and key after the last update.
-    """
+    """The step's updates on N devices."""
 
     trial: Trial
-    outcomes: list[Outcome]
-    compilations: list[int]
-    changed_types: list[str]
-    placed: tuple[Any, Any, Any]
+    outcomes: list[Outcome]  # what each returned
+    compilations: list[int]  # programs compiled in each
+    changed_types: list[str]  # leaves of the state whose type or sharding the last update changed, in words
+    placed: tuple[Any, Any, Any]  # state, batch and key after the last update
 
 
-def reference_updates(trial: Trial, state: Any, batch: Any, key_of: Callable[[int], Any], count: int) -> Wanted:
-    """The reference's updates on one batch, again and again, and the tolerance after each."""
+def reference_updates(trial: Trial, state: Any, batches: Sequence[Any], key_of: Callable[[int], Any]) -> Wanted:
+    """The reference's updates, one on each batch, and the tolerance after each."""
 
-    def run(state: Any, batch: Any) -> list[tuple[Any, tuple[Any, Any]]]:
+    def run(state: Any, batches: Sequence[Any]) -> list[tuple[Any, tuple[Any, Any]]]:
         done = []
-        for number in range(count):
+        for number, batch in enumerate(batches):
             new = trial.run_reference(state, batch, key_of(number))
             done.append((state, new))
             state = new[0]
         return done
 
-    plain = run(state, batch)
-    others = [run(state, trees.rows(batch, order)) for order in orders(trees.number_of_examples(batch))]
+    plain = run(state, batches)
+    reordered = zip(
+        *([trees.rows(b, order) for order in orders(trees.number_of_examples(b))] for b in batches), strict=True
+    )
+    others = [run(state, each) for each in reordered]
     positional = any(depends(plain[0], other[0]) for other in others)
     if positional:  # then the last place of the parameters is changed in place of the order
-        others = [run(nudge(state, seed), batch) for seed in range(len(others))]
+        others = [run(nudge(state, seed), batches) for seed in range(len(others))]
     updates = []
     for number, (before, new) in enumerate(plain):
         after = [other[number][1] for other in others]
         want_state = expected(before, new[0], [state for state, _ in after])
         want_metrics = expected(None, new[1], [metrics for _, metrics in after])
-        updates.append(Update(before, batch, key_of(number), new, want_state, want_metrics))
+        updates.append(Update(before, batches[number], key_of(number), new, want_state, want_metrics))
     return Wanted(updates, positional)
 
 

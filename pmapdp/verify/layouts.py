@@ -36,22 +36,15 @@ def split_rows(batch: Any, devices: Sequence[jax.Device]) -> Any:
 
 
 class Layout(NamedTuple):
-    """How a step wants its arguments.
-
-    Attributes:
-        place_state: `(state, devices) -> state`, from host arrays as one device has them.
-        place_batch: `(batch, devices) -> batch`, from `[B, ...]`.
-        fetch: `state -> state` from the devices back to host arrays as one device has them. None where a leaf
-            has the shape that it has on one device, or a leading device axis `[N, ...]`.
-        place_key: `(key, devices) -> key`.
-        divides: whether B must be a multiple of N.
-    """
+    """How a step wants its arguments: functions from host arrays, as one device has them, to the devices."""
 
     place_state: Callable[[Any, Sequence[jax.Device]], Any]
-    place_batch: Callable[[Any, Sequence[jax.Device]], Any]
+    place_batch: Callable[[Any, Sequence[jax.Device]], Any]  # from `[B, ...]`
+    # The state back to host arrays as one device has them. None where each leaf has the shape that it has there, or a
+    # leading device axis `[N, ...]`.
     fetch: Callable[[Any], Any] | None = None
     place_key: Callable[[Any, Sequence[jax.Device]], Any] = replicate
-    divides: bool = False
+    divides: bool = False  # whether B must be a multiple of N
 
 
 LAYOUTS = {

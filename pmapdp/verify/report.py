@@ -11,25 +11,16 @@ class VerificationError(AssertionError):
 
 
 class Check(NamedTuple):
-    """One check.
-
-    Attributes:
-        name: what was checked.
-        status: `passed`, `FAILED` or `not checked`.
-        devices: the numbers of devices for which this holds.
-        sentence: what is wrong, its usual cause and its cure; or why it could not be checked.
-        cause: name of the cause in `pmapdp.verify.sentences.CAUSES`; empty where there is none.
-        leaves: how far each wrong leaf is from the reference, and the difference that rounding allows.
-        update: number of the first wrong update, from 1; 0 where it does not apply.
-    """
+    """One check."""
 
     name: str
-    status: str
-    devices: tuple[int, ...] = ()
-    sentence: str = ""
-    cause: str = ""
+    status: str  # passed, FAILED or not checked
+    devices: tuple[int, ...] = ()  # the numbers of devices for which this holds
+    sentence: str = ""  # what is wrong, its usual cause and its cure; or why it could not be checked
+    cause: str = ""  # its name in `pmapdp.verify.sentences.CAUSES`
+    # How far each leaf (each wrong one where it failed) is from the reference at most, and what rounding allows.
     leaves: dict[str, tuple[float, float]] | None = None
-    update: int = 0
+    update: int = 0  # number of the first wrong update, from 1; 0 where it does not apply
 
     def __str__(self) -> str:
         counts = ", ".join(map(str, self.devices))
@@ -38,25 +29,18 @@ class Check(NamedTuple):
         if self.leaves:
             worst = max(self.leaves, key=lambda name: self.leaves[name][0])  # type: ignore[index]
             difference, tolerance = self.leaves[worst]
-            text += (
-                f"\n{'':13}Largest difference: {difference:.2g} in {worst} after update {self.update}; "
-                f"rounding allows {tolerance:.1g}. Wrong leaves: {len(self.leaves)}."
-            )
+            when = f" after update {self.update}" if self.update else ""
+            text += f"\n{'':13}Largest difference: {difference:.2g} in {worst}{when}; rounding allows {tolerance:.1g}."
+            text += f" Wrong leaves: {len(self.leaves)}." * (self.status == FAILED)
         return text
 
 
 class Report(NamedTuple):
-    """What `verify` found.
+    """What `verify` found."""
 
-    Attributes:
-        checks: in the order of printing.
-        precision: the type in which it was computed, and why not float64 where that is so.
-        seconds: how long it took.
-    """
-
-    checks: list[Check]
-    precision: str
-    seconds: float
+    checks: list[Check]  # in the order of printing
+    precision: str  # the type in which it was computed, and why not float64 where that is so
+    seconds: float  # that it took
 
     @property
     def ok(self) -> bool:
@@ -74,11 +58,7 @@ class Report(NamedTuple):
         return list(dict.fromkeys(check.cause for check in self.failed if check.cause not in ("", "follows")))
 
     def require(self) -> None:
-        """Do nothing where no check failed.
-
-        Raises:
-            VerificationError: a check failed; the message is the report.
-        """
+        """Raise a `VerificationError`, whose message is the report, where a check failed."""
         if not self.ok:
             raise VerificationError(f"\n{self}")
 
@@ -92,5 +72,4 @@ class Report(NamedTuple):
     def to_json(self) -> str:
         """The report as JSON: `ok`, `precision`, `seconds`, and the fields of each check."""
         checks = [check._asdict() for check in self.checks]
-        fields = {"ok": self.ok, "precision": self.precision, "seconds": self.seconds, "checks": checks}
-        return json.dumps(fields, indent=2, default=str)
+        return json.dumps({"ok": self.ok} | self._asdict() | {"checks": checks}, indent=2, default=str)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from pmapdp.verify import trees
+from pmapdp.verify.runs import given
 
 ORDERS = 3
 MATRIX_PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -31,12 +32,14 @@ class Expected(NamedTuple):
     values: dict[str, np.ndarray]
     tolerance: dict[str, float]
 
+    def differences(self, held: dict[str, list[np.ndarray]]) -> dict[str, float]:
+        """How far each leaf is off, on the device where it is farthest."""
+        different = {name: {id(each): each for each in held[name]}.values() for name in self.values}
+        return {name: max(trees.distance(x, self.values[name]) for x in each) for name, each in different.items()}
+
     def wrong(self, held: dict[str, list[np.ndarray]]) -> dict[str, float]:
-        """The leaves that differ by more than rounding on any device, and by how much."""
-        differences = {
-            name: max(trees.distance(each, self.values[name]) for each in held[name]) for name in self.values
-        }
-        return {name: size for name, size in differences.items() if size > self.tolerance[name]}
+        """The leaves that are off by more than rounding, and by how much."""
+        return {name: size for name, size in self.differences(held).items() if size > self.tolerance[name]}
 
 
 def epsilon(tree: Any) -> float:
@@ -53,8 +56,7 @@ def expected(old: Any, new: Any, others: list[Any]) -> Expected:
         new: tree after the update.
         others: the same with the batch in other orders; empty where the reference depends on the order.
     """
-    before, after = ({name: trees.numbers(leaf) for name, leaf in trees.named(tree).items()} for tree in (old, new))
-    spreads = [{name: trees.numbers(leaf) for name, leaf in trees.named(tree).items()} for tree in others]
+    before, after, *spreads = map(trees.values, (old, new, *others))
     change = {name: trees.largest(after[name] - before.get(name, 0)) for name in after}
     largest = max((size for size in change.values() if np.isfinite(size)), default=0.0) if before else 0.0
     tolerance = {}
@@ -78,7 +80,7 @@ def orders(B: int) -> list[np.ndarray]:
 
 def computes_in_float64(reference: Any, state: Any, batch: Any, key: Any) -> str | None:
     """None where the reference keeps float64 throughout, given float64; else why not, in words."""
-    arguments = (state, batch) if key is None else (state, batch, key)
+    arguments = given(state, batch, key)
     try:
         program = jax.make_jaxpr(reference)(*arguments)
     except Exception as error:

@@ -1,8 +1,9 @@
 """Run a step on N devices, and its reference on one, always from fresh copies of host arrays."""
 
+import contextlib
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +19,11 @@ DELETED = "has been deleted"  # in the message of JAX for an array whose memory 
 
 
 class StepFailedError(Exception):
-    """The step raised an error, or returned something other than its reference: one sentence.
+    """The step raised an error, or returned something other than its reference: one sentence, and its cause."""
 
-    Attributes:
-        cause: name of the cause, or `error`.
-    """
-
-    cause = "error"
+    def __init__(self, message: str, cause: str = "error"):
+        super().__init__(message)
+        self.cause = cause
 
 
 class Outcome(NamedTuple):
@@ -36,18 +35,12 @@ class Outcome(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A step on some devices beside its reference; all arguments are host arrays as one device has them.
+    """A step on some devices beside its reference; all arguments are host arrays as one device has them."""
 
-    Attributes:
-        step, reference: `(state, batch, key) -> (state, metrics)`, or without `key` where that is None.
-        layout: how `step` wants its arguments.
-        devices: those of the step, N of them.
-    """
-
-    step: Callable
-    reference: Callable
-    layout: Layout
-    devices: Sequence[jax.Device]
+    step: Callable  # (state, batch, key) -> (state, metrics), or without `key` where that is None
+    reference: Callable  # the same
+    layout: Layout  # how `step` wants its arguments
+    devices: Sequence[jax.Device]  # those of the step, N of them
 
     @property
     def N(self) -> int:  # noqa: N802
@@ -56,8 +49,7 @@ class Trial(NamedTuple):
 
     def run_reference(self, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         """New state and metrics of one device, on the host."""
-        state, metrics = call(self.reference, *trees.to_host((state, batch, key)))
-        return trees.to_host(state), trees.to_host(metrics)
+        return trees.to_host(call(self.reference, *trees.to_host((state, batch, key))))
 
     def place(self, state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         """The arguments of the step on the devices; their memory is nobody else's."""
@@ -112,28 +104,27 @@ class Trial(NamedTuple):
         return held  # type: ignore[return-value]
 
 
+def given(state: Any, batch: Any, key: Any) -> list[Any]:
+    """The arguments of a step or a reference: with a key where there is one."""
+    return [state, batch] if key is None else [state, batch, key]
+
+
 def call(function: Callable, state: Any, batch: Any, key: Any) -> Any:
-    """A step or a reference, with its key where there is one."""
-    return function(state, batch) if key is None else function(state, batch, key)
+    """What a step or a reference returns."""
+    return function(*given(state, batch, key))
 
 
-class user_code:  # noqa: N801  # reads as a statement
+@contextlib.contextmanager
+def user_code(what: str, N: int) -> Iterator[None]:
     """Errors raised inside become a `StepFailedError` that says where in the user's program they arose."""
-
-    def __init__(self, what: str, N: int):
-        self.what, self.N = what, N
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, Exception):
-            cause = "used after donation" if DELETED in str(error) else "error"
-            devices = "1 device" if self.N == 1 else f"{self.N} devices"
-            advice = sentence(cause) if cause != "error" else ""
-            failed = StepFailedError(f"{self.what} raised an error on {devices}, {blame(error)} {advice}".rstrip())
-            failed.cause = cause
-            raise failed from error
+    try:
+        yield
+    except Exception as error:
+        message = f"{what} raised an error on {N} device{'s' * (N > 1)}, {blame(error)}"
+        if DELETED in str(error):
+            cause = "used after donation"
+            raise StepFailedError(f"{message} {sentence(cause)}", cause) from error
+        raise StepFailedError(message) from error
 
 
 def blame(error: BaseException) -> str:

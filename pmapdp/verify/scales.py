@@ -5,6 +5,7 @@ import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case
+from pmapdp.verify.runs import given
 from pmapdp.verify.sentences import Cause, named
 
 CLEAR = 1e-3  # relative error with which a scale must explain a difference
@@ -46,8 +47,7 @@ def scale(case: Case) -> Cause | None:
 def program_text(case: Case) -> str:
     """The step's jaxpr as text; empty where it cannot be traced."""
     try:
-        placed = case.trial.place(case.state, case.batch, case.key)
-        return str(jax.make_jaxpr(case.trial.step)(*[x for x in placed if x is not None]))
+        return str(jax.make_jaxpr(case.trial.step)(*given(*case.trial.place(case.state, case.batch, case.key))))
     except Exception:  # whatever a step does that cannot be traced; only the wording of a sentence depends on it
         return ""
 

@@ -10,20 +10,18 @@ from pmapdp.verify.runs import StepFailedError, Trial, user_code
 
 
 class Program(NamedTuple):
-    """What is verified: a function of the devices that makes the step, the reference with the layout and all devices
-    (`plain`), the key of each update, the number of updates, and the numbers of devices."""
+    """What is verified."""
 
     make_step: Callable
     plain: Trial
     key_of: Callable[[int], Any]
-    updates: int
     counts: Sequence[int]
 
 
-def run_checks(program: Program, state: Any, batch: Any, last_batch: Any) -> list[Check]:
+def run_checks(program: Program, state: Any, batches: Sequence[Any], last_batch: Any) -> list[Check]:
     """All checks in one precision."""
     found: list[Check] = []
-    wanted = reference_updates(program.plain, state, batch, program.key_of, program.updates)
+    wanted = reference_updates(program.plain, state, batches, program.key_of)
     rans = run_counts(program, wanted, found)
     if not rans:
         return found
@@ -41,7 +39,7 @@ def run_checks(program: Program, state: Any, batch: Any, last_batch: Any) -> lis
     elif any(check.status == FAILED for check in found):
         found.append(Check(name, NOT_CHECKED, (), "correct the other updates first"))
     else:
-        last_wanted = reference_updates(program.plain, state, last_batch, program.key_of, 1)
+        last_wanted = reference_updates(program.plain, state, [last_batch], program.key_of)
         found += checks.same_results(run_counts(program, last_wanted, found), last_wanted, ", last batch")
     found.append(efficiency.work_is_split(most, wanted))
     found += together([efficiency.compiled_once(ran) for ran in rans])

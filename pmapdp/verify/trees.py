@@ -7,10 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def name(path: Any) -> str:
+    """A leaf's path in words."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself"
+
+
 def named(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their path, for example `params/dense/kernel`."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself": leaf for path, leaf in paths}
+    return {name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def values(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a pytree by their path, as numbers on the host."""
+    return {name: numbers(leaf) for name, leaf in named(tree).items()}
 
 
 def is_key(leaf: Any) -> bool:
@@ -29,7 +38,7 @@ def is_float(leaf: Any) -> bool:
 
 
 def to_host(tree: Any, dtype: Any = None) -> Any:
-    """Copies in host memory, so that nobody's donation reaches them; floating-point leaves as `dtype` if given."""
+    """Copies in host memory, which no donation reaches; floating-point leaves as `dtype` if given."""
 
     def copy(leaf: Any) -> Any:
         if is_key(leaf):
@@ -87,7 +96,9 @@ def per_device(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | 
     if np.shape(leaf) != shape:
         return None
     if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_replicated:
-        return [numbers(shard.data) for shard in leaf.addressable_shards]
+        first = numbers(leaf.addressable_shards[0].data)
+        held = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+        return [first if np.array_equal(each, first) else numbers(each) for each in held]
     return [numbers(leaf)]
 
 
@@ -97,8 +108,9 @@ def disagreement(leaf: Any) -> float:
         return 0.0
     slices: dict[str, list[np.ndarray]] = {}
     for shard in leaf.addressable_shards:
-        slices.setdefault(str(shard.index), []).append(numbers(shard.data))
-    return max(distance(first, other) for first, *others in slices.values() for other in [first, *others])
+        slices.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+    pairs = ((first, other) for first, *others in slices.values() for other in others)
+    return max((distance(numbers(a), numbers(b)) for a, b in pairs if not np.array_equal(a, b)), default=0.0)
 
 
 def largest(values: np.ndarray) -> float:
@@ -110,6 +122,8 @@ def largest(values: np.ndarray) -> float:
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     """Largest absolute difference; not-a-number equals not-a-number."""
+    if a is b or np.array_equal(a, b):
+        return 0.0
     with np.errstate(invalid="ignore"):
         difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, a - b)
     return largest(difference)

@@ -42,7 +42,8 @@ def verify(
     Args:
         reference: `(state, batch, key) -> (state, metrics)` for one device, without collectives; any pytrees.
         state: what the training starts from, as for one device.
-        batch: pytree of `[B, ...]`, as for one device. B should be a multiple of every number of devices.
+        batch: pytree of `[B, ...]`, as for one device, the same in every update; or a function of the update's number
+            (from 0) that returns one. B should be a multiple of every number of devices.
         step: the same function as `reference`, pmapped, shard_mapped or jitted. It is run on all `devices`.
         make_step: a function of the devices that returns the step, in place of `step`: it is run on 1, 2, 4 and 8.
         key: what your loop passes: a key, the same in every update; or a function of the update's number (from 0) that
@@ -78,17 +79,18 @@ def verify(
         raise ValueError(f"counts={list(counts)} asks for {bad[0]} devices: there are {len(devices)}")
     if updates < 1:
         raise ValueError(f"updates={updates} makes no update: give 1 or more, for example 3")
-    trees.number_of_examples(batch)
+    batches = [batch(update) if callable(batch) else batch for update in range(updates)]
+    trees.number_of_examples(batches[0])
     key_of = key if callable(key) else (lambda update: key)
     maker: Any = make_step or functools.partial(lambda step, devices: step, step)
     plain = Trial(compiled(reference), compiled(reference), as_layout(layout), devices)
-    program = Program(maker, plain, key_of, updates, sorted(counts))
+    program = Program(maker, plain, key_of, sorted(counts))
 
     why_not = "as asked" if float64 is False else None
     if why_not is None:
         with jax.enable_x64(True):
-            wide = trees.to_host((state, batch, last_batch), jax.numpy.float64)
-            why_not = computes_in_float64(reference, wide[0], wide[1], key_of(0))
+            wide = trees.to_host((state, batches, last_batch), jax.numpy.float64)
+            why_not = computes_in_float64(reference, wide[0], wide[1][0], key_of(0))
             if why_not is None:
                 found = run_checks(program, *wide)
                 raised = any(check.name == "runs" and check.status == FAILED for check in found)
@@ -96,7 +98,7 @@ def verify(
     if why_not is not None:
         if float64:
             raise ValueError(f"float64=True cannot be had: {why_not}; leave it out")
-        found = run_checks(program, *trees.to_host((state, batch, last_batch)))
+        found = run_checks(program, *trees.to_host((state, batches, last_batch)))
     if make_step is None and len(counts) == 1:
         other = "a step is made for one number; give make_step, or counts where the step takes any number"
         found.append(Check("other numbers of devices", NOT_CHECKED, (), other))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from launch import python
+from marks import quick
 
 from pmapdp.compare.page import page, source
 
@@ -55,7 +56,7 @@ def test_every_run_is_reported(compared):
     for run in report["runs"]:
         assert run["error"] is None
         assert len(run["losses"]) == 12
-        assert run["examples_per_second"] == run["images_per_second"] > 0
+        assert run["examples_per_second"] > 0
         assert run["compile_seconds"] > 0
         assert run["first_step_seconds"] > run["compile_seconds"]
         assert run["step_ms"]["low"] <= run["step_ms"]["median"] <= run["step_ms"]["high"]
@@ -147,7 +148,8 @@ def test_one_number_of_devices_is_given_as_in_training_and_failed_runs_are_no_su
     assert [(run["devices"], run["status"]) for run in runs] == [(1, 3), (2, 3)]
 
 
-@pytest.mark.parametrize(
+@quick(
+    4,
     ("arguments", "words"),
     [
         (["--strategies", "pmpa"], "did you mean 'pmap'"),

@@ -10,7 +10,9 @@ import pytest
 from examples import random_split, whole_batch
 from flax import nnx
 from jax import lax
+from marks import quick
 
+from pmapdp.collectives import collectives
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.cpu.loop import several
 from pmapdp.registry import MODELS
@@ -27,7 +29,8 @@ def assert_same_values_and_gradients(function, *inputs):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * np.abs(theirs).max(initial=0))
 
 
-@pytest.mark.parametrize(
+@quick(
+    5,
     ("images", "kernel", "stride", "padding", "rewritten"),
     [
         ((3, 28, 28, 1), (3, 3, 1, 32), 1, "VALID", True),  # cnn
@@ -36,7 +39,8 @@ def assert_same_values_and_gradients(function, *inputs):
         ((8, 28, 28, 12), (6, 6, 12, 24), 2, "VALID", True),  # convnet
         ((8, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),  # convnet, tiles that reach beyond the image
         ((8, 11, 9, 3), (6, 6, 3, 5), 2, "VALID", True),  # the last row is seen by no output
-        ((8, 4, 4, 3), (3, 3, 3, 5), 1, "VALID", False),  # 2x2 pixels: a tile would multiply more
+        ((8, 3, 4, 3), (3, 3, 3, 5), 1, "VALID", False),  # 1x2 pixels: a tile would multiply more
+        ((8, 4, 5, 3), (3, 3, 3, 5), 1, "VALID", True),  # a tile that reaches beyond the image
         ((8, 8, 4, 3), (3, 3, 3, 5), 1, "SAME", True),  # one tile in a row
         ((8, 16, 8, 3), (6, 6, 3, 5), 2, "SAME", True),
         ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
@@ -86,7 +90,8 @@ def test_rounding_errors_in_float32(images, kernel, padding, error):
         np.testing.assert_allclose(mine, other, rtol=0, atol=error * np.abs(other).max())
 
 
-@pytest.mark.parametrize(
+@quick(
+    3,
     ("shape", "options"),
     [
         ((8, 12, 4), {"kernel_size": (3,)}),
@@ -111,7 +116,7 @@ def test_layers_of_any_kind(float64, shape, options):
     assert_same_values_and_gradients(apply, layer.kernel[...], layer.bias[...])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@quick(1, "dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", ["cnn", "convnet"])
 def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_kernel(model, dtype):
     """With 4 images a device, too few for Winograd. Others would take up to 20 times as long there."""
@@ -124,6 +129,15 @@ def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_ke
     found = re.findall(r" convolution\(.*?dim_labels=(\S+?)[,\s]", program)
     assert set(found) <= {"b01f_01io->b01f"}
     assert found or (model, dtype) == ("cnn", "float32")  # which is matrix products throughout
+
+
+def test_under_jit_every_device_keeps_its_images():
+    """The compiler splits the steps of Winograd's algorithm by examples, so that gradients and moments travel alone."""
+    task = Task(MODELS["convnet"], optax.adam(1e-3), transform=faster)
+    steps, split = make_steps("jit", task, jax.devices()[:8]), random_split(64)
+    state = steps.place_state(create_state(task))
+    program = steps.train_step.lower(state, steps.place_batch(whole_batch(split, np.arange(64)))).compile().as_text()
+    assert {each.kind for each in collectives(program)} == {"all-reduce"}
 
 
 def convolved_and_pooled(x, k):

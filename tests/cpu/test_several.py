@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from examples import random_split
+from marks import quick
 from running import run
 
 from pmapdp.config import Config
@@ -110,7 +111,7 @@ def test_the_loop_adds_no_collective(strategy):
     assert Counter(re.findall(rf"\s({names})(?:-start)?\(", program)) == {"all-reduce": 1}
 
 
-@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map", "single"])
+@quick(2, "strategy", ["pmap", "jit", "shard_map", "single"])
 def test_one_program_serves_every_dispatch(strategy, compilations):
     """Also a shorter one at the end of an epoch; and nothing moves between host and devices unasked."""
     steps, fresh, batches, shards = made("mlp", strategy, 1 if strategy == "single" else 8)
@@ -136,7 +137,9 @@ def test_batches_are_laid_out_part_by_part():
 class Two(Peers):
     """As one process of two sees them."""
 
-    count = 2
+    def __init__(self):
+        super().__init__()
+        self.count = 2
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +198,7 @@ def leaves_and_epochs(folder):
     return jax.tree.leaves(load_run(folder)[1]), epochs
 
 
+@pytest.mark.slow
 def test_a_run_ends_the_same(tmp_path):
     """One at a time; as by default; cut by checkpoints, stopped and continued with another number of updates."""
     run(*JOB, "--workdir", tmp_path / "one", "--steps-per-dispatch", 1)
@@ -217,6 +221,7 @@ def test_divergence_is_noticed_at_its_step():
     assert re.search(r"the loss is \w+ at step \d+:", ends[0])
 
 
+@pytest.mark.slow
 def test_the_profile_counts_updates(tmp_path):
     """Two dispatches of 8 updates are the first to hold ten after the first four."""
     out, _ = run("--model", "mlp", "--devices", 2, "--epochs", 2, "--steps-per-dispatch", 8,

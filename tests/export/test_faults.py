@@ -13,6 +13,7 @@ import zlib
 
 import numpy as np
 import pytest
+from launch import environment
 from PIL import Image
 from trained import train_briefly
 
@@ -275,3 +276,25 @@ def test_a_program_with_any_bit_flipped(models, place, capsys):
         changed[position] ^= 1 << position % 8
         (place / "model.zip").write_bytes(changed)
         assert "model.zip is damaged" in refused(capsys, "model.zip", "digit.npy")
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "os.abort()"])
+def test_a_program_that_ends_the_parser_of_jax(models, place, end):
+    """With checksums that fit. Some bytes do that in C++, others in each version; here the parser is told to."""
+    (place / "model.zip").write_bytes(zip_bytes(models[0]))
+    code = f"import os, sys, jax.export; jax.export.deserialize = lambda program: {end}; from pmapdp import predict;"
+    code += "from pmapdp.errors import run_command; sys.exit(run_command(predict.main, ['model.zip', 'digit.npy']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment(), timeout=120
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: model.zip was exported with jax")
+    assert "it crashes" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_program_that_cannot_be_run(models, place, capsys):
+    """It can be parsed, and does not say what it should."""
+    program = models[0]["model.jax"].replace(b"main", b"mein")
+    (place / "model.zip").write_bytes(zip_bytes(models[0] | {"model.jax": program}))
+    assert "export it again" in refused(capsys, "model.zip", "digit.npy")

@@ -17,6 +17,7 @@ EXERCISES = [
     for name, answer in vars(load("solutions", lesson.stem)).items()
     if getattr(answer, "__module__", None) == f"solutions_{lesson.stem}"
 ]
+QUICK = ("03", "06", "08")  # as in test_lessons.py
 
 
 def test_every_lesson_has_two_to_four():
@@ -31,7 +32,10 @@ def test_a_stub_is_reported_as_unsolved(lesson, exercise):
     assert "not solved yet" in verdict.message
 
 
-@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
+@pytest.mark.parametrize(
+    ("lesson", "exercise"),
+    [pytest.param(*each, marks=[] if each[0][:2] in QUICK else pytest.mark.slow) for each in EXERCISES],
+)
 def test_the_solution_passes(lesson, exercise):
     for _ in range(3):  # the inputs are random
         verdict = check(lesson, exercise, getattr(load("solutions", lesson), exercise))

@@ -56,7 +56,7 @@ def planted(mesh):
         ("make_trainer", trainer(out_shardings=lambda mesh: shardings(mesh)[1]), "the PartitionSpec should be P()"),
         ("make_trainer", trainer(lambda loss: lambda p, b: 16 * loss(p, b)), "on one device it is"),
         ("make_trainer", lambda loss, mesh: loss, "return jax.jit"),
-        ("make_evaluation", planted, "every device gets all 24 rows of images"),
+        ("mended_evaluation", planted, "every device gets all 24 rows of images"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

@@ -7,6 +7,7 @@ import optax
 import pytest
 from examples import random_split, whole_batch
 from flax import nnx
+from marks import quick
 
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.models.layers import Context, Dropout, example_keys
@@ -78,7 +79,7 @@ def test_every_activation_is_far_from_the_edge_of_its_relu(monkeypatch):
     assert min(nearest) > 2e-5  # float32 errs by some 1e-6 here
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(1, "strategy", STRATEGIES)
 def test_an_update_does_not_depend_on_where_an_example_lies(convnet, strategy):
     order = np.random.default_rng(1).permutation(16)
     loss, after = convnet(strategy, whole_batch(SPLIT, np.arange(16)))
@@ -88,7 +89,7 @@ def test_an_update_does_not_depend_on_where_an_example_lies(convnet, strategy):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(1, "strategy", STRATEGIES)
 def test_the_update_sees_the_number_of_each_example(convnet, strategy):
     """The guard of the test above: with other numbers, so other masks, the same images give another loss."""
     batch = whole_batch(SPLIT, np.arange(16))
@@ -97,7 +98,7 @@ def test_the_update_sees_the_number_of_each_example(convnet, strategy):
     assert abs(other_loss - loss) > 1e-3
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(1, "strategy", STRATEGIES)
 def test_what_stands_in_the_padding_changes_nothing(convnet, strategy):
     batch = Batches(SPLIT, 16, devices=8).take(np.arange(5, 16))
     padding = batch.weights == 0

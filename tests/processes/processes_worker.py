@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
-from contract_worker import SEED, data, flat
+from contract_worker import SEED, data
 from examples import whole_batch
 
 from pmapdp import devices as device_module
@@ -39,6 +39,11 @@ class Reading:
     def __getitem__(self, rows):
         self.rows.append(rows.tolist())
         return self.array[rows]
+
+
+def flat(tree) -> np.ndarray:
+    """All numbers of a pytree in one array."""
+    return np.concatenate([np.zeros(0), *(np.ravel(leaf) for leaf in jax.tree.leaves(tree))])
 
 
 def run(steps, state, train_batches, test_batches) -> dict[str, np.ndarray]:

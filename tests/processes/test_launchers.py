@@ -80,6 +80,7 @@ def test_open_mpi(straight, tmp_path):
     assert_same(straight, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_slurm(straight, tmp_path):
     """A batch job over two nodes is preempted by SIGTERM: it saves, and is in the queue again. Then one with srun."""
     require(slurm_cluster.missing(), "SLURM")

@@ -126,7 +126,7 @@ def test_the_others_end_in_time_with_one_sentence(faults, name):
         assert len(lines) == 1, ended
         assert lines[0].startswith("error: " + sentence.replace("HOST", socket.gethostname())), ended
         assert lines[0].endswith(
-            "start the same command again, and a run with a workdir goes on from its last checkpoint"
+            "start the same command again, and a run with a workdir resumes from its last checkpoint"
         )
         assert "Traceback" not in ended[process].err
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marks import quick
 from processes import by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
 from test_lost_processes import final_leaves
 
@@ -55,7 +56,8 @@ def stranger(port: int, message: bytes) -> None:
             pass
 
 
-def test_300_strangers_at_every_port_change_nothing(tmp_path):
+@quick(1, "number", [20, 300])
+def test_strangers_at_every_port_change_nothing(tmp_path, number):
     """HTTP, TLS, 100 kB of rubbish and nothing at all: the run ends as if nobody had come, bit for bit."""
     job = [*JOB, "--checkpoint-every", 5, "--workdir"]
     quiet, disturbed = tmp_path / "quiet", tmp_path / "disturbed"
@@ -64,10 +66,10 @@ def test_300_strangers_at_every_port_change_nothing(tmp_path):
         wait_for_checkpoint(disturbed, processes)
         ports = {port for process in processes for port in listening_ports(process)}
         assert len(ports) >= 3  # the coordinator's, and one of gloo's for each process
-        with ThreadPoolExecutor(max_workers=300) as pool:
-            for number in range(300):
+        with ThreadPoolExecutor(max_workers=number) as pool:
+            for each in range(number):
                 for port in ports:
-                    pool.submit(stranger, port, MESSAGES[number % len(MESSAGES)])
+                    pool.submit(stranger, port, MESSAGES[each % len(MESSAGES)])
         assert any(process.poll() is None for process in processes)  # else nobody was disturbed
         ended = [end_of(process) for process in processes]
     assert [each.status for each in ended] == [0, 0], ended

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from marks import quick
 from running import run, start
 
 from pmapdp.trained import load_run
@@ -61,7 +62,8 @@ def wait_for(process: subprocess.Popen, found) -> None:
         time.sleep(0.002)
 
 
-def test_killed_at_random_moments(uninterrupted, tmp_path):
+@quick(1, "most", [1, 3])
+def test_killed_at_random_moments(uninterrupted, tmp_path, most):
     kills = 0
     while True:
         process = start(*JOB, "--workdir", tmp_path / "run")
@@ -71,7 +73,7 @@ def test_killed_at_random_moments(uninterrupted, tmp_path):
         if not kill_after(process, random.uniform(0, 0.5)):
             break
         kills += 1
-        if kills == 5:
+        if kills == most:
             run(*JOB, "--workdir", tmp_path / "run")
             break
     assert kills >= 1
@@ -96,7 +98,7 @@ def test_killed_in_the_middle_of_a_save(uninterrupted, tmp_path):
     assert_same_bits(uninterrupted, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@quick(1, ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_saves_and_says_how_to_go_on(uninterrupted, tmp_path, number, status):
     # No checkpoints but those of epochs and of the signal.
     job = [*JOB, "--workdir", tmp_path / "run"]
@@ -107,13 +109,14 @@ def test_signal_saves_and_says_how_to_go_on(uninterrupted, tmp_path, number, sta
     assert process.returncode == status
     line = err.strip().splitlines()[-1]
     assert line.startswith(f"stopped by {number.name} after step ")
-    assert "the same command goes on from it" in line
+    assert "the same command resumes from it" in line
     stopped_at = int(line.split("step ")[1].split(":")[0])
     out, _ = run(*job)
     assert f"restored from the checkpoint of step {stopped_at}" in out
     assert_same_bits(uninterrupted, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_stopped_early_then_continued(uninterrupted, tmp_path):
     """--steps in the middle of an epoch; the epoch's metrics still cover every example after going on."""
     run(*JOB, "--workdir", tmp_path / "run", "--steps", 30)

@@ -1,19 +1,18 @@
-"""What a run refuses, leaving every file as it is: folders of others, damaged files, the limits of a disk; signals."""
+"""What a run refuses, leaving every file as it is: folders of others, damaged files, the limits of a disk."""
 
 import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from launch import python
-from running import run, start
+from marks import quick
+from running import run
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError
@@ -305,7 +304,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("handles", [0, 1, 3])
+@quick(1, "handles", [0, 1, 3])
 def test_without_file_handles_nothing_is_called_damaged(folder, handles):
     before = content(folder)
     message = python("-c", WITHOUT_HANDLES, folder, handles).stdout
@@ -390,9 +389,7 @@ def test_an_error_of_the_disk_is_an_error_of_the_command(tmp_path):
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"), [("ro", "Read-only file system"), ("nr_inodes=2", "the disk takes 1")]
-)
+@quick(1, ("options", "sentence"), [("ro", "Read-only file system"), ("nr_inodes=2", "the disk takes 1")])
 def test_checkpoints_that_cannot_be_written_end_the_run_before_its_first_update(tmp_path, options, sentence):
     disk = tmp_path / "run" / "checkpoints"
     disk.mkdir(parents=True)
@@ -405,42 +402,3 @@ def test_checkpoints_that_cannot_be_written_end_the_run_before_its_first_update(
     assert out == ""
     assert len(err.splitlines()) == 1
     assert sentence in err
-
-
-# Signals
-
-
-def has_begun(process: subprocess.Popen) -> bool:
-    """Whether the command has its handler of SIGTERM; Python itself takes a while before its first line."""
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
-    return bool(caught & (1 << (signal.SIGTERM - 1)))
-
-
-def stop_at_random_moments(rounds: int, folder: Path) -> None:
-    """SIGINT or SIGTERM, once or twice, at any moment: one line, the signal's status, and the folder can be used."""
-    random = np.random.default_rng()
-    for _ in range(rounds):
-        number = signal.Signals(random.choice([signal.SIGINT, signal.SIGTERM]))
-        seconds, pause = random.uniform(0, 5), random.choice([0, 0.001, 0.05, 0.3])
-        process = start(*COMMAND, "--epochs", 3000, "--checkpoint-every", 50, "--workdir", folder)
-        while not has_begun(process):
-            time.sleep(0.001)
-        time.sleep(seconds)
-        process.send_signal(number)
-        if random.random() < 0.5:
-            time.sleep(pause)
-            process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        case = f"{number.name} after {seconds:.3f} s, again after {pause} s: {process.returncode}\n{err}"
-        assert process.returncode == 128 + number, case
-        assert len(err.splitlines()) == 1, case
-
-
-def test_signals_at_random_moments(tmp_path):
-    stop_at_random_moments(5, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_signals_at_many_random_moments(tmp_path):
-    stop_at_random_moments(200, tmp_path / "run")

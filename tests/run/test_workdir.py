@@ -122,6 +122,7 @@ def test_another_configuration_is_refused_with_its_fields(finished):
     assert "--fresh" in message
 
 
+@pytest.mark.slow
 def test_another_recipe_and_another_batch_are_refused(finished):
     folder, _ = finished
     message = refused("blog-mlp", "--dataset", "digits", "--workdir", folder)
@@ -130,6 +131,7 @@ def test_another_recipe_and_another_batch_are_refused(finished):
     assert "global_batch_size (64 there, 32 now)" in refused(*JOB, "--global-batch-size", 32, "--workdir", folder)
 
 
+@pytest.mark.slow
 def test_fresh_starts_anew_and_leaves_foreign_files(tmp_path):
     run(*JOB, "--workdir", tmp_path / "run", "--steps", 5)
     (tmp_path / "run" / "notes.txt").write_text("mine")
@@ -139,6 +141,7 @@ def test_fresh_starts_anew_and_leaves_foreign_files(tmp_path):
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_keeps_the_last_three_and_the_best(tmp_path):
     run("--model", "mlp", "--devices", 1, "--epochs", 6, "--workdir", tmp_path / "run", "--learning-rate", "0.01")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -209,6 +212,7 @@ def test_full_disk_stops_with_a_message_and_the_last_checkpoint_intact(tmp_path)
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.slow
 def test_write_that_fails_in_the_middle_stops_with_a_message_and_the_last_checkpoint_intact(tmp_path):
     """A limit on the size of files, beyond which every write fails.
 

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from examples import random_split_for
+from marks import quick
 
 from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batches
@@ -23,12 +24,12 @@ SPATIAL = {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}
 # model, micro-batches, strategy, devices, options, most of the bytes of one device that a device may hold
 CASES = [
     ("mlp", 1, "jit", 8, MODEL, 0.51),
+    ("mlp", 1, "jit", 8, {"shard_state": "parameters"}, 0.15),
+    ("mlp", 2, "pmap", 8, {"shard_state": "optimizer"}, 0.43),
     ("mlp", 1, "jit", 8, SPATIAL, 0.36),
     ("convnet", 2, "jit", 8, MODEL | {"shard_state": "parameters"}, 0.23),
     ("mlp", 1, "jit", 8, {"shard_state": "optimizer"}, 0.43),
     ("mlp", 1, "jit", 7, {"shard_state": "parameters"}, 0.49),
-    ("mlp", 1, "jit", 8, {"shard_state": "parameters"}, 0.15),
-    ("mlp", 2, "pmap", 8, {"shard_state": "optimizer"}, 0.43),
     ("mlp", 1, "shard_map", 7, {"shard_state": "optimizer"}, 0.66),
     ("text_mlp", 1, "jit", 8, SPATIAL, 0.26),
     ("transformer", 1, "jit", 8, MODEL, 0.95),  # the embedding, most of it, is not split
@@ -53,7 +54,7 @@ def references():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
+@quick(3, ("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
 def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumulate, strategy, devices, options, most):
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(1e-3))
     task = Task(MODELS[model], optimizer, 3, "float64", accumulate=accumulate)
@@ -73,7 +74,7 @@ def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumu
     assert share <= most
 
 
-@pytest.mark.parametrize("layout", [MODEL, SPATIAL, {"shard_state": "parameters"}])
+@quick(1, "layout", [MODEL, SPATIAL, {"shard_state": "parameters"}])
 def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
     """The largest array in the compiled program of a device is no larger than its largest part."""
     task = Task(MODELS["mlp"], optax.adam(1e-3))

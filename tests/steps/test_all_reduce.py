@@ -13,6 +13,7 @@ import optax
 import pytest
 from examples import random_split, whole_batch
 from jax import lax
+from marks import quick
 
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, create_state
@@ -56,7 +57,7 @@ def gradient_ratio(strategy, initial) -> float:
     return float(optax.tree.norm(step) / optax.tree.norm(gradients))
 
 
-@pytest.mark.parametrize("strategy", PARALLEL)
+@quick(1, "strategy", PARALLEL)
 def test_replicas_stay_equal_bit_for_bit(strategy, initial):
     after = updated(strategy, initial, 0.1, whole_batch(SPLIT, np.arange(64)))
     for leaf in jax.tree.leaves(after):

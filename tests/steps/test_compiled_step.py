@@ -7,6 +7,7 @@ import jax
 import optax
 import pytest
 from examples import random_split
+from marks import quick
 
 from pmapdp.data.batches import Batches
 from pmapdp.registry import MODELS
@@ -27,7 +28,7 @@ def collectives(steps, task, batches) -> Counter:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@quick(1, "model", ["mlp", "cnn"])
 @pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
 def test_one_all_reduce_a_step(strategy, model, accumulate):
     task = Task(MODELS[model], optax.adam(1e-3), accumulate=accumulate)

@@ -1,47 +1,94 @@
 """Contract 1: every strategy on every device count equals one device on the whole, unpadded batch.
 
-Each count runs in a process of its own (`contract_worker.py`), because a process cannot change its number of devices.
-Beside a single device the references are a NumPy program with the derivatives by hand, and the convnet in bare
-jax.numpy, with batch norm over exactly the examples.
+`pmapdp.verify` compares them, in processes of their own (`contract_worker.py`), which have as many devices as they
+need. The steps of one device are compared with programs that share no code with ours: a NumPy program with the
+derivatives by hand, and the convnet in bare jax.numpy, with batch norm over exactly the examples.
 """
 
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import numpy as np
+import numpy_mlp
+import plain_convnet
 import pytest
-from contract_worker import CASES, too_far
+from contract_worker import BATCH, CASES, SEED, OneDevice, data, one_device
 from launch import python
 
-COUNTS = (1, 2, 3, 4, 5, 7, 8)
-RUNS = [(count, seam) for count in COUNTS for seam in (False, True)]
-QUICK = {(3, False), (8, True)}
+from pmapdp.state import TrainState
+
+# Numbers of devices, as simulated devices run them (seam), and some of them as accelerators do.
+QUICK, *SLOW = "8seam", "1,3,3seam,5seam,7seam", "2,8,1seam,2seam,4seam"
+MODELS = ("mlp,text_mlp,transformer", "cnn,convnet")
 
 
-def worker(*arguments) -> str:
-    done = python("support/contract_worker.py", *arguments, timeout=600)
+def worker(*arguments: str) -> dict[str, dict[str, list[str]]]:
+    done = python("support/contract_worker.py", *arguments, timeout=1800)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def reports(request, tmp_path_factory):
+def reports(request):
     """For each run that is asked for the worker's report, as a future: two workers run at a time, for most of it is
     compilation."""
-    folder = tmp_path_factory.mktemp("references")
-    worker("reference", folder)
-    wanted = [item.callspec.params["run"] for item in request.session.items if item.path == request.path]
+    items = [item for item in request.session.items if item.path == request.path and "models" in item.fixturenames]
+    wanted = [(item.callspec.params["run"], item.callspec.params["models"]) for item in items]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        yield {(count, seam): pool.submit(worker, count, folder, *(["seam"] if seam else [])) for count, seam in wanted}
+        yield {run: pool.submit(worker, *run) for run in wanted}
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, marks=[] if run in QUICK else pytest.mark.slow) for run in RUNS])
-def test_every_strategy_equals_one_device_on_the_whole_batch(reports, run):
-    """`run`: the number of devices; whether as simulated devices run it, or as accelerators do."""
-    report, devices = json.loads(reports[run].result()), run[0]
-    assert set(report) == {case.name for case in CASES if not case.counts or devices in case.counts}
-    assert {"mlp adam float64 K=1", "cnn adam float64 K=1", "convnet adam float64 K=1"} <= set(report)
-    for strategies in report.values():
-        assert {"pmap", "jit", "shard_map"} <= set(strategies)
-        assert ("single" in strategies) == (devices == 1)
-    assert too_far(report) == []
+@pytest.mark.parametrize("models", MODELS)
+@pytest.mark.parametrize("run", [QUICK, *(pytest.param(run, marks=pytest.mark.slow) for run in SLOW)])
+def test_every_strategy_equals_one_device_on_the_whole_batch(reports, run, models):
+    report, counts = reports[run, models].result(), {int(count.removesuffix("seam")) for count in run.split(",")}
+    cases = {case.name: set(case.counts or counts) & counts for case in CASES if case.model in models.split(",")}
+    assert set(report) == {name for name, here in cases.items() if here}
+    assert {f"{model} adam float64 K=1" for model in models.split(",") if model in ("mlp", "cnn", "convnet")} <= set(
+        report
+    )
+    for name, strategies in report.items():
+        assert set(strategies) == {"pmap", "jit", "shard_map"} | ({"single"} if 1 in cases[name] else set())
+        for strategy, faults in strategies.items():
+            assert faults == [], f"{name}, {strategy}"
+
+
+def test_which_numbers_of_devices_are_run():
+    runs = {run for group in (QUICK, *SLOW) for run in group.split(",")}
+    assert runs == {*(f"{count}seam" for count in (1, 2, 3, 4, 5, 7, 8)), "1", "2", "3", "8"}
+
+
+def trained(one: OneDevice) -> TrainState:
+    """The state after an update on each batch."""
+    state = one.state
+    for batch in one.batches:
+        state, _ = one.steps.train_step(state, batch)
+    return jax.device_get(state)
+
+
+def test_one_device_equals_numpy():
+    """After five updates in float64 within 1e-11."""
+    with jax.enable_x64(True):
+        one = one_device("mlp", "sgd", "float64", 1)
+        found = trained(one).params
+    wanted = numpy_mlp.train(one.state.params, [batch[:2] for batch in one.batches], learning_rate=0.1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-11), found, wanted)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_device_equals_a_plain_convnet(accumulate):
+    """After five updates in float64 within 1e-11, with batch norm over each micro-batch."""
+    train, _ = data("convnet")
+    size = BATCH // accumulate
+    with jax.enable_x64(True):
+        one = one_device("convnet", "sgd", "float64", accumulate)
+        found, batches = trained(one), []
+        for batch in one.batches:
+            examples = batch.indices[batch.weights > 0]
+            parts = [examples[start : start + size] for start in range(0, len(examples), size)]
+            batches.append([(train.inputs[part], train.labels[part], part) for part in parts])
+        wanted = plain_convnet.train(one.state.params, one.state.batch_stats, batches, learning_rate=0.1, seed=SEED)
+    for a, b in zip((found.params, found.batch_stats), wanted, strict=True):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-11), a, b)

@@ -1,70 +1,62 @@
-"""One device count of `test_contracts.py`, in a process of its own.
+"""Contract 1 by `pmapdp.verify`, on some numbers of devices: a process of `test_contracts.py`.
 
-    python contract_worker.py reference FOLDER     # writes what every count is compared with
-    python contract_worker.py N FOLDER [seam]      # prints {case: {strategy: {quantity: largest difference}}} as JSON
+    python contract_worker.py 1,2,3seam mlp,cnn      # prints {case: {strategy: what was found}} as JSON
 
-With `seam` the steps are those that simulated devices run (pmapdp/cpu), without it those of accelerators.
+Behind a number, `seam` says that the steps are those that simulated devices run (pmapdp/cpu), else of accelerators.
 
 Five updates on 83 examples with a global batch of 18 that few counts divide; the last holds 11, so that with 8 devices
-some of them get padding alone. Then an evaluation of 29 examples.
+some of them get padding alone. Before each update its batch is evaluated. The reference is one device on the
+unpadded batch.
 """
 
 import dataclasses
 import functools
 import json
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import numpy as np
-import numpy_mlp
 import optax
-import plain_convnet
 from examples import random_split_for, whole_batch
 
-from pmapdp.data.batches import Batches
+from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import choose
 from pmapdp.registry import MODELS
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, TrainState, create_state
 from pmapdp.steps.shared import Steps
+from pmapdp.verify import Layout, Report, verify
 
 BATCH, SEED = 18, 3
-# Largest absolute difference after five updates. The loss sums (about 40 a batch, 70 in the test) and the
-# running statistics in float32 carry a few units in the last place of float32.
-TOLERANCES = {
-    "float64": dict.fromkeys(("params", "batch_stats", "train_loss", "test_loss"), 1e-10),
-    "float32": {"params": 1e-6, "batch_stats": 1e-6, "train_loss": 1e-4, "test_loss": 1e-4},
-}
-COUNTED = {"train_counts", "test_counts"}  # examples and right answers are whole numbers
+# Largest absolute difference of any number after any of the updates. The loss sums (about 40 a batch) and the running
+# statistics in float32 carry a few units in the last place of float32. Counts are whole numbers.
+TOLERANCES = {"float64": {"state": 1e-10, "loss": 1e-10}, "float32": {"state": 1e-6, "loss": 1e-4}}
 OPTIMIZERS = {"adam": lambda: optax.adam(1e-3), "sgd": lambda: optax.sgd(0.1)}
 
 
 class Case(NamedTuple):
-    """What is trained, on which device counts (all where empty), and by what it is judged."""
+    """What is trained, and on which device counts (all where empty)."""
 
     model: str
     optimizer: str = "adam"
     dtype: str = "float64"
     accumulate: int = 1
-    reference: str = "single"  # one device on the whole batch; or numpy, plain: programs that share no code with ours
     counts: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
         return f"{self.model} {self.optimizer} {self.dtype} K={self.accumulate}"
 
-    @property
-    def reference_name(self) -> str:
-        """Accumulation must change nothing where there is no batch norm: the same reference."""
-        return self.name if self.model == "convnet" else self._replace(accumulate=1).name
-
     def task(self, accumulate: int) -> Task:
         return Task(
             MODELS[self.model], OPTIMIZERS[self.optimizer](), seed=SEED, dtype=self.dtype, accumulate=accumulate
         )
+
+    @property
+    def of_reference(self) -> int:
+        """Micro-batches of the reference. Accumulation must change nothing where there is no batch norm."""
+        return self.accumulate if self.model == "convnet" else 1
 
 
 def steps_of(strategy: str, task: Task, devices, seam: bool) -> Steps:
@@ -84,13 +76,14 @@ CASES = (
     Case("convnet"),
     Case("text_mlp", counts=(3,)),
     Case("transformer", counts=(4,)),
+    Case("speedrun", counts=(5, 8)),
     Case("mlp", accumulate=2, counts=(1, 4)),
     Case("mlp", accumulate=3, counts=(8,)),
     Case("cnn", accumulate=2, counts=(3,)),
     Case("cnn", accumulate=3, counts=(4,)),
-    Case("mlp", "sgd", reference="numpy", counts=(1, 8)),
-    Case("convnet", "sgd", reference="plain", counts=(8,)),
-    Case("convnet", "sgd", accumulate=2, reference="plain", counts=(3,)),
+    Case("mlp", "sgd", counts=(1, 8)),
+    Case("convnet", "sgd", counts=(8,)),
+    Case("convnet", "sgd", accumulate=2, counts=(3,)),
     Case("mlp", "sgd", "float32", counts=(3, 8)),
     Case("cnn", "sgd", "float32", counts=(8,)),
     Case("convnet", "sgd", "float32", counts=(4,)),
@@ -109,110 +102,94 @@ def data(model: str) -> tuple[Split, Split]:
     return random_split_for(model, 83, seed=1), random_split_for(model, 29, seed=2)
 
 
-def epoch_order(train: Split) -> list[np.ndarray]:
-    """The indices of each global batch of the first epoch, without padding."""
-    order = Batches(train, BATCH, shuffle_seed=SEED).order(0)
-    return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+class OneDevice(NamedTuple):
+    """The reference of a case: its functions, the state in which it starts, and its batches."""
+
+    steps: Steps
+    state: TrainState
+    batches: list[Batch]
 
 
-def run(steps, state: TrainState, train_batches, test_batches) -> dict[str, np.ndarray]:
-    """Train, and evaluate where there are test batches; everything that two runs must have in common."""
-    placed, totals = steps.place_state(state), []
-    for batch in train_batches:
-        placed, sums = steps.train_step(placed, steps.place_batch(batch))
-        totals.append(steps.fetch(sums))
-    evaluated = [steps.fetch(steps.eval_step(placed, steps.place_batch(batch))) for batch in test_batches]
-    trained = steps.fetch(placed)
-    found = {
-        "params": flat(trained.params),
-        "batch_stats": flat(trained.batch_stats),
-        "train_loss": np.array([sums.loss for sums in totals]),
-        "train_counts": np.array([(sums.correct, sums.count) for sums in totals]),
-    }
-    if evaluated:
-        found["test_loss"] = np.array([sum(sums.loss for sums in evaluated)])
-        found["test_counts"] = np.sum([(sums.correct, sums.count) for sums in evaluated], axis=0)
-    return found
+@functools.cache
+def one_device(model: str, optimizer: str, dtype: str, accumulate: int) -> OneDevice:
+    """Compiled once for all strategies. Its batches have no padding, but for that of micro-batches."""
+    train, _ = data(model)
+    batches = Batches(train, BATCH, accumulate=accumulate, shuffle_seed=SEED)
+    parts = [batches.of_step(batches.order(0), step) for step in range(batches.steps)]
+    return OneDevice(
+        make_steps("single", Case(model, optimizer, dtype).task(accumulate), jax.devices()[:1]),
+        first_state(model, optimizer, dtype),
+        [whole_batch(train, part) if accumulate == 1 else batches.take(part) for part in parts],
+    )
 
 
-def flat(tree) -> np.ndarray:
-    """All numbers of a pytree in one array."""
-    return np.concatenate([np.zeros(0), *(np.ravel(leaf) for leaf in jax.tree.leaves(tree))])
+def with_evaluation(steps: Steps, evaluates: bool):
+    """A training step that first evaluates its batch; accumulation does not concern evaluation."""
+    if not evaluates:
+        return steps.train_step
+
+    def step(state, batch):
+        evaluated = steps.eval_step(state, batch)
+        state, trained = steps.train_step(state, batch)
+        return state, {"train": trained, "test": evaluated}
+
+    step.lower = steps.train_step.lower  # what `verify` compiles apart
+    return step
 
 
-def reference(case: Case) -> dict[str, np.ndarray]:
-    """What every strategy must come to."""
-    train, test = data(case.model)
-    orders = epoch_order(train)
-    state = first_state(case.model, case.optimizer, case.dtype)
-    if case.reference == "numpy":
-        batches = [(train.inputs[order], train.labels[order]) for order in orders]
-        return {"params": flat(numpy_mlp.train(state.params, batches, learning_rate=0.1))}
-    if case.reference == "plain":
-        size = -(-BATCH // case.accumulate)
-        batches = [
-            [
-                (train.inputs[part], train.labels[part], part)
-                for part in (order[start : start + size] for start in range(0, len(order), size))
-            ]
-            for order in orders
-        ]
-        params, batch_stats = plain_convnet.train(
-            state.params, state.batch_stats, batches, learning_rate=0.1, seed=SEED
-        )
-        return {"params": flat(params), "batch_stats": flat(batch_stats)}
-    steps = make_steps("single", case.task(accumulate=1), jax.devices()[:1])
-    train_batches = [whole_batch(train, order) for order in orders]
-    return run(steps, state, train_batches, [whole_batch(test, np.arange(len(test.labels)))])
+def verified(case: Case, strategy: str, devices, seams: dict[int, bool]) -> Report:
+    """What `verify` finds on a strategy; `seams` says for each number of devices whether the seam makes the steps."""
+    one, K = one_device(case.model, case.optimizer, case.dtype, case.of_reference), case.accumulate
+    train, _ = data(case.model)
+    steps = functools.cache(lambda N: steps_of(strategy, case.task(K), devices[:N], seams[N]))
+
+    def place_batch(batch: Batch, devices):
+        """Its examples, laid out for N devices as in training."""
+        rows = Batches(train, BATCH, devices=len(devices), accumulate=K).take(batch.indices[batch.weights > 0])
+        return steps(len(devices)).place_batch(rows)
+
+    return verify(
+        reference=with_evaluation(one.steps, K == 1),
+        make_step=lambda devices: with_evaluation(steps(len(devices)), K == 1),
+        state=one.state,
+        batch=one.batches.__getitem__,
+        updates=len(one.batches),
+        layout=Layout(lambda state, devices: steps(len(devices)).place_state(state), place_batch),
+        devices=devices,
+        counts=list(seams),
+        float64=False,  # each case has the type that it is to have
+    )
 
 
-def differences(case: Case, strategy: str, devices, seam: bool, wanted: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest absolute difference of each quantity of the reference."""
-    N, task = len(devices), case.task(case.accumulate)
-    train, test = data(case.model)
-    train_batches = Batches(train, BATCH, devices=N, accumulate=case.accumulate, shuffle_seed=SEED).epoch(0)
-    evaluates = case.accumulate == 1 and "test_loss" in wanted  # accumulation does not concern evaluation
-    test_batches = Batches(test, 2 * N + 1, devices=N).epoch(0) if evaluates else ()
-    state = first_state(case.model, case.optimizer, case.dtype)
-    found = run(steps_of(strategy, task, devices, seam), state, train_batches, test_batches)
-    return {
-        name: float(np.abs(found[name] - value).max(initial=0)) if found[name].shape == value.shape else np.inf
-        for name, value in wanted.items()
-        if evaluates or not name.startswith("test_")
-    }
-
-
-def too_far(report) -> list[str]:
-    """The differences of a report that are larger than their tolerance."""
-    found = []
-    for case, strategies in report.items():
-        tolerances = TOLERANCES["float32" if "float32" in case else "float64"]
-        for strategy, quantities in strategies.items():
-            for quantity, difference in quantities.items():
-                limit = 0 if quantity in COUNTED else tolerances[quantity]
-                if not difference <= limit:  # a NaN fails too
-                    found.append(f"{case}, {strategy}: {quantity} differ by {difference:.2g}, over {limit:.2g}")
-    return found
+def faults_of(report: Report, counts: list[int], limits: dict[str, float]) -> list[str]:
+    """Failed checks, and differences that rounding would explain but the contract does not allow."""
+    faults = [str(check) for check in report.failed]
+    for name in ("same update", "same metrics"):
+        passed = [check for check in report.checks if check.name == name and check.status == "passed"]
+        if [list(check.devices) for check in passed] != [counts]:
+            faults.append(f"{name} was not checked on each of {counts} devices")
+        for leaf, (difference, _) in passed[0].leaves.items() if passed else ():
+            limit = limits["state"] if name == "same update" else limits.get(leaf.rpartition("/")[2], 0.0)
+            if not difference <= limit:
+                faults.append(f"{leaf} differs by {difference:.2g}, over {limit:.2g}")
+    return faults
 
 
 def main() -> None:
-    folder = Path(sys.argv[2])
+    seams = {int(run.removesuffix("seam")): run.endswith("seam") for run in sys.argv[1].split(",")}
     jax.config.update("jax_enable_x64", True)
-    if sys.argv[1] == "reference":
-        for case in {case.reference_name: case for case in CASES}.values():
-            np.savez(folder / f"{case.reference_name}.npz", **reference(case))
-        return
-    N = int(sys.argv[1])
-    devices = choose(N)
-    strategies = ("pmap", "jit", "shard_map") if N > 1 else ("pmap", "jit", "shard_map", "single")
-    report = {}
+    devices = choose(max(seams))
+    found: dict[str, dict[str, list[str]]] = {}
     for case in CASES:
-        if not case.counts or N in case.counts:
-            with np.load(folder / f"{case.reference_name}.npz") as wanted:
-                arrays = dict(wanted)
-            seam = "seam" in sys.argv
-            report[case.name] = {each: differences(case, each, devices, seam, arrays) for each in strategies}
-    print(json.dumps(report))
+        here = {count: seam for count, seam in seams.items() if not case.counts or count in case.counts}
+        if not here or case.model not in sys.argv[2].split(","):
+            continue
+        runs = dict.fromkeys(("pmap", "jit", "shard_map"), here) | ({"single": {1: here[1]}} if 1 in here else {})
+        found[case.name] = {
+            strategy: faults_of(verified(case, strategy, devices, on), sorted(on), TOLERANCES[case.dtype])
+            for strategy, on in runs.items()
+        }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

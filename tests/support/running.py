@@ -2,18 +2,21 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from launch import environment
 
 
-def start(*arguments: object, module: str = "pmapdp.train", **options) -> subprocess.Popen:
-    """A running `python -m MODULE ARGUMENTS`; its stdout and stderr are pipes of text."""
+def start(
+    *arguments: object, module: str = "pmapdp.train", env: Mapping[str, str] | None = None, **options
+) -> subprocess.Popen:
+    """A running `python -m MODULE ARGUMENTS`; its stdout and stderr are pipes of text. `env` are changes."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment(env),
         **options,
     )
 

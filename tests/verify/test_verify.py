@@ -17,7 +17,9 @@ import pytest
 import right_programs
 from launch import environment, python
 
+from pmapdp.errors import run_command
 from pmapdp.verify import Layout, VerificationError, verify
+from pmapdp.verify.__main__ import main
 from pmapdp.verify.sentences import CAUSES
 
 WAYS = ("pmap", "shard_map", "jit")
@@ -179,7 +181,7 @@ def check():
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     return dict(reference=reference, step=jax.pmap(device_step, "data"), state=np.ones(3, np.float32), batch={"x": x})
 def broken():
-    return dict(reference=lambda w, batch: 1 / 0)
+    return check() | dict(reference=lambda w, batch: 1 / 0)
 """
 
 
@@ -188,8 +190,10 @@ def broken():
     [
         ("pmean", "step.py:check", 0, "checks passed"),
         ("psum", "step.py:check", 1, "use lax.pmean in place of lax.psum"),
-        ("pmean", "step.py:absent", 2, "has no function absent"),
-        ("pmean", "absent.py:check", 2, "is not a file"),
+        ("pmean", "step.py:broken", 1, "step.py:13 in <lambda>: ZeroDivisionError"),
+        ("pmean", "step.py:absent", 2, "has no 'absent': use one of broken, check, device_step, reference"),
+        ("pmean", "absent.py:check", 2, "there is no file"),
+        ("1 / 0", "step.py:check", 2, "step.py fails at line 8 (invalid syntax"),
     ],
 )
 def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
@@ -197,9 +201,25 @@ def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
     done = python("-m", "pmapdp.verify", tmp_path / target, "--devices", 4, "--json", tmp_path / "report.json")
     assert done.returncode == status, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    if status < 2:
+    assert done.stderr.count("\n") == (status > 0)
+    if target == "step.py:check" and status < 2:
         assert json.loads((tmp_path / "report.json").read_text())["ok"] == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "FILE.py:FUNCTION is missing: try python -m pmapdp.verify my_step.py:verification --devices 8"),
+        (["step.py:check", "--device", "4"], "unknown argument '--device': did you mean '--devices'?"),
+        (["step.py:check", "--devices", "0"], "--devices 0 makes no sense"),
+        (["step.py:check", "--json", "nowhere/report.json"], "nowhere/report.json cannot be written"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(capsys, arguments, said):
+    assert run_command(main, arguments) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {said}")
+    assert line.count("\n") == 1
 
 
 def test_the_page_shows_every_planted_mistake_and_its_sentence():

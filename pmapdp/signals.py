@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT as a request to stop after the current dispatch, instead of in the middle of it.
+"""SIGTERM and SIGINT: a command ends at once, and a run that trains after the current dispatch.
 
-Before and after that a command ends at once. Python's own way, an exception wherever the program happens to be, waits
-until a call of C++ returns, and gets lost where that is a callback of the garbage collector.
+Python's own way, an exception wherever the program happens to be, waits until a call of C++ returns, and gets lost
+where that is a callback of the garbage collector.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ def end_at_once() -> None:
 
     def end(number: int, frame: FrameType | None = None) -> None:
         if first.acquire(blocking=False):
-            os.write(2, f"stopped at once by {signal.Signals(number).name}\n".encode())
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, f"stopped at once by {signal.Signals(number).name}\n".encode())
             os._exit(128 + number)
 
     def watch() -> None:
@@ -48,11 +49,8 @@ def end_at_once() -> None:
 
 
 class StopRequest:
-    """Whether a signal asked the run to stop, and which; it is the signals' handler.
-
-    Args:
-        agreement: among several processes, which all stop after the same update; None for a process alone.
-    """
+    """Whether a signal asked the run to stop, and which; it is the signals' handler. Several processes have an
+    agreement, so that all stop after the same update."""
 
     def __init__(self, agreement: "StopAgreement | None" = None):
         self.agreement = agreement

@@ -5,32 +5,32 @@ import matplotlib.pyplot as plt
 
 # (text, width, whether it communicates) of each stage of a step.
 STAGES = {
-    "all-reduce": (("forward, backward", 9, 0), ("all-reduce", 5.4, 1), ("update w, m", 5.4, 0)),
+    "all-reduce": (("forward, backward", 10.8, 0), ("all-reduce", 6.2, 1), ("update w, m", 7, 0)),
     "ZeRO-1": (
-        ("forward, backward", 9, 0),
-        ("reduce-scatter", 6.6, 1),
-        ("update 1/N", 5.4, 0),
-        ("all-gather", 5.4, 1),
+        ("forward, backward", 10.8, 0),
+        ("reduce-scatter", 8.4, 1),
+        ("update 1/N", 6.4, 0),
+        ("all-gather", 6.2, 1),
     ),
     "ZeRO-3": (
-        ("gather, forward", 7.8, 1),
-        ("gather, backward", 8.2, 1),
-        ("reduce-scatter", 6.6, 1),
-        ("update 1/N", 5.4, 0),
+        ("gather, forward", 9, 1),
+        ("gather, backward", 9.6, 1),
+        ("reduce-scatter", 8.4, 1),
+        ("update 1/N", 6.4, 0),
     ),
 }
 
 
 def zero_over_time() -> None:
     """What a device does during a step, from left to right."""
-    axes = drawing.canvas(35, 7)
+    axes = drawing.canvas(42, 8)
     for row, (name, stages) in enumerate(STAGES.items()):
-        left, y = 5, 0.3 + 1.9 * row
-        axes.text(0, y + 0.7, name, weight="bold", va="center")
+        left, y = 7, 0.3 + 2.2 * row
+        axes.text(0, y + 0.8, name, weight="bold", va="center")
         for text, width, communicates in stages:
-            drawing.box(axes, left, y, text, device=communicates, width=width - 0.2, height=1.5)
+            drawing.box(axes, left, y, text, device=communicates, width=width - 0.2, height=1.7)
             left += width
-    axes.text(5, 6.6, "time \u2192 (orange: with communication; ZeRO-3 gathers layer by layer)")
+    axes.text(7, 7.6, "time \u2192 (orange: with communication; ZeRO-3 gathers layer by layer)")
 
 
 def bytes_on_a_device(rows) -> None:

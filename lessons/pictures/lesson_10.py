@@ -16,7 +16,7 @@ def two_starts() -> None:
     for x, y, text in ((3, 0.2, "update 0"), (6.6, 0.2, "update 20"), (10.2, 0.2, "killed"), (6.6, 3.4, "update 20")):
         drawing.box(axes, x, y, text, device=0 if y < 1 else 1, width=2.4)
     drawing.box(axes, 10.2, 3.4, "update 40", device=1, width=2.4)
-    drawing.box(axes, 6, 1.7, "a checkpoint:\none copy, no device axis", width=3.6, height=1)
+    drawing.box(axes, 5.1, 1.7, "a checkpoint:\none copy, no device axis", width=5.4, height=1)
     for start, end, device in (((5.4, 0.6), (6.6, 0.6), 0), ((9, 0.6), (10.2, 0.6), 0), ((9, 3.8), (10.2, 3.8), 1)):
         drawing.arrow(axes, start, end, device=device)
     drawing.arrow(axes, (7.8, 1), (7.8, 1.7))
@@ -45,6 +45,7 @@ def tensorboard(path) -> None:
     for number, (panel, (name, points)) in enumerate(zip(panels, curves.items(), strict=True)):
         panel.plot(*zip(*points, strict=True), "o-", markersize=3, color=drawing.DEVICE_COLOURS[number])
         panel.set_title(name, fontsize=8)
+        panel.set_xlabel("update", fontsize=7)
         panel.tick_params(labelsize=7)
 
 

@@ -31,18 +31,16 @@ def shards(arrays) -> None:
 
 def training_step() -> None:
     """What is placed, what each device computes, and what the compiler adds; four of the devices."""
-    axes = drawing.canvas(22, 5.4)
-    for x, heading in ((0.9, "W, replicated"), (5.4, "batch, split"), (10, "gradient of its rows"), (15.2, "compiler")):
-        axes.text(x, 0.3, heading, ha="center")
-    axes.text(20.4, 0.3, "W, replicated", ha="center")
+    axes = drawing.canvas(20.2, 5.4)
+    columns = {0: "W, replicated", 4.4: "batch, split", 8.8: "gradient of its rows", 17: "W, replicated"}
+    for x, heading in columns.items():
+        axes.text(x + 1.5, 0.3, heading, ha="center")
     for d in range(4):
         y = 0.8 + 1.1 * d
-        drawing.box(axes, 0, y, "[784, 10]", device=d, width=2.2)
-        drawing.box(axes, 4.2, y, "[64, 784]", device=d, width=2.4)
-        drawing.box(axes, 8.8, y, "[784, 10]", device=d, width=2.4)
-        drawing.box(axes, 19.3, y, "[784, 10]", device=d, width=2.2)
-        drawing.arrow(axes, (2.2, y + 0.4), (4.2, y + 0.4), device=d)
-        drawing.arrow(axes, (6.6, y + 0.4), (8.8, y + 0.4), device=d)
-        drawing.arrow(axes, (11.2, y + 0.4), (13.6, 2.8), device=d)
-        drawing.arrow(axes, (16.8, 2.8), (19.3, y + 0.4), device=d)
-    drawing.box(axes, 13.6, 2.3, "all-reduce", width=3.2, height=1.0)
+        for x in columns:
+            drawing.box(axes, x, y, "[64, 784]" if x == 4.4 else "[784, 10]", device=d, width=3)
+        for start, end in (((3, y + 0.4), (4.4, y + 0.4)), ((7.4, y + 0.4), (8.8, y + 0.4))):
+            drawing.arrow(axes, start, end, device=d)
+        drawing.arrow(axes, (11.8, y + 0.4), (12.8, 2.8), device=d)
+        drawing.arrow(axes, (16, 2.8), (17, y + 0.4), device=d)
+    drawing.box(axes, 12.8, 2.3, "all-reduce", width=3.2, height=1.0)

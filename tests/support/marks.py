@@ -1,0 +1,17 @@
+"""Which cases of a test plain pytest runs."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def quick(number: int, names: str | tuple[str, ...], cases: Iterable[Any]) -> pytest.MarkDecorator:
+    """`pytest.mark.parametrize(names, cases)`, where the cases after the first `number` are marked slow."""
+
+    def case(position: int, values: Any):
+        if position < number:
+            return values
+        return pytest.param(*(values if isinstance(names, tuple) else (values,)), marks=pytest.mark.slow)
+
+    return pytest.mark.parametrize(names, [case(*each) for each in enumerate(cases)])

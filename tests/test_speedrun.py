@@ -1,0 +1,81 @@
+"""The recipe `speedrun`: its augmentation against NumPy, its steps against one device, its accuracy on MNIST."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from examples import random_split
+from flax import nnx
+from launch import train
+
+from pmapdp import recipes
+from pmapdp.cpu.convolution import faster
+from pmapdp.data.batches import Batches
+from pmapdp.models.layers import Context, example_keys
+from pmapdp.speedrun import Speedrun, Unmoved, moved
+from pmapdp.state import Task, create_state
+from pmapdp.steps import make_steps
+
+STRATEGIES = ("pmap", "jit", "shard_map")
+
+
+def test_an_image_is_moved_by_at_most_so_many_pixels_in_both_directions():
+    images = random_split(200).inputs
+    found = np.asarray(moved(jnp.asarray(images), example_keys(0, jnp.int32(3), jnp.arange(200)), 2))
+    padded, offsets = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0))), set()
+    for number, image in enumerate(found):
+        places = [(i, j) for i in range(5) for j in range(5)]
+        offsets |= {(i, j) for i, j in places if np.array_equal(padded[number, i : i + 28, j : j + 28], image)}
+        assert any(np.array_equal(padded[number, i : i + 28, j : j + 28], image) for i, j in places)
+    assert len(offsets) == 25  # 200 draws miss one of 25 with a probability of 0.7 %; the seed is fixed
+
+
+def test_only_training_moves_images():
+    images, keys = jnp.asarray(random_split(6).inputs), example_keys(0, jnp.int32(0), jnp.arange(6))
+    options = {"rngs": nnx.Rngs(0), "dtype": jnp.float32, "param_dtype": jnp.float32}
+    model, unmoved = Speedrun(**options), Unmoved(**options | {"rngs": nnx.Rngs(0)})
+    training = Context(keys=keys, train=True)
+    np.testing.assert_array_equal(model(images), unmoved(images, training))
+    assert not np.allclose(model(images, training), model(images), atol=1e-3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_eight_devices_equal_one(strategy):
+    """Three updates on 45 images in batches of 20: the last is ragged. In float32, as the command computes it."""
+    task = Task(Speedrun, optax.sgd(0.1), seed=2, transform=faster)
+    split, state = random_split(45), create_state(Task(Speedrun, optax.sgd(0.1), seed=2))
+
+    def trained(strategy, devices):
+        steps = make_steps(strategy, task, devices)
+        placed = steps.place_state(state)
+        for batch in Batches(split, 20, devices=len(devices), shuffle_seed=2).epoch(0):
+            placed, _ = steps.train_step(placed, steps.place_batch(batch))
+        return steps.fetch(placed).params
+
+    wanted = trained("single", jax.devices()[:1])
+    for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(trained(strategy, jax.devices()[:8])), strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5)
+
+
+@pytest.mark.mnist
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_99_percent_with_every_strategy(strategy, mnist_folder, tmp_path):
+    """The target is the mean over ten seeds, whose standard deviation is below 0.001; one seed may miss it by that."""
+    metrics, devices = tmp_path / "metrics.jsonl", 1 if strategy == "single" else 8
+    flags = ("--strategy", strategy, "--devices", devices, "--data-dir", mnist_folder, "--metrics-file", metrics)
+    done = train("speedrun", *flags)
+    assert done.returncode == 0, done.stderr
+    epochs = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["event"] == "epoch"]
+    assert len(epochs) == recipes.SPEEDRUN.config.epochs
+    assert epochs[-1]["test_accuracy"] >= 0.989
+
+
+def test_the_recipe_learns_digits_too(tmp_path):
+    """scikit-learn's scans in the place of MNIST: a quick run of the whole command."""
+    metrics = tmp_path / "metrics.jsonl"
+    done = train("speedrun", "--dataset", "digits", "--epochs", 4, "--warmup-steps", 10, "--metrics-file", metrics)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in metrics.read_text().splitlines()][-2]["test_accuracy"] >= 0.9
