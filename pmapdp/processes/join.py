@@ -12,11 +12,11 @@ from unittest import mock
 import jax
 from jax._src import distributed  # jax.distributed.initialize cannot be told what to do when the connection is lost
 
-from pmapdp.errors import StoppedError, UserError, say
+from pmapdp.errors import UserError, say
 from pmapdp.processes import aborts
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.options import ProcessesOptions, check_options
-from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.processes.peers import ALONE, TOGETHER, Peers
 from pmapdp.processes.place import Place, address_to_listen_on, find, wait_for_coordinator
 from pmapdp.processes.store import Store
 from pmapdp.processes.watch import Watch, start_thread
@@ -49,7 +49,7 @@ def joined(options: ProcessesOptions, settings: Mapping[str, object]) -> Iterato
         peers.require_same("start", {"the version of jax": jax.__version__} | same)
         try:
             yield peers
-        except StoppedError:  # all stop after the same update
+        except TOGETHER:
             leave(store, watch)
             raise
     leave(store, watch)

@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 
 from jax.errors import JaxRuntimeError
 
-from pmapdp.errors import StoppedError, UserError, reason, report
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason, report
 from pmapdp.processes.store import Store
 from pmapdp.processes.watch import Watch
+
+TOGETHER = DivergedError, ReplicasError, StoppedError  # raised by all processes, after the same update
 
 
 class Peers:
@@ -72,7 +74,7 @@ class Peers:
         """Let an error of this process end the others too."""
         try:
             yield
-        except StoppedError:  # on all processes after the same step
+        except TOGETHER:
             raise
         except BaseException as error:
             if self.watch is None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pmapdp.errors import DivergedError, ReplicasError, StoppedError
+from pmapdp.errors import DivergedError, StoppedError
 from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
 from pmapdp.run.header import facts, header
@@ -95,18 +95,12 @@ class Run:
         self.stop = stack.enter_context(listening(job.peers.agreement))
         self.profiler = Profiler(folder / "profile" if folder and settings["profile"] else None)
         stack.enter_context(job.peers.failing_together())
-        stack.push(self.wait_for_checkpoint)
         self.replicas.require_equal(self.step, self.state)  # compiles, before anything is timed
 
     def show_messages(self) -> None:
         """Print what the keeper has to say."""
         while self.keeper.messages:
             self.line(self.keeper.messages.pop(0))
-
-    def wait_for_checkpoint(self, _: object, error: BaseException | None, __: object) -> None:
-        """Let the last checkpoint be completed before an error that several processes have alike ends them at once."""
-        if isinstance(error, DivergedError | ReplicasError):
-            self.keeper.wait()
 
     def event(self, name: str, **values: Any) -> None:
         """Append an event to the metrics files."""

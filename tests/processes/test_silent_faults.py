@@ -26,6 +26,19 @@ def test_a_bit_that_flips_in_one_process_ends_both(strategy, tmp_path):
     assert "the copies of 21 of 21 arrays" in ended[0].out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoints", [[], ["--checkpoint-every", 2]])
+def test_a_loss_that_is_not_finite_ends_both_alike(checkpoints, tmp_path):
+    job = ["--model", "mlp", "--devices", 2, "--learning-rate", 1e38, "--no-progress"]
+    if checkpoints:
+        job += [*checkpoints, "--workdir", tmp_path]
+    with running(*([*job, *own] for own in by_hand(2))) as processes:
+        ended = [end_of(process) for process in processes]
+    assert [each.status for each in ended] == [3, 3], ended
+    assert ended[0].err == ended[1].err
+    assert "error: the loss is " in ended[0].err
+
+
 MODEL = """
 from flax import nnx
 
