@@ -3,8 +3,8 @@
 Every command runs in a process of its own, ours and theirs in turn, round after round, on the real MNIST. Of each
 run the median examples/s of its epochs after the first count (of ours, of the updates after the first); of each
 command the median over the rounds. `--peers` first makes an environment for TensorFlow, PyTorch and Keras (once;
-some minutes, 6 GB) and compares with them too. Writes benchmarks/results.json and, from it, the table and the picture
-of docs/speed.md. Leave the machine alone meanwhile.
+some minutes, 6 GB) and compares with them too. Writes, after every round, benchmarks/results.json and, from it, the
+table and the picture of docs/speed.md. Leave the machine alone meanwhile.
 """
 
 import argparse
@@ -152,13 +152,14 @@ def main() -> None:
         mnist = Path(folder) / "mnist.npz"
         train = load_data("mnist", options.data_dir).train
         np.savez(mnist, images=train.inputs, labels=train.labels)
+        seconds = start_seconds(options.data_dir)
         for number in range(options.rounds):
             for run in runs:
                 speeds[run.name].append(speed(run, mnist, python, options.data_dir))
                 print(f"round {number + 1}: {run.name:40} {speeds[run.name][-1]:9,.0f} examples/s", flush=True)
-    results = {"machine": facts, "seconds": start_seconds(options.data_dir), "examples_per_second": speeds}
-    summary.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    summary.write(results)
+            results = {"machine": facts, "seconds": seconds, "examples_per_second": speeds}
+            summary.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            summary.write(results)
     print(summary.table(results))
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from examples import random_split
+from marks import quick
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
@@ -40,14 +41,12 @@ def test_readme_and_picture_are_those_of_the_results():
 
 def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():
     results = json.loads(summary.RESULTS.read_text())
-    measured = [pair for pair, _, _ in summary.measured(results)]
-    missing = [pair for pair in comparisons(peers=True) if pair not in measured]
-    assert {pair.other.who for pair in missing} <= {"plain"}  # named as missing on the page
+    assert len(summary.measured(results)) == len(comparisons(peers=True))
     (rounds,) = {len(values) for values in results["examples_per_second"].values()}
     assert rounds >= 3
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@quick(1, "plain", [False, True])
 @pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
 def test_the_bare_step_is_that_of_one_device(strategy, plain):
     split = random_split(16, seed=0)

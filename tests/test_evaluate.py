@@ -2,6 +2,7 @@ import json
 import os
 
 import pytest
+from marks import quick
 
 from pmapdp import evaluate
 from pmapdp.config import Config
@@ -31,14 +32,15 @@ def run(tmp_path_factory):
     return workdir, file, result.epochs[-1]
 
 
-@pytest.mark.parametrize(
+@quick(
+    3,
     "spread",
     [
-        [],
         ["--devices", "3"],
         ["--strategy", "jit"],
-        ["--strategy", "shard_map", "--devices", "2"],
         ["--strategy", "single"],
+        [],
+        ["--strategy", "shard_map", "--devices", "2"],
         ["--strategy=single", "--devices=1"],
     ],
 )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import quick
 
 from pmapdp import devices
 from pmapdp.config import Config, check
@@ -91,7 +92,7 @@ def test_loss_equals_numpy(smoothing):
     assert sums.count == 4
 
 
-@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+@quick(1, "strategy", ["pmap", "jit", "shard_map"])
 def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
     config = dataclasses.replace(RECIPES["digits"].config, dtype="bfloat16")
     task = Task(MODELS["cnn"], make_optimizer(config, lambda step: 0.1), dtype="bfloat16")

@@ -10,6 +10,7 @@ import pytest
 from examples import random_split
 from flax import nnx
 from launch import train
+from marks import quick
 
 from pmapdp import recipes
 from pmapdp.cpu.convolution import faster
@@ -42,7 +43,7 @@ def test_only_training_moves_images():
     assert not np.allclose(model(images, training), model(images), atol=1e-3)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(1, "strategy", STRATEGIES)
 def test_eight_devices_equal_one(strategy):
     """Three updates on 45 images in batches of 20: the last is ragged. In float32, as the command computes it."""
     task = Task(Speedrun, optax.sgd(0.1), seed=2, transform=faster)
@@ -73,6 +74,7 @@ def test_99_percent_with_every_strategy(strategy, mnist_folder, tmp_path):
     assert epochs[-1]["test_accuracy"] >= 0.989
 
 
+@pytest.mark.slow
 def test_the_recipe_learns_digits_too(tmp_path):
     """scikit-learn's scans in the place of MNIST: a quick run of the whole command."""
     metrics = tmp_path / "metrics.jsonl"

@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
     return run
 
 
-@quick(2, "strategy", STRATEGIES)
+@quick(1, "strategy", STRATEGIES)
 def test_default_recipe_reaches_its_accuracy(runs, strategy):
     lines, _ = runs(strategy)
     assert lines[-2]["test_accuracy"] >= 0.97

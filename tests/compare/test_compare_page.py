@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from marks import quick
 
 from pmapdp.compare.page import page
 
@@ -66,7 +67,7 @@ def report() -> dict:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@quick(1, "width", [400, 1280])
 def test_nothing_overflows(report, tmp_path, width, scheme):
     if CHROMIUM is None:
         assert not os.environ.get("PMAPDP_REQUIRE_CHROMIUM"), "PMAPDP_REQUIRE_CHROMIUM is set and there is no Chromium"

@@ -214,6 +214,7 @@ def test_a_run_ends_the_same(tmp_path):
         assert epochs_found == epochs
 
 
+@pytest.mark.slow
 def test_divergence_is_noticed_at_its_step():
     job = ["--model", "mlp", "--optimizer", "sgd", "--learning-rate", "1e30", "--devices", 2, "--epochs", 1]
     ends = [run(*job, "--steps-per-dispatch", most, status=3)[1] for most in (1, 8)]

@@ -54,6 +54,7 @@ def test_mean_and_spread_of_the_pixels(mnist):
     assert pixels.std(dtype=np.float64) == pytest.approx(0.3081, abs=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MNIST", "FashionMNIST"])
 def test_checksums_are_those_of_torchvision(torchvision_datasets, name):
     assert dict(getattr(torchvision_datasets, name).resources) == CHECKSUMS[name]

@@ -36,7 +36,7 @@ def convnet(tmp_path_factory):
     return train_and_export("convnet", tmp_path_factory.mktemp("convnet"))
 
 
-@pytest.fixture(scope="module", params=["mlp", "cnn", "convnet"])
+@pytest.fixture(scope="module", params=["mlp", "convnet", pytest.param("cnn", marks=pytest.mark.slow)])
 def trained(request, tmp_path_factory):
     """As `convnet`, for each model."""
     if request.param == "convnet":

@@ -77,6 +77,7 @@ def test_same_accuracy_through_strings(run, capsys):
     assert result["test_examples"] == 1000
 
 
+@pytest.mark.slow
 def test_transformer_same_logits_through_strings(transformer):
     model, path = transformer
     exported = load_exported(path)

@@ -10,6 +10,7 @@ import pytest
 from examples import random_split, random_split_for, whole_batch
 from flax import nnx
 from jax import lax
+from marks import quick
 
 from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.layers import Context, example_keys
@@ -38,14 +39,14 @@ def test_numbers_of_parameters_and_running_statistics(model, states):
     assert sum(leaf.size for leaf in jax.tree.leaves(states[model].batch_stats)) == RUNNING_STATISTICS.get(model, 0)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@quick(3, "model", MODELS)
 def test_logits_have_one_column_a_class(model):
     logits = MODELS[model](rngs=nnx.Rngs(0))(jnp.asarray(random_split_for(model, 6).inputs))
     assert logits.shape == (6, CLASSES[view_of(MODELS[model])])
     assert logits.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("model", MODELS)
+@quick(2, "model", MODELS)
 def test_initial_parameters_follow_from_the_seed(model, states):
     again = create_state(Task(MODELS[model], optax.sgd(0.1)))
     other = create_state(Task(MODELS[model], optax.sgd(0.1), seed=1))

@@ -66,6 +66,7 @@ def assert_same(first: Path, second: Path) -> None:
     assert events[-1]["event"] == "end"
 
 
+@pytest.mark.slow
 def test_open_mpi(straight, tmp_path):
     require(None if shutil.which("mpirun") else "mpirun is not installed", "OPEN MPI")
     env = {

@@ -111,7 +111,7 @@ def faults(request, tmp_path_factory):
         yield {name: (folder / name, future) for name, future in found.items()}
 
 
-QUICK = ("killed", "coordinator killed")
+QUICK = ("killed",)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from marks import quick
 from processes import by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
 from test_lost_processes import final_leaves
 
@@ -56,7 +55,8 @@ def stranger(port: int, message: bytes) -> None:
             pass
 
 
-@quick(1, "number", [20, 300])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [20, 300])
 def test_strangers_at_every_port_change_nothing(tmp_path, number):
     """HTTP, TLS, 100 kB of rubbish and nothing at all: the run ends as if nobody had come, bit for bit."""
     job = [*JOB, "--checkpoint-every", 5, "--workdir"]
@@ -77,7 +77,6 @@ def test_strangers_at_every_port_change_nothing(tmp_path, number):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow
 def test_strangers_before_the_processes_meet():
     """Process 0 waits for process 1, and a port scanner comes first."""
     first, second = by_hand(2)

@@ -18,7 +18,7 @@ from pmapdp.state import create_state
 
 
 @pytest.mark.parametrize("small", [checkpoint.SMALL, 0], ids=["through the host", "from the devices"])
-@quick(3, ("strategy", "shard_state"), [("pmap", "none"), ("jit", "none"), ("jit", "parameters"), ("single", "none")])
+@quick(2, ("strategy", "shard_state"), [("pmap", "none"), ("jit", "parameters"), ("jit", "none"), ("single", "none")])
 def test_holds_the_state_of_the_call(strategy, shard_state, small, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SMALL", small)
     devices = 1 if strategy == "single" else 4

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flipped_bit import flipping, with_flip
+from marks import quick
 
 from pmapdp.config import Config
 from pmapdp.errors import ReplicasError, UserError
@@ -51,7 +52,8 @@ def test_a_flipped_bit_ends_the_run_before_a_checkpoint_has_it(strategy, every, 
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["event"] == "end"
 
 
-@pytest.mark.parametrize(
+@quick(
+    2,
     ("settings", "compared"),
     [
         ({"strategy": "pmap"}, 21),

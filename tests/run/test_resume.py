@@ -125,6 +125,7 @@ def test_stopped_early_then_continued(uninterrupted, tmp_path):
     assert last_epochs(uninterrupted) == last_epochs(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_another_strategy_and_device_count(uninterrupted, tmp_path):
     """Contract 1 across a restart: the first half with pmap on 2 devices, the rest with jit on 4."""
     job = ["--model", "mlp", "--epochs", 2, "--optimizer", "momentum", "--learning-rate", "0.1", "--dtype", "float64"]

@@ -99,6 +99,7 @@ def test_the_same_command_again_is_already_done(finished):
     assert load_run(folder)[2] == before
 
 
+@pytest.mark.slow
 def test_reading_a_run_prints_no_warnings_and_leaves_what_is_being_written(finished, tmp_path):
     folder, _ = finished
     half_written = folder / "checkpoints" / "99.orbax-checkpoint-tmp"

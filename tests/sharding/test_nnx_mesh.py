@@ -64,6 +64,7 @@ def test_a_setting_without_effect_is_refused():
     assert "--epochs has no effect on the recipe nnx-mesh" in out.stderr
 
 
+@pytest.mark.slow
 def test_a_state_made_in_parts_never_is_there_as_a_whole():
     """One process simulates all devices: made whole on each of the eight, the state takes more than eight times its
     size; made in parts about once, and the temporary arrays of the random generator as much again.

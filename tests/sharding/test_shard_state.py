@@ -36,6 +36,7 @@ def test_the_header_says_what_a_device_holds():
     assert "parameters 2.68 MB + optimizer state 0.67 MB on a device, 0.417 of the whole" in out.stdout
 
 
+@pytest.mark.slow
 def test_the_comparison_says_what_share_a_device_holds():
     arguments = ["--model", "mlp", "--steps", 3, "--strategies", "jit", "pmap", "--shard-state", "parameters"]
     out = python("-m", "pmapdp.compare", *arguments)

@@ -15,6 +15,7 @@ import plain_convnet
 import pytest
 from contract_worker import BATCH, CASES, SEED, OneDevice, data, one_device
 from launch import python
+from marks import quick
 
 from pmapdp.state import TrainState
 
@@ -77,7 +78,7 @@ def test_one_device_equals_numpy():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-11), found, wanted)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@quick(1, "accumulate", [1, 2])
 def test_one_device_equals_a_plain_convnet(accumulate):
     """After five updates in float64 within 1e-11, with batch norm over each micro-batch."""
     train, _ = data("convnet")

@@ -294,7 +294,7 @@ def a_ragged_batch_padded_by_the_layout():
     }  # fmt: skip
 
 
-QUICK = {"stacked_pmap_with_linen", "fully_sharded_with_jit", "batch_norm_and_dropout_with_shard_map"}
+QUICK = {"stacked_pmap_with_linen", "fully_sharded_with_jit"}
 RIGHT = [
     batch_norm_and_dropout_with_pmap, batch_norm_and_dropout_with_shard_map, batch_norm_and_dropout_with_jit,
     adam_with_pmap, stacked_pmap_with_linen, jit_with_nnx, plain_arrays_with_pmap, gradient_accumulation,
