@@ -36,13 +36,13 @@ def compiled_step(strategy, model, layout=None):
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_gradients_are_copied_into_one_vector(strategy, model):
-    """What computes them must not move into the concatenation: XLA would compute it number by number, ten times as
-    slowly."""
+    """No concatenation makes it, into which XLA could move what computes them."""
     program, parameters = compiled_step(strategy, model)
     travelling = parameters + 4  # with the number of examples, and three sums of metrics
-    (operand,) = re.findall(rf"= f32\[{travelling}\]\S* all-reduce(?:-start)?\(%?([\w.-]+)\)", program)
-    (made_by,) = re.findall(rf"%?{re.escape(operand)} = \S+ (\w+)\(", program)
-    assert made_by == "concatenate"
+    makers = re.findall(rf"= f32\[{travelling}\]\S* ([\w-]+)\(", program)
+    assert "all-reduce" in makers or "all-reduce-start" in makers
+    assert "dynamic-update-slice" in makers
+    assert "concatenate" not in makers
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
