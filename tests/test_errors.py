@@ -17,8 +17,8 @@ sys.exit(run_command(main))
 
 
 def run(body: str, redirection: str = "", **variables: str):
-    """A command of this body, started by a shell with its output as `redirection` says. It does not start JAX: a look at
-    XLA_FLAGS would."""
+    """A command of this body, started by a shell with its output as `redirection` says; without XLA_FLAGS, which would
+    make it import JAX."""
     return subprocess.run(
         ["bash", "-c", f'"$0" -c "$1" {redirection}', sys.executable, COMMAND.format(body=body)],
         capture_output=True,

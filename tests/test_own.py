@@ -10,6 +10,7 @@ import launch
 import numpy as np
 import pytest
 from flax import nnx
+from marks import quick
 
 from pmapdp import Config, DataSet, evaluate, train
 from pmapdp.data.dataset import Split
@@ -51,7 +52,7 @@ def points(n, seed):
 DATA = DataSet(points(100, 1), points(40, 2), ("a", "b", "c"))
 
 
-@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+@quick(1, "strategy", ["jit", "pmap", "shard_map"])
 def test_every_strategy_trains_it_as_one_device_does(strategy):
     settings = SETTINGS | {"dtype": "float64"}
     jax.config.update("jax_enable_x64", True)

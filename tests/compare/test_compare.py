@@ -136,6 +136,7 @@ def test_page_escapes_what_it_shows(compared):
     assert "&lt;b&gt;&amp; gone" in text
 
 
+@pytest.mark.slow
 def test_one_number_of_devices_is_given_as_in_training_and_failed_runs_are_no_success(tmp_path):
     done = python(
         *("-m", "pmapdp.compare", *JOB, "--devices", "2", "--strategies", "jit", "--learning-rate", "1e30"),

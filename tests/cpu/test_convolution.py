@@ -118,7 +118,7 @@ def test_layers_of_any_kind(float64, shape, options):
 
 
 @quick(1, "dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", ["cnn", "convnet"])
+@quick(1, "model", ["convnet", "cnn"])
 def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_kernel(model, dtype):
     """With 4 images a device, too few for Winograd. Others would take up to 20 times as long there."""
     task = Task(MODELS[model], optax.adam(1e-3), dtype=dtype, transform=faster)

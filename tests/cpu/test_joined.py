@@ -11,6 +11,7 @@ import pytest
 from examples import random_split
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from marks import quick
 
 from pmapdp.cpu.convolution import faster
 from pmapdp.cpu.joined import join_collectives
@@ -33,7 +34,7 @@ def compiled_step(strategy, model, layout=None):
     return program, sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@quick(1, "model", ["cnn", "mlp"])
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_gradients_are_copied_into_one_vector(strategy, model):
     """No concatenation makes it, into which XLA could move what computes them."""
@@ -45,7 +46,7 @@ def test_gradients_are_copied_into_one_vector(strategy, model):
     assert "concatenate" not in makers
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@quick(1, "model", ["mlp", "cnn"])
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_a_split_optimizer_takes_one_reduce_scatter_and_one_all_gather(strategy, model):
     program, _ = compiled_step(strategy, model, data_parallel(jax.devices()[:N], "optimizer"))

@@ -35,10 +35,10 @@ B = 18  # five batches an epoch, the last of 11: on 8 devices some then hold pad
 JOBS = [
     # model, strategy, devices, accumulation steps, options of the layout
     ("cnn", "pmap", 4, 2, {}),
-    ("mlp", "jit", 8, 1, {"shard_state": "parameters"}),
     *(
         pytest.param(*job, marks=pytest.mark.slow)
         for job in (
+            ("mlp", "jit", 8, 1, {"shard_state": "parameters"}),
             ("convnet", "pmap", 8, 1, {}),
             ("convnet", "jit", 8, 1, {}),
             ("convnet", "shard_map", 3, 1, {}),

@@ -90,6 +90,7 @@ def test_strangers_before_the_processes_meet():
     assert [each.status for each in ended] == [0, 0], ended
 
 
+@pytest.mark.slow
 def test_a_number_given_twice_ends_all_with_a_sentence():
     """JAX ends all processes when one number comes twice; everyone says why."""
     first, second = by_hand(2)
