@@ -10,15 +10,20 @@ import contextlib
 import dataclasses
 import io
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from benchmarks import at_least_one
 from pmapdp import devices
 from pmapdp.cli import parse
+from pmapdp.errors import run_command
 from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.run.running import Run
+from pmapdp.state import TrainState
 from pmapdp.train import train
 
 DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
@@ -26,23 +31,24 @@ DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
 
 def epochs_in_turn(steps: int) -> None:
     """Let the trainer write checkpoints in epochs 2, 4, ... only, and end dispatches where they are due only there."""
-    due, counts = Run.due, Job.counts
+    after_updates, counts = Run.after_updates, Job.counts
 
-    def due_in_turn(run: Run, step: int) -> bool:
-        return (step - 1) // steps % 2 == 1 and due(run, step)
+    def after_updates_in_turn(run: Run, step: int, state: TrainState, sums: Any) -> None:
+        after_updates(run, step, state, sums)
+        run.to_keep = run.to_keep and (step - 1) // steps % 2 == 1
 
     def counts_in_turn(job: Job, step: int, end: int) -> Iterator[int]:
         return counts(job if step // steps % 2 else dataclasses.replace(job, checkpoint_every=None), step, end)
 
-    Run.due, Job.counts = due_in_turn, counts_in_turn  # type: ignore[method-assign]
+    Run.after_updates, Job.counts = after_updates_in_turn, counts_in_turn  # type: ignore[method-assign]
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=41, help="of the training; 7 or more")
-    parser.add_argument("--every", type=int, default=50, help="updates between checkpoints")
-    options, flags = parser.parse_known_args()
+    parser.add_argument("--epochs", type=at_least_one, default=41, help="of the training; 7 or more")
+    parser.add_argument("--every", type=at_least_one, default=50, help="updates between checkpoints")
+    options, flags = parser.parse_known_args(arguments)
     if options.epochs < 7:
         parser.error(f"--epochs {options.epochs} leaves too little to compare after the first two: use 7 or more")
     flags = flags or DEFAULT_JOB
@@ -65,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -12,7 +12,9 @@ import sys
 import tempfile
 import time
 
+from benchmarks import at_least_one
 from pmapdp.cli import parse
+from pmapdp.errors import run_command
 from pmapdp.job import prepare
 from pmapdp.run import compile_cache
 from pmapdp.state import create_state
@@ -37,12 +39,12 @@ def start(job: list[str], cache: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="pairs of starts")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="pairs of starts")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    options, job = parser.parse_known_args()
+    options, job = parser.parse_known_args(arguments)
     if options.once:
         print(first_update(job))
         return
@@ -56,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -7,6 +7,7 @@ trainer runs its updates, XLA computes the gradients of its own convolution in a
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,8 +18,10 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from benchmarks import at_least_one
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.devices import cores
+from pmapdp.errors import run_command
 from pmapdp.malloc import keep_freed_memory
 
 
@@ -78,12 +81,12 @@ def milliseconds(run: Callable, arguments: Any) -> float:
     return (time.perf_counter() - clock) / 5 * 1000
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each kind")
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="runs of each kind")
     parser.add_argument("--in-a-loop", action="store_true", help="each call in a loop, as the trainer's updates are")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     keep_freed_memory()
     random = np.random.default_rng(0)
     where = " in a loop" if options.in_a_loop else ""
@@ -109,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -7,14 +7,17 @@ written. Prints the step times (medians over the rounds) and their ratio to that
 import argparse
 import itertools
 import statistics
+import sys
 import time
 from collections import deque
 from typing import Any
 
 import jax
 
+from benchmarks import at_least_one
 from pmapdp import devices
 from pmapdp.cli import parse
+from pmapdp.errors import run_command
 from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.metrics import DISPATCHES_BEHIND
@@ -40,11 +43,11 @@ def updates(job: Job, state: Any) -> tuple[Any, float]:
     return state, 1000 * (time.perf_counter() - clock) / done
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each size")
-    options, flags = parser.parse_known_args()
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="turns of each size")
+    options, flags = parser.parse_known_args(arguments)
     flags = flags or DEFAULT_JOB
     keep_freed_memory()
     jobs = {size: prepare(parse([*flags, "--steps-per-dispatch", str(size)])) for size in SIZES}
@@ -62,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

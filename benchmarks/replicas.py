@@ -8,12 +8,15 @@ most that it can cost.
 import argparse
 import itertools
 import statistics
+import sys
 import time
 
 import jax
 
+from benchmarks import at_least_one
 from pmapdp import devices
 from pmapdp.cli import parse
+from pmapdp.errors import run_command
 from pmapdp.job import prepare
 from pmapdp.run.replicas import Replicas
 from pmapdp.state import create_state
@@ -21,12 +24,12 @@ from pmapdp.state import create_state
 DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="dispatches to time")
-    parser.add_argument("--every", type=int, default=100, help="updates between comparisons")
-    options, flags = parser.parse_known_args()
+    parser.add_argument("--rounds", type=at_least_one, default=20, help="dispatches to time")
+    parser.add_argument("--every", type=at_least_one, default=100, help="updates between comparisons")
+    options, flags = parser.parse_known_args(arguments)
     flags = flags or DEFAULT_JOB
     job = prepare(parse(flags))
     state = create_state(job.task, job.steps.state_sharding)
@@ -49,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -23,9 +23,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import summary
+from benchmarks import at_least_one, summary
 from benchmarks.comparisons import Run, comparisons
 from pmapdp.devices import cores
+from pmapdp.errors import run_command
 from pmapdp.registry import load_data
 
 PEER_PACKAGES = ["jax", "flax", "optax", "tensorflow", "keras", "torch==2.13.0"]
@@ -131,15 +132,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", action="store_true", help="compare with other frameworks too")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each command")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="runs of each command")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")
     environment = Path.home() / ".cache" / "pmapdp" / "peers"
     parser.add_argument("--environment", type=Path, default=environment, help="folder of the peers' environment")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     facts = machine()
     python = peers_python(options.environment) if options.peers else None
@@ -164,4 +165,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

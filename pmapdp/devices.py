@@ -94,6 +94,8 @@ def choose(count: int | None = None) -> list[jax.Device]:
     devices = jax.local_devices()
     if count is not None and count > len(devices):
         kind = devices[0].platform
+        if kind == "cpu" and given is None:
+            raise UserError(f"--devices {count} is more than can be simulated: use at most --devices {MOST_SIMULATED}")
         advice = "" if kind == "cpu" else " (or set JAX_PLATFORMS=cpu to simulate more)"
         raise UserError(
             f"--devices {count} is more than the {len(devices)} {kind} device(s) here: "

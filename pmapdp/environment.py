@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 
 VARIABLES = ("JAX_", "XLA_", "CUDA_VISIBLE_DEVICES", "TPU_")
+BY_JAX = "TPU_SKIP_MDS_QUERY"  # it sets this one itself
 STARTING = ("config.py", "xla_bridge.py")  # the files of JAX that read its variables and start its backends
 
 
@@ -63,7 +64,8 @@ def cannot_start(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or not frames[-1].filename.endswith(tuple(os.path.join("jax", "_src", name) for name in STARTING)):
         return None
-    given = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES)]
+    names = [name for name in os.environ if name.startswith(VARIABLES) and name != BY_JAX]
+    given = [f"{name}={os.environ[name]}" for name in names]
     if not given:
         return None
     said = next(iter(str(error).splitlines()), "") or "no such device"

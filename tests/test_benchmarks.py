@@ -1,5 +1,6 @@
 """The table and the picture of the results, and the bare loops, which do the trainer's work."""
 
+import importlib
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 from examples import random_split
 from marks import quick
+from running import run
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
 from benchmarks.speedrun.changes import AROUND, CHOICES, WAY
 from pmapdp.cli import parse
+from pmapdp.errors import run_command
 
 
 def test_the_ratio_is_that_of_the_medians():
@@ -67,3 +70,36 @@ def test_the_bare_step_is_that_of_one_device(strategy, plain):
 @pytest.mark.parametrize("flags", [*(change.flags for change in (*WAY, *AROUND)), *CHOICES])
 def test_the_flags_on_the_page_of_the_speedrun_are_taken(flags):
     assert parse(flags.split()).dataset == "mnist"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("checkpoints", ["--epochs", 7, "--every", 3, "--model", "mlp", "--devices", 2], "2 ratios: median"),
+        ("compile_cache", ["--rounds", 1, "--model", "mlp"], "times sooner"),
+        ("convolution", ["--rounds", 1], "times as fast"),
+        ("dispatch", ["--rounds", 1, "--model", "mlp", "--devices", 2], "16 updates in a dispatch"),
+        ("memory", ["--model", "mlp", "--epochs", 2], "epoch 2/2"),
+        ("replicas", ["--rounds", 1, "--model", "mlp"], "1 rounds: an update"),
+    ],
+)
+def test_runs(name, options, said):
+    assert said in run(*options, module=f"benchmarks.{name}")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("run", ["--rounds", "0"]),
+        ("checkpoints", ["--epochs", "3"]),
+        ("dispatch", ["--devices", "0"]),
+        ("convolution", ["--bogus"]),
+        ("speedrun.__main__", ["seeds", "--seeds", "0"]),
+    ],
+)
+def test_a_mistake_is_no_traceback(name, options, capsys):
+    assert run_command(importlib.import_module(f"benchmarks.{name}").main, options) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert "error: " in last
+    assert "unexpected" not in last

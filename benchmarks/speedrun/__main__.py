@@ -11,14 +11,17 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import at_least_one
 from benchmarks.run import machine, peers_python, peers_versions
 from benchmarks.speedrun import limit, page
 from benchmarks.speedrun.changes import AROUND, CHOICES, WAY
 from benchmarks.speedrun.runs import arrays, ours, theirs
+from pmapdp.errors import run_command
 from pmapdp.recipes import SPEEDRUN
 
 # The settings of the study in docs/speedrun.md, with a linear warm-up: the best that we know for PyTorch.
@@ -87,16 +90,16 @@ def peers(rounds: int, python: Path, data_dir: str | None, flags: list[str]) -> 
     return results
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=["validation", "seeds", "changes", "peers", "limit", "page"])
-    parser.add_argument("--seeds", type=int, default=10, help="of the part seeds")
-    parser.add_argument("--rounds", type=int, default=3, help="of the parts validation, changes and peers")
+    parser.add_argument("--seeds", type=at_least_one, default=10, help="of the part seeds")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="of the parts validation, changes and peers")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")
     environment = Path.home() / ".cache" / "pmapdp" / "peers"
     parser.add_argument("--environment", type=Path, default=environment, help="folder of the peers' environment")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     flags = ["--data-dir", options.data_dir] if options.data_dir else []
     for part in options.parts:
         facts = machine()
@@ -120,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))
