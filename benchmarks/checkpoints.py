@@ -29,13 +29,13 @@ from pmapdp.train import train
 DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
 
 
-def epochs_in_turn(steps: int) -> None:
+def epochs_in_turn(steps: int, every: int) -> None:
     """Let the trainer write checkpoints in epochs 2, 4, ... only, and end dispatches where they are due only there."""
     after_updates, counts = Run.after_updates, Job.counts
 
     def after_updates_in_turn(run: Run, step: int, state: TrainState, sums: Any) -> None:
+        run.settings["checkpoint_every"] = every if (step - 1) // steps % 2 else None
         after_updates(run, step, state, sums)
-        run.to_keep = run.to_keep and (step - 1) // steps % 2 == 1
 
     def counts_in_turn(job: Job, step: int, end: int) -> Iterator[int]:
         return counts(job if step // steps % 2 else dataclasses.replace(job, checkpoint_every=None), step, end)
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
         config = parse([*flags, *own, "--workdir", str(Path(folder) / "run")])
         keep_freed_memory()
         made = prepare(config)
-        epochs_in_turn(made.train_batches.steps)
+        epochs_in_turn(made.train_batches.steps, options.every)
         with contextlib.redirect_stdout(io.StringIO()):
             times = [float(epoch["step_ms"]) for epoch in train(config).epochs]
     with_checkpoints = range(3, options.epochs - 1, 2)  # from 0; the first two epochs warm up

@@ -121,13 +121,11 @@ class WorkdirOptions:
     checkpoint_every: int | None = None
     """Write a checkpoint after this many updates, beside the one after each epoch."""
     keep_checkpoints: int = 3
-    """Number of newest checkpoints to keep, beside the one with the best test accuracy."""
+    """Number of newest checkpoints to keep."""
     check_replicas: int | None = None
     """Compare the devices' copies of the state after this many updates; where they differ, stop (exit status 5)."""
     on_nan: Literal["stop", "rollback"] = "stop"
     """A loss that is not finite: stop (exit status 3), or go back to the last checkpoint and skip the batches since."""
-    histograms: bool = False
-    """Write histograms of parameters and gradients for TensorBoard after each epoch."""
     profile: bool = False
     """Record a trace of a few updates for Perfetto and TensorBoard, and print the ten longest operations."""
     compile_cache: bool = True
@@ -244,7 +242,7 @@ def check(config: Config) -> None:
             f"--weight-decay {config.weight_decay} has no effect with --optimizer {config.optimizer}, only with adamw: "
             "try --weight-decay 0"
         )
-    for name in ("fresh", "checkpoint_every", "histograms", "profile", "on_nan"):
+    for name in ("fresh", "checkpoint_every", "profile", "on_nan"):
         if getattr(config, name) not in (None, False, "stop") and not config.workdir:
             raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
     epochs = config.switch_epochs

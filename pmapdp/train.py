@@ -27,7 +27,7 @@ from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.recipes import RECIPES
 from pmapdp.run import compile_cache
 from pmapdp.run.finish import check_on_one_device, compare_with_reported, draw_sharding
-from pmapdp.run.running import Run
+from pmapdp.run.running import running
 from pmapdp.sharding import nnx_guide
 from pmapdp.sharding.fit import number_of_devices
 from pmapdp.state import TrainState
@@ -63,7 +63,7 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     if config.compile_cache:
         compile_cache.enable()
     job = prepare(config, peers, **own)
-    with Run(job, named(dataclasses.asdict(config), **own), started) as run:
+    with running(job, named(dataclasses.asdict(config), **own), started) as run:
         state, step = run.state, run.step
         if config.draw_sharding and step == 0 and peers.first:
             draw_sharding(job.steps.place_batch(next(job.train_batches.epoch(0))))
@@ -71,7 +71,7 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
             try:
                 run.start_epoch(step)
                 for count, placed in job.dispatches(step):
-                    run.before_updates(step + count, state)
+                    run.before_updates(step + count)
                     state, sums = job.train_steps(state, *placed)
                     step += count
                     run.after_updates(step, state, sums)

@@ -56,14 +56,11 @@ class Peers:
                         "here): start all processes with the same command and the same files"
                     )
 
-    def require_all(self, name: str, error: Exception | None) -> None:
-        """Raise `error`, or that of another process, where there is one; so all go on or none."""
-        texts = self.exchange(name, None if error is None else str(error))
-        if error is not None:
-            raise error
-        for process, text in enumerate(texts):
+    def require_all(self, kind: type[Exception], error: Exception | None) -> None:
+        """Raise `error`, or where another process has one of this kind, that; so all go on or none."""
+        for process, text in enumerate(self.exchange(kind.__name__, None if error is None else str(error))):
             if text is not None:
-                raise ValueError(f"process {process}: {text}")
+                raise error or kind(f"process {process}: {text}")
 
     def wait(self, name: str) -> None:
         """Wait until all processes are here."""

@@ -1,4 +1,4 @@
-"""Checkpoints with Orbax: asynchronous, atomic, the last few and the best. Lesson 10 teaches this file.
+"""Checkpoints with Orbax: asynchronous, atomic, the last few. Lesson 10 teaches this file.
 
 A checkpoint holds the train state as it is on one device and knows nothing of the strategy or the number of devices
 that made it, so any other may resume from it.
@@ -6,9 +6,7 @@ that made it, so any other may resume from it.
 
 import contextlib
 import logging
-import operator
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,19 +52,16 @@ class Checkpoints:
 
     Args:
         folder: made if it is missing.
-        keep: how many of the newest are kept, beside the one with the best test accuracy.
+        keep: how many of the newest are kept.
         only_read: leave the folder as it is, also what a run is just writing there.
-        peers: the processes that write and read each its part of a checkpoint; all make the same calls.
+        peers: the processes that write and read each its shards of a checkpoint; all make the same calls.
     """
 
     def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False, peers: Peers = ALONE):
         self.peers = peers
         self.folder, self.damaged = folder, folder.parent / "damaged"
-        managers = orbax().checkpoint_managers
-        accuracy = operator.itemgetter("test_accuracy")
-        best = managers.BestN(get_metric_fn=accuracy, n=1, keep_checkpoints_without_metrics=False)
         self.options = orbax().CheckpointManagerOptions(
-            preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), best]),
+            max_to_keep=keep,
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
             # Otherwise a folder that cannot be made keeps threads waiting for minutes.
@@ -76,31 +71,25 @@ class Checkpoints:
 
     def open(self) -> Any:
         """Orbax' `CheckpointManager` of the folder as it is now."""
-        try:
+        with saying(self.folder, "used", "mend that, or name another --workdir"):
             if not self.options.read_only:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self.require_room(0)
             return orbax().CheckpointManager(self.folder.absolute(), options=self.options)
-        except OSError as error:
-            why = known(error) or reason(error)
-            raise UserError(f"{self.folder} cannot be used ({why}): mend that, or name another --workdir") from None
 
     def steps(self) -> list[int]:
         """The updates after which there are checkpoints, oldest first."""
         return sorted(self.manager.all_steps())
 
-    def save(self, step: int, state: TrainState, progress: dict[str, Any], test_accuracy: float | None = None) -> None:
+    def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
         """Start to write the state after update `step`, and JSON that `read` gives back; returns before the disk has
-        them. The state's memory may be used again then. The test accuracy decides which checkpoint is the best."""
-        metrics = None if test_accuracy is None else {"test_accuracy": test_accuracy}
+        them. The state's memory may be used again then."""
         args = orbax().args
         with self.writing():
             self.require_room(2 * size(state))
-            state = self.on_host(state)
-            progress = progress | {"step": step, "checksum_of_words": checksum(state)}
-            kept = args.JsonSave(progress | {"crc32": crc32(progress)})
-            items = args.Composite(state=args.StandardSave(state), progress=kept)
-            self.manager.save(step, args=items, metrics=metrics)
+            progress = progress | {"checksum_of_words": checksum(state)}
+            kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
+            self.manager.save(step, args=args.Composite(state=args.StandardSave(self.on_host(state)), progress=kept))
 
     def on_host(self, state: TrainState) -> TrainState:
         """A copy of the state on the host, if it is small and lies in this process alone; otherwise the state itself.
@@ -137,12 +126,9 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
-            why, left = known(error) or reason(error)[:150], shutil.disk_usage(self.folder).free / 1e6
-            whole = [int(each.name) for each in self.folder.iterdir() if each.name.isdigit()]
             raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({why}; {left:,.0f} MB are free there): "
-                + (f"the one of step {max(whole)} is intact; " if whole else "")
-                + "mend that and start the same command again"
+                f"a checkpoint could not be written to {self.folder} ({known(error) or reason(error)[:150]}): those "
+                "before it are intact, so mend that and start the same command again"
             ) from error
 
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
@@ -157,41 +143,35 @@ class Checkpoints:
         progress = self.progress(step)
         return Checkpoint(self.state(step, progress, task, sharding), progress)
 
+    def progress(self, step: int) -> dict[str, Any]:
+        """What was saved beside the state of `step`; errors as of `read`."""
+        progress = self.load(step, progress=orbax().args.JsonRestore()).progress
+        if not isinstance(progress, dict) or progress.pop("crc32", None) != crc32(progress, step):
+            raise DamagedError("the checksum of its progress is wrong")
+        return progress
+
     def state(self, step: int, progress: dict[str, Any], task: Task, sharding: Any = None) -> TrainState:
         """The state of `step` alone, checked against its `progress`; the rest as for `read`."""
         state = self.load(step, state=orbax().args.StandardRestore(template(task, sharding))).state
-        if progress.get("checksum_of_words", checksum(state)) != checksum(state):
+        if progress["checksum_of_words"] != checksum(state):
             raise DamagedError("the checksum of its arrays is wrong")
         return state
 
-    def progress(self, step: int) -> dict[str, Any]:
-        """What was saved beside the state of `step`; errors as of `read`. Without its checksums it may be older."""
-        progress = self.load(step, progress=orbax().args.JsonRestore()).progress
-        if not isinstance(progress, dict) or progress.get("step", step) != step:
-            raise DamagedError("its progress is that of another step")
-        content = {name: value for name, value in progress.items() if name != "crc32"}
-        if progress.get("crc32", crc32(content)) != crc32(content):
-            raise DamagedError("the checksum of its progress is wrong")
-        return content
-
     def load(self, step: int, **items: Any) -> Any:
         """Read items of a checkpoint on all processes, or on none; errors as of `read`."""
-        found = damage = failure = None
+        fault: Exception | None = None
+        found = None
         try:
             found = self.manager.restore(step, args=orbax().args.Composite(**items))
         except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
+            fault = DamagedError(reason(error)[:150])
             if cause := outside_cause(error, self.folder / str(step)):
-                failure = UserError(
+                fault = UserError(
                     f"the checkpoint of step {step} in {self.folder} cannot be read ({cause}): nothing was changed; "
                     "start the same command again when that is mended"
                 )
-            else:
-                damage = DamagedError(reason(error)[:150])
-        for what, fault, kind in (("access", failure, UserError), ("content", damage, DamagedError)):
-            try:
-                self.peers.require_all(f"reading: {what}", fault)
-            except ValueError as other:
-                raise kind(str(other)) from None
+        for kind in (UserError, DamagedError):
+            self.peers.require_all(kind, fault if isinstance(fault, kind) else None)
         return found
 
     def set_aside(self, step: int) -> Path:
@@ -217,7 +197,7 @@ class Checkpoints:
 
 
 def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
-    """The newest whole checkpoint in the folder of a run of `task`: state on the host, and its progress."""
+    """The newest intact checkpoint in the folder of a run of `task`: state on the host, and its progress."""
     folder = Path(path) / "checkpoints"
     if not folder.is_dir():
         raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
@@ -226,7 +206,7 @@ def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]
         with contextlib.suppress(DamagedError):  # only the run itself, which holds the lock, sets it aside
             found = checkpoints.read(step, task)
             return found.state, found.progress
-    raise UserError(f"{path} holds no whole checkpoint: let the training run finish an epoch first")
+    raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
 
 
 def size(state: TrainState) -> int:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from pmapdp.state import TrainState
 
 
-def crc32(content: dict[str, Any]) -> int:
-    """CRC-32 of JSON, whatever the order of its names."""
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+def crc32(progress: dict[str, Any], step: int) -> int:
+    """CRC-32 of the JSON that is kept beside the state of `step`."""
+    return zlib.crc32(json.dumps(progress | {"step": step}, sort_keys=True).encode())
 
 
 def checksum(state: TrainState) -> int:

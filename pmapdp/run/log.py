@@ -13,8 +13,8 @@ FULL_ADVICE = "make room and start the command again"
 class LinesFile:
     """A text file to which whole lines are appended, each of them at once, so that a killed run leaves whole lines.
 
-    Half a line at its end, from a machine that lost power or a disk that was full, is ended first. Where the file
-    cannot be written, or is no regular one, all methods raise a `UserError` that calls it `named` (default: its path).
+    Half a line at its end, from a machine that lost power, is ended first. Where the file cannot be written, or is no
+    regular one, all methods raise a `UserError` that calls it `named` (default: its path).
     """
 
     def __init__(self, path: str | Path, named: str | None = None):

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-FIRST_STEP = 5  # of those of this process; the first ones still warm up
+WARM_UP = 4  # updates of this process that are not traced
 UPDATES = 10
 
 
@@ -17,35 +17,32 @@ class Profiler:
 
     def __init__(self, folder: Path | None):
         self.folder = folder
-        self.steps = self.first = 0
         self.running = False
+        self.updates = 0  # before the trace, then those in it
 
-    def before_steps(self, count: int, state: Any) -> None:
-        """Start the trace when its first step may be next, and `state`, which comes before it, is computed."""
-        before, self.steps = self.steps, self.steps + count
-        if self.folder and not self.first and before >= FIRST_STEP - 1:
-            self.first = before + 1
-            jax.block_until_ready(state)
-            jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
-            self.running = True
-
-    def after_steps(self, state: Any) -> list[str]:
-        """Stop the trace after its last step; returns lines to print: the ten longest operations."""
-        if not self.running or self.steps - self.first + 1 < UPDATES:
+    def after_updates(self, count: int, state: Any) -> list[str]:
+        """So many updates were started, and `state` comes after them: start or stop the trace when it is time. Returns
+        lines to print: the ten longest operations."""
+        self.updates += count
+        if self.folder is None or self.updates < (UPDATES if self.running else WARM_UP):
             return []
         jax.block_until_ready(state)
-        return self.stop()
+        if self.running:
+            return self.stop()
+        jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
+        self.running, self.updates = True, 0
+        return []
 
     def stop(self) -> list[str]:
         """End a trace that is running, also one cut short by the end of the run."""
-        if not self.running or self.folder is None:
+        folder, self.folder = self.folder, None
+        if folder is None or not self.running:
             return []
         jax.profiler.stop_trace()
-        self.running = False
-        trace = max(self.folder.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
+        trace = max(folder.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
         return [
-            f"trace of {self.steps - self.first + 1} updates: open {trace} at ui.perfetto.dev, "
-            f"or run tensorboard --logdir {self.folder.parent}",
+            f"trace of {self.updates} updates: open {trace} at ui.perfetto.dev, or run tensorboard --logdir "
+            f"{folder.parent}",
             *longest_operations(trace),
         ]
 

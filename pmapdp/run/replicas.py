@@ -26,15 +26,13 @@ class Replicas:
 
     def __init__(self, job: Job, every: int | None):
         self.every = every
-        self.started: int | None = None  # the update whose state was compared last
-        self.waiting: tuple[int, jax.Array] | None = None
         if every is None:
             return
         shapes = jax.eval_shape(lambda: initial_state(job.task))
         self.sharding = jax.tree.broadcast(job.steps.state_sharding, shapes)
         shardings: list[NamedSharding] = jax.tree.leaves(self.sharding)
-        self.mesh = shardings[0].mesh
-        self.devices = list(self.mesh.devices.flat)
+        mesh = shardings[0].mesh
+        self.devices = list(mesh.devices.flat)
         # For each array that has copies: its name, and which part of it each device holds.
         self.parts: dict[int, tuple[str, list[str]]] = {}
         for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(shapes)):
@@ -42,34 +40,26 @@ class Replicas:
             parts = [str(indices[device]) for device in self.devices]
             if len(set(parts)) < len(self.devices):
                 self.parts[number] = jax.tree_util.keystr(path, simple=True, separator="/"), parts
-        compared = [shardings[number] for number in self.parts]
         self.text = (
-            f"every {every:,} updates, and before each checkpoint, the copies of {len(compared)} of {len(shardings)} "
-            f"arrays of the state are compared between {len(self.devices)} devices"
+            f"every {every:,} updates, and before each checkpoint, the copies of {len(self.parts)} of "
+            f"{len(shardings)} arrays of the state are compared between {len(self.devices)} devices"
         )
 
         def on_a_device(leaves: list[jax.Array]) -> jax.Array:
             return jnp.stack([word_sum(leaf) for leaf in leaves])[None]
 
-        rows = PartitionSpec(self.mesh.axis_names)
-        specs = [sharding.spec for sharding in compared]
-        program = jax.shard_map(on_a_device, mesh=self.mesh, in_specs=(specs,), out_specs=rows, check_vma=False)
-        self.program = jax.jit(program, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
+        rows, specs = PartitionSpec(mesh.axis_names), [shardings[number].spec for number in self.parts]
+        program = jax.shard_map(on_a_device, mesh=mesh, in_specs=(specs,), out_specs=rows, check_vma=False)
+        self.program = jax.jit(program, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
-    def start(self, step: int, state: TrainState) -> None:
-        """Let the devices make the checksums of the state after update `step`; its memory may be used again then."""
-        self.started = step
-        if self.parts:
-            leaves = jax.tree.leaves(over_all_processes(state, self.sharding))
-            self.waiting = step, self.program([leaves[number] for number in self.parts])
-
-    def read(self) -> None:
-        """Wait for the checksums that were started last, `[N, arrays]`, and compare them. A `ReplicasError` names the
-        first array and device that differ; which is wrong, the majority decides."""
-        if self.waiting is None:
+    def require_equal(self, step: int, state: TrainState) -> None:
+        """Compare the copies of the state after update `step`, once it is computed. A `ReplicasError` names the first
+        array and device that differ; which is wrong, the majority decides."""
+        if self.every is None or not self.parts:
             return
-        (step, sums), self.waiting = self.waiting, None
-        for (name, parts), column in zip(self.parts.values(), jax.device_get(sums).T.tolist(), strict=True):
+        leaves = jax.tree.leaves(over_all_processes(state, self.sharding))
+        sums = jax.device_get(self.program([leaves[number] for number in self.parts]))  # [N, arrays]
+        for (name, parts), column in zip(self.parts.values(), sums.T.tolist(), strict=True):
             for part in dict.fromkeys(parts):
                 copies = {device: column[i] for i, device in enumerate(self.devices) if parts[i] == part}
                 (common, number), *others = Counter(copies.values()).most_common()
@@ -80,10 +70,3 @@ class Replicas:
                         f"{odd.process_index}) is not that of {number} other device(s), so this state was not kept: "
                         "start the same command again, and without that device if it is named once more"
                     )
-
-    def require_equal(self, step: int, state: TrainState) -> None:
-        """Compare the copies of the state after update `step`, unless that was done; errors as of `read`."""
-        if self.every is not None and self.started != step:
-            self.read()
-            self.start(step, state)
-        self.read()

@@ -6,6 +6,7 @@ The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which t
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
 from pmapdp.run.resume import Keeper, Progress
 from pmapdp.run.screen import Report
-from pmapdp.run.tensorboard import TensorBoard, arrays
+from pmapdp.run.tensorboard import TensorBoard
 from pmapdp.signals import listening
 from pmapdp.state import TrainState
 from pmapdp.steps.placing import place
@@ -28,9 +29,16 @@ from pmapdp.steps.placing import place
 ROLLBACKS = 3  # more would hide a run that cannot succeed
 
 
+@contextlib.contextmanager
+def running(job: Job, settings: dict[str, Any], started: float) -> Iterator["Run"]:
+    """A run with these settings (JSON), which begins here and is closed in the end. `started` is `time.perf_counter()`
+    when the command began."""
+    with contextlib.ExitStack() as stack:
+        yield Run(job, settings, started, stack)
+
+
 class Run:
-    """What a run with these settings (JSON) keeps and shows, of several processes only on the first. `started` is
-    `time.perf_counter()` when the command began.
+    """What a run keeps and shows, of several processes only on the first; `stack` closes it.
 
     Attributes:
         state: `TrainState` on the devices at the start, after the updates of earlier starts.
@@ -38,31 +46,17 @@ class Run:
         epochs: the metrics of every epoch of this start, as in the metrics file.
         last: those of the last epoch; empty where no epoch was finished, by any start.
 
-    Raises (on entering and in all methods):
+    Raises (in all methods):
         UserError: the workdir or the metrics file cannot be used for this run, or the disk takes no more.
         DivergedError: the loss is no longer finite; `roll_back` may take it.
         ReplicasError: the devices' copies of the state differ.
         StoppedError: SIGTERM or SIGINT asked for it; with a workdir a checkpoint was written.
     """
 
-    def __init__(self, job: Job, settings: dict[str, Any], started: float):
+    def __init__(self, job: Job, settings: dict[str, Any], started: float, stack: contextlib.ExitStack):
         self.job, self.settings, self.started = job, settings, started
         self.epochs: list[dict[str, Any]] = []
         self.compile_seconds = 0.0
-        self.to_keep = False  # whether to keep the state after update `step`
-
-    def __enter__(self) -> "Run":
-        with contextlib.ExitStack() as stack:
-            self.open(stack)
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
-
-    def open(self, stack: contextlib.ExitStack) -> None:
-        """Open and begin everything, in the order in which `stack` closes it from the end."""
-        job, settings = self.job, self.settings
         self.keeper = stack.enter_context(contextlib.closing(Keeper(job, settings)))
         progress = self.keeper.begin()
         self.state, self.step, self.totals = progress.state, progress.step, progress.totals
@@ -73,11 +67,10 @@ class Run:
         folder = Path(settings["workdir"]) if settings["workdir"] is not None and writes else None
         log, self.tensorboard, self.files = None, None, []
         if settings["metrics_file"] and writes:
-            self.files.append(LinesFile(settings["metrics_file"], f"--metrics-file {settings['metrics_file']}"))
-            stack.callback(self.files[-1].close)
+            file = LinesFile(settings["metrics_file"], f"--metrics-file {settings['metrics_file']}")
+            self.files.append(stack.enter_context(contextlib.closing(file)))
         if folder:
-            self.files.append(LinesFile(folder / "metrics.jsonl"))
-            stack.callback(self.files[-1].close)
+            self.files.append(stack.enter_context(contextlib.closing(LinesFile(folder / "metrics.jsonl"))))
             log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
             self.tensorboard = stack.enter_context(contextlib.closing(TensorBoard(folder, self.step)))
         shown = settings["progress"] and writes
@@ -89,7 +82,7 @@ class Run:
         if self.step:
             self.event("resume", step=self.step)
         self.report.header(header(job, self.state, settings))
-        self.show_messages()
+        self.show(self.keeper.messages)
         if self.replicas.every:
             self.line(self.replicas.text)
         self.stop = stack.enter_context(listening(job.peers.agreement))
@@ -97,10 +90,10 @@ class Run:
         stack.enter_context(job.peers.failing_together())
         self.replicas.require_equal(self.step, self.state)  # compiles, before anything is timed
 
-    def show_messages(self) -> None:
-        """Print what the keeper has to say."""
-        while self.keeper.messages:
-            self.line(self.keeper.messages.pop(0))
+    def show(self, lines: list[str]) -> None:
+        """Print lines, and take them out of the list."""
+        while lines:
+            self.line(lines.pop(0))
 
     def event(self, name: str, **values: Any) -> None:
         """Append an event to the metrics files."""
@@ -115,36 +108,34 @@ class Run:
         self.meter, self.trained = Meter(self.totals), 0.0
         self.report.start_epoch(self.epoch + 1, job.train_batches.steps, done)
 
-    def before_updates(self, step: int, state: TrainState) -> None:
-        """The updates up to `step` are about to be started; `state` is the one before them."""
-        if self.to_keep:  # only here, where the next batch is on the devices: the copy waits for them
-            self.keep(state, self.meter.finish())
-        self.profiler.before_steps(step - self.step, state)
+    def before_updates(self, step: int) -> None:
+        """The updates up to `step` are about to be started."""
         self.stop.begin(step)
 
     def after_updates(self, step: int, state: TrainState, sums: Any) -> None:
         """The updates up to `step` were started; the devices may still compute `state` and `sums`."""
-        self.keeper.write()
-        self.replicas.read()
-        examples = self.job.train_batches.examples_between(self.step, step)
-        self.meter.add(step, sums, examples, step - self.step)
-        self.step = step
-        if self.replicas.every and step % self.replicas.every == 0:
-            self.replicas.start(step, state)
+        before, self.step = self.step, step
+        self.meter.add(step, sums, self.job.train_batches.examples_between(before, step), step - before)
         if self.compile_seconds == 0:  # traced and compiled just now: not timed
             self.compile_seconds += self.meter.restart_clock()
         self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
-        for line in self.profiler.after_steps(state):
-            self.line(line)
-        in_epoch, every = step < self.end_of_epoch, self.settings["checkpoint_every"]
-        self.to_keep = in_epoch and every is not None and step % every == 0
-        if in_epoch and self.stop:
-            self.keep(state, self.meter.finish())
-            self.end_stopped()
-        if not in_epoch:
+        self.show(self.profiler.after_updates(step - before, state))
+        if step == self.end_of_epoch:
             self.meter.finish()
             self.report.end_epoch()
             self.trained = time.perf_counter()
+            return
+        if self.is_due("check_replicas"):
+            self.replicas.require_equal(step, state)
+        if self.stop or self.is_due("checkpoint_every"):
+            self.keep(state, self.meter.finish())
+        if self.stop:
+            self.end_stopped()
+
+    def is_due(self, setting: str) -> bool:
+        """Whether something that is done after every so many updates is to be done now."""
+        every = self.settings[setting]
+        return every is not None and self.step % every == 0
 
     def end_epoch(self, step: int, state: TrainState, tested: Totals) -> None:
         """The epoch has ended, after update `step`, and `state` was evaluated: `tested`."""
@@ -163,29 +154,26 @@ class Run:
             "test_examples": tested.count,
             "learning_rate": float(self.job.schedule(step - 1 - sum(last - first + 1 for first, last in self.skipped))),
             "examples_per_second": meter.examples_per_second,
-            "images_per_second": meter.examples_per_second,  # the name that readers of older files know
             "step_ms": meter.step_ms,
         }
         self.epochs.append(results)
         self.event("epoch", **results)
         self.report.results(results)
-        shown = arrays(self.job, state) if self.settings["histograms"] else {}  # by all processes
         if self.tensorboard:
-            self.tensorboard.epoch(results, shown)
+            self.tensorboard.epoch(results)
         self.last = results
         if not self.best or results["test_accuracy"] > self.best["test_accuracy"]:
             self.best = results
         whole = step == (self.epoch + 1) * self.job.train_batches.steps
         self.totals = Totals() if whole else trained
-        self.keep(state, self.totals, ended=True)
+        self.keep(state, self.totals)
         if self.stop:
             self.end_stopped()
 
-    def keep(self, state: TrainState, totals: Totals, *, ended: bool = False) -> None:
+    def keep(self, state: TrainState, totals: Totals) -> None:
         """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
-        self.to_keep = False
         self.replicas.require_equal(self.step, state)
-        self.keeper.keep(Progress(state, self.step, totals, self.best, self.last, self.skipped), ended=ended)
+        self.keeper.keep(Progress(state, self.step, totals, self.best, self.last, self.skipped))
 
     def roll_back(self, error: DivergedError) -> tuple[TrainState, int]:
         """Where to go on after a loss that is not finite: the state of the last checkpoint, and the step of that loss.
@@ -203,7 +191,7 @@ class Run:
         steps, every = self.job.train_batches.steps, self.settings["checkpoint_every"] or self.job.total_steps
         regular = [(self.step - 1) // each * each for each in (steps, every)]
         found = self.keeper.last_finite(max(*regular, *(last for _, last in self.skipped)))
-        self.show_messages()
+        self.show(self.keeper.messages)
         if found is None:
             raise error
         first = found.step + 1
@@ -234,8 +222,7 @@ class Run:
 
     def end(self, step: int) -> None:
         """All updates are made: say so, when the last checkpoint is on the disk."""
-        for line in self.profiler.stop():
-            self.line(line)
+        self.show(self.profiler.stop())
         self.keeper.wait()
         seconds = time.perf_counter() - self.started
         self.event("end", steps=step, compile_seconds=self.compile_seconds, total_seconds=seconds)

@@ -7,14 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from pmapdp.files import saying
-from pmapdp.job import Job
 from pmapdp.run.log import FULL_ADVICE
-from pmapdp.state import TrainState
-from pmapdp.steps.shared import Body
 
 SCALARS = {
     "train/loss": "train_loss",
@@ -24,20 +18,6 @@ SCALARS = {
     "learning_rate": "learning_rate",
     "examples_per_second": "examples_per_second",
 }
-EDGES = 1e-12 * 1.1 ** np.arange(772)  # of the bins that TensorBoard's histograms have, up to 1e20
-BINS = np.concatenate([-EDGES[::-1], [0], EDGES])
-
-
-def arrays(job: Job, state: TrainState) -> dict[str, Any]:
-    """The parameters in a placed state, and the gradients of the mean loss over the batch that comes next.
-
-    The gradients are computed on one device. All processes must call this; the arrays are on the host.
-    """
-    whole = job.steps.fetch(state)
-    batches = job.train_batches.for_one_device()
-    batch = next(batches.epoch(*divmod(int(whole.step), batches.steps)))
-    gradients, sums, _ = jax.device_get(jax.jit(Body(job.task).gradient_sums)(whole, batch))
-    return {"parameters": whole.params, "gradients": jax.tree.map(lambda sum: sum / sums.count, gradients)}
 
 
 class TensorBoard:
@@ -56,15 +36,12 @@ class TensorBoard:
             self.write(file_version="brain.Event:2")
             self.write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
-    def epoch(self, results: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """Write an epoch's results (the keys of the metrics file), and a histogram of each leaf of `arrays`."""
+    def epoch(self, results: dict[str, Any]) -> None:
+        """Write an epoch's results (the keys of the metrics file)."""
         with self.writing():
             for tag, key in SCALARS.items():
                 if results[key] is not None:
                     self.write(step=results["step"], summary=self.summary.scalar(tag, results[key]))
-            for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-                tag, values = "/".join(str(entry.key) for entry in path), np.asarray(leaf, np.float32)
-                self.write(step=results["step"], summary=self.summary.histogram(tag, values, BINS))
             self.file.flush()
 
     def write(self, **fields: Any) -> None:

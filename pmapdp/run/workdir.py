@@ -1,13 +1,13 @@
 """The folder of a run: its settings, checkpoints, metrics, TensorBoard files and log. One process at a time.
 
 config.json       what the run does; another configuration is refused
-checkpoints/      the last few states and the best
+checkpoints/      the last few states
 damaged/          checkpoints whose content is not what was written
 metrics.jsonl     results, one JSON object a line
 log.txt           what was printed
 events.out.*      for `tensorboard --logdir DIR`
 profile/          a trace, with --profile
-lock              held by the running process; the system lets go of it when that process ends
+pmapdp.lock       held by the running process; the system lets go of it when that process ends
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError
-from pmapdp.files import FAULTS, open_regular, read_json, refusal, write_file
+from pmapdp.files import open_regular, read_json, saying, write_file
 
 FORMAT = "pmapdp run 1"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
@@ -35,20 +35,19 @@ FREE_SETTINGS = {
     "strategy", "devices", "mesh", "layout", "shard_state", "steps_per_dispatch", "compile_cache", "data_dir",
     "global_batch_size", "per_device_batch_size", "steps", "draw_sharding", "check_on_one_device",
     "workdir", "fresh", "checkpoint_every", "keep_checkpoints",
-    "metrics_file", "progress", "histograms", "profile",
+    "metrics_file", "progress", "profile",
     "check_replicas", "on_nan",  # the batches that were skipped are kept in the checkpoints
 }  # fmt: skip
 
 # A run of an earlier version lacks the settings that came later, and did what they do by default.
 DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
 
-# What a run writes, by file and by folder and the names in it.
-FILES = re.compile(r"config\.json|metrics\.jsonl|log\.txt|events\.out\.tfevents\..+")
-FOLDERS = {
-    "checkpoints": re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?"),
-    "damaged": re.compile(r"\d+_*"),
-    "profile": re.compile(r"plugins"),
-}
+# What a run writes beside config.json and its lock.
+WRITTEN = re.compile(
+    r"metrics\.jsonl|log\.txt|events\.out\.tfevents\..+|checkpoints/\d+(\.orbax-checkpoint-tmp.*)?|damaged/\d+_*|"
+    r"profile/plugins"
+)
+FOLDERS = ("", "checkpoints", "damaged", "profile")
 
 
 def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]:
@@ -57,11 +56,19 @@ def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]
     return json.loads(json.dumps(fixed | {"global_batch_size": global_batch_size}))
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """In which settings two identities differ, in words; empty where they do not."""
+def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuse a run or checkpoint, called `what`, whose identity is another; the `UserError` names the settings."""
     theirs = DEFAULTS | theirs
-    different = {name: value for name, value in ours.items() if theirs.get(name) != value}
-    return ", ".join(f"{name} ({theirs.get(name)!r} there, {value!r} now)" for name, value in different.items())
+    different = [
+        f"{name} ({theirs.get(name)!r} there, {value!r} now)"
+        for name, value in ours.items()
+        if theirs.get(name) != value
+    ]
+    if different:
+        raise UserError(
+            f"{what} is of another configuration, which differs in {', '.join(different)}: use the same, another "
+            "folder, or --fresh to delete that run"
+        )
 
 
 class Workdir:
@@ -73,85 +80,54 @@ class Workdir:
     """
 
     def __init__(self, path: str | Path):
-        if str(path) == "" or "://" in str(path):
-            why = "is not a folder: name a local or mounted one, for example runs/first"
-            raise UserError(f"--workdir {str(path)!r} {why}")
         self.path = Path(path)
-        try:
-            if self.path.exists() and not self.path.is_dir():
-                raise UserError(f"--workdir {path} is a file: name a folder, for example runs/first")
+        with saying(f"--workdir {path}", "written", WRITE_ADVICE):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.require_ours()  # before anything is written, and, since another run may just have ended, again below
-            self.lock = open(open_regular(self.path / "lock", os.O_RDWR | os.O_CREAT), "r+b", buffering=0)  # noqa: SIM115
-            if not (owner := self.lock.read(99).decode("ascii", "replace")).isdigit() and owner:
-                raise self.foreign("lock")
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
+            self.found()  # refuses a folder of somebody else before anything is written there
+            self.lock = open(open_regular(self.path / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+")  # noqa: SIM115
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
+            except BlockingIOError:
+                raise UserError(
+                    f"--workdir {path} is in use by process {self.lock.read(99)}: wait until that run has ended, or "
+                    "name another folder"
+                ) from None
             self.lock.truncate(0)
-            os.pwrite(self.lock.fileno(), str(os.getpid()).encode(), 0)
-            self.settings = self.require_ours()
-        except BlockingIOError:
-            raise UserError(
-                f"--workdir {path} is in use by process {owner or 'unknown'}: wait until that run has ended, "
-                "or name another folder"
-            ) from None
-        except FAULTS as error:
-            raise refusal(f"--workdir {path}", "written", error, WRITE_ADVICE) from None
+            self.lock.write(f"{os.getpid()} on {socket.gethostname()}")
+            self.lock.flush()
 
-    def require_ours(self) -> dict[str, Any] | None:
-        """The identity of the run in the folder; None where there is no run, nor anything under the names of its files.
-        What has such a name, where no config.json says that a run wrote it, is a `UserError`."""
+    def written(self) -> list[Path]:
+        """What a run wrote there beside config.json, or what has the name of such a file."""
+        paths = [path for folder in FOLDERS for path in (self.path / folder).glob("*")]
+        return [path for path in paths if WRITTEN.fullmatch(path.relative_to(self.path).as_posix())]
+
+    def found(self) -> dict[str, Any] | None:
+        """The identity of the run in the folder, None where there is none."""
         if os.path.lexists(self.path / "config.json"):
             return identity(*read_settings(self.path))
-        for each in sorted(self.path.iterdir()):
-            used = each.name in FOLDERS and (not each.is_dir() or any(each.iterdir()))
-            if used or FILES.fullmatch(each.name):
-                raise self.foreign(each.name)
+        for foreign in self.written():
+            raise UserError(
+                f"--workdir {self.path} holds {foreign.relative_to(self.path)}, and no config.json says that a run of "
+                "pmapdp wrote it: name a new folder, for example runs/first"
+            )
         return None
 
-    def foreign(self, name: str) -> UserError:
-        """The sentence for a file that no run of ours wrote."""
-        return UserError(
-            f"--workdir {self.path} holds {name}, and no config.json says that a run of pmapdp wrote it: "
-            "name a new folder, for example runs/first"
-        )
+    def start(self, settings: dict[str, Any], global_batch_size: int, *, fresh: bool) -> None:
+        """Write config.json, or compare with the one there: a `UserError` names the settings that differ. With `fresh`
+        the run that is there is deleted first."""
+        theirs = self.found()
+        if theirs is not None and not fresh:
+            require_same(f"the run in --workdir {self.path}", theirs, identity(settings, global_batch_size))
+            return
+        with saying(f"the run in --workdir {self.path}", "deleted for --fresh", "name another folder"):
+            for each in self.written():
+                shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+        content = {"format": FORMAT, "config": settings, "global_batch_size": global_batch_size}
+        write_file(self.path / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
 
     def close(self) -> None:
         """Let others use the folder."""
         self.lock.close()
-
-    def start(self, settings: dict[str, Any], global_batch_size: int, *, fresh: bool) -> bool:
-        """Write config.json, or compare with the one there. Returns whether a run is to be continued; a `UserError`
-        names the settings that differ. With `fresh` the run that is there is deleted first."""
-        ours = identity(settings, global_batch_size)
-        if self.settings is not None and fresh:
-            self.clear()
-            self.settings = None
-        if self.settings is None:
-            content = {"format": FORMAT, "config": settings, "global_batch_size": global_batch_size}
-            write_file(self.path / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
-            return False
-        if differing := differences(self.settings, ours):
-            raise UserError(
-                f"--workdir {self.path} holds a run of another configuration, which differs in {differing}: use the "
-                "same, another folder, or --fresh to delete that run"
-            )
-        return True
-
-    def clear(self) -> None:
-        """Delete what an earlier run wrote, except config.json, which says that it did; other files stay."""
-        try:
-            for name, written in FOLDERS.items():
-                for each in (self.path / name).iterdir() if (self.path / name).is_dir() else ():
-                    if written.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
-                        shutil.rmtree(each)
-            for each in self.path.iterdir():
-                if FILES.fullmatch(each.name) and each.is_file() and each.name != "config.json":
-                    each.unlink()
-        except OSError as error:
-            raise UserError(
-                f"--fresh cannot delete the run in --workdir {self.path} ({error.filename}: {error.strerror}): name "
-                "another folder"
-            ) from None
 
 
 def require_shared(path: str, seconds: float = 10) -> None:
@@ -172,6 +148,6 @@ def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
-    form = {"format": NotRequired[Literal[FORMAT]], "config": dict[str, Any], "global_batch_size": int}
+    form = {"format": Literal[FORMAT], "config": dict[str, Any], "global_batch_size": int}
     content = read_json(file, form, advice="it is not as a run writes it, so name another folder")
     return DEFAULTS | content["config"], content["global_batch_size"]

@@ -99,9 +99,7 @@ def test_elastic_and_only_process_0_writes(tmp_path):
     ]
     out, _ = run(*JOB, "--devices", 3, "--workdir", switched, "--steps", 50, "--strategy", "jit")
     assert "restored from the checkpoint of step 30" in out
-    first, *_ = train_together(
-        4, *JOB, "--devices", 1, "--workdir", switched, "--strategy", "shard_map", "--histograms"
-    )
+    first, *_ = train_together(4, *JOB, "--devices", 1, "--workdir", switched, "--strategy", "shard_map")
     assert "restored from the checkpoint of step 50" in first.out
     lines = [json.loads(line) for line in (switched / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["event"] == "resume"] == [30, 50]

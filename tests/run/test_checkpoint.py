@@ -1,7 +1,5 @@
 """A checkpoint holds the state as it was when `save` was called, though the next update takes over its memory."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +8,8 @@ from marks import quick
 
 from pmapdp.config import Config
 from pmapdp.job import prepare
-from pmapdp.metrics import Totals
 from pmapdp.run import checkpoint
 from pmapdp.run.checkpoint import Checkpoints
-from pmapdp.run.resume import Keeper, Progress
 from pmapdp.state import create_state
 
 
@@ -39,19 +35,3 @@ def test_holds_the_state_of_the_call(strategy, shard_state, small, tmp_path, mon
         found = checkpoints.read(step, job.task).state
         jax.tree.map(np.testing.assert_array_equal, found, expected)
     checkpoints.close()
-
-
-@pytest.mark.parametrize("small", [checkpoint.SMALL, 0], ids=["through the host", "from the devices"])
-def test_what_a_run_keeps_is_written_also_when_it_ends_before_the_next_dispatch(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SMALL", small)
-    config = Config(model="mlp", devices=4, workdir=str(tmp_path / "run"))
-    job = prepare(config)
-    keeper = Keeper(job, dataclasses.asdict(config))
-    state = keeper.begin().state
-    expected = jax.tree.map(jnp.copy, state)
-    keeper.keep(Progress(state, 1, Totals(loss=2.0, correct=3.0, count=4)))
-    job.steps.train_step(state, job.steps.place_batch(next(job.train_batches.epoch(0))))
-    keeper.close()
-    found = Checkpoints(tmp_path / "run" / "checkpoints", only_read=True).read(1, job.task)
-    jax.tree.map(np.testing.assert_array_equal, found.state, expected)
-    assert found.progress["totals"] == [2.0, 3.0, 4]

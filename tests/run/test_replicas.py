@@ -79,10 +79,9 @@ def test_right_programs_raise_no_alarm_and_every_copy_counts(settings, compared)
         flipped = structure.unflatten(
             [with_flip(x, job.devices[3]) if i == j else y for j, (_, y) in enumerate(leaves)]
         )
-        replicas.start(100 + i, flipped)
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         with pytest.raises(ReplicasError, match=f"the copies of {name} differ after step {100 + i}: "):
-            replicas.read()
+            replicas.require_equal(100 + i, flipped)
         assert np.asarray(x.addressable_shards[0].data).size  # the state itself is still there
     replicas.require_equal(1, state)
 

@@ -34,7 +34,7 @@ def refused(*arguments, status=2) -> str:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
-    out, _ = run(*JOB, "--workdir", folder, "--histograms", "--profile")
+    out, _ = run(*JOB, "--workdir", folder, "--profile")
     return folder, out
 
 
@@ -73,10 +73,6 @@ def test_tensorboard_files(finished):
     last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-2]
     loss = next(value.simple_value for tag, step, value in values if (tag, step) == ("test/loss", 46))
     assert loss == pytest.approx(last["test_loss"], rel=1e-6)
-    histograms = {tag for tag, _, value in values if value.HasField("histo")}
-    assert {"parameters/hidden1/kernel", "gradients/logits/bias"} <= histograms
-    counts = {tag: sum(value.histo.bucket) for tag, step, value in values if value.HasField("histo") and step == 46}
-    assert counts["gradients/hidden1/kernel"] == 784 * 512
 
 
 def test_profile_is_a_trace_with_the_longest_operations(finished):
@@ -143,21 +139,14 @@ def test_fresh_starts_anew_and_leaves_foreign_files(tmp_path):
 
 
 @pytest.mark.slow
-def test_keeps_the_last_three_and_the_best(tmp_path):
-    run("--model", "mlp", "--devices", 1, "--epochs", 6, "--workdir", tmp_path / "run", "--learning-rate", "0.01")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    best = max((line for line in lines if line["event"] == "epoch"), key=lambda line: line["test_accuracy"])
-    kept = {int(path.name) for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*")}
-    assert {4 * 23, 5 * 23, 6 * 23} <= kept
-    assert best["step"] in kept or best["test_accuracy"] == next(
-        line["test_accuracy"] for line in lines if line.get("step") in kept and line["event"] == "epoch"
-    )
-    assert len(kept) <= 4
+def test_keeps_the_last_three(tmp_path):
+    run("--model", "mlp", "--devices", 1, "--epochs", 6, "--workdir", tmp_path / "run")
+    assert {int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()} == {4 * 23, 5 * 23, 6 * 23}
 
 
 def test_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    assert "is a file" in refused(*JOB, "--workdir", tmp_path / "file")
+    assert "cannot be written (File exists)" in refused(*JOB, "--workdir", tmp_path / "file")
 
 
 def test_an_unwritable_folder_is_refused():
@@ -204,7 +193,7 @@ def test_full_disk_stops_with_a_message_and_the_last_checkpoint_intact(tmp_path)
         _, err = run(*job, "--workdir", disk / "run", status=2)
         assert "Traceback" not in err
         assert err.strip().splitlines()[-1].startswith("error: a checkpoint could not be written")
-        assert "the one of step 30 is intact" in err
+        assert "those before it are intact" in err
         assert load_run(disk / "run")[2] == kept
         (disk / "other").unlink()
         run(*job, "--workdir", disk / "run", "--keep-checkpoints", 1)
