@@ -127,9 +127,10 @@ class Run:
             return
         if self.is_due("check_replicas"):
             self.replicas.require_equal(step, state)
-        if self.stop or self.is_due("checkpoint_every"):
+        stopping = bool(self.stop)  # asked once: a signal may come at any moment
+        if stopping or self.is_due("checkpoint_every"):
             self.keep(state, self.meter.finish())
-        if self.stop:
+        if stopping:
             self.end_stopped()
 
     def is_due(self, setting: str) -> bool:
