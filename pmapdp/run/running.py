@@ -21,7 +21,6 @@ from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
 from pmapdp.run.resume import Keeper, Progress
 from pmapdp.run.screen import Report
-from pmapdp.run.tensorboard import TensorBoard
 from pmapdp.signals import listening
 from pmapdp.state import TrainState
 from pmapdp.steps.placing import place
@@ -72,6 +71,8 @@ class Run:
         if folder:
             self.files.append(stack.enter_context(contextlib.closing(LinesFile(folder / "metrics.jsonl"))))
             log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
+            from pmapdp.run.tensorboard import TensorBoard  # its library takes a while to import
+
             self.tensorboard = stack.enter_context(contextlib.closing(TensorBoard(folder, self.step)))
         shown = settings["progress"] and writes
         self.report = Report(progress=shown, epochs=settings["epochs"], log=log, quiet=not writes)

@@ -1,11 +1,13 @@
-"""Event files for TensorBoard, in the format and with the summaries of tensorboardX."""
+"""Event files for TensorBoard."""
 
-import contextlib
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
 from pmapdp.files import saying
 from pmapdp.run.log import FULL_ADVICE
@@ -25,34 +27,24 @@ class TensorBoard:
     its earlier starts after update `first_step` are hidden by TensorBoard."""
 
     def __init__(self, folder: Path, first_step: int):
-        from tensorboardX import summary  # not needed without a workdir
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.record_writer import RecordWriter
-
-        self.summary, self.make_event = summary, Event
-        self.path = folder.absolute() / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        with self.writing():
-            self.file = RecordWriter(str(self.path))
-            self.write(file_version="brain.Event:2")
-            self.write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.folder = folder
+        with saying(folder, "written", FULL_ADVICE):
+            self.file = EventsWriter(str(folder.absolute() / "events"), f".{os.getpid()}")
+        self.write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def epoch(self, results: dict[str, Any]) -> None:
         """Write an epoch's results (the keys of the metrics file)."""
-        with self.writing():
-            for tag, key in SCALARS.items():
-                if results[key] is not None:
-                    self.write(step=results["step"], summary=self.summary.scalar(tag, results[key]))
-            self.file.flush()
+        figures = {tag: results[key] for tag, key in SCALARS.items() if results[key] is not None}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]
+        self.write(step=results["step"], summary=Summary(value=values))
 
     def write(self, **fields: Any) -> None:
         """Append an event."""
-        self.file.write(self.make_event(wall_time=time.time(), **fields).SerializeToString())
-
-    def writing(self) -> contextlib.AbstractContextManager:
-        """Says in one sentence that the disk takes no more."""
-        return saying(self.path, "written", FULL_ADVICE)
+        with saying(self.folder, "written", FULL_ADVICE):
+            self.file.write_event(Event(wall_time=time.time(), **fields))
+            self.file.flush()
 
     def close(self) -> None:
         """Write what is left."""
-        with self.writing():
+        with saying(self.folder, "written", FULL_ADVICE):
             self.file.close()

@@ -58,7 +58,7 @@ def fill(disk: Path, left: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 4096, 50_000, 300_000, 1_000_000, 2_000_000])
+@pytest.mark.parametrize("left", [0, 50_000, 1_000_000])
 def test_while_a_checkpoint_is_written(disk, left):
     command = [sys.executable, "-c", TRAIN, left, disk, *JOB, "--workdir", disk / "run"]
     done = subprocess.run(

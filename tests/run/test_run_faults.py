@@ -170,7 +170,8 @@ def test_links_that_lead_nowhere_are_refused(folder, tmp_path):
 
 
 def test_fresh_deletes_what_the_run_wrote_and_nothing_else(folder):
-    mine = {"notes.txt", "lock", "checkpoints/notes.txt", "checkpoints/best/x", "damaged/x", "profile/x", "config.json.tmp"}
+    mine = {"notes.txt", "lock", "config.json.tmp"}
+    mine |= {"checkpoints/notes.txt", "checkpoints/best/x", "damaged/x", "profile/x"}
     for name in mine:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")

@@ -178,6 +178,7 @@ def test_no_checkpoint_yet(tmp_path):
         load_run(run_folder)
 
 
+@pytest.mark.slow
 def test_full_disk_stops_with_a_message_and_the_last_checkpoint_intact(tmp_path):
     """A file system of 24 MB with room for one checkpoint of the job, not for another."""
     disk = tmp_path / "disk"
