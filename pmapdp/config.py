@@ -106,8 +106,6 @@ class OutputOptions:
     """Show a progress bar (on a terminal) or a line now and then (elsewhere) during each epoch."""
     draw_sharding: bool = False
     """Draw how the first batch lies on the devices."""
-    check_on_one_device: bool = False
-    """At the end evaluate once more on a single device; the figures must be equal."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,6 @@ KERAS_GUIDE = Recipe(
         learning_rate=1e-3,
         schedule="cosine",
         draw_sharding=True,
-        check_on_one_device=True,
     ),
     (
         Reported("train loss, epoch 1 (reported: last batch)", 0.286, "train_loss", 1),

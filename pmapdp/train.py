@@ -26,7 +26,7 @@ from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.recipes import RECIPES
 from pmapdp.run import compile_cache
-from pmapdp.run.finish import check_on_one_device, compare_with_reported, draw_sharding
+from pmapdp.run.finish import compare_with_reported, draw_sharding
 from pmapdp.run.running import running
 from pmapdp.sharding import nnx_guide
 from pmapdp.sharding.fit import number_of_devices
@@ -79,14 +79,11 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
             except DivergedError as error:
                 state, step = run.roll_back(error)
         run.end(step)
-        host = job.steps.fetch(state)
-        if config.check_on_one_device and run.last and peers.first:
-            run.line(check_on_one_device(job, host, run.last))
         recipe = RECIPES[config.recipe]
         if all(getattr(config, field) == getattr(recipe.config, field) for field in ("dataset", "model", "epochs")):
             for line in compare_with_reported(recipe.reported, run.epochs):
                 run.line(line)
-        return Result(host, run.epochs)
+        return Result(job.steps.fetch(state), run.epochs)
 
 
 # The settings that the recipe nnx-mesh takes, and those without effect on what it computes.

@@ -15,7 +15,7 @@ class Change(NamedTuple):
     flags: str
 
 
-GUIDE = "keras-guide --epochs 3 --no-draw-sharding --no-check-on-one-device"
+GUIDE = "keras-guide --epochs 3 --no-draw-sharding"
 UNMOVED = "speedrun --model pmapdp/speedrun.py:Unmoved"
 # Each is the one before with one change.
 WAY = (

@@ -69,10 +69,6 @@ class Batches:
         self.micro_batch = math.ceil(batch_size / accumulate)
         self.share = math.ceil(self.micro_batch / devices)  # rows of one micro-batch on one device
 
-    def for_one_device(self) -> "Batches":
-        """The same batches in the same order, laid out for a single device."""
-        return Batches(self.split, self.batch_size, accumulate=self.accumulate, shuffle_seed=self.shuffle_seed)
-
     def order(self, epoch: int) -> np.ndarray:
         """The examples' indices `[n]` in the order in which `epoch` (from 0) visits them."""
         if self.shuffle_seed is None:

@@ -43,7 +43,6 @@ class Run:
         state: `TrainState` on the devices at the start, after the updates of earlier starts.
         step: updates made.
         epochs: the metrics of every epoch of this start, as in the metrics file.
-        last: those of the last epoch; empty where no epoch was finished, by any start.
 
     Raises (in all methods):
         UserError: the workdir or the metrics file cannot be used for this run, or the disk takes no more.

@@ -33,7 +33,7 @@ WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/firs
 FREE_SETTINGS = {
     "recipe",  # a name; the settings that it stands for are compared
     "strategy", "devices", "mesh", "layout", "shard_state", "steps_per_dispatch", "compile_cache", "data_dir",
-    "global_batch_size", "per_device_batch_size", "steps", "draw_sharding", "check_on_one_device",
+    "global_batch_size", "per_device_batch_size", "steps", "draw_sharding",
     "workdir", "fresh", "checkpoint_every", "keep_checkpoints",
     "metrics_file", "progress", "profile",
     "check_replicas", "on_nan",  # the batches that were skipped are kept in the checkpoints

@@ -328,7 +328,7 @@ def test_stopped_before_the_first_epoch_then_told_to_stop_there(tmp_path):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step), ignore_errors=True)
     kept = max(int(each.name) for each in (tmp_path / "run" / "checkpoints").iterdir() if each.name.isdigit())
     change_progress(tmp_path / "run", kept, checksum=True, best={}, last={})
-    assert train(dataclasses.replace(config, steps=kept, check_on_one_device=True)).epochs == []
+    assert train(dataclasses.replace(config, steps=kept)).epochs == []
     assert len(whole.epochs) == 3
 
 
