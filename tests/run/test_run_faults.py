@@ -296,27 +296,12 @@ def test_without_file_handles_nothing_is_called_damaged(folder, handles):
 
 
 def test_a_file_that_the_disk_cannot_read_is_no_damage(folder):
-    job = prepare(JOB)
-    checkpoints = Checkpoints(folder / "checkpoints", only_read=True)
-    checkpoints.manager = Failing(OSError(5, "Input/output error"))
-    with pytest.raises(UserError, match="Input/output error"):
-        checkpoints.read(18, job.task)
-    checkpoints.manager = Failing(MemoryError())
-    with pytest.raises(UserError, match="no memory"):
-        checkpoints.read(18, job.task)
-    checkpoints.manager = Failing(ValueError("a header is wrong"))
-    with pytest.raises(DamagedError, match="a header is wrong"):
-        checkpoints.read(18, job.task)
-
-
-@dataclasses.dataclass
-class Failing:
-    """A disk whose every read ends in one error; no real one can be told to."""
-
-    error: Exception
-
-    def restore(self, step, args):
-        raise self.error
+    """Reading this file of the kernel is an error of input and output, as on a broken disk."""
+    files = [path for path in (folder / "checkpoints" / "18" / "state").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    largest.unlink()
+    largest.symlink_to("/proc/self/mem")
+    assert "cannot be read (Input/output error): nothing was changed" in refusal(folder)
 
 
 def test_stopped_before_the_first_epoch_then_told_to_stop_there(tmp_path):
