@@ -87,7 +87,7 @@ lesson_08.shards([jax.device_put(x, sharding) for sharding in (split, replicated
 #
 # Any function of `jax.numpy` takes a sharded array. Where a result needs rows of several devices, the compiler inserts a
 # collective. (`collectives` finds them in the text of the compiled program, as in lesson 05.) **Predict:** which of these
-# three functions need one?
+# three functions need a collective?
 
 # %%
 placed = jax.device_put(x, split)
@@ -103,13 +103,13 @@ for name, function in (
 np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 
 # %% [markdown]
-# Only the sum over the split axis. The other two work on each row alone, and their results stay split as the rows are.
+# Only the sum over the split axis needs one. The other two work on each row alone, and their results stay split as the rows are.
 #
 # ## The training step
 #
 # A linear classifier keeps the step short. It is the step of a single device: it has no axis name and no `psum`, and its
-# loss is the mean over the global batch. The three marked lines are all that makes it data-parallel. **Predict:** which
-# collectives does the compiler insert, and of what size?
+# loss is the mean over the global batch. Only the three marked lines make it data-parallel. **Predict:** which collectives
+# does the compiler insert, and how many bytes do they carry?
 
 # %%
 data = load_data(DATASET)
@@ -133,9 +133,9 @@ print("psum in the source:", "psum" in inspect.getsource(step), "| in the progra
 assert [(each.kind, each.count, each.bytes) for each in found] == [("all-reduce", 1, 4 * 784 * 10)]
 
 # %% [markdown]
-# The source has no collective, and the compiled program has one all-reduce of the size of the gradient. The compiler
-# found it as follows. The gradient is a sum over examples, and these are split. So each device can compute the sum over
-# its own examples. The result must be replicated, so these sums must be added over all devices.
+# The source has no collective, and the compiled program has one all-reduce, of the size of the gradient. Here is why. The
+# gradient is a sum over the examples, which are split. So each device computes the sum over its own examples. The result
+# must be replicated, so these sums must be added over all devices.
 
 # %%
 lesson_08.training_step()
@@ -172,7 +172,7 @@ try:
     compiled_step(W, *first_device)
     raise AssertionError("a batch on device 0 was accepted")
 except ValueError as error:
-    print("device 0     ValueError:", str(error)[:48], "...")
+    print("device 0     ValueError:", " ".join(str(error).split())[:88], "...")
 assert work["NumPy"] == work["jnp.asarray"]
 assert 7.5 < work["NumPy"] / work["split"] < 8.5
 
@@ -202,7 +202,7 @@ for name, wrong in refused.items():
         strict_step(W, *wrong)
         raise AssertionError(f"{name} was accepted")
     except ValueError as error:
-        print(f"{name:12s} ValueError:", " ".join(str(error).split())[:88], "...")
+        print(f"{name:12s} ValueError:", " ".join(str(error).split()).split("memory_kind")[-1][:88], "...")
 
 # %% [markdown]
 # The NumPy batch is split, and the step has its all-reduce again. The last line shows one more rule: 500 rows do not

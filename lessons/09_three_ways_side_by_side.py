@@ -18,7 +18,7 @@
 # gradient trap of `shard_map`.
 #
 # About 30 minutes · before: [08 Let the compiler do it](08_let_the_compiler_do_it.ipynb) · next:
-# [10 A real training run](10_a_real_training_run.ipynb)
+# [15 Port a pmap program](15_port_a_pmap_program.ipynb), or [10 A real training run](10_a_real_training_run.ipynb)
 #
 # Letters: N devices, B examples in the global batch, b = B / N on each device, D features, C classes.
 
@@ -52,7 +52,7 @@ replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 # %% [markdown]
 # ## One picture
 #
-# Three questions tell the ways apart. Which array do you hand in? How much of it does your function see? And who writes
+# Three questions tell the ways apart. Which array do you pass? How much of it does your function see? And who writes
 # the all-reduce? The picture shows four devices, each in its colour.
 
 # %%
@@ -178,8 +178,9 @@ lesson_09.columns(*WAYS.values())
 #
 # ## Proof
 #
-# Twenty updates of each, compared with one device (float32, tolerance 1e-5 since the sums are added up in another
-# order). We also list the collectives of each compiled program. **Predict:** how many bytes does a device all-reduce?
+# We make twenty updates in each way, and compare them with one device (float32, tolerance 1e-5 because the sums are added up
+# in another order). We also list the collectives of each compiled program. **Predict:** how many bytes does a device
+# all-reduce?
 
 # %%
 data = load_data("digits")
@@ -235,11 +236,11 @@ lesson_09.page(page)
 #
 # ## The trap
 #
-# In a pmap program one writes `pmean(gradient)`. Copied into `shard_map`, this is **wrong without any error**, unless you
-# pass `check_vma=False` as above. With the default, `check_vma=True`, JAX tracks over which mesh axes a value *varies*
-# (*vma* stands for varying manual axes). It knows that `w` is equal on all devices, and so `jax.grad` returns the gradient
-# of that one `w`: already the *sum* over all devices. A `pmean` of equal sums changes nothing, so the gradient is N times
-# too large.
+# A pmap program averages gradients with `pmean(gradient)`. Copied into `shard_map`, this line is **wrong without any error**,
+# unless you pass `check_vma=False` as above. With the default, `check_vma=True`, JAX tracks over which mesh axes a value
+# *varies* (*vma* stands for varying manual axes). It knows that `w` is equal on all devices. So `jax.grad` returns the gradient
+# of that one `w`, which is already the *sum* over all devices. A `pmean` of equal sums changes nothing, so the gradient is N
+# times too large.
 #
 # There are three right ways. The gradient of the mean of `w * x` with respect to `w` is the mean of `x`: 7.5.
 # **Predict:** what does each of these print, with the check and without?
@@ -296,7 +297,7 @@ except ValueError as error:
     print("\nWithout the pmean of the loss:", " ".join(str(error).split()).split(" which can't")[0], "...")
 
 # %% [markdown]
-# The second output is what the check is good for: a loss that differs from device to device is not accepted as replicated.
+# The last line shows what the check is good for: a loss that differs from device to device is not accepted as replicated.
 #
 # **How to notice the trap.** `pmapdp.verify` compares a step with the plain step for one device (lesson 06). Give it the
 # shard_map step with Adam, once with the check left on and once with it off. Adam divides each gradient by its own typical
@@ -323,9 +324,9 @@ print(*trapped.failed, right, sep="\n\n")
 assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %% [markdown]
-# Yes: the factor N cancels in Adam's update (but for its epsilon), so no loss curve shows it, but it stays in the moments.
-# Clipping, and weight decay that is added to the gradient, would be wrong too. In the same way you verify a step of your own
-# (lesson 15).
+# It can. The factor N cancels in Adam's update (but for its epsilon), so no loss curve shows it. But it stays in the moments,
+# which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient. Lesson 15
+# verifies the steps of a whole program in the same way.
 #
 # ## One more difference: random numbers
 #
@@ -334,7 +335,12 @@ assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %%
 key = jax.random.key(1)
-mask = lambda x: jax.random.bernoulli(key, 0.5, x.shape)  # noqa: E731
+
+
+def mask(x):
+    return jax.random.bernoulli(key, 0.5, x.shape)
+
+
 alone, by_jit = mask(x), jax.jit(mask, in_shardings=split)(x)
 per_device = jax.jit(jax.shard_map(mask, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False))(x)
 print("jit:      ", np.asarray(by_jit).astype(int), "as on one device:", bool((alone == by_jit).all()))
@@ -399,12 +405,13 @@ for exercise in (gradient, make_step, length_ratio):
 #
 # ## Take away
 #
-# - pmap, jit and shard_map exchange the same bytes. They differ in which array you hand in and in who writes the all-reduce.
-# - In `shard_map` average the loss, or cast the weights and average the gradient, or turn the check off and average the gradient.
-# - Compare an update with that of one device: `pmapdp.verify` does.
+# - pmap, jit and shard_map exchange the same bytes. They differ in which array you pass and in who writes the all-reduce.
+# - In `shard_map` average the loss; or cast the weights and average the gradient; or turn the check off and average the gradient.
+# - Compare an update with that of one device, as `pmapdp.verify` does.
 #
 # The code is in [steps/shard_map.py](../pmapdp/steps/shard_map.py), beside [pmap.py](../pmapdp/steps/pmap.py) and
 # [jit.py](../pmapdp/steps/jit.py). Read on in JAX' documentation:
 # [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
-# [10 A real training run](10_a_real_training_run.ipynb), or [15 Port a pmap program](15_port_a_pmap_program.ipynb).
+# [15 Port a pmap program](15_port_a_pmap_program.ipynb), or [10 A real training run](10_a_real_training_run.ipynb) if you have
+# none.

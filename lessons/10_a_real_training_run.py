@@ -14,9 +14,9 @@
 # %% [markdown]
 # # 10. Run a real training
 #
-# After this lesson you can write a training loop that survives being killed, with 20 lines of Orbax; hand a model to
-# somebody who has none of your code, with 5 lines of `jax.export`; and run both as commands, watch TensorBoard, and
-# read a profile.
+# After this lesson you can write a training loop that survives being killed, with 20 lines of Orbax. You can give a model to
+# somebody who has none of your code, with 5 lines of `jax.export`. And you can run the same as commands, watch it in
+# TensorBoard, and read a profile.
 #
 # About 35 minutes · before: [09 Three ways side by side](09_three_ways_side_by_side.ipynb), or
 # [15 Port a pmap program](15_port_a_pmap_program.ipynb) · next: [11 Split the model](11_split_the_model.ipynb)
@@ -149,25 +149,25 @@ print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 # %% [markdown]
 # There is none: the two runs end with the same bits.
 #
-# **A failure on purpose.** Many programs save the parameters and the number of updates, and forget the optimizer. Such a run
-# resumes without an error. **Predict:** how large is the difference compared with a typical weight of 0.05?
+# **A failure on purpose.** Some programs save the parameters and the number of updates, but not the optimizer's state. Such a run
+# resumes without an error. **Predict:** how large is the difference, compared with a typical weight of 0.05?
 
 # %%
 run(runs / "forgetful", 25, kept=("updates", "params"))
 forgetful = run(runs / "forgetful", 40, kept=("updates", "params"))
 difference = max(np.abs(straight["params"][name] - forgetful["params"][name]).max() for name in ("W1", "W2"))
 print(f"largest difference {difference:.4f}")
-assert difference > 1e-3
+assert 0.005 < difference < 0.02
 
 # %% [markdown]
-# A fifth of a typical weight: Adam's moments started again from zero. No message tells you, and the loss curve has a small
-# bump at most. So compare a resumed run with one that was not stopped, once, to the bit.
+# It is about a fifth of a typical weight, because Adam's moments started again from zero. No message tells you, and the loss
+# curve has a small bump at most. So test it once: a resumed run must equal one that was not stopped, to the bit.
 #
 # ## Export, to take home
 #
-# `jax.export` writes a compiled function to bytes: here the network with its parameters, for any number of images `n`, on CPUs,
-# NVIDIA GPUs and TPUs. Whoever loads it needs jax, and none of your code. A process that has only these bytes and five
-# images shows it.
+# `jax.export` turns a jitted function into bytes: here the network with its parameters, for any number of images `n`, on CPUs,
+# NVIDIA GPUs and TPUs. Whoever loads them needs jax, and none of your code. To show it, a new process gets only these bytes and
+# five images.
 
 # %%
 params = resumed["params"]
@@ -192,9 +192,9 @@ assert answer == np.asarray(probabilities(images[:5])).argmax(1).tolist()
 #
 # ## The same as commands
 #
-# `python -m pmapdp.train` is this loop with what a real run needs beside it: evaluation, a schedule, logs, stopping
-# on a signal, several processes. From Python it is `train(config)`. Here is the job of TensorFlow's MirroredStrategy tutorial
-# for three epochs, on the digits, with a profile of ten updates.
+# `python -m pmapdp.train` is this loop with everything else that a real run needs: evaluation, a schedule, logs, stopping
+# on a signal, several processes. From Python you call `train(config)`. Here it runs the job of TensorFlow's MirroredStrategy
+# tutorial for three epochs, on the digits, with a profile of ten updates.
 
 # %%
 config = dataclasses.replace(
@@ -223,12 +223,12 @@ assert [round(value, 5) for _, value in curves["learning_rate"]] == [1e-3, 1e-4,
 lesson_10.timeline(trace)
 
 # %% [markdown]
-# Each row is a thread that computes for the simulated devices; blue is computing. Much of the orange is waiting: an all-reduce
-# ends when the last device has arrived. [Lesson 14](14_measure_a_step.ipynb) reads such a trace in numbers.
+# Each row is a thread that computes for the simulated devices. Blue is computing, and orange is an all-reduce, much of which is
+# waiting: it ends when the last device has arrived. [Lesson 14](14_measure_a_step.ipynb) reads such a trace in numbers.
 #
 # ## Kill it
 #
-# Now the same job as a command. As soon as the checkpoint of update 10 is there, we send SIGKILL, which no program can
+# Now we run the same job as a command. As soon as the checkpoint of update 10 is there, we send SIGKILL, which no program can
 # catch. Then we give the same command again. **Predict:** does it end with the same bits as the run that was never
 # killed?
 
@@ -251,9 +251,11 @@ for a, b in zip(jax.tree.leaves(straight.state), jax.tree.leaves(resumed), stric
 print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 
 # %% [markdown]
-# Yes. (A name with `tmp` in such a list is a checkpoint that was just being written; the next start removes it.) One more
-# failure: the folder belongs to one configuration, and a run that was resumed with another would be a result of neither. So pmapdp
-# raises an error. After it, `python -m pmapdp.export` writes the trained model to a file, with the `jax.export` of above.
+# It does. (A name with `tmp` in the list is a checkpoint that was just being written; the next start removes it.)
+#
+# The next cell shows two more things. A folder belongs to one configuration: a run that was resumed with another one would be a
+# result of neither, so pmapdp raises an error. And `python -m pmapdp.export` writes the trained model to a file, with
+# `jax.export` as above.
 
 # %%
 try:
@@ -269,8 +271,8 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
 # ## A model and data of your own
 #
 # `train` also takes your own model, data and loss, as values. Here a linear model learns the sign of a sum. It is a plain
-# Flax module. pmapdp passes it the number types (float32 here), and in each call a `context`, which says among other things
-# whether the model is being trained; this model has no use for it.
+# Flax module. pmapdp passes the types of its numbers (float32 here) to the constructor, and a `context` to each call. The
+# context says, among other things, whether the model is being trained; this model does not need it.
 
 # %%
 from flax import nnx

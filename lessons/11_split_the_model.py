@@ -15,13 +15,13 @@
 # # 11. Split the model
 #
 # After this lesson you can split a network over devices by tensor parallelism, predict which collectives the compiler inserts,
-# and change the layout in the middle of a training run.
+# and change the layout in the middle of a run.
 #
 # About 30 minutes · before: [10 A real training run](10_a_real_training_run.ipynb) · next:
 # [12 Born sharded](12_born_sharded.ipynb)
 #
 # So far each device held the whole model. A model that is too large for one device must be split, too. With `jit` only
-# the shardings change, and the step stays as it is. This lesson has three layouts:
+# the shardings change, and the step stays as it is. This lesson compares three layouts:
 #
 # - **data**: *data parallelism*. Only the examples are split.
 # - **model**: *tensor parallelism*. The hidden units are split too, so each device holds some columns of the first matrix and
@@ -67,10 +67,10 @@ print(devices.describe(chosen), "|", mesh)
 # %% [markdown]
 # ## Two ways to split a product
 #
-# In `y = x @ w` some axes are *kept* (the rows of x, the columns of w), and one is *summed over* (the columns of x with
-# the rows of w). Either can be split. The smallest case: `[1, 2, 3, 4]` times four ones is 10. First we split the four
-# features in two, and then the columns of w. **Predict:** what does each half of the features come to, and which of the
-# two needs a collective?
+# In `y = x @ w` two axes are *kept* (the rows of x and the columns of w), and one is *summed over* (the columns of x, which are
+# the rows of w). Either kind can be split. The smallest case: `[1, 2, 3, 4]` times a column of four ones is 10. We split first
+# the four features in two, and then the columns of w. **Predict:** what is the sum of each half of the features, and which
+# split needs a collective?
 
 # %%
 x, ones = np.float32([[1, 2, 3, 4]]), np.ones((4, 2), np.float32)
@@ -124,9 +124,9 @@ lesson_11.layouts(RULES, SHAPES, sharding_of)
 
 # %% [markdown]
 # Each large rectangle is an array, and each box in it is a shard, with the colour and the number of the first device
-# that holds it. The shape of a shard is above. Look at the axes that are summed over: in *model*, the product `h @ W2`
+# that holds it. The shape of a shard is above. Look at the axes that are summed over. In *model*, the product `h @ W2`
 # sums over H, which is split. In *spatial*, the product `x @ W1` sums over D, which is split too. **Predict:** how many
-# all-reduces has the forward pass in each layout?
+# all-reduces does the forward pass have in each layout?
 
 # %%
 random = np.random.default_rng(0)
@@ -198,7 +198,7 @@ assert 0.25 < reduced["spatial"] / reduced["data"] < 0.35
 
 # %% [markdown]
 # Under *model*, each device holds half of the weights, so it all-reduces half as many bytes of gradients. Under *spatial* it
-# holds a quarter of W1. In exchange, it must all-reduce activations of the hidden layer. Which layout is cheaper depends on
+# holds a quarter of W1, but it must also all-reduce activations of the hidden layer. Which layout is cheaper depends on
 # the size of the weights compared with the size of the batch.
 #
 # **A failure on purpose.** Split W2 along its columns, like W1. The result is right. **Predict:** what must the
@@ -275,9 +275,11 @@ print(f"largest difference to one device: {difference:.1e}")
 assert difference < 1e-5
 
 # %% [markdown]
-# Each layout starts from the checksum with which the one before ended, so no bit was lost. Finally the time of a step. The
-# eight simulated devices share the cores of this machine, so *data* is slowest: all eight all-reduce and update
-# a whole copy of the weights. On devices of their own they do that side by side, and the ranking may be another one.
+# It is equal to within rounding. Each layout starts from the checksum with which the one before ended, so no bit was lost.
+#
+# Finally the time of a step. Eight simulated devices share the cores of this machine, so *data* is the slowest here: all eight
+# all-reduce and update a whole copy of the weights, one after the other. Real devices do that side by side, and the order may
+# be another.
 
 # %%
 for layout in RULES:
@@ -293,7 +295,7 @@ for layout in RULES:
 # ## Exercises
 #
 # **1. `split_in_pairs`** (3 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]` such that each of the two devices
-# of the mesh axis `"model"` holds half of each, and the forward pass needs one all-reduce.
+# of the mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
 # <details><summary>Hint</summary>The axis between them is H.</details>
 #
 # **2. `two_layers`** (10 minutes): the whole lesson, by hand. Write tensor parallelism in `shard_map`: x `[B, D]` is replicated, `W1`
@@ -331,10 +333,10 @@ for exercise in (split_in_pairs, two_layers, rules_for):
 #
 # ## Take away
 #
-# - A product that is split along a kept axis needs no communication; split along the axis that is summed over, it needs an
+# - A product that is split along a kept axis needs no communication. Split along the axis that is summed over, it needs an
 #   all-reduce.
 # - Split the first matrix along its columns and the next along its rows: then one all-reduce serves both.
-# - Model and step stay as they are. Logical names and rules make a layout, and a checkpoint can resume in any layout.
+# - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
 # The code is in [sharding/layout.py](../pmapdp/sharding/layout.py), and the rules' notation in
 # [sharding/notation.py](../pmapdp/sharding/notation.py). Read on: [the scaling book on sharded

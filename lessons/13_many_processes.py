@@ -20,8 +20,8 @@
 # About 30 minutes · before: [12 Born sharded](12_born_sharded.ipynb) · next:
 # [14 Measure a step](14_measure_a_step.ipynb)
 #
-# One machine has a handful of devices. To use several machines, start a process on each: all run the same program, and
-# each owns only the devices of its machine. Here both processes run on your machine and communicate over its loopback
+# One machine has a handful of devices. To use several machines, start a process on each. All run the same program, and
+# each owns only the devices of its machine. Here both processes run on your machine and communicate through its loopback
 # interface. In PyTorch, `torchrun` starts a process for each *device*; a JAX process may own all devices of its machine.
 
 # %%
@@ -69,7 +69,7 @@ lesson_13.one_array()
 # [programs/two_processes.py](programs/two_processes.py) is a whole training in plain JAX. Three things are new:
 #
 # - `jax.distributed.initialize` connects the processes. Process 0 listens as the *coordinator*; each process says how many there
-#   are and which one it is. (Under Slurm, Open MPI or on Cloud TPU it needs no arguments.)
+#   are and which of them it is. (Under Slurm, Open MPI or on Cloud TPU it needs no arguments.)
 # - `jax.devices()` then lists the devices of *all* processes.
 # - `jax.make_array_from_process_local_data` builds a global array from the rows that each process gives.
 #
@@ -80,9 +80,9 @@ program = Path("programs/two_processes.py").read_text()
 print(program[program.index("coordinator, process") :])
 
 # %% [markdown]
-# Run it as one process, and then as two. **Predict:** which shape has `x` on process 1 of 2, and how many of its rows
-# does that process hold? And which shape does pmap return there? It takes and returns arrays of the process' own
-# devices.
+# We run it as one process, and then as two. At its end it calls pmap too, which takes and returns arrays of the process' own
+# devices. **Predict:** which shape does `x` have on process 1 of 2, and how many of its rows does that process hold? And which
+# shape does pmap return there?
 
 # %%
 def start(count, *arguments):
@@ -108,19 +108,19 @@ print(f"largest difference between one process and two: {difference:.0e}")
 assert difference < 1e-6
 
 # %% [markdown]
-# The global array has the same shape everywhere, and each process holds half of its rows. No process sent its rows to the
-# other: only the gradients crossed the network. pmap's result has the shape `[2]`, for the devices of this process. A loop
-# around pmap works on such process-local arrays, and that is what changes when you port it (lesson 15).
+# The global array has the same shape in both processes, and each holds half of its rows. No process sent its rows to the
+# other: only the gradients crossed the network. pmap's result has the shape `[2]`, for the two devices of its process. A loop
+# around pmap works on such process-local arrays; that changes when you port it (lesson 15).
 #
-# Reading all of `x` is an error, because half of it belongs to another process. So the rule is: **all processes run the same
+# Reading all of `x` is an error, because half of it belongs to the other process. So the rule is: **all processes run the same
 # computations in the same order, and each reads its own shards.** A process that calls one collective more than the others
 # waits for them forever.
 #
 # ## Who reads which examples?
 #
-# The order of an epoch is a function of the seed (lesson 10). So every process knows the whole order, and takes its
-# rows. Take four devices in two processes, and a batch of ten. **Predict:** how many rows does each process hold, and
-# which one has the padding?
+# The order of an epoch is a function of the seed (lesson 10). So every process knows the whole order, and takes its own
+# rows. Here are two processes of two devices each, and a batch of ten examples. **Predict:** how many rows does each process
+# hold, and which one has the padding?
 
 # %%
 digits = load_data("digits")
@@ -132,11 +132,11 @@ for process, part in enumerate(parts):
 np.testing.assert_array_equal(np.concatenate([part.inputs for part in parts]), batch.inputs)
 
 # %% [markdown]
-# Six rows each. The last process has the two rows of padding, which have the weight 0.
+# Each holds six rows: ten examples are padded to twelve. The last process has the two rows of padding, whose weight is 0.
 #
 # ## Process 0
 #
-# Two processes that append to one log would garble it. So process 0 alone prints, and writes metrics and `config.json`.
+# Two processes that append to one log would garble it. So only process 0 prints, and writes metrics and `config.json`.
 # Checkpoints are different: each process writes the shards that it holds, into one folder that all can reach.
 #
 # Now we use the trainer of pmapdp. Both processes get the same command, except for the number of the process. For comparison
@@ -159,9 +159,9 @@ def train_in_two(workdir):
 # ## Kill one
 #
 # As soon as a checkpoint is there, we kill process 1 with SIGKILL. Process 0 then waits in an all-reduce for an answer that never
-# comes. JAX' own heartbeats would notice after about 100 seconds. pmapdp has heartbeats of its own: a process that sends none
+# comes. JAX' own heartbeats would notice after about 100 seconds. pmapdp has heartbeats of its own. A process that sends none
 # for 0.6 of `--heartbeat-timeout` counts as lost, so that all others have ended when the timeout is over. The timeout is
-# 6 seconds here, so the message says 4 (3.6, rounded); by default it is 60.
+# 6 seconds here (60 by default), so the message says 4 (3.6, rounded). **Predict:** what remains of the run?
 
 # %%
 both = train_in_two(runs / "two")
@@ -177,9 +177,9 @@ assert any("no sign of life for 4 s" in line for line in errors)
 both[1].communicate();
 
 # %% [markdown]
-# Process 0 ended within the timeout, with status 4. The updates since the last checkpoint are lost. Slurm, Kubernetes or you
-# start the same command again, and the run resumes. The number of processes may change, because a checkpoint does not
-# depend on it.
+# Process 0 ended within the timeout, with status 4. The checkpoints remain, and only the updates since the last one are lost.
+# Slurm, Kubernetes or you start the same command again, and the run resumes. The number of processes may change, because a
+# checkpoint does not depend on it.
 
 # %%
 again = [each.communicate(timeout=120)[0] for each in train_in_two(runs / "two")]
@@ -195,8 +195,8 @@ assert max(apart) < 1e-10
 #
 # ## Is it faster?
 #
-# Not here. The two processes share the cores of one machine, and their all-reduce goes through sockets, where one process uses
-# its memory. On machines of their own they would have twice the devices, and pay for the network.
+# Not here. The two processes share the cores of one machine, and their all-reduce goes through sockets instead of shared
+# memory. On two machines they would have twice the devices, and pay for the network.
 
 # %%
 for name, meaning in (("one", "1 process x 4 devices"), ("two", "2 processes x 2 devices")):
@@ -208,7 +208,7 @@ print(devices.describe(jax.devices()[:4]))
 # %% [markdown]
 # ## Exercises
 #
-# They run in one process. Its eight devices stand for those of several processes.
+# The exercises run in one process. Its eight devices stand for those of several processes.
 #
 # **1. `rows_of`** (5 minutes): `sharding` splits a global array of shape `shape` along its first axis. `mine` is the list of
 # devices of this process, side by side. Return `(first, last)`: the rows that this process must read, from `first` to below `last`.

@@ -55,7 +55,7 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 #
 # A call of a jitted function returns before the result is there: Python has only *dispatched* the work. (On a GPU, PyTorch
 # does the same.) The first call also traces and compiles. So a clock around one line of Python can show three durations.
-# Only the last one is the speed of the step.
+# Only the last one is the time of a step.
 
 # %%
 lesson_14.three_durations()
@@ -91,8 +91,8 @@ assert traced == [(1500, 1500)]
 # The function was traced once, in the first call. "Without waiting" is only the time of the launch.
 #
 # **A failure on purpose.** The last batch of an epoch is smaller, and nobody pads it. Then the program is compiled again, in the
-# middle of what you measure, and once more for each new shape. To notice it, count traces: unlike times, they do not depend
-# on what else the machine does.
+# middle of what you measure. This happens for each new shape. To notice it, count traces: unlike times, they do not depend
+# on what else the machine does. **Predict:** how often are these four calls traced?
 
 # %%
 for rows in (64, 64, 64, 29):
@@ -101,12 +101,12 @@ print("traced for", traced[1:])
 assert traced[1:] == [(64, 64), (29, 29)]
 
 # %% [markdown]
-# The fourth call, with 29 rows, was traced and compiled anew. So: warm up, keep the shapes, wait for the result, and repeat.
-# Report the median with a range. Use the minimum where you want the cost of the work alone, because other programs can only
-# add time. In a training loop wait once per group of steps, as `pmapdp.compare` does: waiting after each step would keep
-# Python from preparing the next one meanwhile.
+# Twice: the fourth call, with 29 rows, was traced and compiled again. So warm up, keep the shapes, wait for the result, and
+# repeat. Report the median with a range. Use the minimum if you want the cost of the work alone, because other programs can only
+# add time. In a training loop, wait once per group of steps, as `pmapdp.compare` does: if you wait after each step, Python cannot
+# prepare the next one meanwhile.
 #
-# Now a real step, on one device with 32 examples, and on eight with 32 each. **Predict:** which one is faster here?
+# Now we time a real step, on one device with 32 examples, and on eight with 32 each. **Predict:** which one is faster here?
 
 
 # %%
@@ -135,8 +135,8 @@ step_seconds = {strategy: least_seconds(one_step, strategy) for strategy in held
 print({strategy: f"{1000 * seconds:.1f} ms" for strategy, seconds in step_seconds.items()})
 
 # %% [markdown]
-# The eight devices train eight times as many examples, and update eight copies of the parameters, on the same cores. So the step takes
-# longer. No speed-up is possible here.
+# One device is faster. The eight devices train eight times as many examples, and update eight copies of the parameters, on the
+# same cores. No speed-up is possible here.
 #
 # Each call also costs the host some time for each device. A loop *on the devices* saves it: `lax.scan` makes several updates in
 # one call, over batches that are stacked along a new first axis.
@@ -160,16 +160,15 @@ for found, wanted in zip(jax.tree.leaves(four_steps()[0]), jax.tree.leaves(apart
 print(f"four steps in one call: {1000 * least_seconds(four_steps) / 4:.1f} ms a step")
 
 # %% [markdown]
-# The results are equal. The loop helps where steps are short; where they are long, as here, there is little to gain. In
-# exchange Python hears of a step only when the call ends. `pmapdp.train` does this on CPUs (`--steps-per-dispatch`).
+# The results are equal. The loop helps where steps are short; where they are long, as here, there is little to gain. Its price:
+# Python sees no result before the whole call ends. `pmapdp.train` uses such a loop on CPUs (`--steps-per-dispatch`).
 #
 # ## What the program computes
 #
-# How fast could the step be? Count operations. A product of `[m, k]` and `[k, n]` takes 2 m k n: a multiplication and
-# an addition for each. For `[8, 4] @ [4, 2]` that is 128. In training, each layer has three such products: the forward
-# pass, the gradient of its weights, and the gradient of its inputs, which the first layer does not need. The share of
-# the machine's speed that a step reaches is its *utilization*. **Predict:** will the count by hand and the compiler's
-# agree?
+# How fast could the step be? Count its floating-point operations. A product of `[m, k]` and `[k, n]` takes 2 m k n of them: m k n
+# multiplications, and as many additions. For `[8, 4] @ [4, 2]` that is 128. In training, each layer has three such products: the
+# forward pass, the gradient of its weights, and the gradient of its inputs, which the first layer does not need. The share of
+# the machine's speed that a step reaches is its *utilization*. **Predict:** will the count by hand agree with the compiler's?
 
 # %%
 assert jax.jit(jnp.dot).lower(jnp.ones((8, 4)), jnp.ones((4, 2))).compile().cost_analysis()["flops"] == 2 * 8 * 4 * 2 == 128
@@ -184,7 +183,8 @@ print(f"the step reaches {flops / step_seconds['single'] / rate:.0%} of this mac
 assert 1 < flops / by_hand < 1.2
 
 # %% [markdown]
-# The products are nearly all of it; the rest is mostly Adam. A utilization is hard to predict, so measure it on one device.
+# They agree to within a tenth: the products are nearly all of it, and the rest is mostly Adam. A utilization is hard to predict, so
+# measure it on one device.
 #
 # ## What the devices exchange
 #
@@ -202,12 +202,12 @@ for count in (2, 8, 64):
     assert sum(each.bytes for each in found) == 4 * (parameters + 3)  # the gradients, and three sums of metrics
 
 # %% [markdown]
-# They do not change: each device contributes one gradient, whatever the number of devices. What changes is the number of
-# messages that carry these bytes. [Lesson 17](17_predict_a_thousand_devices.ipynb) puts a time on them.
+# Neither changes: each device contributes one gradient, whatever the number of devices. What changes is the number of
+# messages that carry these bytes. [Lesson 17](17_predict_a_thousand_devices.ipynb) predicts how long they take.
 #
 # ## Where the time goes
 #
-# A profile tells *when* things happen. `jax.profiler.trace` records one. Here are the operations that take most time, summed
+# A profile tells *when* things happen. `jax.profiler.trace` records one. We list the six operations that take most time, summed
 # over the eight devices and five updates.
 
 # %%
@@ -220,17 +220,17 @@ print(*operations[:6], sep="\n")
 assert any("all-reduce" in line or "psum" in line for line in operations)
 
 # %% [markdown]
-# The time of an all-reduce in such a list is mostly *waiting*: it ends when the last device has arrived. (A `dot` is a matrix
-# product, and a `fusion` is several elementwise operations that the compiler has put into one loop.)
+# The time of an all-reduce (its name here may also be `psum`) is mostly *waiting*: it ends when the last device has arrived. (A
+# `dot` is a matrix product, and a `fusion` is several operations that the compiler has put into one loop.)
 # `python -m pmapdp.train --profile` writes the same trace. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) to see which
 # device waits for which; lesson 10 has a picture.
 #
 # ## How long until it is good
 #
-# The speed of a step is only half of the answer, because what you wait for is an accuracy. The time until then is that of the start,
-# which compiles, plus the number of updates times the seconds of each. To judge the accuracy we hold back the last examples of the
-# training set. (The test set is not for choices: after them its accuracy would be too good.) **Predict:** which of these three does a
-# learning rate four times as high change?
+# What you wait for is an accuracy, and the speed of a step is only half of the answer. The time until then is the time to start,
+# which includes compiling, plus the number of updates times the seconds of each. To judge the accuracy we hold back the last
+# examples of the training set. (The test set is not for choices: an accuracy that was used to choose is too optimistic.)
+# **Predict:** which of these three does a learning rate four times as high change?
 
 # %%
 kept, held_back = (Split(*(array[rows] for array in data.train)) for rows in (slice(1100), slice(1100, None)))
@@ -260,8 +260,9 @@ for rate in (1e-3, 4e-3):
 assert updates_needed[1] < updates_needed[0]
 
 # %% [markdown]
-# Only the number of updates changes. The start is the larger part, so a faster step would change little here.
-# [Time to 99 %](../docs/speedrun.md) does this for MNIST, change by change; `python -m pmapdp.train speedrun` is the result.
+# It changes only the number of updates. The start takes longer than all updates, so a faster step would help little here.
+# [Time to 99 %](../docs/speedrun.md) shortens this time for MNIST, change by change; `python -m pmapdp.train speedrun` is the
+# result.
 #
 # ## Exercises
 #
@@ -303,7 +304,7 @@ for exercise in (seconds_per_call, all_rows, utilization):
 #
 # ## Take away
 #
-# - Warm up, keep the shapes, and wait for the result. A time without these is not a speed.
+# - Warm up, keep the shapes, and wait for the result. A time without these is not the time of a step.
 # - The compiled program tells what is computed and what is exchanged; a profile tells when.
 # - In a profile, the time of a collective is mostly waiting for the slowest device.
 #

@@ -21,7 +21,7 @@
 # [11 Split the model](11_split_the_model.ipynb) · next: back to the [list of lessons](README.md)
 #
 # In lesson 08 the compiler chose the shardings of all arrays between the arguments and the results. You saw its choices
-# only in the compiled program. With an *Explicit* mesh axis, JAX itself works out the sharding of every intermediate array
+# only in the compiled program. On a mesh with *Explicit* axes, JAX itself derives the sharding of every intermediate array
 # while it traces your function. Where more than one sharding is possible, it raises an error, and you say which one you want.
 
 # %%
@@ -67,19 +67,19 @@ assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
 assert str(jax.typeof(x.sum(0))) == "float32[4]"
 
 # %% [markdown]
-# A sum over the split axis is replicated, so it needs an all-reduce. This works in the same way inside `jit`, where the types
-# are known while the function is traced.
+# The first two stay split as x is. The sum over the split axis is replicated, so it needs an all-reduce. Inside `jit` this works
+# in the same way: the types are known while the function is traced.
 #
 # ## Types through a network
 #
-# On a mesh of two axes, here is the network of lesson 11 with its hidden units split. Each type follows from the types before it.
+# Here is the network of lesson 11 with its hidden units split, on a mesh of two axes. Each type follows from the types before it.
 
 # %%
 lesson_16.types()
 
 # %% [markdown]
-# The code below prints the types that JAX finds. In one line we have to say how the result is sharded. **Predict:**
-# which one, and why?
+# For one of the two products JAX cannot derive how the result is sharded, so we have to say it. **Predict:** for which one, and
+# why?
 
 # %%
 data = load_data("digits")
@@ -108,8 +108,8 @@ assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
 
 # %% [markdown]
-# The types were known while JAX traced the function, before anything was compiled. The line with `out_sharding` is the one that
-# needs the all-reduce. Without it, JAX would raise an error.
+# For the second one, which sums over a split axis: the line with `out_sharding` is the one that needs the all-reduce. Without
+# `out_sharding`, JAX would raise an error. The types were known while JAX traced the function, before anything was compiled.
 #
 # ## What it refuses, and why
 #
@@ -135,10 +135,10 @@ for name, function in (
 # %% [markdown]
 # - `columns @ x` sums over a split axis. The result may be replicated (by an all-reduce) or split (by a reduce-scatter).
 # - The two summands are split along different axes, and one mesh axis cannot split the result along both.
-# - `x[0]` is on one device. Should the result be on all of them?
+# - The row `x[0]` is on one device. Should the result be on all of them?
 #
 # In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding of an
-# array, for which the devices may have to communicate.
+# array, for which the devices may have to communicate. **Predict:** which collective turns columns into rows?
 
 # %%
 replicated = jnp.matmul(columns, x, out_sharding=P())
@@ -154,10 +154,13 @@ print("reshard from columns to rows:", *collectives(program.as_text()))
 assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 
 # %% [markdown]
+# An all-to-all: each device sends a different piece to every other device.
+#
 # ## The data-parallel step, once more
 #
-# The step of lesson 08 works as it is: the types of the arguments are enough. The gradient has the type of `W`, replicated, so
-# it is all-reduced. We only add an assert. It is checked while the function is traced, and costs nothing when it runs.
+# The step of lesson 08 works as it is, because the types of the arguments are enough. The gradient has the type of `W`,
+# replicated, so it is all-reduced. We only add an assert. It is checked while the function is traced, and costs nothing when
+# the program runs.
 
 # %%
 W = jnp.zeros((784, 10))
@@ -182,8 +185,8 @@ gradient = images.T @ (np.full((512, 10), 0.1, np.float32) - np.eye(10, dtype=np
 np.testing.assert_allclose(step(W, *batch), -0.1 * gradient, rtol=0, atol=1e-6)
 
 # %% [markdown]
-# **A failure on purpose.** The silent mistake of lesson 08 was a batch that nobody placed: every device computed all of it. Here
-# the assert catches it.
+# **A failure on purpose.** The silent mistake of lesson 08 was a batch that nobody placed, so that every device computed all of
+# it. Here the assert catches the mistake.
 
 # %%
 try:
@@ -216,9 +219,9 @@ np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 # | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
-# Speed is no reason: where both give the same shardings, the compiled program is the same. The price of Explicit axes is the
-# `out_sharding` that you have to write, and that some library functions do not support them yet. pmapdp uses Auto axes, so
-# that models stay free of shardings.
+# Speed is no reason: where both give the same shardings, the devices do the same work. Explicit axes have a price: you have to
+# write `out_sharding` in places, and some library functions do not support them yet. pmapdp uses Auto axes, so that models
+# stay free of shardings.
 #
 # ## Exercises
 #

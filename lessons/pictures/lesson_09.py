@@ -11,7 +11,7 @@ from IPython.display import HTML, IFrame
 def three_ways() -> None:
     """Which array goes in, how much of it the program sees, and who adds up; four of the devices."""
     axes = drawing.canvas(21, 8)
-    for x, text in ((3.6, "you hand in"), (9.4, "your function sees"), (16, "who adds up")):
+    for x, text in ((3.6, "you pass"), (9.4, "your function sees"), (16, "who adds up")):
         axes.text(x, 0.5, text, weight="bold")
     for row, name in enumerate(["pmap", "jit", "shard_map"]):
         top, programs, width = (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)

@@ -21,12 +21,13 @@ class Net(nn.Module):
     """`[b, 784]` pixels to `[b, 10]` logits."""
 
     dropout: float = DROPOUT
+    axis_name: str | None = None  # over which batch norm averages; None: each device uses its own examples
 
     @nn.compact
     def __call__(self, x, train):
         """Forward pass; `train` turns dropout on and lets batch norm use the batch."""
         x = nn.Dense(64, use_bias=False)(x)
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=self.axis_name)(x)
         x = nn.Dropout(self.dropout, deterministic=not train)(nn.relu(x))
         return nn.Dense(10)(x)
 
@@ -37,9 +38,9 @@ class TrainState(train_state.TrainState):
     batch_stats: Any
 
 
-def create_state(key, steps, dropout=DROPOUT):
+def create_state(key, steps, dropout=DROPOUT, axis_name=None):
     """The state of one device."""
-    net = Net(dropout)
+    net = Net(dropout, axis_name)
     variables = net.init(key, jnp.zeros((1, 784)), train=False)
     rule = optax.sgd(optax.cosine_decay_schedule(0.1, steps), momentum=0.9)
     params, batch_stats = variables["params"], variables["batch_stats"]

@@ -2,9 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from checks import check
 from jax import P
+from jax.sharding import AxisType, NamedSharding
+
+from pmapdp.collectives import collectives
 
 LESSON = "16_explicit_sharding"
 pytestmark = pytest.mark.slow
@@ -36,3 +40,22 @@ def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):
     verdict = check(LESSON, exercise, wrong)
     assert not verdict.solved
     assert help in verdict.message
+
+
+def test_auto_and_explicit_axes_give_the_same_work():
+    def step(W, x, y):
+        return W - 0.1 * jax.grad(lambda W: jnp.square(x @ W - y).mean())(W)
+
+    programs = []
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
+        split, replicated = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+        arrays = (
+            jax.device_put(np.ones((784, 10), np.float32), replicated),
+            *jax.device_put((np.ones((512, 784), np.float32), np.ones((512, 10), np.float32)), split),
+        )
+        with jax.set_mesh(mesh):
+            programs.append(jax.jit(step, out_shardings=replicated).lower(*arrays).compile())
+    auto, explicit = programs
+    assert collectives(auto.as_text()) == collectives(explicit.as_text()) != []
+    assert auto.cost_analysis()["flops"] == explicit.cost_analysis()["flops"] > 0

@@ -31,6 +31,34 @@ def test_links_lead_somewhere():
             assert (PAGE.parent / target).exists(), target
 
 
+def test_the_snippets_run_and_give_the_old_result():
+    def loss(w, batch):
+        return ((batch["x"] @ w - batch["y"]) ** 2).mean()
+
+    def step(w, batch, key):
+        value, gradient = lax.pmean(jax.value_and_grad(loss)(w, batch), "batch")
+        return w - 0.1 * gradient, value
+
+    def plain_step(w, batch, key):
+        value, gradient = jax.value_and_grad(loss)(w, batch)
+        return w - 0.1 * gradient, value
+
+    random = np.random.default_rng(0)
+    w = random.normal(size=3).astype(np.float32)
+    batch = {"x": random.normal(size=(16, 3)).astype(np.float32), "y": random.normal(size=16).astype(np.float32)}
+    to_shard_map, to_jit, check = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    page = {"step": step, "plain_step": plain_step, "state": w, "batch": batch, "key": jax.random.key(0)}
+    stacked = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
+    old = jax.pmap(step, axis_name="batch", in_axes=(None, 0, None), out_axes=None)
+    wanted = w
+    for snippet in (to_shard_map, to_jit):
+        exec(snippet, page)
+        wanted, value = old(wanted, stacked, page["key"])
+        np.testing.assert_allclose(page["state"], wanted, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(page["metrics"], value, rtol=1e-5)
+    exec(check, page)
+
+
 def test_the_names_are_those_of_this_jax():
     for gone in ("tree_map",):
         with pytest.raises(AttributeError):
