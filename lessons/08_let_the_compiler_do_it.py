@@ -27,6 +27,7 @@
 
 # %%
 import inspect
+import re
 import time
 
 import drawing
@@ -202,7 +203,8 @@ for name, wrong in refused.items():
         strict_step(W, *wrong)
         raise AssertionError(f"{name} was accepted")
     except ValueError as error:
-        print(f"{name:12s} ValueError:", " ".join(str(error).split()).split("memory_kind")[-1][:88], "...")
+        message = re.sub(r"NamedSharding\(.*?memory_kind=\w+\)", "...", " ".join(str(error).split()))
+        print(f"{name:12s} ValueError:", message[:88], "...")
 
 # %% [markdown]
 # The NumPy batch is split, and the step has its all-reduce again. The last line shows one more rule: 500 rows do not

@@ -345,5 +345,5 @@ for exercise in (batch_rows, resumable, exported):
 #
 # The code is in [train.py](../pmapdp/train.py), [run/checkpoint.py](../pmapdp/run/checkpoint.py) and
 # [export/write.py](../pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
-# [exporting](https://docs.jax.dev/en/latest/export/export.html) and [profiling](https://docs.jax.dev/en/latest/profiling.html).
+# [exporting](https://docs.jax.dev/en/latest/501/export.html) and [profiling](https://docs.jax.dev/en/latest/201/profiling.html).
 # Next: [11 Split the model](11_split_the_model.ipynb).

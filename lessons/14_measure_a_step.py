@@ -309,6 +309,5 @@ for exercise in (seconds_per_call, all_rows, utilization):
 # - In a profile, the time of a collective is mostly waiting for the slowest device.
 #
 # The code is in [compare/](../pmapdp/compare/runs.py) and [run/profile.py](../pmapdp/run/profile.py). Read on:
-# [benchmarking JAX code](https://docs.jax.dev/en/latest/benchmarking.html) and
-# [profiling](https://docs.jax.dev/en/latest/profiling.html). Next:
+# [benchmarking and profiling](https://docs.jax.dev/en/latest/201/profiling.html). Next:
 # [17 Predict a thousand devices](17_predict_a_thousand_devices.ipynb).
