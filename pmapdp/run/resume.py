@@ -71,7 +71,11 @@ class Keeper:
         assert checkpoints is not None
         for step in reversed([step for step in checkpoints.steps() if step <= most]):
             try:
-                yield self.read(checkpoints, step)
+                kept = checkpoints.progress(step)
+                what = f"the checkpoint of step {step} in {checkpoints.folder}"
+                require_same(what, kept["belongs_to"], self.identity)
+                state = checkpoints.state(step, kept, self.job.task, self.job.steps.state_sharding)
+                yield Progress(state, step, Totals(*kept["totals"]), kept["best"], kept["last"], kept["skipped"])
             except DamagedError as damage:
                 self.messages.append(
                     f"warning: the checkpoint of step {step} is damaged ({damage}); it was moved to "
@@ -84,13 +88,6 @@ class Keeper:
         if most == 0:
             return self.initial()
         return next((found for found in self.newest_first(most) if is_finite(found.state)), None)
-
-    def read(self, checkpoints: Checkpoints, step: int) -> Progress:
-        """The progress of the run after `step`; a `DamagedError` says that it is not what was written."""
-        kept = checkpoints.progress(step)
-        require_same(f"the checkpoint of step {step} in {checkpoints.folder}", kept["belongs_to"], self.identity)
-        state = checkpoints.state(step, kept, self.job.task, self.job.steps.state_sharding)
-        return Progress(state, step, Totals(*kept["totals"]), kept["best"], kept["last"], kept["skipped"])
 
     def keep(self, progress: Progress) -> None:
         """Start to write this state, whose memory may be used again after the call, as a checkpoint."""

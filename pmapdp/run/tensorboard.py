@@ -12,14 +12,8 @@ from tensorboardX.proto.summary_pb2 import Summary
 from pmapdp.files import saying
 from pmapdp.run.log import FULL_ADVICE
 
-SCALARS = {
-    "train/loss": "train_loss",
-    "train/accuracy": "train_accuracy",
-    "test/loss": "test_loss",
-    "test/accuracy": "test_accuracy",
-    "learning_rate": "learning_rate",
-    "examples_per_second": "examples_per_second",
-}
+# Their names in the metrics file have `_` where TensorBoard's have `/`, by which it groups them.
+SCALARS = ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learning_rate", "examples_per_second")
 
 
 class TensorBoard:
@@ -34,8 +28,8 @@ class TensorBoard:
 
     def epoch(self, results: dict[str, Any]) -> None:
         """Write an epoch's results (the keys of the metrics file)."""
-        figures = {tag: results[key] for tag, key in SCALARS.items() if results[key] is not None}
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]
+        figures = {tag: results[tag.replace("/", "_")] for tag in SCALARS}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items() if value is not None]
         self.write(step=results["step"], summary=Summary(value=values))
 
     def write(self, **fields: Any) -> None:
