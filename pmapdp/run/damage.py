@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 
 NUMBERS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
 )
-OUTSIDE = (*map(os.strerror, NUMBERS), "RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
+THREADS = ("can't start new thread", "cannot join thread before it is started")  # by Python, without a number
+OUTSIDE = (*map(os.strerror, NUMBERS), *THREADS, "RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
 
 
 class DamagedError(ValueError):

@@ -26,13 +26,13 @@ def facts(job: Job, state: TrainState) -> dict[str, Any]:
     }
 
 
-def header(job: Job, state: TrainState, settings: dict[str, Any]) -> dict[str, str]:
-    """The same for the screen, a line each."""
+def header(job: Job, state: TrainState, settings: dict[str, Any]) -> list[str]:
+    """The same in lines for the screen."""
     layout = job.layout.text if job.layout and (settings["mesh"] or settings["layout"] != "data") else ""
     B, b, S = job.global_batch_size, job.per_device_batch_size, job.steps_per_dispatch
     accumulate, train_batches = settings["accumulate"], job.train_batches
     processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
-    return {
+    shown = {
         "recipe": "{recipe}, strategy {strategy}, seed {seed}, {dtype}".format(**settings),
         "devices": describe(job.devices) + (f", {layout}" if layout else ""),
         "batch": f"{B:,} over all devices, at most {b:,} on one"
@@ -44,3 +44,4 @@ def header(job: Job, state: TrainState, settings: dict[str, Any]) -> dict[str, s
         + (f", up to {S} in a dispatch" if S > 1 else ""),
         "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
     }
+    return [*(f"{name:<7}  {value}" for name, value in shown.items()), ""]

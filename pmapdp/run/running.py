@@ -81,7 +81,7 @@ class Run:
         self.event("start", **settings | facts(job, self.state))
         if self.step:
             self.event("resume", step=self.step)
-        self.report.header(header(job, self.state, settings))
+        self.show(header(job, self.state, settings))
         self.show(self.keeper.messages)
         if self.replicas.every:
             self.line(self.replicas.text)

@@ -28,13 +28,6 @@ class Report:
             self.log.line(text)
         self.console.print(text, markup=False)
 
-    def header(self, facts: dict[str, Any]) -> None:
-        """Print facts as an aligned list."""
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            self.line(f"{name:<{width}}  {value}")
-        self.line()
-
     def start_epoch(self, epoch: int, steps: int, done: int = 0) -> None:
         """Begin `epoch` (from 1) of `steps` steps, of which `done` were made by an earlier start of the run."""
         self.epoch, self.steps, self.shown = epoch, steps, time.monotonic()
