@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -265,7 +266,7 @@ def test_one_altered_number_is_damage(folder):
     checkpoints.close()
 
 
-WITHOUT_HANDLES = """
+WITH_FEW = """
 import os, resource, sys
 from pathlib import Path
 from pmapdp.errors import UserError
@@ -276,23 +277,28 @@ from pmapdp.trained import read_config
 job = prepare(read_config(sys.argv[1]))
 checkpoints = Checkpoints(Path(sys.argv[1]) / "checkpoints", only_read=True)
 checkpoints.read(18, job.task)  # everything is imported and compiled
-resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + int(sys.argv[2]), 9999))
+kind, more = resource.RLIMIT_NOFILE, int(sys.argv[3])
+used = len(os.listdir("/proc/self/fd"))
+if sys.argv[2] == "memory":
+    kind, used = resource.RLIMIT_AS, resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+before = resource.getrlimit(kind)
+resource.setrlimit(kind, (used + more, before[1]))
 try:
     checkpoints.read(18, job.task)
     message = "read"
 except UserError as error:
     message = error
-resource.setrlimit(resource.RLIMIT_NOFILE, (9999, 9999))
+resource.setrlimit(kind, before)
 print(message)
 os._exit(0)
 """
 
 
-@quick(1, "handles", [0, 1, 3])
-def test_without_file_handles_nothing_is_called_damaged(folder, handles):
+@quick(1, ("kind", "more"), [("handles", 0), ("handles", 1), ("handles", 3), ("memory", 4 * 2**20)])
+def test_without_file_handles_or_memory_nothing_is_called_damaged(folder, kind, more):
     before = content(folder)
-    message = python("-c", WITHOUT_HANDLES, folder, handles).stdout
-    assert "Too many open files" in message or (handles and message == "read\n"), message
+    message = python("-c", WITH_FEW, folder, kind, more).stdout
+    assert re.search("Too many open files|start new thread|no memory", message) or (more and message == "read\n")
     assert content(folder) == before
 
 
