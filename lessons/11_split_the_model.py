@@ -235,6 +235,8 @@ for count, options in (
         print(textwrap.fill(f"error: {error}", 110), "\n")
 
 # %% [markdown]
+# Each message says what does not fit, and what would.
+#
 # ## One run through all three
 #
 # The models of pmapdp name their axes ([models/mlp.py](../pmapdp/models/mlp.py)), and `--mesh` and `--layout` choose

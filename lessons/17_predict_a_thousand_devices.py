@@ -170,7 +170,8 @@ assert efficiencies[0] < 0.5 < efficiencies[1]
 
 # %% [markdown]
 # ResNet-50 scales better. A device computes the MLP's 64 examples in microseconds, and then mostly waits for the all-reduce;
-# ResNet-50 computes much longer for each byte that it all-reduces.
+# ResNet-50 computes much longer for each byte that it all-reduces. (The TPU's curves first dip and then rise, because two devices
+# can use the links of only one of the three axes of its torus.)
 #
 # ## What helps
 #
