@@ -1,5 +1,6 @@
 """Going on with a run: what it was, how far it had come, and when to keep it."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -32,33 +33,33 @@ class Progress:
 
 
 class Keeper:
-    """Keeps a run with these settings in its workdir; does nothing where there is none.
+    """Keeps a run with these settings in its workdir, which `stack` closes; does nothing where there is none.
 
     All methods raise a `UserError` where the workdir cannot be used for it.
     """
 
-    def __init__(self, job: Job, settings: dict[str, Any]):
-        self.job, self.settings = job, settings
+    def __init__(self, job: Job, settings: dict[str, Any], stack: contextlib.ExitStack):
+        self.job = job
         self.identity = identity(settings, job.global_batch_size)
         self.messages: list[str] = []  # for the screen
-        self.path: str | None = settings["workdir"]
-        self.workdir = Workdir(self.path) if self.path is not None and job.peers.first else None
         self.checkpoints: Checkpoints | None = None
+        if (path := settings["workdir"]) is None:
+            return
+        if job.peers.first:
+            workdir = stack.enter_context(contextlib.closing(Workdir(path)))
+            workdir.start(settings, job.global_batch_size, fresh=settings["fresh"])
+        job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
+        require_shared(path)
+        checkpoints = Checkpoints(Path(path) / "checkpoints", settings["keep_checkpoints"], peers=job.peers)
+        self.checkpoints = stack.enter_context(contextlib.closing(checkpoints))
 
     def begin(self) -> Progress:
         """The initial state, or that of the newest intact checkpoint in the workdir."""
-        if self.path is None:
-            return self.initial()
-        if self.workdir is not None:
-            self.workdir.start(self.settings, self.job.global_batch_size, fresh=self.settings["fresh"])
-        self.job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
-        require_shared(self.path)
-        folder = Path(self.path) / "checkpoints"
-        self.checkpoints = Checkpoints(folder, self.settings["keep_checkpoints"], peers=self.job.peers)
         for found in self.newest_first():
             self.messages.append(f"restored from the checkpoint of step {found.step:,}")
             return found
-        self.messages.append("a new training")
+        if self.checkpoints is not None:
+            self.messages.append("a new training")
         return self.initial()
 
     def initial(self) -> Progress:
@@ -67,8 +68,8 @@ class Keeper:
 
     def newest_first(self, most: float = math.inf) -> Iterator[Progress]:
         """What the checkpoints of step `most` or before hold; those that are damaged are set aside."""
-        checkpoints = self.checkpoints
-        assert checkpoints is not None
+        if (checkpoints := self.checkpoints) is None:
+            return
         for step in reversed([step for step in checkpoints.steps() if step <= most]):
             try:
                 kept = checkpoints.progress(step)
@@ -106,15 +107,6 @@ class Keeper:
         """Wait until the last checkpoint is on the disk."""
         if self.checkpoints is not None:
             self.checkpoints.wait()
-
-    def close(self) -> None:
-        """Finish writing and let other processes use the workdir."""
-        try:
-            if self.checkpoints is not None:
-                self.checkpoints.close()
-        finally:
-            if self.workdir is not None:
-                self.workdir.close()
 
 
 @jax.jit

@@ -55,7 +55,7 @@ class Run:
         self.job, self.settings, self.started = job, settings, started
         self.epochs: list[dict[str, Any]] = []
         self.compile_seconds = 0.0
-        self.keeper = stack.enter_context(contextlib.closing(Keeper(job, settings)))
+        self.keeper = Keeper(job, settings, stack)
         progress = self.keeper.begin()
         self.state, self.step, self.totals = progress.state, progress.step, progress.totals
         self.best, self.last, self.skipped = progress.best, progress.last, progress.skipped

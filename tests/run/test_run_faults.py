@@ -1,5 +1,6 @@
 """What a run refuses, leaving every file as it is: folders of others, damaged files, the limits of a disk."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -52,11 +53,8 @@ def content(folder: Path) -> dict[str, object]:
 def begin(folder: Path | str, **changes: object) -> None:
     """Start in a folder as a run does, up to its first update."""
     config = dataclasses.replace(JOB, workdir=str(folder), **changes)
-    keeper = Keeper(prepare(config), dataclasses.asdict(config))
-    try:
-        keeper.begin()
-    finally:
-        keeper.close()
+    with contextlib.ExitStack() as stack:
+        Keeper(prepare(config), dataclasses.asdict(config), stack).begin()
 
 
 def refusal(folder: Path, **changes: object) -> str:
@@ -334,7 +332,9 @@ def test_a_file_that_the_disk_cannot_read_is_no_damage(folder):
     largest = max(files, key=lambda path: path.stat().st_size)
     largest.unlink()
     largest.symlink_to("/proc/self/mem")
-    assert "cannot be read (Input/output error): nothing was changed" in refusal(folder)
+    before = content(folder)
+    assert "cannot be read (Input/output error): nothing was changed" in python("-c", GO_ON, folder).stdout
+    assert content(folder) == before
 
 
 def test_stopped_before_the_first_epoch_then_told_to_stop_there(tmp_path):
