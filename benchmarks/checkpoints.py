@@ -38,7 +38,7 @@ def epochs_in_turn(steps: int, every: int) -> None:
         after_updates(run, step, state, sums)
 
     def counts_in_turn(job: Job, step: int, end: int) -> Iterator[int]:
-        return counts(job if step // steps % 2 else dataclasses.replace(job, checkpoint_every=None), step, end)
+        return counts(job if step // steps % 2 else dataclasses.replace(job, ends=[]), step, end)
 
     Run.after_updates, Job.counts = after_updates_in_turn, counts_in_turn  # type: ignore[method-assign]
 

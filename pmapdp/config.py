@@ -130,17 +130,6 @@ class WorkdirOptions:
     """Keep compiled programs in a cache folder, so that the next start is faster."""
 
 
-GROUPS = (
-    DataOptions,
-    ModelOptions,
-    ParallelOptions,
-    OptimizationOptions,
-    RunOptions,
-    OutputOptions,
-    WorkdirOptions,
-)
-
-
 @dataclass(frozen=True)
 class Config(
     DataOptions,
@@ -164,6 +153,9 @@ class Config(
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
         }
         return cls(**settings)
+
+
+GROUPS: tuple[type, ...] = Config.__bases__
 
 
 def flag(field: str) -> str:
@@ -218,36 +210,33 @@ def check(config: Config) -> None:
             if not math.isfinite(value):
                 why = "is not a finite number"
             raise UserError(f"{flag(name)} {value} {why}: try {flag(name)} {example}")
-        if name in ("workdir", "data_dir", "metrics_file") and value is not None:
-            if not value.strip():
-                raise UserError(f"{flag(name)} {value!r} names nothing: leave it out, or give it a name")
-            if "://" in value:
-                raise UserError(
-                    f"{flag(name)} {value} is an address, which this program cannot open: mount the bucket, for "
-                    f"example with gcsfuse, and name its folder"
-                )
+    for name in ("workdir", "data_dir", "metrics_file"):
+        if "://" in (getattr(config, name) or ""):
+            raise UserError(
+                f"{flag(name)} {getattr(config, name)} is an address, which this program cannot open: mount the "
+                "bucket, for example with gcsfuse, and name its folder"
+            )
+    for name in ("fresh", "checkpoint_every", "profile", "on_nan"):
+        if getattr(config, name) not in (None, False, "stop") and not config.workdir:
+            raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
     if config.global_batch_size and config.per_device_batch_size:
         raise UserError(
             f"--global-batch-size {config.global_batch_size} and --per-device-batch-size "
             f"{config.per_device_batch_size} exclude each other: give one of them"
         )
-    if config.strategy == "single" and config.devices not in (None, 1):
+    if config.strategy == "single" and (config.devices or 1) > 1:
         raise UserError(
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
+    if config.strategy == "single" and config.check_replicas:
+        raise UserError("--check-replicas compares devices, and --strategy single runs on one: use --strategy pmap")
     if config.weight_decay and config.optimizer != "adamw":
-        raise UserError(
-            f"--weight-decay {config.weight_decay} has no effect with --optimizer {config.optimizer}, only with adamw: "
-            "try --weight-decay 0"
-        )
-    for name in ("fresh", "checkpoint_every", "profile", "on_nan"):
-        if getattr(config, name) not in (None, False, "stop") and not config.workdir:
-            raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
+        raise UserError(f"--weight-decay {config.weight_decay} has an effect only with adamw: use --optimizer adamw")
     epochs = config.switch_epochs
-    if config.schedule == "piecewise" and not epochs:
-        raise UserError("--schedule piecewise needs the epochs at which to switch: try --switch-epochs 3 7")
-    if epochs and config.schedule != "piecewise":
-        raise UserError(f"--switch-epochs has no effect with --schedule {config.schedule}: use --schedule piecewise")
+    if (config.schedule == "piecewise") != bool(epochs):
+        raise UserError(
+            "--schedule piecewise and --switch-epochs need each other: try --schedule piecewise --switch-epochs 3 7"
+        )
     if list(epochs) != sorted(set(epochs)) or not all(1 <= epoch <= MOST for epoch in epochs):
         given = " ".join(map(str, epochs))
         raise UserError(f"--switch-epochs {given} must rise from 1 or more to at most {MOST}: try --switch-epochs 3 7")

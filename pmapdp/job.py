@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp import devices as device_module
-from pmapdp.config import Config, check
+from pmapdp.config import Config, check, flag
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
@@ -25,10 +25,10 @@ from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.own import check_data, check_task
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.registry import DATA_SETS, MODELS, check_pair, find_model, load_data, viewed
-from pmapdp.sharding.fit import fit_layout, number_of_devices
+from pmapdp.registry import find_model, load_data, viewed
+from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import Layout
-from pmapdp.sharding.notation import check_sharding
+from pmapdp.sharding.notation import check_sharding, number_of_devices
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task
 from pmapdp.steps.shared import Steps
@@ -62,12 +62,12 @@ class Job:
         test_batches: the test set.
         total_steps: number of updates after which the run ends.
         schedule: number of updates made to learning rate.
-        checkpoint_every: updates after which a dispatch must end, so that a checkpoint can be written; or None.
-        check_replicas: the same, so that the devices' copies of the state can be compared.
+        ends: numbers of updates, at whose multiples a dispatch must end, so that a checkpoint can be written or the
+            devices' copies of the state can be compared.
         steps: the strategy's five functions.
         dispatch: the training step, up to S times at once.
         steps_per_dispatch: S.
-        layout: which shard of every array each device holds; None on a single device.
+        layout: which shard of every array each device holds.
         peers: the processes that own the devices.
     """
 
@@ -79,13 +79,12 @@ class Job:
     test_batches: Batches
     total_steps: int
     schedule: Callable[[Any], Any]
-    checkpoint_every: int | None
-    check_replicas: int | None
+    ends: list[int]
     steps: Steps
     dispatch: Dispatch
-    steps_per_dispatch: int = 1
-    layout: Layout | None = None
-    peers: Peers = ALONE
+    steps_per_dispatch: int
+    layout: Layout
+    peers: Peers
 
     @property
     def global_batch_size(self) -> int:
@@ -95,17 +94,12 @@ class Job:
     @property
     def batch_shards(self) -> int:
         """Into how many shards the global batch is split: N, or less where a mesh splits the model too."""
-        return self.layout.batch_shards if self.layout else 1
+        return self.layout.batch_shards
 
     @property
     def per_device_batch_size(self) -> int:
         """b, the largest number of examples that one device gets in an update."""
         return math.ceil(self.global_batch_size / self.batch_shards)
-
-    @property
-    def ends(self) -> list[int]:
-        """Numbers of updates, at whose multiples a dispatch must end."""
-        return [every for every in (self.checkpoint_every, self.check_replicas) if every]
 
     def dispatches(self, step: int) -> Iterator[tuple[int, Any]]:
         """What is left of an epoch after update `step` of the run: each time a number of updates and their batches on
@@ -157,40 +151,24 @@ def prepare(
     """
     check(config)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
-    if config.strategy == "single" and config.check_replicas:
-        raise UserError(
-            f"--check-replicas {config.check_replicas} compares devices, and --strategy single runs on one: leave it "
-            "out, or use --strategy pmap"
-        )
-    if model is None and data is None:
-        check_pair(config.model, config.dataset)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    local = device_module.choose(1 if config.strategy == "single" else devices_here(config, peers))
+    number = number_of_devices(config.devices, config.mesh, peers.count)
+    local = device_module.choose(1 if config.strategy == "single" else number)
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
     task = make_task(config, model, loss)
-    own = model is not None or data is not None or config.model not in MODELS or config.dataset not in DATA_SETS
     data, _ = viewed(data or load_data(config.dataset, config.data_dir), task.model)
-    if own:
-        data = check_data(data)
-        check_task(task, data, classifies=loss is None)
+    data = check_data(data)
+    check_task(task, data, classifies=loss is None)
     if peers.first:
         peers.wait("the data set")
-    peers.require_same("devices and data", own_facts(local, data, config.dataset))
+    if peers.count > 1:
+        peers.require_same("devices and data", own_facts(local, data, config.dataset))
     devices = device_module.of_all_processes(local)
-    layout = None
-    if config.strategy != "single":
-        layout = fit_layout(
-            devices,
-            task,
-            data.train.inputs.shape[1:],
-            mesh=config.mesh,
-            layout=config.layout,
-            shard_state=config.shard_state,
-        )
-    shards = layout.batch_shards if layout else 1
-    here = layout.shards_on(local, task) if layout else range(1)
+    asked = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
+    layout = fit_layout(devices, task, data.train.inputs.shape[1:], **asked)
+    shards, here = layout.batch_shards, layout.shards_on(local, task)
     B = global_batch_size(config, shards, len(data.train.labels))
     train_batches = Batches(
         data.train, B, devices=shards, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
@@ -210,10 +188,10 @@ def prepare(
         test_batches=test_batches,
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=schedule,
-        checkpoint_every=config.checkpoint_every,
-        check_replicas=config.check_replicas,
+        ends=[every for every in (config.checkpoint_every, config.check_replicas) if every],
         steps=steps,
         dispatch=Dispatch(lambda batch, count: (steps.place_batch(batch),), steps.train_step),
+        steps_per_dispatch=1,
         layout=layout,
         peers=peers,
     )
@@ -245,12 +223,6 @@ def make_task(
     )
 
 
-def devices_here(config: Config, peers: Peers) -> int | None:
-    """How many devices this process is to have; None where the configuration says nothing."""
-    number = number_of_devices(config.devices, config.mesh)
-    return number // peers.count if number and config.devices is None else number
-
-
 def own_facts(devices: list[jax.Device], data: DataSet, dataset: str) -> dict[str, Any]:
     """What one process brings to a run with others, under the names that a user knows."""
     content = hashlib.sha256()
@@ -269,17 +241,13 @@ def global_batch_size(config: Config, devices: int, examples: int) -> int:
     Raises:
         UserError: it is larger than the training set, or smaller than the accumulation steps.
     """
-    if config.per_device_batch_size:
-        size = config.per_device_batch_size * devices
-        given = f"--per-device-batch-size {config.per_device_batch_size}"
-        largest = f"--per-device-batch-size {examples // devices}"
-    else:
-        size = config.global_batch_size or 64
-        given, largest = f"--global-batch-size {size}", f"--global-batch-size {examples}"
+    name, times = ("per_device_batch_size", devices) if config.per_device_batch_size else ("global_batch_size", 1)
+    given = getattr(config, name) or 64
+    size = given * times
     if size > examples:
         raise UserError(
-            f"{given} on {devices} device(s) takes {size} examples a step, but the training set of {config.dataset} "
-            f"has {examples}: use at most {largest}"
+            f"{flag(name)} {given} on {devices} device(s) takes {size} examples an update, but the training set of "
+            f"{config.dataset} has {examples}: use at most {flag(name)} {examples // times}"
         )
     if config.accumulate > size:
         raise UserError(

@@ -7,7 +7,6 @@ The file of data holds the arrays `train_inputs`, `train_labels`, `test_inputs` 
 (inputs, `Context`).
 """
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason
-from pmapdp.export.inputs import read_array
-from pmapdp.files import open_file
+from pmapdp.loss import MetricSums
 from pmapdp.models.layers import Context
 from pmapdp.state import Task
 
@@ -33,14 +32,10 @@ def data_from_file(path: Path) -> DataSet:
     Raises:
         UserError: it cannot be read, lacks an array, or its arrays do not fit together.
     """
-    names = (*ARRAYS, "classes")
     try:
-        with open_file(path) as file, zipfile.ZipFile(file) as members:
-            kept = set(members.namelist())
-            arrays = {name: read_array(members.read(f"{name}.npy")) for name in names if f"{name}.npy" in kept}
-    except UserError:
-        raise
-    except Exception as error:  # zipfile has several errors for damaged bytes
+        with np.load(path) as file:  # refuses Python objects, which could run code
+            arrays = {name: file[name] for name in (*ARRAYS, "classes") if name in file}
+    except Exception as error:  # NumPy has several errors for damaged bytes
         raise UserError(
             f"--dataset {path} is no .npz file of arrays ({reason(error)}): write it with numpy.savez"
         ) from None
@@ -64,33 +59,34 @@ def check_data(data: DataSet) -> DataSet:
     Raises:
         UserError: with the array, what is wrong with it, and what works.
     """
-    parts = {}
-    for name, split in (("training", data.train), ("test", data.test)):
-        inputs, labels = np.asarray(split.inputs), np.asarray(split.labels)
-        if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels) or len(labels) == 0:
-            raise UserError(
-                f"the {name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one "
-                "row for each example, and at least one"
-            )
-        for what, array in (("inputs", inputs), ("labels", labels)):
-            if array.dtype.kind not in "biuf":
-                raise UserError(f"the {name} {what} are of type {array.dtype}: give numbers, for example float32")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                row = int(np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))[0])
-                raise UserError(
-                    f"the {name} {what} of example {row} are not finite: leave it out, or replace the number"
-                )
-        parts[name] = Split(inputs, labels.astype(np.int32) if labels.dtype.kind in "biu" else labels)
-    if parts["training"].inputs.shape[1:] != parts["test"].inputs.shape[1:]:
-        shapes = [list(part.inputs.shape) for part in parts.values()]
+    train, test = check_split("training", data.train), check_split("test", data.test)
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        shapes = [list(split.inputs.shape) for split in (train, test)]
         raise UserError(
             f"the inputs have shapes {shapes[0]} for training and {shapes[1]} for testing: only n may differ"
         )
-    return DataSet(parts["training"], parts["test"], data.classes)
+    return DataSet(train, test, data.classes)
+
+
+def check_split(name: str, split: Split) -> Split:
+    """The arrays of one part of a data set; errors as of `check_data`."""
+    inputs, labels = np.asarray(split.inputs), np.asarray(split.labels)
+    if inputs.shape[:1] != labels.shape[:1] or inputs.shape[:1] in ((), (0,)):
+        raise UserError(
+            f"the {name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one row "
+            "for each example, and at least one"
+        )
+    for what, array in (("inputs", inputs), ("labels", labels)):
+        if array.dtype.kind not in "biuf":
+            raise UserError(f"the {name} {what} are of type {array.dtype}: give numbers, for example float32")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            row = int(np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))[0])
+            raise UserError(f"the {name} {what} of example {row} are not finite: leave it out, or replace the number")
+    return Split(inputs, labels.astype(np.int32) if labels.dtype.kind in "biu" else labels)
 
 
 def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
-    """Refuse a model that does not take the inputs, keeps what no strategy can split, or has too few logits.
+    """Refuse a model or a loss that does not take the data, or that keeps what no strategy can split.
 
     Args:
         task: what is trained.
@@ -100,28 +96,43 @@ def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
     Raises:
         UserError: with what is wrong and how to mend it.
     """
-    name = getattr(task.model, "__name__", "the model")
-    example = jax.ShapeDtypeStruct((2, *data.train.inputs.shape[1:]), data.train.inputs.dtype)
+    name, (inputs, labels) = getattr(task.model, "__name__", "the model"), data.train
+    two = [jax.ShapeDtypeStruct((2, *array.shape[1:]), array.dtype) for array in (inputs, labels)]
+    example = Batch(*two, *(jax.ShapeDtypeStruct((2,), dtype) for dtype in ("int32", "float32")))
 
-    def outputs(inputs: jax.Array) -> tuple[Any, Any]:
-        model = task.build_model()
-        return nnx.state(model), model(inputs, Context())
+    found: list[tuple[Any, Any]] = []  # what would differ from device to device, and where
+
+    def outputs(batch: Batch) -> Any:
+        model, context = task.build_model(), Context(batch.weights)
+        found.extend((path, module) for path, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm))
+        found.extend(each for each in nnx.to_flat_state(nnx.state(model)) if not isinstance(each[1], KEPT_BY_TASK))
+        return model(batch.inputs, context) if classifies else task.loss(model, batch, context)
 
     try:
-        state, logits = nnx.eval_shape(outputs, example)
+        returned = nnx.eval_shape(outputs, example)
     except Exception as error:
+        what = "does not take" if classifies else "and its loss do not take"
         raise UserError(
-            f"{name} does not take inputs {list(example.shape)} of {example.dtype} ({reason(error)}): build it with "
-            "rngs, dtype and param_dtype, and let it take (inputs, context)"
+            f"{name} {what} inputs {list(two[0].shape)} of {two[0].dtype} ({reason(error)}): build it with rngs, dtype "
+            "and param_dtype, and let it take (inputs, context)"
         ) from error
-    for path, variable in nnx.to_flat_state(state):
-        if not isinstance(variable, KEPT_BY_TASK):
-            raise UserError(
-                f"{name} keeps {type(variable).__name__} in {'.'.join(map(str, path))}, which would differ from device "
-                "to device: keep nnx.Param and nnx.BatchStat alone, and use pmapdp.models.layers.Dropout for dropout"
-            )
-    if classifies:
-        C, largest = logits.shape[-1], max(int(data.train.labels.max()), int(data.test.labels.max()))
-        least = min(int(data.train.labels.min()), int(data.test.labels.min()))
-        if least < 0 or largest >= C:
-            raise UserError(f"the labels are from {least} to {largest}, and {name} has {C} logits: use 0 to {C - 1}")
+    for path, kept in found:
+        raise UserError(
+            f"{name} keeps {type(kept).__name__} in {'.'.join(map(str, path))}, which would differ from device to "
+            "device: keep nnx.Param and nnx.BatchStat alone, and use Dropout and BatchNorm of pmapdp.models"
+        )
+    if not classifies:
+        if not isinstance(returned, MetricSums):
+            raise UserError(f"the loss returns {type(returned).__name__}: return pmapdp.loss.MetricSums")
+        return
+    if getattr(returned, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
+        raise UserError(
+            f"a classifier has logits [2, C] for two examples and whole numbers [n] as labels, but {name} gives "
+            f"{getattr(returned, 'shape', returned)} and the labels are {labels.dtype} {list(labels.shape)}: give "
+            "these, or a loss of your own"
+        )
+    C, labels = returned.shape[1], np.concatenate([data.train.labels, data.test.labels])
+    if labels.min() < 0 or labels.max() >= C:
+        raise UserError(
+            f"the labels are from {labels.min()} to {labels.max()}, and {name} has {C} logits: use 0 to {C - 1}"
+        )

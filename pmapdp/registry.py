@@ -38,7 +38,6 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "imdb": imdb.load,
     "reviews": lambda folder: reviews.load(),
 }
-TEXTS = ("imdb", "reviews")
 # What turns texts into the inputs of a model, which names it in its attribute `view`.
 VIEWS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
@@ -87,29 +86,16 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
 def viewed(data: DataSet, model: Callable[..., nnx.Module]) -> tuple[DataSet, Any]:
     """The arrays of a data set, and what made them of its texts: a view fitted to those of the training set, or None.
 
-    Args:
-        data: images as they are, or texts.
-        model: what is to take them.
+    Raises:
+        UserError: the model takes images and these are texts, or the other way round.
     """
-    view = view_of(model)
-    if view not in VIEWS:
+    view, texts = view_of(model), data.holds_texts
+    if texts != (view in VIEWS):
+        fitting = " or ".join(f"--model {name}" for name, each in MODELS.items() if (view_of(each) in VIEWS) == texts)
+        takes, holds = ("images", "texts") if texts else ("texts", "images")
+        raise UserError(f"the model takes {takes}, and the data set holds {holds}: use {fitting}, or another --dataset")
+    if not texts:
         return data, None
     fitted, inputs = VIEWS[view].fit(data.train.texts)
     test = Split(fitted(data.test.texts), data.test.labels)
     return DataSet(Split(inputs, data.train.labels), test, data.classes), fitted
-
-
-def check_pair(model: str, dataset: str) -> None:
-    """Refuse a model of images for texts, and the other way round.
-
-    Raises:
-        UserError: with the models that fit the data set.
-    """
-    takes_texts, holds_texts = hasattr(find_model(model), "view"), dataset in TEXTS
-    if takes_texts != holds_texts and model in MODELS and dataset in DATA_SETS:
-        fitting = [f"--model {name}" for name, each in MODELS.items() if hasattr(each, "view") == holds_texts]
-        raise UserError(
-            f"--model {model} takes {'texts' if takes_texts else 'images'}, and --dataset {dataset} holds "
-            f"{'texts' if holds_texts else 'images'}: use {', '.join(fitting[:-1])} or {fitting[-1]}, or "
-            f"--dataset {'reviews' if takes_texts else 'digits'}"
-        )

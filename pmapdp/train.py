@@ -29,7 +29,7 @@ from pmapdp.run import compile_cache
 from pmapdp.run.finish import compare_with_reported, draw_sharding
 from pmapdp.run.running import running
 from pmapdp.sharding import nnx_guide
-from pmapdp.sharding.fit import number_of_devices
+from pmapdp.sharding.notation import number_of_devices
 from pmapdp.state import TrainState
 
 

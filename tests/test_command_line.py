@@ -70,7 +70,6 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--steps", "5", "digits", "mnist"], ["one argument too many, 'mnist'"]),
         # names
         (["--workdir", ""], ["--workdir needs a value"]),
-        (["--workdir", " "], ["--workdir ' ' names nothing"]),
         (["--workdir", "gs://bucket/run"], ["--workdir gs://bucket/run is an address", "mount"]),
         (["--metrics-file", "s3://bucket/m.jsonl"], ["--metrics-file s3://bucket/m.jsonl is an address"]),
         # combinations
@@ -80,14 +79,14 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         ),
         (["--strategy", "single", "--devices", "4"], ["one device, not 4", "--devices 1", "--strategy pmap"]),
         (["--schedule", "piecewise"], ["--switch-epochs 3 7"]),
+        (["--switch-epochs", "3"], ["--schedule piecewise --switch-epochs 3 7"]),
         (["--weight-decay", "0.1"], ["--weight-decay 0.1", "adamw"]),
         # the machine and the data
         (["--global-batch-size", "1438"], ["1438", "1437", "at most --global-batch-size 1437"]),
         (["--per-device-batch-size", "180"], ["180", "1440", "1437", "at most --per-device-batch-size 179"]),
         (["--accumulate", "65"], ["--accumulate 65", "at most --accumulate 64"]),
-        (["--dataset", "reviews"], ["--model cnn takes images", "--model text_mlp or --model transformer"]),
-        (["--model", "text_mlp"], ["--dataset digits holds images", "--model convnet or --model speedrun", "reviews"]),
-        (["dtensor-data", "--model", "mlp"], ["--model mlp takes images", "--dataset imdb holds texts", "digits"]),
+        (["--dataset", "reviews"], ["the model takes images", "use --model text_mlp or --model transformer"]),
+        (["--model", "text_mlp"], ["the data set holds images", "--model convnet or --model speedrun"]),
         (["dtensor-data", "--data-dir", "nowhere"], ["is in nowhere neither", "aclImdb_v1.tar.gz", "reviews"]),
         (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl cannot be written", "name a file"]),
         (["--metrics-file", "."], ["--metrics-file . cannot be written", "name a file"]),

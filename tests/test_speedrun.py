@@ -12,10 +12,10 @@ from flax import nnx
 from launch import train
 from marks import quick
 
-from pmapdp import recipes
 from pmapdp.cpu.convolution import faster
 from pmapdp.data.batches import Batches
 from pmapdp.models.layers import Context, example_keys
+from pmapdp.recipes import RECIPES
 from pmapdp.speedrun import Speedrun, Unmoved, moved
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
@@ -70,7 +70,7 @@ def test_99_percent_with_every_strategy(strategy, mnist_folder, tmp_path):
     done = train("speedrun", *flags)
     assert done.returncode == 0, done.stderr
     epochs = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["event"] == "epoch"]
-    assert len(epochs) == recipes.SPEEDRUN.config.epochs
+    assert len(epochs) == RECIPES["speedrun"].config.epochs
     assert epochs[-1]["test_accuracy"] >= 0.989
 
 

@@ -22,7 +22,7 @@ from benchmarks.speedrun import limit, page
 from benchmarks.speedrun.changes import AROUND, CHOICES, WAY
 from benchmarks.speedrun.runs import arrays, ours, theirs
 from pmapdp.errors import run_command
-from pmapdp.recipes import SPEEDRUN
+from pmapdp.recipes import RECIPES
 
 # The settings of the study in docs/speedrun.md, with a linear warm-up: the best that we know for PyTorch.
 STUDY = {"global_batch_size": 256, "warmup_steps": 70, "label_smoothing": 0.0, "pixels": 0, "betas": (0.7, 0.9)}
@@ -81,7 +81,7 @@ def peers(rounds: int, python: Path, data_dir: str | None, flags: list[str]) -> 
     with tempfile.TemporaryDirectory() as folder:
         data = arrays(Path(folder) / "mnist.npz", data_dir, validation=False)
         for seed in range(rounds):
-            config = dataclasses.replace(SPEEDRUN.config, seed=seed)
+            config = dataclasses.replace(RECIPES["speedrun"].config, seed=seed)
             results["pmapdp"].append(ours(["speedrun", "--seed", seed, *flags]))
             for name, (program, options, own) in PEERS.items():
                 results[name].append(theirs(python, program, options, data, config, own))

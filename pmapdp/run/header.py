@@ -28,7 +28,7 @@ def facts(job: Job, state: TrainState) -> dict[str, Any]:
 
 def header(job: Job, state: TrainState, settings: dict[str, Any]) -> list[str]:
     """The same in lines for the screen."""
-    layout = job.layout.text if job.layout and (settings["mesh"] or settings["layout"] != "data") else ""
+    layout = job.layout.text if settings["mesh"] or settings["layout"] != "data" else ""
     B, b, S = job.global_batch_size, job.per_device_batch_size, job.steps_per_dispatch
     accumulate, train_batches = settings["accumulate"], job.train_batches
     processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"

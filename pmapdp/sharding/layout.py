@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError
-from pmapdp.sharding.names import Names, logical_names, partition
+from pmapdp.sharding.names import Axes, logical_axes
 from pmapdp.sharding.notation import BATCH, DATA, Rules, mesh_text
 from pmapdp.state import Task, TrainState, initial_state
 
@@ -37,32 +37,29 @@ class Layout:
         """The mesh axes over which the examples are split."""
         return self.rules.get(BATCH, ())
 
+    def shards(self, name: str | None) -> int:
+        """Into how many shards the logical axis of this name is split."""
+        return math.prod(self.mesh.shape[axis] for axis in self.rules.get(name or "", ()))
+
     @property
     def batch_shards(self) -> int:
         """Into how many shards the examples are split."""
-        return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
+        return self.shards(BATCH)
 
     def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
         """The numbers, from 0, of the batch's shards on these devices of one process, which reads their examples. A
         `UserError` says that they do not follow one another, or that other axes of the inputs are split as well."""
-        names = self.mesh.axis_names
-        places = [
-            dict(zip(names, place, strict=True)) for place, d in np.ndenumerate(self.mesh.devices) if d in devices
-        ]
-        sizes = [self.mesh.shape[axis] for axis in self.batch_axes]
-        found = {
-            int(np.ravel_multi_index([place[a] for a in self.batch_axes], sizes)) if sizes else 0 for place in places
-        }
-        whole = [axis for name in task.input_axes[1:] for axis in self.rules.get(name, ())]
-        cut = [axis for axis in whole if len({place[axis] for place in places}) < self.mesh.shape[axis]]
-        rows = range(min(found), max(found) + 1)
-        if cut or len(rows) > len(found):
+        shape = tuple(self.shards(name) for name in task.input_axes)
+        places = self.batch(task).inputs.devices_indices_map(shape)
+        shards = {tuple(part.start or 0 for part in places[device]) for device in devices}
+        first, last = (edge(row for row, *_ in shards) for edge in (min, max))
+        if len(shards) < (last + 1 - first) * math.prod(shape[1:]):
             raise UserError(
                 f"--mesh {mesh_text(dict(self.mesh.shape))} splits examples between processes of {len(devices)} "
                 "devices, and each reads whole examples that follow one another: name the axes of the batch first, and "
                 f"make the product of the others divide {len(devices)}"
             )
-        return rows
+        return range(first, last + 1)
 
     @property
     def splits_state(self) -> bool:
@@ -80,6 +77,16 @@ class Layout:
         """A copy on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
+    def array(self, axes: Axes, *, split: bool = False) -> NamedSharding:
+        """The sharding of an array. With `split` the batch's axes split the first axis that they divide as well; an
+        array that has none is left as it is."""
+        entries = [self.rules.get(name or "", ()) for name in axes.names]
+        sizes = [size // self.shards(name) for name, size in zip(axes.names, axes.shape, strict=True)]
+        first = next((axis for axis, size in enumerate(sizes) if size and size % self.batch_shards == 0), None)
+        if split and first is not None:
+            entries[first] += self.batch_axes
+        return NamedSharding(self.mesh, PartitionSpec(*(entry or None for entry in entries)))
+
     def batch(self, task: Task) -> Batch:
         """The `NamedSharding` of each array of a batch."""
         rows = NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None))
@@ -88,9 +95,7 @@ class Layout:
 
     def params(self, task: Task, *, split: bool) -> Any:
         """The `NamedSharding` of each parameter; with `split` also over the batch's axes."""
-        names, _, _ = logical_names(task)
-        shapes = jax.eval_shape(lambda: initial_state(task)).params
-        return jax.tree.map(lambda leaf, names: self.array(names, leaf.shape, split=split), shapes, names)
+        return jax.tree.map(lambda axes: self.array(axes, split=split), logical_axes(task)[0])
 
     def state(self, task: Task) -> Any:
         """The `NamedSharding` of each array of the train state, or one for all of them. What optax keeps for a
@@ -98,25 +103,18 @@ class Layout:
         """
         if not self.splits_state:
             return self.replicated
-        shapes = jax.eval_shape(lambda: initial_state(task))
-        _, stat_names, _ = logical_names(task)
         return TrainState(
             step=self.replicated,
             params=self.params(task, split=self.shard_state == "parameters"),
-            batch_stats=jax.tree.map(lambda leaf, names: self.array(names, leaf.shape), shapes.batch_stats, stat_names),
+            batch_stats=jax.tree.map(self.array, logical_axes(task)[1]),
             optimizer_state=optax.tree_map_params(
                 task.optimizer,
                 lambda _, sharding: sharding,
-                shapes.optimizer_state,
+                jax.eval_shape(lambda: initial_state(task)).optimizer_state,
                 self.params(task, split=self.shard_state != "none"),
                 transform_non_params=lambda _: self.replicated,
             ),
         )
-
-    def array(self, names: Names, shape: Sequence[int], *, split: bool = False) -> NamedSharding:
-        """The sharding of an array with named axes; with `split` also over the batch's axes, where it can."""
-        more = self.batch_axes if split else ()
-        return NamedSharding(self.mesh, partition(names, shape, dict(self.mesh.shape), self.rules, more))
 
 
 def data_parallel(devices: Sequence[jax.Device], shard_state: str = "none") -> Layout:
@@ -134,15 +132,9 @@ def bytes_on_a_device(tree: Any) -> int:
 
 
 def state_line(state: TrainState) -> str:
-    """Bytes of parameters and optimizer state on one device, and their share of all, for a header. Where an array of a
-    tree that is split has no axis that divides, it is replicated: how many bytes these are is said too."""
+    """Bytes of parameters and optimizer state on one device, and their share of all, for a header."""
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
     held = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
-    all_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(list(trees.values())))
+    all_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
     line = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
-    line += f" on a device, {sum(held.values()) / max(all_bytes, 1):.3f} of the whole"
-    for name, tree in trees.items():
-        copies = [leaf.nbytes for leaf in jax.tree.leaves(tree) if leaf.sharding.is_fully_replicated]
-        if 0 < len(copies) < len(jax.tree.leaves(tree)):
-            line += f"; {sum(copies):,} bytes of the {name} are replicated"
-    return line
+    return f"{line} on a device, {sum(held.values()) / max(all_bytes, 1):.3f} of the whole"

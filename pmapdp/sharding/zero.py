@@ -7,11 +7,13 @@ split along its first axis that divides by N; one that has none is replicated, a
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.sharding.layout import data_parallel
@@ -19,16 +21,14 @@ from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
 from pmapdp.steps.shared import AXIS, Body, Steps
 
-REPLICATED = -1  # in place of an axis
+REPLICATED = -1  # in place of the axis along which an array is split
 
 
-def make_steps(strategy: str, task: Task, devices) -> Steps:
+def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Steps:
     """The step of one of N devices, for pmap and shard_map. Outside of it no array has a device axis."""
-    N, body = len(devices), Body(task, axis_name=AXIS)
-    layout = data_parallel(devices, "optimizer")
+    body, layout = Body(task, axis_name=AXIS), data_parallel(devices, "optimizer")
     replicated, split, state_sharding = layout.replicated, layout.batch(task).labels, layout.state(task)
-    shards = layout.params(task, split=True)
-    axes = jax.tree.map(split_axis, shards)
+    axes = jax.tree.map(split_axis, layout.params(task, split=True))
 
     def gradient_shards(state: TrainState, batch: Batch):
         """On one device: its shard of the gradients' sum over all devices, the metrics, and the batch statistics."""
@@ -52,14 +52,15 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
     def evaluation_sums(state: TrainState, batch: Batch):
         return lax.psum(body.evaluation_sums(state, batch), AXIS)
 
-    if strategy == "pmap":
-        reduce, gather, evaluate = mapped_by_pmap(gradient_shards, all_gathered, evaluation_sums, axes, devices)
-    else:
-        whole, rows, specs = PartitionSpec(), PartitionSpec(AXIS), jax.tree.map(lambda each: each.spec, shards)
-        options: dict[str, Any] = {"mesh": layout.mesh, "check_vma": False}
-        reduce = jax.shard_map(gradient_shards, in_specs=(whole, rows), out_specs=(specs, whole, whole), **options)
-        gather = jax.shard_map(all_gathered, in_specs=(specs,), out_specs=whole, **options)
-        evaluate = jax.shard_map(evaluation_sums, in_specs=(whole, rows), out_specs=whole, **options)
+    reduce = mapped(strategy, devices, gradient_shards, (REPLICATED, 0), (axes, REPLICATED, REPLICATED))
+    gather = mapped(strategy, devices, all_gathered, (axes,), REPLICATED)
+    evaluate = mapped(strategy, devices, evaluation_sums, (REPLICATED, 0), REPLICATED)
+
+    def place_state(state: TrainState) -> TrainState:
+        return jax.device_put(state, state_sharding)
+
+    def place_batch(batch: Batch) -> Batch:
+        return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
         gradients, sums, batch_stats = reduce(without_optimizer(state), batch)
@@ -70,14 +71,6 @@ def make_steps(strategy: str, task: Task, devices) -> Steps:
 
     def eval_step(state: TrainState, batch: Batch):
         return evaluate(without_optimizer(state), batch)
-
-    def place_state(state: TrainState) -> TrainState:
-        return jax.device_put(state, state_sharding)
-
-    def place_batch(batch: Batch) -> Batch:
-        if strategy == "pmap":
-            batch = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
-        return place(batch, split)
 
     train_step = jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)
@@ -94,24 +87,33 @@ def without_optimizer(state: TrainState) -> TrainState:
     return dataclasses.replace(state, optimizer_state=())
 
 
-def mapped_by_pmap(gradient_shards, all_gathered, evaluation_sums, axes: Any, devices) -> tuple[Any, Any, Any]:
-    """The three functions of one device under pmap. It maps over a device axis: `[784, 512]` in 8 shards is
-    `[8, 98, 512]` for it. Making the one from the other moves nothing."""
-    N = len(devices)
-    mapped = jax.tree.map(lambda axis: None if axis == REPLICATED else axis, axes)
-    options: dict[str, Any] = {"axis_name": AXIS, "devices": devices}
-    scatter = jax.pmap(gradient_shards, in_axes=(None, 0), out_axes=(mapped, None, None), **options)
-    gather = jax.pmap(all_gathered, in_axes=(mapped,), out_axes=None, **options)
+def mapped(
+    strategy: str, devices: Sequence[jax.Device], function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any
+) -> Callable[..., Any]:
+    """`function` of one device as a function of global arrays. The trees `inputs`, one for each argument, and `outputs`
+    have the axis along which the devices split each array."""
+    if strategy == "shard_map":
 
-    def joined(x: jax.Array, axis: int) -> jax.Array:
+        def spec(axis: int) -> PartitionSpec:
+            return PartitionSpec() if axis == REPLICATED else PartitionSpec(*[None] * axis, AXIS)
+
+        in_specs, out_specs = jax.tree.map(spec, (inputs, outputs))
+        mesh = Mesh(np.array(devices), (AXIS,))
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    in_axes, out_axes = jax.tree.map(lambda axis: None if axis == REPLICATED else axis, (inputs, outputs))
+    on_devices = jax.pmap(function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=devices)
+
+    # pmap maps over a device axis: `[784, 512]` in 8 shards is `[8, 98, 512]` for it. Making the one from the other
+    # moves nothing.
+    def stacked(axis: int, x: jax.Array) -> jax.Array:
+        return x if axis == REPLICATED else x.reshape(*x.shape[:axis], len(devices), -1, *x.shape[axis + 1 :])
+
+    def joined(axis: int, x: jax.Array) -> jax.Array:
         return x if axis == REPLICATED else x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
-    def stacked(x: jax.Array, axis: int) -> jax.Array:
-        return x if axis == REPLICATED else x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :])
+    def on_global_arrays(*arguments: Any) -> Any:
+        results = on_devices(*jax.tree.map(stacked, jax.tree.broadcast(inputs, arguments), arguments))
+        return jax.tree.map(joined, jax.tree.broadcast(outputs, results), results)
 
-    def reduce(state: TrainState, batch: Batch):
-        gradients, sums, batch_stats = scatter(state, batch)
-        return jax.tree.map(joined, gradients, axes), sums, batch_stats
-
-    evaluate = jax.pmap(evaluation_sums, in_axes=(None, 0), out_axes=None, **options)
-    return reduce, lambda params: gather(jax.tree.map(stacked, params, axes)), evaluate
+    return on_global_arrays

@@ -149,26 +149,24 @@ def prepared() -> Job:
 
 
 def test_where_a_dispatch_ends(prepared):
-    def counts(every, step, end):
-        return list(dataclasses.replace(prepared, checkpoint_every=every, steps_per_dispatch=8).counts(step, end))
+    def counts(ends, step, end):
+        return list(dataclasses.replace(prepared, ends=ends, steps_per_dispatch=8).counts(step, end))
 
-    assert counts(None, 0, 23) == [8, 8, 7]
-    assert counts(5, 23, 46) == [2, 5, 5, 5, 5, 1]
-    assert counts(100, 98, 110) == [2, 8, 2]
+    assert counts([], 0, 23) == [8, 8, 7]
+    assert counts([5], 23, 46) == [2, 5, 5, 5, 5, 1]
+    assert counts([100], 98, 110) == [2, 8, 2]
 
 
 def test_how_many_updates_a_dispatch_holds(prepared):
     batches = Batches(random_split(640), 2)  # 320 an epoch
 
-    def most(total: int = 1000, of: Batches = batches, every: int | None = None) -> int:
-        return updates_at_once(
-            dataclasses.replace(prepared, train_batches=of, total_steps=total, checkpoint_every=every)
-        )
+    def most(total: int = 1000, of: Batches = batches, ends: tuple[int, ...] = ()) -> int:
+        return updates_at_once(dataclasses.replace(prepared, train_batches=of, total_steps=total, ends=list(ends)))
 
     assert most() == 16
     assert most(total=20) == 5  # at least four dispatches an epoch
     assert most(total=1) == most(of=Batches(random_split(640), 320)) == 1
-    assert most(every=3) == 3
+    assert most(ends=(3,)) == 3
     wide = Batches(random_split(640)._replace(inputs=np.zeros((640, 1 << 20), np.uint8)), 2)
     assert most(of=wide) == 8  # 16 MiB of examples
     assert prepared.steps_per_dispatch == 23 // 4

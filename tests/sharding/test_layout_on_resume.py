@@ -2,12 +2,14 @@
 
 import jax
 import numpy as np
+import pytest
 
 from pmapdp.config import Config
 from pmapdp.train import train
 from pmapdp.trained import load_run
 
 
+@pytest.mark.slow
 def test_data_then_model_then_spatial_then_split_equals_the_run_that_never_changed(tmp_path, capsys):
     def run(name: str, steps: int, **options: str) -> None:
         train(
