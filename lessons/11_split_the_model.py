@@ -229,7 +229,7 @@ for count, options in (
     (8, {"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}),
 ):
     try:
-        fit_layout(chosen[:count], task, **options)
+        fit_layout(chosen[:count], task, (28, 28, 1), **options)
         raise AssertionError("it was not refused")
     except UserError as error:
         print(textwrap.fill(f"error: {error}", 110), "\n")

@@ -229,7 +229,10 @@ def check(config: Config) -> None:
             f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
         )
     if config.strategy == "single" and config.check_replicas:
-        raise UserError("--check-replicas compares devices, and --strategy single runs on one: use --strategy pmap")
+        raise UserError(
+            f"--check-replicas {config.check_replicas} compares devices, and --strategy single runs on one: use "
+            "--strategy pmap"
+        )
     if config.weight_decay and config.optimizer != "adamw":
         raise UserError(f"--weight-decay {config.weight_decay} has an effect only with adamw: use --optimizer adamw")
     epochs = config.switch_epochs

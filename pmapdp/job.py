@@ -166,7 +166,7 @@ def prepare(
     if peers.count > 1:
         peers.require_same("devices and data", own_facts(local, data, config.dataset))
     devices = device_module.of_all_processes(local)
-    asked = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
+    asked: dict[str, Any] = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
     layout = fit_layout(devices, task, data.train.inputs.shape[1:], **asked)
     shards, here = layout.batch_shards, layout.shards_on(local, task)
     B = global_batch_size(config, shards, len(data.train.labels))

@@ -33,7 +33,7 @@ def data_from_file(path: Path) -> DataSet:
         UserError: it cannot be read, lacks an array, or its arrays do not fit together.
     """
     try:
-        with np.load(path) as file:  # refuses Python objects, which could run code
+        with np.lib.npyio.NpzFile(path) as file:  # refuses Python objects, which could run code
             arrays = {name: file[name] for name in (*ARRAYS, "classes") if name in file}
     except Exception as error:  # NumPy has several errors for damaged bytes
         raise UserError(
@@ -113,8 +113,8 @@ def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
     except Exception as error:
         what = "does not take" if classifies else "and its loss do not take"
         raise UserError(
-            f"{name} {what} inputs {list(two[0].shape)} of {two[0].dtype} ({reason(error)}): build it with rngs, dtype "
-            "and param_dtype, and let it take (inputs, context)"
+            f"{name} {what} inputs {list(two[0].shape)} of {two[0].dtype} ({reason(error)}): give inputs of its shape; it "
+            "is built with rngs, dtype and param_dtype, and called with (inputs, context)"
         ) from error
     for path, kept in found:
         raise UserError(

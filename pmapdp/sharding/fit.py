@@ -4,7 +4,6 @@ An axis with a rule must divide, a rule must have an effect, and a mesh axis mus
 leaves what does not divide replicated.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ from pmapdp.state import Task
 def fit_layout(
     devices: Sequence[jax.Device],
     task: Task,
-    inputs: tuple[int, ...] = (),
+    inputs: tuple[int, ...],
     *,
     mesh: str | None = None,
     layout: str = DATA,
@@ -87,9 +86,9 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], works: str) -> 
 def check_array(layout: str, rules: Rules, array: str, axes: Axes, sizes: dict[str, int], works: str) -> None:
     """Refuse to cut an axis of an array into shards that are not equal, and two of its axes over one mesh axis, along
     which a device has a single place."""
-    taken: dict[str, str] = {}
-    for name, size in itertools.zip_longest(axes.names, axes.shape, fillvalue=0):
-        over = rules.get(name, ())
+    taken: dict[str, str | None] = {}
+    for name, size in zip(axes.names, axes.shape, strict=True):
+        over = rules.get(name or "", ())
         shards = math.prod(sizes[axis] for axis in over)
         if size % shards:
             raise UserError(

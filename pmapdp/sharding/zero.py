@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.sharding.layout import data_parallel
@@ -28,7 +28,8 @@ def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Step
     """The step of one of N devices, for pmap and shard_map. Outside of it no array has a device axis."""
     body, layout = Body(task, axis_name=AXIS), data_parallel(devices, "optimizer")
     replicated, split, state_sharding = layout.replicated, layout.batch(task).labels, layout.state(task)
-    axes = jax.tree.map(split_axis, layout.params(task, split=True))
+    specs = jax.tree.map(lambda sharding: sharding.spec, layout.params(task, split=True))
+    axes = jax.tree.map(lambda spec: next((axis for axis, over in enumerate(spec) if over), REPLICATED), specs)
 
     def gradient_shards(state: TrainState, batch: Batch):
         """On one device: its shard of the gradients' sum over all devices, the metrics, and the batch statistics."""
@@ -49,12 +50,8 @@ def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Step
 
         return jax.tree.map(all_gather, params, axes)
 
-    def evaluation_sums(state: TrainState, batch: Batch):
-        return lax.psum(body.evaluation_sums(state, batch), AXIS)
-
     reduce = mapped(strategy, devices, gradient_shards, (REPLICATED, 0), (axes, REPLICATED, REPLICATED))
     gather = mapped(strategy, devices, all_gathered, (axes,), REPLICATED)
-    evaluate = mapped(strategy, devices, evaluation_sums, (REPLICATED, 0), REPLICATED)
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, state_sharding)
@@ -63,28 +60,16 @@ def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Step
         return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
-        gradients, sums, batch_stats = reduce(without_optimizer(state), batch)
+        # Only the update needs the optimizer state.
+        gradients, sums, batch_stats = reduce(dataclasses.replace(state, optimizer_state=()), batch)
         # The update of arrays that are split like the optimizer state: each device computes its shard. The norm of all
         # gradients, where they are clipped by it, is the compiler's to find, as under jit.
         state = body.update(state, gradients, sums.count, batch_stats)
         return dataclasses.replace(state, params=gather(state.params)), sums
 
-    def eval_step(state: TrainState, batch: Batch):
-        return evaluate(without_optimizer(state), batch)
-
     train_step = jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0)
-    eval_step = jax.jit(eval_step, out_shardings=replicated)
+    eval_step = jax.jit(Body(task).evaluation_sums, out_shardings=replicated)  # nothing that it needs is split
     return Steps(place_state, place_batch, train_step, eval_step, fetch, state_sharding)
-
-
-def split_axis(sharding: NamedSharding) -> int:
-    """The axis along which an array is split."""
-    return next((axis for axis, entry in enumerate(sharding.spec) if entry), REPLICATED)
-
-
-def without_optimizer(state: TrainState) -> TrainState:
-    """What the forward and backward pass need."""
-    return dataclasses.replace(state, optimizer_state=())
 
 
 def mapped(
