@@ -113,8 +113,8 @@ def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
     except Exception as error:
         what = "does not take" if classifies else "and its loss do not take"
         raise UserError(
-            f"{name} {what} inputs {list(two[0].shape)} of {two[0].dtype} ({reason(error)}): give inputs of its shape; it "
-            "is built with rngs, dtype and param_dtype, and called with (inputs, context)"
+            f"{name} {what} inputs {list(two[0].shape)} of {two[0].dtype} ({reason(error)}): give inputs of its shape; "
+            "it is built with rngs, dtype and param_dtype, and called with (inputs, context)"
         ) from error
     for path, kept in found:
         raise UserError(

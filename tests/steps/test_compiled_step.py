@@ -27,9 +27,12 @@ def collectives(steps, task, batches) -> Counter:
     return Counter(re.findall(rf"\s({COLLECTIVES})(?:-start)?\(", program))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
 @quick(1, "model", ["mlp", "cnn"])
-@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+@quick(
+    3,
+    ("strategy", "accumulate"),
+    [("pmap", 1), ("jit", 2), ("shard_map", 1), ("jit", 1), ("pmap", 2), ("shard_map", 2)],
+)
 def test_one_all_reduce_a_step(strategy, model, accumulate):
     task = Task(MODELS[model], optax.adam(1e-3), accumulate=accumulate)
     steps = make_steps(strategy, task, jax.devices()[:N])
