@@ -33,7 +33,7 @@ def data_from_file(path: Path) -> DataSet:
         UserError: it cannot be read, lacks an array, or its arrays do not fit together.
     """
     try:
-        with np.lib.npyio.NpzFile(path) as file:  # refuses Python objects, which could run code
+        with path.open("rb") as opened, np.lib.npyio.NpzFile(opened) as file:  # refuses Python objects: they are code
             arrays = {name: file[name] for name in (*ARRAYS, "classes") if name in file}
     except Exception as error:  # NumPy has several errors for damaged bytes
         raise UserError(

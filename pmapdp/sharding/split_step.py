@@ -27,7 +27,8 @@ def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device], layout:
     if strategy == "jit" and (task.accumulate > 1 or (layout is not None and layout.splits_state)):
         return make_split_steps(task, layout or data_parallel(devices))
     if layout is not None and layout.shard_state == "optimizer":
-        return zero.make_steps(strategy, task, devices)
+        train_step = zero.make_train_step(strategy, task, layout)
+        return make_split_steps(task, layout)._replace(train_step=train_step)
     return plain_steps(strategy, task, devices)
 
 

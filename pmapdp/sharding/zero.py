@@ -7,27 +7,24 @@ split along its first axis that divides by N; one that has none is replicated, a
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.sharding.layout import data_parallel
+from pmapdp.sharding.layout import Layout
 from pmapdp.state import Task, TrainState
-from pmapdp.steps.placing import fetch, place
-from pmapdp.steps.shared import AXIS, Body, Steps
+from pmapdp.steps.shared import AXIS, Body
 
 REPLICATED = -1  # in place of the axis along which an array is split
 
 
-def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Steps:
-    """The step of one of N devices, for pmap and shard_map. Outside of it no array has a device axis."""
-    body, layout = Body(task, axis_name=AXIS), data_parallel(devices, "optimizer")
-    replicated, split, state_sharding = layout.replicated, layout.batch(task).labels, layout.state(task)
+def make_train_step(strategy: str, task: Task, layout: Layout) -> Callable[..., Any]:
+    """The training step of pmap or shard_map. Outside of what one device does, no array has a device axis."""
+    body = Body(task, axis_name=AXIS)
     specs = jax.tree.map(lambda sharding: sharding.spec, layout.params(task, split=True))
     axes = jax.tree.map(lambda spec: next((axis for axis, over in enumerate(spec) if over), REPLICATED), specs)
 
@@ -50,14 +47,8 @@ def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Step
 
         return jax.tree.map(all_gather, params, axes)
 
-    reduce = mapped(strategy, devices, gradient_shards, (REPLICATED, 0), (axes, REPLICATED, REPLICATED))
-    gather = mapped(strategy, devices, all_gathered, (axes,), REPLICATED)
-
-    def place_state(state: TrainState) -> TrainState:
-        return jax.device_put(state, state_sharding)
-
-    def place_batch(batch: Batch) -> Batch:
-        return place(batch, split)
+    reduce = mapped(strategy, layout.mesh, gradient_shards, (REPLICATED, 0), (axes, REPLICATED, REPLICATED))
+    gather = mapped(strategy, layout.mesh, all_gathered, (axes,), REPLICATED)
 
     def train_step(state: TrainState, batch: Batch):
         # Only the update needs the optimizer state.
@@ -67,13 +58,11 @@ def make_steps(strategy: str, task: Task, devices: Sequence[jax.Device]) -> Step
         state = body.update(state, gradients, sums.count, batch_stats)
         return dataclasses.replace(state, params=gather(state.params)), sums
 
-    train_step = jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0)
-    eval_step = jax.jit(Body(task).evaluation_sums, out_shardings=replicated)  # nothing that it needs is split
-    return Steps(place_state, place_batch, train_step, eval_step, fetch, state_sharding)
+    return jax.jit(train_step, out_shardings=(layout.state(task), layout.replicated), donate_argnums=0)
 
 
 def mapped(
-    strategy: str, devices: Sequence[jax.Device], function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any
+    strategy: str, mesh: Mesh, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any
 ) -> Callable[..., Any]:
     """`function` of one device as a function of global arrays. The trees `inputs`, one for each argument, and `outputs`
     have the axis along which the devices split each array."""
@@ -83,16 +72,15 @@ def mapped(
             return PartitionSpec() if axis == REPLICATED else PartitionSpec(*[None] * axis, AXIS)
 
         in_specs, out_specs = jax.tree.map(spec, (inputs, outputs))
-        mesh = Mesh(np.array(devices), (AXIS,))
         return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     in_axes, out_axes = jax.tree.map(lambda axis: None if axis == REPLICATED else axis, (inputs, outputs))
-    on_devices = jax.pmap(function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=devices)
+    on_devices = jax.pmap(function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=list(mesh.devices))
 
     # pmap maps over a device axis: `[784, 512]` in 8 shards is `[8, 98, 512]` for it. Making the one from the other
     # moves nothing.
     def stacked(axis: int, x: jax.Array) -> jax.Array:
-        return x if axis == REPLICATED else x.reshape(*x.shape[:axis], len(devices), -1, *x.shape[axis + 1 :])
+        return x if axis == REPLICATED else x.reshape(*x.shape[:axis], mesh.size, -1, *x.shape[axis + 1 :])
 
     def joined(axis: int, x: jax.Array) -> jax.Array:
         return x if axis == REPLICATED else x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
