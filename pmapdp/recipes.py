@@ -18,11 +18,13 @@ class Reported(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration, what it stands for, and the figures that its source reports."""
+    """A configuration, what it stands for, and the figures that its source reports. Where the recipe is a program of
+    its own, it `takes` no settings but these."""
 
     summary: str
     config: Config
     reported: tuple[Reported, ...] = ()
+    takes: tuple[str, ...] = ()
 
 
 # "Distributed training with DTensor", TensorFlow's tutorial, which reports no figures. It steps by 0.01 along the
@@ -167,11 +169,11 @@ ALL = (
             schedule="cosine",
         ),
     ),
-    # "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers, in a program of its own
-    # (`sharding/nnx_guide.py`), to which only the settings of the mesh apply.
+    # "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers (`sharding/nnx_guide.py`).
     Recipe(
         "two matrices on a 2x4 mesh, from Flax' guide to scaling up; five steps on random numbers",
         Config(recipe="nnx-mesh", strategy="jit", mesh="data=2,model=4", layout="model"),
+        takes=("devices", "mesh", "layout", "shard_state", "progress", "compile_cache"),
     ),
 )
 RECIPES = {recipe.config.recipe: recipe for recipe in ALL}

@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 from pmapdp.cli import parse_with
-from pmapdp.config import Config, by_flag, flag
+from pmapdp.config import Config, by_flag
 from pmapdp.devices import choose
-from pmapdp.errors import DivergedError, UserError, run_command
+from pmapdp.errors import DivergedError, run_command
 from pmapdp.job import prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.own import named
@@ -86,33 +86,12 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
         return Result(job.steps.fetch(state), run.epochs)
 
 
-# The settings that the recipe nnx-mesh takes, and those without effect on what it computes.
-OF_NNX_MESH = ("recipe", "devices", "mesh", "layout", "shard_state", "progress", "compile_cache")
-
-
-def nnx_mesh(config: Config) -> None:
-    """The recipe nnx-mesh, which is a program of its own.
-
-    Raises:
-        UserError: a setting that it does not have, or a layout that cannot be.
-    """
-    for name, value in dataclasses.asdict(config).items():
-        if name not in OF_NNX_MESH and value != getattr(RECIPES["nnx-mesh"].config, name):
-            raise UserError(
-                f"{flag(name)} has no effect on the recipe nnx-mesh, which is five updates on random numbers: "
-                "leave it out; it takes --mesh, --layout, --shard-state and --devices"
-            )
-    devices = choose(number_of_devices(config.devices, config.mesh))
-    nnx_guide.run(devices, mesh=config.mesh, layout=config.layout, shard_state=config.shard_state)
-
-
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
-    if config.recipe == "nnx-mesh":
-        if options.several:
-            raise UserError("recipe nnx-mesh runs in one process: leave --distributed and --coordinator out")
-        nnx_mesh(config)
+    if config.recipe == "nnx-mesh":  # a program of its own
+        devices = choose(number_of_devices(config.devices, config.mesh))
+        nnx_guide.run(devices, mesh=config.mesh, layout=config.layout, shard_state=config.shard_state)
         return
     keep_freed_memory()
     with joined(options, by_flag(config)) as peers:
