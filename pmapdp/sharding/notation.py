@@ -59,7 +59,8 @@ def parse_layout(text: str) -> Rules:
 def check_sharding(mesh: str | None, layout: str, shard_state: str, strategy: str) -> None:
     """Refuse what no run can work with, whatever the model."""
     parse_layout(layout)
-    parse_mesh(mesh or DATA + "=1")
+    if mesh:
+        parse_mesh(mesh)
     if strategy != "jit" and (mesh or layout != DATA):
         given = f"--mesh {mesh}" if mesh else f"--layout {layout}"
         raise UserError(f"{given} needs --strategy jit, because --strategy {strategy} splits the batch alone")
