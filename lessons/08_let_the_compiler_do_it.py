@@ -204,7 +204,7 @@ for name, wrong in refused.items():
         raise AssertionError(f"{name} was accepted")
     except ValueError as error:
         message = re.sub(r"NamedSharding\(.*?memory_kind=\w+\)", "...", " ".join(str(error).split()))
-        print(f"{name:12s} ValueError:", message[:88], "...")
+        print(f"{name:12s} ValueError:", message[:94], "...")
 
 # %% [markdown]
 # The NumPy batch is split, and the step has its all-reduce again. The last line shows one more rule: 500 rows do not

@@ -20,13 +20,14 @@
 # About 30 minutes · before: [08 Let the compiler do it](08_let_the_compiler_do_it.ipynb) · next:
 # [15 Port a pmap program](15_port_a_pmap_program.ipynb), or [10 A real training run](10_a_real_training_run.ipynb)
 #
-# Letters: N devices, B examples in the global batch, b = B / N on each device, D features, C classes.
+# Letters: N devices, B examples in the global batch, b = B / N on each device, D features, H hidden units, C classes.
 
 # %%
 import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import drawing
@@ -224,15 +225,15 @@ flags = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", 
 command = [sys.executable, "-m", "pmapdp.compare", *flags, "--html", str(page), "--json", str(page.with_suffix(".json"))]
 subprocess.run(command, capture_output=True, check=True)
 for run in json.loads(page.with_suffix(".json").read_text())["runs"]:
-    apart, time = run["largest_difference"], run["step_ms"]["median"]
-    print(f"{run['strategy']:9s} on {run['devices']}: loss {run['final_loss']:.4f}, differs by {apart:.0e}, {time:.0f} ms a step")
+    apart, time, loss_at_end = run["largest_difference"], run["step_ms"]["median"], run["final_loss"]
+    print(f"{run['strategy']:9s} on {run['devices']}: loss {loss_at_end:.4f}, differs by {apart:.0e}, {time:.0f} ms a step")
     assert apart < 1e-4
 lesson_09.page(page)
 
 # %% [markdown]
 # The differences are rounding. Compare the times of the three with each other only: simulated devices share this
 # machine's cores, so there is no speed-up to see, and other programs disturb the times. Scroll in the page for the rest.
-# (It is shown once you have run the cell, or trust the notebook.)
+# (It is shown once you have run the cell, or trust the notebook; the [README](../README.md) has a picture of it.)
 #
 # ## The trap
 #
@@ -320,7 +321,9 @@ def averaging(state, batch):
 
 case = {"reference": plain, "state": (start, adam.init(start)), "batch": (images[:64], labels[:64]), "layout": "sharded"}
 trapped, right = (verify(step=on_devices(averaging, checked), **case) for checked in (True, False))
-print(*trapped.failed, right, sep="\n\n")
+for line in "\n".join(map(str, trapped.failed)).splitlines():
+    print(textwrap.fill(line, 110, subsequent_indent=13 * " "))
+print(right)
 assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %% [markdown]

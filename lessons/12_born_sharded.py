@@ -108,7 +108,7 @@ plain = DotReluDot(1024, rngs=nnx.Rngs(0))  # it has the names
 moved = jax.device_put(plain.first[...], shardings.params["first"])  # created on one device, then split
 born = jax.jit(initial_state, static_argnums=0, out_shardings=shardings)(task)  # <- new: created in shards
 for name, x in (("names alone", plain.first[...]), ("moved", moved), ("born sharded", born.params["first"])):
-    print(f"{name:12s} on {len(x.sharding.device_set)} devices, shards {x.addressable_shards[0].data.shape}")
+    print(f"{name:12s} devices: {len(x.sharding.device_set)}, shards {x.addressable_shards[0].data.shape}")
 np.testing.assert_array_equal(born.params["first"], plain.first[...])
 created = {}
 for name, place in (("replicated", layout.replicated), ("in shards", shardings)):

@@ -99,7 +99,7 @@ for function, x in (
         function(x)
         raise AssertionError("JAX did not refuse")
     except ValueError as error:
-        print("ValueError:", " ".join(str(error).split())[:110], "...")
+        print("ValueError:", " ".join(str(error).split())[:96], "...")
 grid = Mesh(np.array(chosen).reshape(2, 4), ("a", "b"))
 replacement = jax.shard_map(lambda x: lax.psum(x, ("a", "b")), mesh=grid, in_specs=P("a", "b"), out_specs=P())
 print("shard_map over two axes:", replacement(np.ones((2, 4, 3), np.float32)))
@@ -256,7 +256,7 @@ def without_axis(state, batch, key):
     return new.replace(apply_fn=state.apply_fn), metrics
 
 
-synchronized = old.create_state(jax.random.key(0), updates, dropout=0.0, axis_name="batch")  # <- changed: batch norm's axis
+synchronized = old.create_state(jax.random.key(0), updates, dropout=0.0, axis_name="batch")  # <- changed
 report = verify(step=shard_map_step, state=synchronized, layout="sharded", **(case | {"reference": without_axis}))
 print(str(report).splitlines()[-1])
 report.require()
@@ -338,6 +338,7 @@ ways = {
     "shard_map": (shard_map_step, jax.device_put(host, replicated), jax.device_put(batch, split), key),
     "jit": (jit_step, jax.device_put(host, replicated), jax.device_put(batch, split), key),
 }
+print(devices.describe(chosen))
 for name, (step, state, placed, key) in ways.items():
     held, seconds = [state], []
     for _ in range(12):
@@ -345,7 +346,7 @@ for name, (step, state, placed, key) in ways.items():
         held[0], _ = jax.block_until_ready(step(held[0], placed, key))
         seconds.append(time.perf_counter() - clock)
     (found,) = collectives(step.lower(held[0], placed, key).compile().as_text())
-    print(f"{name:9s} median {1000 * np.median(seconds[2:]):5.1f} ms on {devices.describe(chosen)}; {found.count} {found.kind}")
+    print(f"{name:9s} median {1000 * np.median(seconds[2:]):5.1f} ms, {found.count} {found.kind}")
     assert (found.kind, found.count) == ("all-reduce", 3 if name == "jit" else 1)
 
 # %% [markdown]
@@ -384,7 +385,7 @@ for name, (step, state, placed, key) in ways.items():
 # <details><summary>Hint</summary>Index on the host, where it costs nothing; then one device_put.</details>
 #
 # **2. `ported`** (10 minutes): port this step to `jit` or `shard_map` over the axis "batch" of `mesh`. It uses
-# `axis_index`, `psum(1)` and a stacked state. Return a compiled `step(w, x, y) -> (w, loss)` of `w` `[D]`, x `[B, D]`, y `[B]`
+# `psum(1)` and a stacked state. Return a compiled `step(w, x, y) -> (w, loss)` of `w` `[D]`, x `[B, D]`, y `[B]`
 # with equal results, replicated.
 #
 # ```

@@ -129,7 +129,7 @@ for name, function in (
         raise AssertionError(f"{name} was accepted")
     except Exception as error:
         kind, message = type(error).__name__, " ".join(str(error).split())
-    print(f"{name:18s} {kind}: {textwrap.shorten(message, 90, placeholder=' ...')}")
+    print(f"{name:18s} {kind}: {textwrap.shorten(message, 80, placeholder=' ...')}")
     assert kind == "ShardingTypeError"
 
 # %% [markdown]
