@@ -85,7 +85,7 @@ def picture(results: dict[str, Any]) -> str:
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
         figure.suptitle(title, weight="bold")
-        return svg(figure, title, alone=True)
+        return svg(figure, title)
 
 
 def write(results: dict[str, Any]) -> None:

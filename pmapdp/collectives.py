@@ -19,11 +19,10 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-# `%name = TYPE all-reduce(`; an asynchronous one is split into `-start` and `-done`, of which the first counts.
-INSTRUCTION = re.compile(rf"%?[\w.-]+ = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+# `%name = TYPE all-reduce(`. An asynchronous one is split into `-start` and `-done`: the type of the second is that of
+# the result alone.
+INSTRUCTION = re.compile(rf"%?[\w.-]+ = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(-done)?\(")
 ARRAY = re.compile(r"(?P<dtype>[a-z]+)(?P<bits>\d*)\w*\[(?P<dimensions>[\d,<=]*)\]")
-# The result of these `-start` forms is a tuple (operand, result, ...); that of all-reduce-start is the result alone.
-RESULT_IS_SECOND = set(KINDS) - {"all-reduce"}
 
 
 class Collective(NamedTuple):
@@ -47,32 +46,12 @@ def collectives(hlo: str) -> list[Collective]:
         # Comments number the entries of a long tuple; layouts may hold brackets of their own.
         plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", line)
         if match := INSTRUCTION.match(plain.strip().removeprefix("ROOT ")):
-            result = match["type"]
-            if match["start"] and match["kind"] in RESULT_IS_SECOND:
-                result = parts(result)[1]
-            found.setdefault(match["kind"], []).append(size(result))
+            found.setdefault(match["kind"], []).append(sum(map(size, ARRAY.finditer(match["type"]))))
     return [Collective(kind, len(found[kind]), sum(found[kind])) for kind in KINDS if kind in found]
 
 
-def parts(tuple_type: str) -> list[str]:
-    """The types in `(A, (B, C), D)`: A, (B, C) and D."""
-    depth, pieces = 0, [""]
-    for character in tuple_type.strip()[1:-1]:
-        depth += (character in "([") - (character in ")]")
-        if character == "," and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += character
-    return [piece.strip() for piece in pieces]
-
-
-def size(hlo_type: str) -> int:
-    """Bytes of an array type such as `f32[512,10]`, or of all arrays in a tuple type."""
-    return sum(array_size(match) for match in ARRAY.finditer(hlo_type))
-
-
-def array_size(match: re.Match) -> int:
-    """Bytes of one array; `pred` takes a byte, and a `token` nothing."""
-    bits = int(match["bits"] or {"pred": 8}.get(match["dtype"], 0))
-    elements = math.prod(int(dimension.lstrip("<=")) for dimension in match["dimensions"].split(",") if dimension)
+def size(array: re.Match) -> int:
+    """Bytes of an array type such as `f32[512,10]`; `pred` takes a byte, and a `token` nothing."""
+    bits = int(array["bits"] or {"pred": 8}.get(array["dtype"], 0))
+    elements = math.prod(int(dimension.lstrip("<=")) for dimension in array["dimensions"].split(",") if dimension)
     return math.ceil(elements * bits / 8)

@@ -1,9 +1,7 @@
 """Pictures: one fixed colour per device and one per strategy, and SVG files that read on light and on dark pages."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
 from io import StringIO
 from typing import Any
 
@@ -13,24 +11,9 @@ from pmapdp.errors import UserError
 # and a grey. More devices than colours start again from the first.
 DEVICE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#8C8C8C")
 
-# On a light and on a dark page; each has a contrast of at least 4.5 : 1 to it. A picture is drawn in the light ones,
-# and `svg` puts a variable in their place.
-COLOURS = {
-    "ink": ("#1d232b", "#e6e9ed"),
-    "soft": ("#565f6b", "#a4adb8"),
-    "rule": ("#d9dde3", "#343c46"),
-    "single": ("#5f6875", "#a9b0bb"),
-    "pmap": ("#0069a6", "#56b4e9"),
-    "jit": ("#b54c00", "#f59a4a"),
-    "shard_map": ("#007a57", "#35c698"),
-}
-STRATEGY_COLOURS = {name: COLOURS[name][0] for name in ("single", "pmap", "jit", "shard_map")}
-INK, SOFT, RULE = (COLOURS[name][0] for name in ("ink", "soft", "rule"))
-
-
-def rules(scheme: int) -> str:
-    """The CSS variables of the colours on a light (0) or dark (1) page."""
-    return " ".join(f"--{name}: {pair[scheme]};" for name, pair in COLOURS.items())
+# Each has a contrast of at least 4.5 : 1 to white and to black: the grey, and three hues of that palette.
+INK = "#767676"
+STRATEGY_COLOURS = {"single": INK, "pmap": "#007bc0", "jit": "#c15500", "shard_map": "#008661"}
 
 
 def require_matplotlib(flag: str) -> None:
@@ -50,41 +33,26 @@ def drawing(width: float, height: float) -> Iterator[tuple[Any, Any]]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    style: Any = {
-        "svg.fonttype": "none",  # text stays text, for readers and for search
+    colours: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    style = {
+        "svg.fonttype": "none",  # text stays text, for search
         "svg.hashsalt": "pmapdp",  # equal pictures are equal files
         "font.family": "sans-serif",
-        "font.size": 10,
-        "text.color": INK,
-        "axes.labelcolor": SOFT,
-        "axes.edgecolor": RULE,
-        "axes.titlecolor": INK,
-        "axes.titleweight": "bold",
         "axes.titlelocation": "left",
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "grid.color": RULE,
-        "xtick.color": SOFT,
-        "ytick.color": SOFT,
+        "grid.color": INK,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
     }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(colours | style):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots()
 
 
-def svg(figure: Any, title: str, *, alone: bool = False) -> str:
-    """A figure, drawn in light colours, as an `<svg>` element that is as wide as its place; screen readers say `title`.
-    Where it stands `alone` it carries the colours of both schemes; a page has them in its style."""
+def svg(figure: Any, title: str) -> str:
+    """A figure as an SVG file without a ground of its own; screen readers say `title`."""
     file = StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    text = file.getvalue()[file.getvalue().index("<svg") :]
-    for name, (light, _) in COLOURS.items():
-        text = text.replace(light, f"var(--{name})")
-    text = re.sub(r'<g id="[\w.]+">', "<g>", text)  # several pictures on a page would have them twice
-    own = f"<title>{escape(title)}</title>"
-    if alone:
-        dark = f"@media (prefers-color-scheme: dark) {{ svg {{ {rules(1)} }} }}"
-        own += f"<style>svg {{ {rules(0)} }} {dark}</style>"
-    head, rest = text.split(">", 1)
-    head = re.sub(r' (width|height)="[\d.]+pt"', "", head) if not alone else head
-    return f'{head} role="img">{own}{rest}'
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=True, metadata={"Title": title, **nothing})
+    return file.getvalue()

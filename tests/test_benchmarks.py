@@ -76,12 +76,8 @@ def test_the_flags_on_the_page_of_the_speedrun_are_taken(flags):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("checkpoints", ["--epochs", 7, "--every", 3, "--model", "mlp", "--devices", 2], "2 ratios: median"),
-        ("compile_cache", ["--rounds", 1, "--model", "mlp"], "times sooner"),
         ("convolution", ["--rounds", 1], "times as fast"),
         ("dispatch", ["--rounds", 1, "--model", "mlp", "--devices", 2], "16 updates in a dispatch"),
-        ("memory", ["--model", "mlp", "--epochs", 2], "epoch 2/2"),
-        ("replicas", ["--rounds", 1, "--model", "mlp"], "1 rounds: an update"),
     ],
 )
 def test_runs(name, options, said):
@@ -92,7 +88,6 @@ def test_runs(name, options, said):
     ("name", "options"),
     [
         ("run", ["--rounds", "0"]),
-        ("checkpoints", ["--epochs", "3"]),
         ("dispatch", ["--devices", "0"]),
         ("convolution", ["--bogus"]),
         ("speedrun.__main__", ["seeds", "--seeds", "0"]),

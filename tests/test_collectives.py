@@ -17,8 +17,8 @@ from pmapdp.collectives import Collective, collectives
             "ROOT %r = (f32[8]{0}, /*index=1*/bf16[4,4]{1,0}, f32[]) all-reduce(%a, %b, %c), replica_groups={{0,1}}",
             ("all-reduce", 1, 8 * 4 + 16 * 2 + 4),
         ),
-        ("%s = f32[16]{0} all-reduce-start(%x), channel_id=1", ("all-reduce", 1, 64)),
-        ("%g = (f32[2]{0}, f32[16]{0}) all-gather-start(%x), dimensions={0}", ("all-gather", 1, 64)),
+        ("%s = f32[16]{0} all-reduce-done(%all-reduce-start)", ("all-reduce", 1, 64)),
+        ("%g = f32[16]{0} all-gather-done(%all-gather-start), metadata={}", ("all-gather", 1, 64)),
         ("%g = f64[2,8]{1,0} all-gather(%x), dimensions={0}", ("all-gather", 1, 128)),
         ("%p = s32[3]{0} collective-permute(%x), source_target_pairs={{0,1}}", ("collective-permute", 1, 12)),
         ("%t = pred[5]{0} all-to-all(%x), dimensions={0}", ("all-to-all", 1, 5)),
@@ -30,7 +30,8 @@ def test_one_line(line, expected):
 
 def test_what_is_no_collective():
     text = """
-      %all-reduce-done = f32[16]{0} all-reduce-done(%all-reduce-start)
+      %all-reduce-start = f32[16]{0} all-reduce-start(%x), channel_id=1
+      %all-gather-start = (f32[2]{0}, f32[16]{0}) all-gather-start(%x), dimensions={0}
       %get-tuple-element.4 = f32[784,64]{1,0} get-tuple-element(%all-reduce), index=0
       %add = f32[4]{0} add(%a, %b), metadata={op_name="jit(f)/all-reduce(x)"}
     """

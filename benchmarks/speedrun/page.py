@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speedrun.changes import AROUND, WAY
-from pmapdp.pictures import INK, SOFT, STRATEGY_COLOURS, drawing, svg
+from pmapdp.pictures import INK, STRATEGY_COLOURS, drawing, svg
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "speedrun.md"
@@ -99,8 +99,8 @@ def picture(runs: dict[str, list[list[float]]]) -> str:
         axes.set_xlim(0, 1.25 * max(statistics.median(column(runs[change.words], COMMAND)) for change in WAY))
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
-        figure.suptitle(title, weight="bold", color=SOFT)
-        return svg(figure, title, alone=True)
+        figure.suptitle(title, weight="bold")
+        return svg(figure, title)
 
 
 def mark(part: str) -> tuple[str, str]:

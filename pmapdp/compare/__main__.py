@@ -15,7 +15,7 @@ from pmapdp.cli import parse_with
 from pmapdp.compare.options import GROUPS, CompareOptions, check_options
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
-from pmapdp.compare.table import print_table, run_name, summary
+from pmapdp.compare.table import failures, summary, table
 from pmapdp.errors import run_command
 from pmapdp.files import write_file
 from pmapdp.terminal import console
@@ -28,19 +28,22 @@ def main(arguments: list[str]) -> None:
     check_options(config, options)
     with ended_by_signals():
         report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
+    runs = report["runs"]
     print(summary(report))
-    print_table(report["runs"], console())
-    if report["job"]["machine"]["simulated"]:
+    console().print(table(runs))
+    for line in failures(runs):
+        print(line)
+    if report["job"]["simulated"]:
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
     if options.json is not None:
         write_file(options.json, json.dumps(report, indent=2) + "\n")
+    if all(run["error"] for run in runs):
+        raise WorkerError(f"every run failed; {failures(runs)[0]}", runs[0]["status"])
     if options.html is not None:
         write_file(options.html, page(report))
-    if all(run["error"] for run in report["runs"]):
-        first = report["runs"][0]
-        raise WorkerError(f"every run failed; {run_name(first)}: {first['error']}", first["status"])
-    page_of = "a page with curves, bars and the sources side by side"
-    print(f"Open {options.html} in a browser: {page_of}." if options.html else f"Add --html page.html for {page_of}.")
+        print(f"Open {options.html} in a browser: a page with the loss curves and the sources side by side.")
+    else:
+        print("Add --html page.html for a page with the loss curves and the sources side by side.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The command line of the comparison, and a look at what cannot be."""
+"""The command line of the comparison."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from pmapdp.config import Config, DataOptions, ModelOptions, OptimizationOptions
+from pmapdp.config import Config, DataOptions, ModelOptions, OptimizationOptions, check
 from pmapdp.errors import UserError
 from pmapdp.files import require_writable
 from pmapdp.pictures import require_matplotlib
@@ -36,7 +36,7 @@ class CompareOptions:
     devices: tuple[int, ...] = ()
     """Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices."""
     steps: int = 100
-    """Updates of each run. The default is short: enough to see equal losses and a steady speed."""
+    """Updates of each run, at least 3. The default is enough to see equal losses and a steady speed."""
     shard_state: Literal["none", "optimizer", "parameters"] = "none"
     """Split over the devices: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
     json: str | None = None
@@ -53,13 +53,9 @@ def check_options(config: Config, options: CompareOptions) -> None:
     """
     if config.recipe == "nnx-mesh":
         raise UserError("nnx-mesh is five steps on random numbers, with nothing to compare: try the recipe digits")
-    if not options.strategies:
-        raise UserError("--strategies names none: try --strategies pmap jit shard_map")
-    for flag, value in (("--steps", options.steps), *(("--devices", N) for N in options.devices)):
-        if value < 1:
-            raise UserError(f"{flag} {value} is not positive: try {flag} 8")
-    for flag, path in (("--json", options.json), ("--html", options.html)):
-        if path is not None:
-            require_writable(path, advice=f"name a file for {flag} in a folder that exists and is yours")
-    if options.html is not None:
+    for N in options.devices:
+        check(replace(config, strategy="jit", devices=N, steps=options.steps))
+    for path in filter(None, (options.json, options.html)):
+        require_writable(path)
+    if options.html:
         require_matplotlib("--html")

@@ -23,7 +23,7 @@ def work(config: Config, folder: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
-def compare(config: Config, options: CompareOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
+def compare(config: Config, options: CompareOptions, say: Callable[[str], None]) -> dict[str, Any]:
     """Run everything; the report, as it is written to the JSON file. `say` takes a line about each run that starts.
 
     Raises:
@@ -43,25 +43,20 @@ def compare(config: Config, options: CompareOptions, say: Callable[[str], None] 
         for number, (strategy, N) in enumerate(plan):
             say(f"run {number + 1} of {len(plan)}: {strategy} on {N} device{'s' if N > 1 else ''}")
             split = "none" if strategy == "single" else options.shard_state
+            own = replace(config, strategy=strategy, devices=N, shard_state=split)
             result: dict[str, Any] = {"strategy": strategy, "devices": N, "error": None}
             try:
-                result |= work(
-                    replace(config, strategy=strategy, devices=N, shard_state=split), Path(temporary, str(number))
-                )
-                result["final_loss"] = result["losses"][-1]
-                result["largest_difference"] = largest_difference(Path(temporary), 0, number)
+                result |= work(own, Path(temporary, str(number)))
+                result["largest_difference"] = largest_difference(Path(temporary, "0"), Path(temporary, str(number)))
             except WorkerError as error:
                 result |= {"error": str(error), "status": error.status}
             runs.append(result)
-    settings = asdict(config) | {"shard_state": options.shard_state}
-    del settings["strategy"], settings["devices"]
-    return {"config": settings, "job": job, "runs": runs}
+    return {"config": asdict(config) | {"shard_state": options.shard_state}, "job": job, "runs": runs}
 
 
-def largest_difference(folder: Path, reference: int, run: int) -> float | None:
+def largest_difference(reference: Path, run: Path) -> float | None:
     """The largest absolute difference of any parameter of two runs; None where the reference has failed."""
-    if not (folder / str(reference) / "result.json").exists():
+    if not (reference / "parameters.npz").exists():
         return None
-    files = [folder / str(number) / "parameters.npz" for number in (reference, run)]
-    with np.load(files[0]) as wanted, np.load(files[1]) as found:
+    with np.load(reference / "parameters.npz") as wanted, np.load(run / "parameters.npz") as found:
         return max(distance(found[name], wanted[name]) for name in wanted.files)

@@ -3,26 +3,30 @@
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 DASH = "\u2013"
+Runs = list[dict[str, Any]]
 
 
 def summary(report: dict[str, Any]) -> str:
     """One line on what was compared."""
-    config, job, machine = report["config"], report["job"], report["job"]["machine"]
+    config, job = report["config"], report["job"]
     return (
         f"{config['recipe']}: {config['model']} on {config['dataset']} ({job['training_examples']:,} examples), "
         f"{job['steps']:,} updates of {job['global_batch_size']:,} examples by {config['optimizer']} at "
-        f"{config['learning_rate']:g}, {config['dtype']}, seed {config['seed']}; {machine['devices']}, "
-        f"{machine['system']}, Python {machine['python']}, jax {machine['jax']}"
+        f"{config['learning_rate']:g}, {config['dtype']}, seed {config['seed']}; {job['machine']}"
     )
 
 
 def run_name(run: dict[str, Any]) -> str:
     """For example `pmap x 8`; the multiplication sign reads as "on 8 devices"."""
     return run["strategy"] if run["strategy"] == "single" else f"{run['strategy']} \u00d7 {run['devices']}"
+
+
+def failures(runs: Runs) -> list[str]:
+    """A sentence about each run that failed."""
+    return [f"{run_name(run)} failed: {run['error']}" for run in runs if run["error"]]
 
 
 def size(count: int) -> str:
@@ -33,12 +37,9 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def milliseconds(step_ms: dict[str, float] | None) -> str:
+def milliseconds(step_ms: dict[str, float]) -> str:
     """Median and quartiles."""
-    if step_ms is None:
-        return DASH
-    digits = 1 if step_ms["median"] >= 10 else 2
-    return f"{step_ms['median']:.{digits}f} ms ({step_ms['low']:.{digits}f} to {step_ms['high']:.{digits}f})"
+    return f"{step_ms['median']:.3g} ms ({step_ms['low']:.3g} to {step_ms['high']:.3g})"
 
 
 def exchanged(run: dict[str, Any]) -> str:
@@ -53,41 +54,32 @@ def difference(run: dict[str, Any]) -> str:
     return DASH if run["largest_difference"] is None else f"{run['largest_difference']:.1e}"
 
 
-def table_rows(runs: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+def table_rows(runs: Runs) -> list[tuple[str, str, list[str]]]:
     """Every quantity: its name, what exactly it is, and its value in every run; a dash where a run has failed."""
 
-    def state_bytes(run: dict[str, Any]) -> int:
-        return run["parameter_bytes"] + run["optimizer_bytes"]
-
     def share(run: dict[str, Any]) -> str:
-        return DASH if runs[0]["error"] else f"{state_bytes(run) / state_bytes(runs[0]):.3f}"
+        if runs[0]["error"]:
+            return DASH
+        mine, whole = (each["parameter_bytes"] + each["optimizer_bytes"] for each in (run, runs[0]))
+        return f"{mine / whole:.3f}"
 
-    def rate(run: dict[str, Any]) -> str:
-        return DASH if run["examples_per_second"] is None else f"{run['examples_per_second']:,.0f}"
-
-    first = "from the start of the run (data, parameters, compile) to the end of update 1"
     columns: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
         ("loss", "of the last update, mean over its global batch", lambda run: f"{run['final_loss']:.4f}"),
         ("difference", "largest of any parameter to one device, after the last update", difference),
         ("compile", "trace and compile the training step", lambda run: f"{run['compile_seconds']:.2f} s"),
-        ("first step", first, lambda run: f"{run['first_step_seconds']:.2f} s"),
         ("step", "median over groups of updates (and the middle half)", lambda run: milliseconds(run["step_ms"])),
-        ("examples/s", "median over the same groups", rate),
+        ("examples/s", "median over the same groups", lambda run: f"{run['examples_per_second']:,.0f}"),
         ("parameters", "bytes on one device", lambda run: size(run["parameter_bytes"])),
         ("optimizer state", "bytes on one device", lambda run: size(run["optimizer_bytes"])),
         ("share", "of the bytes of parameters and optimizer state, on one device", share),
-        ("batch", "bytes on one device", lambda run: size(run["batch_bytes"])),
         ("collectives", "in the compiled step, and bytes of their results on one device", exchanged),
     )
     return [(name, meaning, [DASH if run["error"] else cell(run) for run in runs]) for name, meaning, cell in columns]
 
 
-def print_table(runs: list[dict[str, Any]], console: Console) -> None:
-    """Print the table, then the message of each run that failed."""
-    table = Table("", *(run_name(run) for run in runs), title_justify="left")
+def table(runs: Runs) -> Table:
+    """The table, to print."""
+    table = Table("", *map(run_name, runs))
     for name, _, cells in table_rows(runs):
         table.add_row(name, *cells)
-    console.print(table)
-    for run in runs:
-        if run["error"]:
-            console.print(f"{run_name(run)} failed: {run['error']}", markup=False, soft_wrap=True)
+    return table

@@ -17,9 +17,8 @@ import numpy as np
 
 from pmapdp.collectives import collectives
 from pmapdp.config import Config
-from pmapdp.data.batches import Batch
-from pmapdp.devices import cores, describe
-from pmapdp.errors import DivergedError, run_command
+from pmapdp.devices import describe
+from pmapdp.errors import DivergedError, UserError, run_command
 from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.sharding.layout import bytes_on_a_device
@@ -31,25 +30,26 @@ LARGEST_GROUP = 20
 
 
 def look(job: Job) -> dict[str, Any]:
-    """What the job comes to on this machine."""
+    """What the job comes to on this machine.
+
+    Raises:
+        UserError: it has too few updates to measure.
+    """
+    if job.total_steps < 3:  # the first compiles, and the second warms caches up
+        raise UserError(f"{job.total_steps} updates are too few to time: try --steps 100, with a smaller batch")
+    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, jax {jax.__version__}"
     return {
         "devices": len(job.devices),
         "global_batch_size": job.global_batch_size,
         "steps": job.total_steps,
         "training_examples": len(job.data.train.labels),
-        "machine": {
-            "devices": describe(job.devices),
-            "simulated": len(job.devices) > 1 and job.devices[0].platform == "cpu",
-            "cores": cores(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-            "jax": jax.__version__,
-        },
+        "simulated": len(job.devices) > 1 and job.devices[0].platform == "cpu",
+        "machine": f"{describe(job.devices)}, {system}",
     }
 
 
-def measure(job: Job, started: float) -> tuple[dict[str, Any], Any]:
-    """Train; losses, times, memory, collectives and where the rows of a batch lie, and the last parameters.
+def measure(job: Job) -> tuple[dict[str, Any], Any]:
+    """Train; losses, times, memory and collectives, and the last parameters.
 
     The host prepares the next step while the devices compute, and waits once for each group of steps. Waiting after
     each would forbid that, and measure something that no training run does.
@@ -61,14 +61,13 @@ def measure(job: Job, started: float) -> tuple[dict[str, Any], Any]:
     state = create_state(job.task, steps.state_sharding)
     epochs = (job.train_batches.epoch(number) for number in itertools.count())
     batches = itertools.islice(itertools.chain.from_iterable(epochs), job.total_steps)
-    placed = steps.place_batch(first := next(batches))
+    placed = steps.place_batch(next(batches))
 
     train_step: Any = steps.train_step
     clock = time.perf_counter()
     compiled = train_step.lower(state, placed).compile()  # the calls below find and use this program
     compile_seconds = time.perf_counter() - clock
     state, sums = jax.block_until_ready(train_step(state, placed))
-    first_step_seconds = time.perf_counter() - started
 
     groups: list[tuple[float, int, int]] = []  # seconds, updates, examples
     every_sums = [steps.fetch(sums)]
@@ -88,51 +87,27 @@ def measure(job: Job, started: float) -> tuple[dict[str, Any], Any]:
 
     return {
         "losses": losses,
+        "final_loss": losses[-1],
         "compile_seconds": compile_seconds,
-        "first_step_seconds": first_step_seconds,
         **speed(groups[1:]),  # the first group warms caches up
         "parameter_bytes": bytes_on_a_device(state.params),
         "optimizer_bytes": bytes_on_a_device(state.optimizer_state),
-        "batch_bytes": bytes_on_a_device(placed),
         "collectives": [each._asdict() for each in collectives(compiled.as_text())],
-        "batch": rows_on_devices(job, first),
     }, steps.fetch(state.params)
 
 
 def speed(groups: list[tuple[float, int, int]]) -> dict[str, Any]:
     """Milliseconds a step (median and the quartiles around it) and examples/s, from (seconds, updates, examples)."""
-    if not groups:
-        return {"step_ms": None, "examples_per_second": None}
-    times = [1000 * seconds / steps for seconds, steps, _ in groups]
-    low, median, high = np.percentile(times, (25, 50, 75)).tolist()
+    low, median, high = np.percentile([1000 * seconds / steps for seconds, steps, _ in groups], (25, 50, 75)).tolist()
     return {
-        "step_ms": {"median": median, "low": low, "high": high, "groups": len(groups)},
+        "step_ms": {"median": median, "low": low, "high": high},
         "examples_per_second": float(np.median([examples / seconds for seconds, _, examples in groups])),
-    }
-
-
-def rows_on_devices(job: Job, batch: Batch) -> dict[str, Any]:
-    """Where the rows of a batch lie, read from the devices: rows are numbered, placed, and looked up again."""
-    numbered = job.steps.place_batch(batch._replace(indices=np.arange(len(batch.indices), dtype=np.int32)))
-    position = {device: number for number, device in enumerate(job.devices)}
-    owner = np.full(len(batch.indices), -1)
-    for shard in numbered.indices.addressable_shards:
-        owner[np.ravel(shard.data)] = position[shard.device]
-    sharding, shard = numbered.inputs.sharding, numbered.inputs.addressable_shards[0]
-    return {
-        "shape": list(numbered.inputs.shape),
-        "shard_shape": list(shard.data.shape),
-        "sharding": f"{type(sharding).__name__} {getattr(sharding, 'spec', '')}".strip(),
-        "rows_shape": list(numbered.indices.shape),
-        "devices": owner.tolist(),
-        "padding": np.flatnonzero(batch.weights == 0).tolist(),
     }
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     end_with_starter()
-    started = time.perf_counter()
     keep_freed_memory()
     folder = Path(arguments[0])
     jax.config.update("jax_enable_compilation_cache", False)  # a program read from a cache compiles in no time
@@ -140,7 +115,7 @@ def main(arguments: list[str]) -> None:
     if "look" in arguments:
         result = look(job)
     else:
-        result, parameters = measure(job, started)
+        result, parameters = measure(job)
         named: dict[str, Any] = values(parameters)
         np.savez(folder / "parameters.npz", **named)
     (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")

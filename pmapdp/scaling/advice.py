@@ -8,9 +8,8 @@ from pmapdp.scaling.hardware import Hardware
 from pmapdp.scaling.predict import Plan, predict, weak_efficiency
 from pmapdp.scaling.workloads import Workload
 
-PAYS = 0.01  # a gain below this is not worth a line of code
 GOAL = 0.9  # of the throughput per device that one device alone has
-MOST = 2**20  # largest batch or number of micro-batches that is tried
+MOST = 2**20  # largest batch that is tried
 
 REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
     "split the optimizer (ZeRO-1)": ("", lambda plan: replace(plan, split_optimizer=True)),
@@ -25,12 +24,10 @@ REMEDIES: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
 
 
 class Answer(NamedTuple):
-    """What one remedy brings on N devices."""
+    """What one remedy brings."""
 
     remedy: str
-    devices: int  # N
     gain: float  # examples/s over those of the plain plan, less 1; 0.1 is a tenth more
-    pays: bool  # whether that is more than a hundredth
     state_bytes_saved: float  # on each device
     price: str  # what it costs beside time; empty where nothing
 
@@ -42,17 +39,14 @@ def answers(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> list[
     for name, (price, change) in REMEDIES.items():
         other = predict(workload, hardware, N, change(plan))
         gain = other.examples_per_second / plain.examples_per_second - 1
-        found.append(Answer(name, N, gain, gain > PAYS, plain.state_bytes - other.state_bytes, price))
+        found.append(Answer(name, gain, plain.state_bytes - other.state_bytes, price))
     return found
 
 
-def least_for_goal(workload: Workload, hardware: Hardware, N: int, plan: Plan, field: str) -> int | None:
-    """Least batch per device or number of micro-batches (`field` of the plan), a power of two up to `MOST`, with which
-    N devices reach `GOAL` of one device's throughput each; None where there is none.
-
-    One device is given as much as each of N, so that only communication counts.
-    """
+def least_batch(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> int | None:
+    """Least batch per device, a power of two up to `MOST`, with which N devices reach `GOAL` of one device's throughput
+    each; None where there is none. One device is given as much as each of N, so that only communication counts."""
     for size in (2**power for power in range(MOST.bit_length())):
-        if weak_efficiency(workload, hardware, N, replace(plan, **{field: size})) >= GOAL:
+        if weak_efficiency(workload, hardware, N, replace(plan, per_device_batch=size)) >= GOAL:
             return size
     return None

@@ -16,7 +16,6 @@ class Level:
     axes: int = 1  # of a torus, along each of which lies a ring; 1 is a single ring
     wraps_from: int = 1  # members along an axis from which on its ends are joined; a shorter one has half the bandwidth
     trees: bool = True  # whether the library also runs trees here, as it can where a switch joins any two members
-    latency_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -26,50 +25,38 @@ class Hardware:
     title: str
     peak: dict[str, float]  # FLOP/s of dense matrix products by the dtype, with JAX's default precision
     memory_bandwidth: float  # bytes/s between the device and its own memory
-    memory: float  # bytes
     levels: tuple[Level, ...]  # from the inside out
-    sources: tuple[str, ...]  # of the figures
 
 
-NCCL = "NCCL's own cost model, NVIDIA/nccl src/graph/tuning.cc, hwLat, ring with protocol LL128"
-BOOK = "Austin et al., How to Scale Your Model, 2025, jax-ml.github.io/scaling-book"
-
-# LL128 carries 120 bytes of data in each 128; NVLink gives 450 GB/s each way, and every GPU of a DGX H100 has a network
-# card of 400 Gbit/s. JAX multiplies float32 in TF32 there.
+# NVIDIA's datasheets of the H100 Tensor Core GPU and of the DGX H100. Latencies: NCCL's own cost model, NVIDIA/nccl
+# src/graph/tuning.cc, hwLat, ring with protocol LL128. LL128 carries 120 bytes of data in each 128; NVLink gives
+# 450 GB/s each way, and every GPU of a DGX H100 has a network card of 400 Gbit/s. JAX multiplies float32 in TF32 there.
 H100 = Hardware(
     "NVIDIA H100 SXM, nodes of 8 joined by NVLink, one InfiniBand NDR card of 400 Gbit/s per GPU",
     peak={"bfloat16": 989.4e12, "float32": 494.7e12},
     memory_bandwidth=3.35e12,
-    memory=80e9,
-    levels=(
-        Level(8, 1.9e-6, 450e9 * 120 / 128, latency_source=NCCL),
-        Level(1024, 4.0e-6, 50e9 * 120 / 128, latency_source=NCCL),
-    ),
-    sources=("NVIDIA H100 Tensor Core GPU datasheet", "NVIDIA DGX H100 datasheet", NCCL),
+    levels=(Level(8, 1.9e-6, 450e9 * 120 / 128), Level(1024, 4.0e-6, 50e9 * 120 / 128)),
 )
 
-# JAX multiplies float32 on a TPU in bfloat16 by default, so both have one peak. Google gives the interconnect's
-# bandwidth per chip for both directions together: 400 and 1,200 GB/s.
+# Google Cloud's documentation of TPU v5e and v5p. Latencies in a pod: Austin et al., "How to Scale Your Model", 2025,
+# jax-ml.github.io/scaling-book. JAX multiplies float32 on a TPU in bfloat16 by default, so both have one peak. Google
+# gives the interconnect's bandwidth per chip for both directions together: 400 and 1,200 GB/s.
 TPU_V5E = Hardware(
     "Google TPU v5e, pods of 16 x 16 chips in a 2D torus, joined by the data centre's network",
     peak={"bfloat16": 197e12, "float32": 197e12},
     memory_bandwidth=819e9,
-    memory=16e9,
     levels=(
-        Level(256, 1e-6, 200e9, axes=2, wraps_from=16, trees=False, latency_source=BOOK),
-        # 6.4 Tbit/s per pod of 256 chips.
-        Level(64, 50e-6, 6.4e12 / 8 / 256, latency_source="assumed: a way through two hosts and the network"),
+        Level(256, 1e-6, 200e9, axes=2, wraps_from=16, trees=False),
+        # 6.4 Tbit/s per pod of 256 chips; the latency, through two hosts and the network, is assumed.
+        Level(64, 50e-6, 6.4e12 / 8 / 256),
     ),
-    sources=("Google Cloud documentation, TPU v5e", BOOK),
 )
 
 TPU_V5P = Hardware(
     "Google TPU v5p, up to 6,144 chips of a pod in a 3D torus",
     peak={"bfloat16": 459e12, "float32": 459e12},
     memory_bandwidth=2765e9,
-    memory=95e9,
-    levels=(Level(6144, 1e-6, 600e9, axes=3, wraps_from=4, trees=False, latency_source=BOOK),),
-    sources=("Google Cloud documentation, TPU v5p", BOOK),
+    levels=(Level(6144, 1e-6, 600e9, axes=3, wraps_from=4, trees=False),),
 )
 
 HARDWARE = {"h100": H100, "tpu-v5e": TPU_V5E, "tpu-v5p": TPU_V5P}

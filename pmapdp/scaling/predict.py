@@ -6,10 +6,10 @@ update. The passes take as long as the slower of arithmetic and memory (S. Willi
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from pmapdp.scaling.costs import all_reduce, reduce_scatter
+from pmapdp.scaling.costs import reduce_scatter
 from pmapdp.scaling.hardware import Hardware
 from pmapdp.scaling.workloads import Workload
 
@@ -22,7 +22,7 @@ LEFT_OUT = (
     "the time to launch kernels and programs, which rules small models on fast devices",
     "input, evaluation, checkpoints, and waiting for the slowest device",
     "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
-    "that NCCL has trees for reduce-scatter and all-gather (ZeRO-1) only with one device a node: --algorithm ring",
+    "that NCCL has trees for reduce-scatter and all-gather (ZeRO-1) only with one device a node",
     "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
     "how many updates a larger global batch needs to reach the same loss",
 )
@@ -32,10 +32,9 @@ LEFT_OUT = (
 class Plan:
     """How the training is spread."""
 
-    per_device_batch: float = 64  # b, examples of one micro-batch on one device; may be a fraction, as a mean
+    per_device_batch: int = 64  # b, examples of one micro-batch on one device
     accumulate: int = 1  # K, micro-batches per update
     dtype: str = "float32"  # of the computation
-    slots: int = 2  # numbers of optimizer state beside each parameter; Adam has two
     reduce_bytes: int = 4  # of one gradient in the all-reduce: 4 is float32, 2 bfloat16
     # Each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al., "ZeRO: memory
     # optimizations toward training trillion parameter models", 2020): reduce-scatter, update, all-gather.
@@ -44,15 +43,12 @@ class Plan:
     # after all gradients. DistributedDataParallel sends buckets during the pass (S. Li et al., "PyTorch Distributed",
     # 2020); the last bucket, which nothing can hide, is not counted.
     overlap: float = 0.0
-    algorithm: str = "best"  # or ring, tree
     utilization: float = UTILIZATION  # share of the peak FLOP/s that the passes attain where arithmetic rules
 
 
 class Prediction(NamedTuple):
     """A predicted step; times in seconds."""
 
-    devices: int  # N
-    examples: float  # over all devices
     step: float
     compute: float  # forward and backward passes
     update: float  # of the optimizer
@@ -67,18 +63,17 @@ def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Predi
     """A step of `plan` on N devices. Raises `UserError` where so many cannot be joined."""
     parts = N if plan.split_optimizer else 1
     compute = plan.accumulate * pass_seconds(workload, hardware, plan)
-    update = workload.update_bytes(plan.slots) / parts / hardware.memory_bandwidth
-    gradients, parameters = plan.reduce_bytes * workload.parameters, 4 * workload.parameters
-    if plan.split_optimizer:
-        sizes = (gradients, parameters)
-        communication = sum(reduce_scatter(size, N, hardware.levels, plan.algorithm) for size in sizes)
-    else:
-        communication = all_reduce(gradients, N, hardware.levels, plan.algorithm)
+    update = workload.update_bytes / parts / hardware.memory_bandwidth
+    gradients = plan.reduce_bytes * workload.parameters
+    # A reduce-scatter of the gradients, and an all-gather of them or, if each device has updated a share of the
+    # parameters, of these.
+    gathered = 4 * workload.parameters if plan.split_optimizer else gradients
+    communication = sum(reduce_scatter(size, N, hardware.levels) for size in (gradients, gathered))
     exposed = max(0.0, communication - plan.overlap * BACKWARD * compute / plan.accumulate)
     step, examples = compute + update + exposed, N * plan.per_device_batch * plan.accumulate
-    state_bytes = 8 * workload.parameters + workload.state_bytes(plan.slots) / parts
+    state_bytes = 8 * workload.parameters + workload.state_bytes / parts
     shares = exposed / step, examples / step
-    return Prediction(N, examples, step, compute, update, communication, exposed, *shares, state_bytes)
+    return Prediction(step, compute, update, communication, exposed, *shares, state_bytes)
 
 
 def pass_seconds(workload: Workload, hardware: Hardware, plan: Plan) -> float:
@@ -91,12 +86,6 @@ def pass_seconds(workload: Workload, hardware: Hardware, plan: Plan) -> float:
 def weak_efficiency(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> float:
     """Time of a step on one device over that on N, each with the same batch per device."""
     return predict(workload, hardware, 1, plan).step / predict(workload, hardware, N, plan).step
-
-
-def strong_speedup(workload: Workload, hardware: Hardware, N: int, plan: Plan, global_batch: int) -> float:
-    """Time of a step of `global_batch` examples on one device over that on N devices."""
-    one, many = (replace(plan, per_device_batch=global_batch / devices) for devices in (1, N))
-    return predict(workload, hardware, 1, one).step / predict(workload, hardware, N, many).step
 
 
 def powers_of_two(hardware: Hardware, most: int = 4096) -> list[int]:

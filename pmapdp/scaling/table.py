@@ -1,9 +1,13 @@
 """The tables of the predictions, printed with rich."""
 
-from typing import Any
+from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
+
+from pmapdp.scaling.advice import GOAL, answers, least_batch
+from pmapdp.scaling.hardware import HARDWARE
+from pmapdp.scaling.predict import Plan, predict, weak_efficiency
+from pmapdp.scaling.workloads import Workload
 
 
 def seconds(value: float) -> str:
@@ -19,39 +23,33 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def print_predictions(report: dict[str, Any], console: Console) -> None:
-    """A table for each hardware."""
-    heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "weak efficiency", "strong speed-up"
-    for name, machine in report["hardware"].items():
-        table = Table(*heads, "examples/s", title=f"{name}, predicted: {machine['title']}", title_justify="left")
-        for row in machine["rows"]:
-            strong = row["strong_speedup"]
-            table.add_row(
-                f"{row['devices']:,}",
-                *(seconds(row[key]) for key in ("step", "compute", "update", "communication")),
-                percent(row["communication_share"]),
-                percent(row["weak_efficiency"]),
-                "\u2013" if strong is None else f"{strong:,.1f}",
-                f"{row['examples_per_second']:,.0f}",
-            )
-        console.print(table)
+def predictions(name: str, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
+    """A row for each number of devices, on the hardware of this name."""
+    heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "efficiency", "examples/s"
+    hardware = HARDWARE[name]
+    table = Table(*heads, title=f"{name}, predicted: {hardware.title}", title_justify="left")
+    for N in counts:
+        found = predict(workload, hardware, N, plan)
+        table.add_row(
+            f"{N:,}",
+            *map(seconds, (found.step, found.compute, found.update, found.communication)),
+            percent(found.communication_share),
+            percent(weak_efficiency(workload, hardware, N, plan)),
+            f"{found.examples_per_second:,.0f}",
+        )
+    return table
 
 
-def print_answers(report: dict[str, Any], console: Console) -> None:
-    """When does it pay? One table for each hardware."""
-    for name, machine in report["hardware"].items():
-        goals = machine["goals"]
-        if not goals:
-            continue
-        heads = "when does it pay?", *(f"on {goal['devices']:,}" for goal in goals), "price"
-        title = f"{name}, predicted: examples/s against the plan as it is"
-        table = Table(*heads, title=title, title_justify="left")
-        for remedy in dict.fromkeys(each["remedy"] for each in machine["answers"]):
-            same = [each for each in machine["answers"] if each["remedy"] == remedy]
-            saved = max(each["state_bytes_saved"] for each in same)
-            price = same[0]["price"] or (f"none; saves {saved / 1e6:,.1f} MB a device" if saved else "none")
-            table.add_row(remedy, *(f"{100 * each['gain']:+.1f} %" for each in same), price)
-        for key, label in (("per_device_batch", "least batch per device"), ("accumulate", "least accumulation")):
-            cells = ["never" if goal[key] is None else f"{goal[key]:,}" for goal in goals]
-            table.add_row(f"{label} for {goals[0]['efficiency']:.0%} efficiency", *cells, "")
-        console.print(table)
+def remedies(name: str, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
+    """What each remedy gains on so many devices, and the batch that makes them unnecessary."""
+    hardware, heads = HARDWARE[name], [f"on {N:,}" for N in counts]
+    title = f"{name}, predicted: examples/s against the plan as it is"
+    table = Table("what helps", *heads, "price", title=title, title_justify="left")
+    for same in zip(*(answers(workload, hardware, N, plan) for N in counts), strict=True):
+        saved = max(each.state_bytes_saved for each in same)
+        price = same[0].price or f"none; saves {saved / 1e6:,.1f} MB a device"
+        table.add_row(same[0].remedy, *(f"{100 * each.gain:+.1f} %" for each in same), price)
+    least = [least_batch(workload, hardware, N, plan) for N in counts]
+    cells = ["never" if size is None else f"{size:,}" for size in least]
+    table.add_row(f"least batch per device for {GOAL:.0%} efficiency", *cells, "")
+    return table

@@ -58,7 +58,6 @@ def test_every_run_is_reported(compared):
         assert len(run["losses"]) == 12
         assert run["examples_per_second"] > 0
         assert run["compile_seconds"] > 0
-        assert run["first_step_seconds"] > run["compile_seconds"]
         assert run["step_ms"]["low"] <= run["step_ms"]["median"] <= run["step_ms"]["high"]
         assert run["parameter_bytes"] == parameters
         # Momentum keeps one number a parameter, and the schedule its int32 count.
@@ -75,13 +74,6 @@ def test_results_are_those_of_a_single_device(compared):
         assert (collective["kind"], collective["count"]) == ("all-reduce", 1)
         assert collective["bytes"] >= 669_706 * 4
     assert single["collectives"] == []
-
-
-def test_rows_lie_in_equal_contiguous_parts(compared):
-    _, report, _ = compared
-    for run in report["runs"]:
-        rows = len(run["batch"]["devices"]) // run["devices"]
-        assert run["batch"]["devices"] == [device for device in range(run["devices"]) for _ in range(rows)]
 
 
 def test_table(compared):
@@ -108,12 +100,11 @@ def test_page_is_whole_and_needs_no_network(compared):
             assert not (attributes.get(name) or "#").startswith(("http", "//"))
     assert not re.search(r"@import|url\(\s*['\"]?http", text)
     assert "$" not in re.sub(r"<td nowrap.*?</td>", "", text, flags=re.DOTALL)  # no placeholder is left
-    pictures = [attributes for tag, attributes in tags.seen if tag == "svg"]
-    assert len(pictures) >= 5
-    assert text.count("<title") >= 6  # the page's and one for each picture
+    pictures = [attributes for tag, attributes in tags.seen if tag == "img"]
+    assert all(each["alt"] and each["src"].startswith("data:image/svg+xml;base64,") for each in pictures)
+    assert len(pictures) == 2
     assert "steps/pmap.py" in text
     assert "steps/shard_map.py" in text
-    assert "prefers-color-scheme: dark" in text
 
 
 def test_page_shows_the_real_sources(compared):
@@ -154,14 +145,15 @@ def test_one_number_of_devices_is_given_as_in_training_and_failed_runs_are_no_su
     ("arguments", "words"),
     [
         (["--strategies", "pmpa"], "did you mean 'pmap'"),
-        (["--steps", "0"], "try --steps 8"),
-        (["--devices", "0"], "not positive"),
+        (["--steps", "0"], "try --steps 100"),
+        (["--devices", "8", "0"], "try --devices 8"),
         (["--device-counts", "8"], "did you mean '--devices'"),
         (["nnx-mesh"], "try the recipe digits"),
-        (["--html", "/nowhere/page.html"], "name a file for --html"),
+        (["--html", "/nowhere/page.html"], "/nowhere/page.html cannot be written"),
         (["--model", "cnm"], "did you mean 'cnn'"),
         (["digts"], "did you mean 'digits'"),
         (["--global-batch-size", "5000"], "the training set of digits has 1437"),
+        (["--steps", "2"], "2 updates are too few to time"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, words):

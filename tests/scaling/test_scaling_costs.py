@@ -6,7 +6,6 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from benchmarks.scaling.fit import fit, leave_out, ring_terms, shared_memory_terms
 from pmapdp import devices
 from pmapdp.collectives import collectives
 from pmapdp.errors import UserError
@@ -126,19 +125,3 @@ def test_bytes_are_those_of_a_compiled_program():
     # Each device sends N - 1 messages of the scattered size in both.
     sent = (N - 1) * found["reduce-scatter"] + (N - 1) * found["all-gather"] // N
     assert 2 * ring(n, N, NO_LATENCY) == pytest.approx(sent / NO_LATENCY.bandwidth)
-
-
-@pytest.mark.parametrize(
-    ("terms", "unknowns", "counts"),
-    [(shared_memory_terms, (5e-5, 3e-5, 2e-10), (2, 4, 8)), (ring_terms, (1e-4, 5e-10), (2,))],
-)
-def test_a_fit_finds_the_constants_that_made_the_times(terms, unknowns, counts):
-    rows = [
-        {"devices": N, "bytes": n, "seconds": float(np.dot(unknowns, terms(N, n)))}
-        for N in counts
-        for n in (1e4, 1e5, 1e6, 1e7)
-    ]
-    np.testing.assert_allclose(fit(rows, terms), unknowns, rtol=1e-6)
-    assert all(abs(each.error) < 1e-6 for each in leave_out(rows, terms, lambda row: row["bytes"]))
-    rows[-1]["seconds"] *= 2
-    assert leave_out(rows, terms, lambda row: row["bytes"])[-1].error == pytest.approx(-0.5, abs=1e-6)
