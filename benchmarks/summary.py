@@ -76,7 +76,7 @@ def picture(results: dict[str, Any]) -> str:
     title = "Examples per second, pmapdp over the other; the line is the target"
     with drawing(9, 0.8 + 0.27 * len(rows)) as (figure, axes):
         for number, ((pair, _, _), value) in enumerate(zip(rows, values, strict=True)):
-            axes.barh(number, value, height=0.7, color=STRATEGY_COLOURS[pair.ours.strategy])
+            axes.barh(number, value, height=0.7, color=STRATEGY_COLOURS[pair.ours.strategy], alpha=0.6)
             axes.plot((pair.target, pair.target), (number - 0.45, number + 0.45), color=INK, linewidth=2)
             axes.text(max(value, pair.target) + 0.1, number, f"{value:.2f}", va="center")
         labels = [f"{pair.work}, {pair.ours.devices} x {pair.ours.strategy} / {pair.against}" for pair, _, _ in rows]
