@@ -217,7 +217,7 @@ for name, way in WAYS.items():
 # ## The comparison as a command
 #
 # `python -m pmapdp.compare` makes the same comparison for a whole network and data set. Each way runs in a process of its
-# own. With `--html` it also writes a page of losses, times, memory, how a batch is placed, and the sources side by side.
+# own. With `--html` it also writes a page with the losses, speed, memory, and the sources side by side.
 
 # %%
 page = Path(tempfile.mkdtemp()) / "page.html"
