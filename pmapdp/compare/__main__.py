@@ -15,7 +15,7 @@ from pmapdp.cli import parse_with
 from pmapdp.compare.options import GROUPS, CompareOptions, check_options
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
-from pmapdp.compare.table import failures, summary, table
+from pmapdp.compare.table import failures, run_name, summary, table
 from pmapdp.errors import run_command
 from pmapdp.files import write_file
 from pmapdp.terminal import console
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     if options.json is not None:
         write_file(options.json, json.dumps(report, indent=2) + "\n")
     if all(run["error"] for run in runs):
-        raise WorkerError(f"every run failed; {failures(runs)[0]}", runs[0]["status"])
+        raise WorkerError(f"every run failed; {run_name(runs[0])}: {runs[0]['error']}", runs[0]["status"])
     if options.html is not None:
         write_file(options.html, page(report))
         print(f"Open {options.html} in a browser: a page with the loss curves and the sources side by side.")
