@@ -3,8 +3,6 @@
 Ioffe and Szegedy, "Batch normalization", ICML 2015. Shapes: b examples on this device, C channels.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -28,28 +26,28 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
         """`[b, ..., C]` to `[b, ..., C]`; in training also moves the running statistics."""
-        wide = x.astype(self.mean.dtype)  # moments of bfloat16 activations are taken in float32
-        mean, variance = self.moments(wide, context) if context.train else (self.mean[...], self.variance[...])
-        y = (wide - mean) * lax.rsqrt(variance + self.epsilon)
-        return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
+        # Relative to the running mean, E[x^2] - E[x]^2 keeps its digits. Moments of bfloat16 are taken in float32.
+        relative = x.astype(self.mean.dtype) - self.mean[...]
+        mean, variance = self.moments(relative, context) if context.train else (0, self.variance[...])
+        scale = lax.rsqrt(variance + self.epsilon)
+        bias = 0 if self.bias is None else self.bias[...]
+        return (relative * scale + (bias - mean * scale)).astype(x.dtype)
 
     def moments(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
-        """Mean and variance `[C]` of the valid examples of the global batch."""
+        """Mean and variance `[C]` over the valid examples of the global batch; `x` is relative to the running mean."""
         weights = jnp.ones(len(x)) if context.weights is None else context.weights
         weights, pixels = weights.astype(x.dtype)[:, None], tuple(range(1, x.ndim - 1))
-        # E[(x - k)^2] - (mean - k)^2 is the variance for any k; with k near the mean it keeps its digits.
-        near = self.mean[...]
-        count = weights.sum() * math.prod(x.shape[1:-1])
-        sums = [(weights * each.sum(pixels)).sum(0) for each in (x, jnp.square(x - near))]
+        of_examples = x.mean(pixels), jnp.square(x).mean(pixels)  # [b, C] each
+        sums = (weights * jnp.stack([jnp.ones_like(of_examples[0]), *of_examples])).sum(1)  # [3, C]
         if context.axis_name is not None:
-            sums, count = lax.pmean((sums, count), context.axis_name)
-        divisor = jnp.where(count > 0, count, 1)
-        mean, squares = sums[0] / divisor, sums[1] / divisor
-        variance = jnp.maximum(squares - jnp.square(mean - near), 0)
+            sums = lax.pmean(sums, context.axis_name)
+        count = sums[0]
+        mean, squares = sums[1:] / jnp.where(count > 0, count, 1)
+        variance = jnp.maximum(squares - jnp.square(mean), 0)
 
         # The mean of all batches seen, until these are 1 / (1 - momentum); then they are forgotten exponentially.
         step = jnp.asarray(context.step, x.dtype)  # the quotient of two int32 would be float32
         kept = jnp.where(count > 0, jnp.minimum(self.momentum, step / (step + 1)), 1)  # padding alone moves nothing
-        self.mean[...] = kept * near + (1 - kept) * mean
+        self.mean[...] += (1 - kept) * mean
         self.variance[...] = kept * self.variance[...] + (1 - kept) * variance
         return mean, variance
