@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pmapdp.cpu.program import Equation, Evaluation, rewritten
-from pmapdp.cpu.winograd import winograd
+from pmapdp.cpu.winograd import tile_size, winograd
 
-LAYOUT = ("NHWC", "HWIO", "NHWC")
-SPECS = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # the same, as an equation has it
+LAYOUT = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # NHWC, HWIO, NHWC: Flax' own
 FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to be faster
 
 
@@ -25,15 +24,12 @@ def faster(function: Callable[..., Any]) -> Callable[..., Any]:
     return rewritten(function, {"conv_general_dilated": convolution_rule, "reduce_window_max": pooling_rule})
 
 
-def is_plain(equation: Equation, *, one_channel: bool = False) -> bool:
+def is_plain(equation: Equation) -> bool:
     """Whether it is a convolution of `[b, H, W, C]` by `[rows, columns, C, F]`, without groups, dilation or a type of
-    its own for the sums; `one_channel`: and of C = 1, without padding, stride 1. bfloat16 is too coarse to be added up
-    in other ways."""
-    params, (images, kernel) = equation.params, (each.aval for each in equation.invars)
-    if one_channel and (kernel.shape[2] > 1 or {*params["window_strides"]} != {1} or any(map(any, params["padding"]))):
-        return False
+    its own for the sums. bfloat16 is too coarse to be added up in other ways."""
+    params, images = equation.params, equation.invars[0].aval
     return (
-        params["dimension_numbers"] == SPECS
+        params["dimension_numbers"] == LAYOUT
         and params["feature_group_count"] == params["batch_group_count"] == 1
         and {*params["lhs_dilation"], *params["rhs_dilation"]} == {1}
         and params["preferred_element_type"] in (None, images.dtype)
@@ -41,20 +37,22 @@ def is_plain(equation: Equation, *, one_channel: bool = False) -> bool:
     )
 
 
+def has_one_channel(equation: Equation) -> bool:
+    """Whether it is one of them with C = 1 and stride 1."""
+    return is_plain(equation) and equation.invars[0].aval.shape[3] == 1 and {*equation.params["window_strides"]} == {1}
+
+
 def convolution_rule(_: Evaluation, equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
     """In the way that is fastest."""
-    params, (images, kernel) = equation.params, inputs
-    if is_plain(equation):
-        padded = jnp.pad(images, ((0, 0), *params["padding"], (0, 0)))
-        (rows, columns, channels, _), strides = kernel.shape, tuple(params["window_strides"])
-        if channels == 1 and strides == (1, 1):
-            # For several pixels at once: F columns alone would be too few for the processor's vectors.
-            pixels, kernels, _ = in_blocks(padded, kernel, 1, math.gcd(padded.shape[2] - columns + 1, 4))
-            return [(pixels @ jnp.concatenate(kernels, 1)).reshape(equation.outvars[0].aval.shape)]
-        stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get(((rows, columns), strides))
-        y = winograd(padded, kernel, stride) if stride and len(images) >= FEW else None
-        if y is not None:
-            return [y]
+    params, (images, kernel), y = equation.params, inputs, equation.outvars[0].aval
+    padding = ((0, 0), *params["padding"], (0, 0))
+    if has_one_channel(equation):
+        # For several pixels at once: F columns alone would be too few for the processor's vectors.
+        pixels, kernels, _ = in_blocks(jnp.pad(images, padding), kernel, 1, math.gcd(y.shape[2], 4))
+        return [(pixels @ jnp.concatenate(kernels, 1)).reshape(y.shape)]
+    stride = {((3, 3), (1, 1)): 1, ((6, 6), (2, 2)): 2}.get((kernel.shape[:2], tuple(params["window_strides"])))
+    if is_plain(equation) and stride and len(images) >= FEW and (m := tile_size(*y.shape[1:3])):
+        return [winograd(jnp.pad(images, padding), kernel, stride, m)]
     return [convolution(images, kernel, params)]
 
 
@@ -95,7 +93,7 @@ def in_layout(_: Evaluation, equation: Equation, inputs: Sequence[Any]) -> Seque
         return None
     x = inputs[0].transpose([left[axis] for axis in (0, 2, 3, 1)])
     k = inputs[1].transpose([right[axis] for axis in (2, 3, 1, 0)])
-    y = equation.primitive.bind(x, k, **equation.params | {"dimension_numbers": SPECS})
+    y = equation.primitive.bind(x, k, **equation.params | {"dimension_numbers": LAYOUT})
     return [y.transpose([(0, 3, 1, 2)[out.index(axis)] for axis in range(4)])]
 
 
@@ -109,16 +107,16 @@ def pooling_rule(evaluation: Evaluation, equation: Equation, _: Sequence[Any]) -
         return None
     variable, after = equation.invars[0], []
     while (maker := evaluation.makers.get(variable)) is not None:
-        if maker.primitive.name == "custom_jvp_call" and source(maker) == source_of_relu():
+        if maker.primitive.name == "custom_jvp_call" and is_relu(maker):
             after.append(jax.nn.relu)
         elif maker.primitive.name == "add" and maker.invars[1].aval.shape[:3] == (1, 1, 1):
             after.append(functools.partial(jnp.add, evaluation.read(maker.invars[1])))
         else:
             break
         variable = maker.invars[0]
-    if maker is not None and maker.primitive.name == "conv_general_dilated" and is_plain(maker, one_channel=True):
+    if maker is not None and maker.primitive.name == "conv_general_dilated" and has_one_channel(maker):
         images, kernel = map(evaluation.read, maker.invars)
-        pixels, kernels, shape = in_blocks(images, kernel, 2, 2)
+        pixels, kernels, shape = in_blocks(jnp.pad(images, ((0, 0), *maker.params["padding"], (0, 0))), kernel, 2, 2)
         corners = [(pixels @ each).reshape(shape) for each in kernels]
     else:
         x = evaluation.read(variable)
@@ -131,15 +129,11 @@ def pooling_rule(evaluation: Evaluation, equation: Equation, _: Sequence[Any]) -
     return [x]
 
 
-def source(equation: Equation) -> str:
-    """Name, file and line of a function with its own derivative."""
-    return equation.params["call_jaxpr"].jaxpr.debug_info.func_src_info
-
-
-@functools.cache
-def source_of_relu() -> str:
-    """That of `jax.nn.relu`, which is Flax' too."""
-    return source(jax.make_jaxpr(jax.nn.relu)(0.0).eqns[0])
+def is_relu(equation: Equation) -> bool:
+    """Whether it is `jax.nn.relu`, which is Flax' too: both name the same line of the same file as their source."""
+    relu = jax.make_jaxpr(jax.nn.relu)(0.0).eqns[0]
+    one, other = (each.params["call_jaxpr"].jaxpr.debug_info.func_src_info for each in (equation, relu))
+    return one == other
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:

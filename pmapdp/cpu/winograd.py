@@ -35,14 +35,16 @@ def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(B), np.array(G), np.array(A, float)
 
 
-def winograd(images: jax.Array, kernel: jax.Array, S: int) -> jax.Array | None:
-    """Convolution without padding, 3x3 at stride S = 1 or 6x6 at stride 2; None where it does not pay."""
-    (b, H, W, C), F = images.shape, kernel.shape[3]
-    height, width = max(0, H // S - 2), max(0, W // S - 2)
+def tile_size(height: int, width: int) -> int | None:
+    """m for an output of this many pixels: that with the fewest products; None where they are not fewer than 9 each."""
     products = {(m + 2) ** 2 * -(-height // m) * -(-width // m): m for m in POINTS}
-    if min(products) >= 9 * height * width:
-        return None
-    m = products[min(products)]
+    return products[min(products)] if min(products) < 9 * height * width else None
+
+
+def winograd(images: jax.Array, kernel: jax.Array, S: int, m: int) -> jax.Array:
+    """Convolution without padding, 3x3 at stride S = 1 or 6x6 at stride 2, in tiles of m x m."""
+    (b, H, W, C), F = images.shape, kernel.shape[3]
+    height, width = H // S - 2, W // S - 2
     n, h, w = m + 2, -(-height // m), -(-width // m)
     seen = [(0, S * (m * h + 2) - H, 0), (0, S * (m * w + 2) - W, 0)]  # negative where pixels are left over
     x = lax.pad(images, images.dtype.type(0), [(0, 0, 0), *seen, (0, 0, 0)])

@@ -166,7 +166,8 @@ def test_bias_and_relu_may_stand_between_convolution_and_pooling(float64, bias, 
 
     assert_same_values_and_gradients(network, x, k, b)
     program = jax.jit(faster(network)).lower(x, k, b).compile().as_text()
-    assert "f64[3,5,5,8]" in program and "f64[3,10,10,8]" not in program  # nothing is computed before it is pooled
+    assert "f64[3,5,5,8]" in program
+    assert "f64[3,10,10,8]" not in program  # nothing is computed before it is pooled
 
 
 def test_equal_corners_of_a_window_give_the_kernel_one_gradient(float64):
