@@ -58,13 +58,14 @@ def main() -> None:
     with np.load(sys.argv[1]) as data:
         examples = Examples(data["train_inputs"], data["train_labels"], settings)
         test = data["test_inputs"], data["test_labels"]
+    first, second, hidden = settings["widths"]
     model = keras.Sequential(
         [
             keras.Input((28, 28, 1)),
             layers.Rescaling(1 / 255),
-            *(layers.Conv2D(24, 5, activation="relu"), layers.MaxPooling2D()),
-            *(layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D()),
-            *(layers.Flatten(), layers.Dense(256, activation="relu"), layers.Dense(10)),
+            *(layers.Conv2D(first, 5, activation="relu"), layers.MaxPooling2D()),
+            *(layers.Conv2D(second, 3, activation="relu"), layers.MaxPooling2D()),
+            *(layers.Flatten(), layers.Dense(hidden, activation="relu"), layers.Dense(10)),
         ]
     )
     schedule = keras.optimizers.schedules.CosineDecay(

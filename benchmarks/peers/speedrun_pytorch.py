@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 
-def network() -> nn.Module:
-    """The recipe's network, from Glorot's uniform distribution."""
+def network(first: int, second: int, hidden: int) -> nn.Module:
+    """The recipe's network with layers of these widths, from Glorot's uniform distribution."""
     model = nn.Sequential(
-        *(nn.Conv2d(1, 24, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(800, 256), nn.ReLU(), nn.Linear(256, 10)),
+        *(nn.Conv2d(1, first, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(first, second, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(25 * second, hidden), nn.ReLU(), nn.Linear(hidden, 10)),
     )
     for name, parameter in model.named_parameters():
         nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.xavier_uniform_(parameter)
@@ -47,7 +47,7 @@ def main() -> None:
     with np.load(sys.argv[1]) as data:
         parts = {part: torch.from_numpy(data[f"{part}_inputs"]).permute(0, 3, 1, 2) for part in ("train", "test")}
         labels = {part: torch.from_numpy(data[f"{part}_labels"]).long() for part in ("train", "test")}
-    model = network().to(memory_format=memory)
+    model = network(*settings["widths"]).to(memory_format=memory)
     optimizer = torch.optim.Adam(model.parameters(), settings["learning_rate"], betas=tuple(settings["betas"]))
     steps = math.ceil(len(labels["train"]) / B)
 

@@ -24,8 +24,15 @@ from benchmarks.speedrun.runs import arrays, ours, theirs
 from pmapdp.errors import run_command
 from pmapdp.recipes import RECIPES
 
-# The settings of the study in docs/speedrun.md, with a linear warm-up: the best that we know for PyTorch.
-STUDY = {"global_batch_size": 256, "warmup_steps": 70, "label_smoothing": 0.0, "pixels": 0, "betas": (0.7, 0.9)}
+# Network and settings of the study in docs/speedrun.md, with a linear warm-up: the best that we know for PyTorch.
+STUDY = {
+    "widths": (24, 32, 256),
+    "global_batch_size": 256,
+    "warmup_steps": 70,
+    "label_smoothing": 0.0,
+    "pixels": 0,
+    "betas": (0.7, 0.9),
+}
 PEERS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "PyTorch": ("speedrun_pytorch", [], {}),
     "PyTorch, channels last": ("speedrun_pytorch", ["--channels-last"], {}),
@@ -33,9 +40,9 @@ PEERS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "PyTorch, compiled, channels last": ("speedrun_pytorch", ["--compile", "--channels-last"], {}),
     "Keras on JAX": ("speedrun_keras:jax", [], {}),
     "Keras on TensorFlow": ("speedrun_keras:tensorflow", [], {}),
-    "PyTorch, the study's settings": ("speedrun_pytorch", ["--channels-last"], STUDY),
-    "Keras on JAX, the study's settings": ("speedrun_keras:jax", [], STUDY),
-    "Keras on TensorFlow, the study's settings": ("speedrun_keras:tensorflow", [], STUDY),
+    "PyTorch, the study's network and settings": ("speedrun_pytorch", ["--channels-last"], STUDY),
+    "Keras on JAX, the study's network and settings": ("speedrun_keras:jax", [], STUDY),
+    "Keras on TensorFlow, the study's network and settings": ("speedrun_keras:tensorflow", [], STUDY),
 }
 
 

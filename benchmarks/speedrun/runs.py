@@ -16,6 +16,8 @@ from pmapdp.registry import load_data
 
 PEERS = Path(__file__).parent.parent / "peers"
 KINDS = ("inputs", "labels")
+# Of the recipe: channels of the two convolutions and hidden units; pixels that an image is moved; those of Adam.
+FIXED: dict[str, Any] = {"widths": (16, 32, 128), "pixels": 1, "betas": (0.9, 0.999)}
 HELD_BACK = 10_000  # examples of the training set, its last, on which all was chosen
 
 
@@ -79,7 +81,7 @@ def ours(flags: list[Any], cache: str | None = None) -> Timed:
 def theirs(python: Path, program: str, options: list[str], data: Path, config: Config, own: dict[str, Any]) -> Timed:
     """A run of one of `peers/` with the settings of `config`, of which `own` replaces some."""
     names = ("global_batch_size", "epochs", "learning_rate", "warmup_steps", "label_smoothing", "seed")
-    settings = json.dumps({name: getattr(config, name) for name in names} | {"pixels": 1, "betas": (0.9, 0.999)} | own)
+    settings = json.dumps({name: getattr(config, name) for name in names} | FIXED | own)
     file, _, backend = program.partition(":")
     environment = {"KERAS_BACKEND": backend} if backend else {}
     seconds, output = timed([python, PEERS / f"{file}.py", data, settings, *options], environment)

@@ -23,7 +23,7 @@ SPLIT = random_split(6)
 BLOCK = 4 * 64 + 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64
 TRANSFORMER = (8192 + 128) * 64 + 2 * BLOCK + 2 * 64 + 64 * 2 + 2
 PARAMETERS = {"mlp": 669_706, "cnn": 347_146, "convnet": 49_242, "text_mlp": 57_746, "transformer": TRANSFORMER}
-PARAMETERS["speedrun"] = 24 * (25 + 1) + 32 * (24 * 9 + 1) + 256 * (800 + 1) + 10 * (256 + 1)
+PARAMETERS["speedrun"] = 16 * (25 + 1) + 32 * (16 * 9 + 1) + 128 * (800 + 1) + 10 * (128 + 1)
 RUNNING_STATISTICS = {"convnet": 136, "text_mlp": 96}
 CLASSES = {"images": 10, "tfidf": 2, "tokens": 2}
 
