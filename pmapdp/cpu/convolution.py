@@ -16,6 +16,8 @@ from pmapdp.cpu.program import Equation, Evaluation, rewritten
 from pmapdp.cpu.winograd import tile_size, winograd
 
 LAYOUT = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # NHWC, HWIO, NHWC: Flax' own
+POOLING = dict.fromkeys(("window_dimensions", "window_strides"), (1, 2, 2, 1)) | {"padding": ((0, 0),) * 4}
+POOLING |= dict.fromkeys(("base_dilation", "window_dilation"), (1, 1, 1, 1))
 FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to be faster
 
 
@@ -74,9 +76,7 @@ def convolution(images: jax.Array, kernel: jax.Array, params: dict[str, Any]) ->
     Only this layout has a fast kernel in XLA for CPUs. XLA brings the gradients that JAX derives to it too, but only at
     the top level of a program: in a loop they take up to 20 times as long (`benchmarks.convolution --in-a-loop`).
     """
-
-    def plain(images: jax.Array, kernel: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated_p.bind(images, kernel, **params)
+    plain = functools.partial(lax.conv_general_dilated_p.bind, **params)
 
     def gradients(residuals: Any, dy: jax.Array) -> Any:
         return rewritten(jax.vjp(plain, *residuals)[1], {"conv_general_dilated": in_layout})(dy)
@@ -100,10 +100,7 @@ def in_layout(_: Evaluation, equation: Equation, inputs: Sequence[Any]) -> Seque
 def pooling_rule(evaluation: Evaluation, equation: Equation, _: Sequence[Any]) -> Sequence[Any] | None:
     """The maximum over windows of 2x2 with stride 2. A bias and a ReLU before it give the same numbers after it, on a
     quarter of the work; before those it may meet a convolution, each of whose corners is then a product."""
-    params = equation.params
-    window, strides = params["window_dimensions"], params["window_strides"]
-    plain = {*params["base_dilation"], *params["window_dilation"]} == {1} and not any(map(any, params["padding"]))
-    if not (tuple(window) == tuple(strides) == (1, 2, 2, 1) and plain):
+    if equation.params != POOLING:
         return None
     variable, after = equation.invars[0], []
     while (maker := evaluation.makers.get(variable)) is not None:
@@ -137,6 +134,5 @@ def is_relu(equation: Equation) -> bool:
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The maximum; where both are equal the gradient goes to the first, as in XLA's pooling, whose select-and-scatter
-    takes more than half of a training step."""
+    """The maximum; where both are equal the gradient goes to the first, as in XLA's own, which is slow."""
     return jnp.where((y > x) | jnp.isnan(y), y, x)

@@ -11,16 +11,14 @@ from jax import lax
 
 from pmapdp.cpu.program import Equation, Evaluation, rewritten
 
-Params = dict[str, Any]
 
-
-def by_device(x: jax.Array, params: Params) -> jax.Array:
+def by_device(x: jax.Array, params: dict[str, Any]) -> jax.Array:
     """`[N, n]`: row d is the shard for device d."""
     N, axis = params["axis_size"], params["scatter_dimension"]
     return jnp.moveaxis(x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :]), axis, 0).reshape(N, -1)
 
 
-def side_by_side(rows: jax.Array, params: Params, shape: tuple[int, ...]) -> jax.Array:
+def side_by_side(rows: jax.Array, params: dict[str, Any], shape: tuple[int, ...]) -> jax.Array:
     """`[N, n]`, the shards of all devices, one behind the other along their axis."""
     N, axis = params["axis_size"], params["all_gather_dimension"]
     return jnp.moveaxis(rows.reshape(N, *shape[:axis], -1, *shape[axis + 1 :]), 0, axis).reshape(shape)
@@ -31,8 +29,8 @@ class Way(NamedTuple):
     is the parameter in which their collectives may differ."""
 
     exchange: Callable[..., jax.Array]
-    rows: Callable[[jax.Array, Params], jax.Array] = lambda x, _: x.reshape(-1)
-    result: Callable[[jax.Array, Params, tuple[int, ...]], jax.Array] = lambda rows, _, shape: rows.reshape(shape)
+    rows: Callable[..., jax.Array] = lambda x, _: x.reshape(-1)
+    result: Callable[..., jax.Array] = lambda rows, _, shape: rows.reshape(shape)
     free: str = ""
 
 
