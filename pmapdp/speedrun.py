@@ -17,15 +17,17 @@ class Speedrun(nnx.Module):
     """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits."""
 
     pixels = 1  # the most that an image is moved in training, in each direction
+    widths = 16, 32, 128  # channels of the convolutions, hidden units
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype
         glorot = nnx.initializers.glorot_uniform()
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.conv1 = nnx.Conv(1, 16, (5, 5), padding="VALID", kernel_init=glorot, **options)
-        self.conv2 = nnx.Conv(16, 32, (3, 3), padding="VALID", kernel_init=glorot, **options)
-        self.hidden = nnx.Linear(5 * 5 * 32, 128, **named_linear(glorot, "features", "hidden"), **options)
-        self.logits = nnx.Linear(128, 10, **named_linear(glorot, "hidden", "classes"), **options)
+        first, second, hidden = self.widths
+        self.conv1 = nnx.Conv(1, first, (5, 5), padding="VALID", kernel_init=glorot, **options)
+        self.conv2 = nnx.Conv(first, second, (3, 3), padding="VALID", kernel_init=glorot, **options)
+        self.hidden = nnx.Linear(25 * second, hidden, **named_linear(glorot, "features", "hidden"), **options)
+        self.logits = nnx.Linear(hidden, 10, **named_linear(glorot, "hidden", "classes"), **options)
 
     def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """Forward pass; in training `context` needs the examples' keys."""
@@ -36,12 +38,6 @@ class Speedrun(nnx.Module):
         x = nnx.max_pool(nnx.relu(self.conv2(x)), (2, 2), strides=(2, 2))  # [b, 5, 5, 32]
         x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
         return self.logits(x)
-
-
-class Unmoved(Speedrun):
-    """The same network without augmentation."""
-
-    pixels = 0
 
 
 def moved(images: jax.Array, keys: jax.Array | None, most: int) -> jax.Array:

@@ -12,11 +12,12 @@ from flax import nnx
 from launch import train
 from marks import quick
 
+from benchmarks.speedrun.variants import Unmoved
 from pmapdp.cpu.convolution import faster
 from pmapdp.data.batches import Batches
 from pmapdp.models.layers import Context, example_keys
 from pmapdp.recipes import RECIPES
-from pmapdp.speedrun import Speedrun, Unmoved, moved
+from pmapdp.speedrun import Speedrun, moved
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 

@@ -16,7 +16,7 @@ class Change(NamedTuple):
 
 
 GUIDE = "keras-guide --epochs 3 --no-draw-sharding"
-UNMOVED = "speedrun --model pmapdp/speedrun.py:Unmoved"
+UNMOVED = "speedrun --model benchmarks/speedrun/variants.py:Unmoved"
 # Each is the one before with one change.
 WAY = (
     Change("where we began: keras-guide, 3 epochs, 8 devices", GUIDE),
@@ -46,4 +46,5 @@ CHOICES = (
     "speedrun --global-batch-size 128",
     "speedrun --label-smoothing 0",
     UNMOVED,
+    "speedrun --model benchmarks/speedrun/variants.py:Wide",
 )
