@@ -10,11 +10,13 @@ and what usually causes it.
     print(report)
     report.require()  # raises in a test
 
-How it judges is in `pmapdp.verify.rounding`; what it cannot see, in the docstring of `verify`.
+From `verify()` to a sentence: `verification` makes the updates of the reference (`rounding`) and of the step (`runs`),
+and hands them to `checks` and `efficiency`. A check that fails asks `explain` for the cause, whose sentence is in the
+table of `mistakes`.
 """
 
 from pmapdp.verify.layouts import Layout
-from pmapdp.verify.report import Check, Report, VerificationError
+from pmapdp.verify.report import ArgumentsError, Check, Report, VerificationError
 from pmapdp.verify.verification import verify
 
-__all__ = ["Check", "Layout", "Report", "VerificationError", "verify"]
+__all__ = ["ArgumentsError", "Check", "Layout", "Report", "VerificationError", "verify"]

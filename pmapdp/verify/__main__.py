@@ -6,16 +6,18 @@
 Exit status 0 where every check passed, 1 where one failed or the program raised an error, 2 where the command is wrong.
 """
 
+import inspect
 import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 from pmapdp.cli import parse_options
 from pmapdp.devices import choose
-from pmapdp.errors import UserError, run_command
+from pmapdp.errors import UserError, run_command, unknown
 from pmapdp.files import from_python_file, require_writable, write_file
 from pmapdp.verify import verify
 from pmapdp.verify.runs import blame
+from pmapdp.verify.trees import shown
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,13 @@ def main(arguments: list[str]) -> None:
     devices = choose(options.devices)  # before the file, which may use JAX when it is run
     function = from_python_file(options.target, options.target)
     try:
-        report = verify(**{"devices": devices, **function()})
+        given = function()
+        if not isinstance(given, dict):
+            raise UserError(f"{options.target} returns {shown(given)}: return the arguments of verify in a dictionary")
+        known = inspect.signature(verify).parameters
+        if strange := [name for name in given if name not in known]:
+            raise unknown("argument of verify", str(strange[0]), known)
+        report = verify(**{"devices": devices, **given})
     except UserError:
         raise
     except Exception as error:

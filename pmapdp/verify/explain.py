@@ -3,90 +3,71 @@
 Each function below tries one family of mistakes and returns the name of a cause and its sentence, or None.
 """
 
+import re
+
 import numpy as np
 
 from pmapdp.verify import trees
-from pmapdp.verify.case import STATISTICS, Case
-from pmapdp.verify.examples import unequal_examples
-from pmapdp.verify.rounding import orders
-from pmapdp.verify.scales import decay, scale
-from pmapdp.verify.sentences import Cause, named
+from pmapdp.verify.case import Case
+from pmapdp.verify.mistakes import Cause, named
+from pmapdp.verify.sizes import scale, unequal_examples, weight_decay
 
-CLEAR = 1e-3  # relative error with which a scale must explain a difference
+# Leaves that are statistics of the batch rather than parameters, by a word of their path, as Flax names them.
+STATISTICS = re.compile(r"stat|running|moving|(^|/|_)(mean|var|variance)(/|$)", re.IGNORECASE)
+CLEAR = 1e-3  # relative error with which a factor must explain a metric
 
 
 def explain_state(case: Case) -> Cause:
     """The cause of a wrong state."""
-    looks = (not_finite, replicas, statistics, means, scale, decay, unequal_examples, randomness, order)
-    causes = (look(case) for look in looks)
-    return next((cause for cause in causes if cause), None) or named("unknown", list(case.wrong_state))
-
-
-def not_finite(case: Case) -> Cause | None:
-    """Infinite values, or values that are not a number, where the reference has none."""
-    leaves = [
-        name
-        for name in case.wrong_state
-        if np.isfinite(case.want_state.values[name]).all() and not np.isfinite(case.got.state[name]).all()
-    ]
-    return named("not finite", leaves) if leaves else None
+    looks = (replicas, statistics, means, scale, weight_decay, unequal_examples, order)
+    for look in looks:
+        try:
+            if cause := look(case):
+                return cause
+        except Exception:  # whatever the user's functions do with other numbers of examples
+            continue
+    return named("unknown", case.wrong)
 
 
 def replicas(case: Case) -> Cause | None:
     """Devices that hold different values."""
-    differ = [name for name in case.wrong_state if case.replicas_differ(name)]
-    trained = [name for name in differ if name in case.wrong_parameters]
-    if not differ:
-        return None
-    if not trained:
-        return named("local statistics", differ)
-    local = [name for name in trained if is_local(case, name)]
-    if not local:
+    differ = [name for name in case.wrong if any(not case.holds(name, copy) for copy in case.got.state[name])]
+    trained = [name for name in differ if not STATISTICS.search(name)]
+    if local := [name for name in trained if is_local(case, name)]:
+        return named("no all-reduce", local)
+    if trained:
         return named("drift", trained)
-    changed = [
-        name
-        for name, value in case.want_state.values.items()
-        if not STATISTICS.search(name)
-        and np.size(value)
-        and trees.is_float(value)
-        and trees.distance(value, case.old.get(name, value)) > case.want_state.tolerance[name]
-        and any(trees.distance(part[0][name], value) > case.want_state.tolerance[name] for part in case.parts)
-    ]
-    return named("no all-reduce" if set(changed) <= set(trained) else "left out", local)
+    return named("local statistics", differ) if differ else None
 
 
 def is_local(case: Case, name: str) -> bool:
     """Whether each device holds the result of its own examples: what the reference makes of them, or values whose
     mean over the devices is right."""
-    held = case.got.state[name]
-    if case.close(name, np.mean(held, axis=0), case.want_state.values[name]):
+    copies = case.got.state[name]
+    if case.close(name, np.mean(copies, axis=0), case.want.values[name]):
         return True
-    pairs = zip(held, case.parts, strict=False)
-    return len(held) > 1 and all(case.close(name, got, part[0][name]) for got, part in pairs)
+    return all(case.close(name, copy, part[0][name]) for copy, part in zip(copies, case.parts, strict=False))
 
 
 def statistics(case: Case) -> Cause | None:
     """Batch statistics of one device, or averaged although they are no averages."""
-    wrong = [name for name in case.wrong_state if STATISTICS.search(name)]
-    if averaged := [name for name in wrong if case.holds(name, case.mean_of_parts(name))]:
-        return named("averaged statistics", averaged)
-    if local := [name for name in wrong if case.holds(name, case.parts[0][0][name])]:
-        return named("local statistics", local)
-    return None
+    of_devices = [
+        name
+        for name in case.wrong
+        if STATISTICS.search(name)
+        and (case.holds(name, case.mean_of_parts(name)) or case.holds(name, case.parts[0][0][name]))
+    ]
+    return named("local statistics", of_devices) if of_devices else None
 
 
 def means(case: Case) -> Cause | None:
     """The mean of what each device would do alone."""
-    leaves = [name for name in case.wrong_parameters if case.holds(name, case.mean_of_parts(name))]
+    leaves = [name for name in case.wrong if case.holds(name, case.mean_of_parts(name))]
     if not leaves:
         return None
     if not loss_depends_on_the_cut(case):
         return named("nonlinear", leaves)
-    if case.positional and case.uses_key:
-        return named("same mask", leaves)
-    if trees.number_of_examples(case.batch) % case.trial.N or case.is_right_with_equal_weights():
-        return named("mean of means", leaves)
-    return named("local normalisation", leaves)
+    return named("same mask" if case.positional and case.draws else "mean of means", leaves)
 
 
 def loss_depends_on_the_cut(case: Case) -> bool:
@@ -94,43 +75,37 @@ def loss_depends_on_the_cut(case: Case) -> bool:
 
     Only those named like a loss are asked, if there are any: others, such as a gradient's norm, are not linear.
     """
-    names = [name for name in case.want_metrics.values if "loss" in name.lower()] or list(case.want_metrics.values)
-    for name in names:
-        mean, wanted = case.mean_of_parts(name, of_metrics=True), case.want_metrics.values[name]
-        off = min(trees.distance(mean, wanted), trees.distance(mean * len(case.parts), wanted))
-        if off > 4 * case.want_metrics.tolerance[name]:
+    wanted = case.update.metrics
+    for name in [name for name in wanted.values if "loss" in name.lower()] or list(wanted.values):
+        mean = case.mean_of_parts(name, of_metrics=True)
+        off = min(trees.distance(mean * factor, wanted.values[name]) for factor in (1, len(case.parts)))
+        if off > 4 * wanted.tolerance[name]:
             return True
     return False
 
 
-def randomness(case: Case) -> Cause | None:
-    """Random numbers that differ."""
-    return named("other random numbers", list(case.wrong_state)) if case.uses_key and case.positional else None
-
-
 def order(case: Case) -> Cause | None:
-    """A result that depends on the order of the examples, where the reference's does not."""
+    """A result that depends on the order of the examples, or on random numbers by their place."""
+    if case.draws and case.positional:
+        return named("other random numbers", case.wrong)
     if case.positional:
         return None
-    got, _ = case.rerun(trees.rows(case.batch, orders(trees.number_of_examples(case.batch))[-1]))
-    leaves = [name for name in case.wrong_state if not case.holds(name, got.state[name][0])]
-    return named("order", leaves) if leaves else None
+    got, _ = case.rerun(case.shuffled)
+    if leaves := [name for name in case.wrong if not case.holds(name, got[name])]:
+        return named("other random numbers" if case.draws else "order", leaves)
+    return None
 
 
 def explain_metrics(case: Case) -> Cause:
     """The cause of wrong metrics."""
-    leaves, held, wanted = list(case.wrong_metrics), case.got.metrics, case.want_metrics
-    N = case.trial.N
+    N, copies, want = case.trial.N, case.got.metrics, case.update.metrics
+    leaves = list(want.wrong(copies))
     for device, (_, metrics) in enumerate(case.parts if N > 1 else []):
-        off = {name: trees.distance(held[name][device % len(held[name])], metrics[name]) for name in leaves}
-        if all(off[name] <= 4 * wanted.tolerance[name] for name in leaves):
+        off = {name: trees.distance(copies[name][device % len(copies[name])], metrics[name]) for name in leaves}
+        if all(off[name] <= 4 * want.tolerance[name] for name in leaves):
             return named("one device's metrics", leaves)
     for factor in (N, 1 / N) if N > 1 else ():
-        scaled = [
-            name for name in leaves if np.allclose(held[name][0], factor * wanted.values[name], rtol=CLEAR, atol=0)
-        ]
+        scaled = [n for n in leaves if np.allclose(copies[n][0], factor * want.values[n], rtol=CLEAR, atol=0)]
         if scaled:
             return named("scaled metrics", scaled, ratio=f"{factor:.3g}", N=N)
-    if case.wrong_state:
-        return named("follows", leaves)
-    return named("unknown", leaves)
+    return named("follows" if case.wrong else "unknown", leaves)

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pmapdp.verify.report import ArgumentsError
+
 
 def sharding(devices: Sequence[jax.Device], *axes: str) -> NamedSharding:
     """Over a mesh of one axis, `data`: replicated, or split along the first axis of an array."""
@@ -40,8 +42,8 @@ class Layout(NamedTuple):
 
     place_state: Callable[[Any, Sequence[jax.Device]], Any]
     place_batch: Callable[[Any, Sequence[jax.Device]], Any]  # from `[B, ...]`
-    # The state back to host arrays as one device has them. None where each leaf has the shape that it has there, or a
-    # leading device axis `[N, ...]`.
+    # The state back to arrays as one device has them. None where each leaf has the shape that it has there, or a
+    # leading device axis `[N, ...]`. Leaves that it returns as they are on the devices are compared on each of them.
     fetch: Callable[[Any], Any] | None = None
     place_key: Callable[[Any, Sequence[jax.Device]], Any] = replicate
     divides: bool = False  # whether B must be a multiple of N
@@ -58,10 +60,10 @@ def as_layout(layout: str | Layout | tuple) -> Layout:
     """A layout from its name or from functions.
 
     Raises:
-        ValueError: a name that does not exist.
+        ArgumentsError: it is neither.
     """
-    if isinstance(layout, str):
-        if layout not in LAYOUTS:
-            raise ValueError(f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give a Layout")
+    if isinstance(layout, str) and layout in LAYOUTS:
         return LAYOUTS[layout]
-    return layout if isinstance(layout, Layout) else Layout(*layout)
+    if isinstance(layout, tuple) and 2 <= len(layout) <= len(Layout._fields):
+        return Layout(*layout)
+    raise ArgumentsError(f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give a Layout")

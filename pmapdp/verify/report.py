@@ -3,11 +3,17 @@
 import json
 from typing import NamedTuple
 
+from pmapdp.errors import UserError
+
 PASSED, FAILED, NOT_CHECKED = "passed", "FAILED", "not checked"
 
 
 class VerificationError(AssertionError):
     """The step does not do what its reference does; the message is the report."""
+
+
+class ArgumentsError(UserError, ValueError):
+    """Arguments of `verify` that cannot be used, in one sentence."""
 
 
 class Check(NamedTuple):
@@ -17,7 +23,7 @@ class Check(NamedTuple):
     status: str  # passed, FAILED or not checked
     devices: tuple[int, ...] = ()  # the numbers of devices for which this holds
     sentence: str = ""  # what is wrong, its usual cause and its cure; or why it could not be checked
-    cause: str = ""  # its name in `pmapdp.verify.sentences.CAUSES`
+    cause: str = ""  # its name in `pmapdp.verify.mistakes.MISTAKES`
     # How far each leaf (each wrong one where it failed) is from the reference at most, and what rounding allows.
     leaves: dict[str, tuple[float, float]] | None = None
     update: int = 0  # number of the first wrong update, from 1; 0 where it does not apply

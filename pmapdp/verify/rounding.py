@@ -1,29 +1,34 @@
-"""What rounding may do: the precision of a program, and the spread of its reference under other orders of its batch.
+"""The reference's updates, and how far the step may be off: rounding is told from mistakes by the reference's spread.
 
 A difference is a mistake if it is larger than the tolerance of its leaf, the sum of
 
-- 20 times the spread: the largest change of the leaf when the reference takes its batch in another order, which changes
-  the order of additions as devices do;
-- a fraction of the leaf's own change in an update, for formulas that differ by more than the order: 1e-7 in float64
-  and 7e-4 in float32;
+- 20 times the spread: the largest change of the leaf when the numbers of state and batch change in their last place,
+  up or down at random (whole numbers stay, because they may count or index);
+- a fraction of the leaf's own change in an update, for formulas that differ by more than rounding at the start: 1e-7 if
+  the reference computes in float64, 7e-4 in float32, a tenth in bfloat16;
 - a few units in the last place of the values, and of the largest change of any leaf, because a gradient that should
   be zero consists of their rounding.
 
-So float64 sees mistakes of a relative 1e-7, and float32 those above 1 in 1,000.
+So float64 sees mistakes of a relative 1e-7, and float32 those above 1 in 1,000. The spread is that of a change in the
+last place and not of another order of the batch, because a program that draws a mask by place depends on the order.
 """
 
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pmapdp.verify import trees
-from pmapdp.verify.runs import given
+from pmapdp.verify.report import ArgumentsError
 
-ORDERS = 3
-MATRIX_PRODUCTS = ("dot_general", "conv_general_dilated")
+NUDGES = 3
 OF_THE_SPREAD = 20
 UNITS = 64
+NARROW_PRODUCT = re.compile(r"\b(f32|f16|bf16)\[\S* = (?:dot_general|conv_general_dilated)\[")
+TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 class Expected(NamedTuple):
@@ -32,75 +37,102 @@ class Expected(NamedTuple):
     values: dict[str, np.ndarray]
     tolerance: dict[str, float]
 
-    def differences(self, held: dict[str, list[np.ndarray]]) -> dict[str, float]:
+    def differences(self, copies: dict[str, list[np.ndarray]]) -> dict[str, float]:
         """How far each leaf is off, on the device where it is farthest."""
-        different = {name: {id(each): each for each in held[name]}.values() for name in self.values}
-        return {name: max(trees.distance(x, self.values[name]) for x in each) for name, each in different.items()}
+        return {name: max(trees.distance(x, value) for x in copies[name]) for name, value in self.values.items()}
 
-    def wrong(self, held: dict[str, list[np.ndarray]]) -> dict[str, float]:
-        """The leaves that are off by more than rounding, and by how much."""
-        return {name: size for name, size in self.differences(held).items() if size > self.tolerance[name]}
-
-
-def epsilon(tree: Any) -> float:
-    """The coarsest rounding unit of the floating-point leaves."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if trees.is_float(leaf)]
-    return max((float(jax.numpy.finfo(jax.numpy.result_type(leaf)).eps) for leaf in leaves), default=2.0**-52)
+    def wrong(self, copies: dict[str, list[np.ndarray]]) -> dict[str, tuple[float, float]]:
+        """The leaves that are off by more than rounding: by how much, and what rounding allows."""
+        sizes = self.differences(copies).items()
+        return {name: (size, self.tolerance[name]) for name, size in sizes if size > self.tolerance[name]}
 
 
-def expected(old: Any, new: Any, others: list[Any]) -> Expected:
+class Update(NamedTuple):
+    """One update of the reference, in host arrays as one device has them."""
+
+    arguments: tuple[Any, ...]  # state, batch, and the key where there is one
+    new: tuple[Any, Any]  # state and metrics that it returned
+    state: Expected  # the same by leaf, with tolerances
+    metrics: Expected
+
+
+def reference_updates(
+    reference: Callable, state: Any, batches: Sequence[Any], keys: Sequence[tuple], eps: float
+) -> list[Update]:
+    """The reference's updates, one on each batch; `eps` is the rounding unit in which it computes."""
+
+    def chain(state: Any, batches: Sequence[Any]) -> list[tuple[tuple, tuple[Any, Any]]]:
+        done = []
+        for batch, key in zip(batches, keys, strict=True):
+            arguments = (state, batch, *key)
+            new = call_reference(reference, arguments)
+            done.append((arguments, new))
+            state = new[0]
+        return done
+
+    others = [chain(*nudge((state, list(batches)), eps, seed)) for seed in range(NUDGES)]
+    updates = []
+    for number, (arguments, new) in enumerate(chain(state, batches)):
+        states, metrics = zip(*(other[number][1] for other in others), strict=True)
+        want_state = expected(trees.values(arguments[0]), new[0], states, eps)
+        updates.append(Update(arguments, new, want_state, expected({}, new[1], metrics, eps)))
+    return updates
+
+
+def call_reference(reference: Callable, arguments: tuple) -> tuple[Any, Any]:
+    """New state and metrics of one device, on the host."""
+    returned = trees.to_host(reference(*trees.to_host(arguments)))
+    if not (isinstance(returned, tuple | list) and len(returned) == 2):
+        raise ArgumentsError(f"the reference must return (state, metrics), and returns {trees.shown(returned)}")
+    return returned[0], returned[1]
+
+
+def nudge(tree: Any, eps: float, seed: int) -> Any:
+    """The tree with every fraction changed in its last place, up or down."""
+    random = np.random.default_rng(seed)
+
+    def change(leaf: Any) -> Any:
+        if not trees.is_float(leaf):
+            return leaf
+        leaf = np.asarray(leaf)
+        unit = max(eps, float(jnp.finfo(leaf.dtype).eps))
+        moved = leaf * (1 + unit * random.choice([-1, 1], leaf.shape))
+        return np.where(leaf == np.round(leaf), leaf, moved).astype(leaf.dtype)
+
+    return jax.tree.map(change, tree)
+
+
+def expected(old: dict[str, np.ndarray], new: Any, nudged: Sequence[Any], eps: float) -> Expected:
     """What the step must return, given what its reference returns.
 
     Args:
-        old: tree before the update; None for metrics.
+        old: leaves before the update; none for metrics.
         new: tree after the update.
-        others: the same with the batch in other orders; empty where the reference depends on the order.
+        nudged: the same from state and batch that were changed in their last place.
+        eps: rounding unit in which the reference computes.
     """
-    before, after, *spreads = map(trees.values, (old, new, *others))
-    change = {name: trees.largest(after[name] - before.get(name, 0)) for name in after}
-    largest = max((size for size in change.values() if np.isfinite(size)), default=0.0) if before else 0.0
-    tolerance = {}
+    after, spreads = trees.values(new), [trees.values(tree) for tree in nudged]
+    change = {name: trees.largest(value - old.get(name, 0)) for name, value in after.items()}
+    largest = max((size for size in change.values() if np.isfinite(size)), default=0.0) if old else 0.0
+    tolerance = dict.fromkeys(after, 0.0)
     for name, leaf in trees.named(new).items():
-        if trees.is_float(leaf):
-            eps = float(jax.numpy.finfo(jax.numpy.result_type(leaf)).eps)
-            spread = max((trees.distance(other[name], after[name]) for other in spreads), default=0.0)
-            size = max(trees.largest(after[name]), trees.largest(before.get(name, np.zeros(1))))
-            rounding = UNITS * eps * (size + largest) if np.isfinite(size) else 0.0
-            tolerance[name] = OF_THE_SPREAD * spread + eps**0.45 * change[name] + rounding
-        else:
-            tolerance[name] = 0.0
+        if trees.is_float(leaf) and np.isfinite(size := max(trees.largest(after[name]), change[name])):
+            unit = float(jnp.finfo(jnp.result_type(leaf)).eps)
+            spread = max(trees.distance(other[name], after[name]) for other in spreads)
+            of_change = max(eps, unit) ** 0.45 * change[name]
+            tolerance[name] = OF_THE_SPREAD * spread + of_change + UNITS * unit * (size + largest)
     compared = {name: after[name] for name, leaf in trees.named(new).items() if not trees.is_random(leaf)}
     return Expected(compared, tolerance)
 
 
-def orders(B: int) -> list[np.ndarray]:
-    """Orders of a batch of B examples: backwards, and two that mix devices (NumPy, seeds 1 and 2)."""
-    return [np.arange(B)[::-1]] + [np.random.default_rng(seed).permutation(B) for seed in range(1, ORDERS)]
-
-
-def computes_in_float64(reference: Any, state: Any, batch: Any, key: Any) -> str | None:
-    """None where the reference keeps float64 throughout, given float64; else why not, in words."""
-    arguments = given(state, batch, key)
-    try:
-        program = jax.make_jaxpr(reference)(*arguments)
-    except Exception as error:
-        return f"with float64 it raises {type(error).__name__}"
+def coarsest_type(reference: Callable, arguments: tuple) -> np.dtype:
+    """The coarsest type in which the reference makes matrix products or returns numbers of its state."""
     state, _ = jax.eval_shape(reference, *arguments)
-    if any(trees.is_float(leaf) and leaf.dtype != np.float64 for leaf in jax.tree.leaves(state)):
-        return "given float64, it returns a state of another type"
-    if any(
-        equation.primitive.name in MATRIX_PRODUCTS and equation.outvars[0].aval.dtype == np.float32
-        for equation in equations(program.jaxpr)
-    ):
-        return "given float64, it computes matrix products in float32"
-    return None
+    found = {jnp.dtype(TYPES[name]) for name in NARROW_PRODUCT.findall(program_text(reference, arguments))}
+    found |= {leaf.dtype for leaf in jax.tree.leaves(state) if trees.is_float(leaf)}
+    return max(found, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float64"))
 
 
-def equations(jaxpr: Any):
-    """All equations of a jaxpr, those of the functions that it calls included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in jax.tree.leaves(tuple(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
+def program_text(function: Callable, arguments: Sequence[Any]) -> str:
+    """The jaxpr of a function, as JAX prints it."""
+    return str(jax.make_jaxpr(function)(*arguments))

@@ -11,11 +11,12 @@ import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import Layout
-from pmapdp.verify.sentences import sentence
+from pmapdp.verify.mistakes import named
+from pmapdp.verify.rounding import Update
 
-HERE = os.path.dirname(__file__)
-LIBRARIES = ("site-packages", "dist-packages", "<frozen", HERE)
+LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(__file__))
 DELETED = "has been deleted"  # in the message of JAX for an array whose memory was donated
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class StepFailedError(Exception):
@@ -27,15 +28,14 @@ class StepFailedError(Exception):
 
 
 class Outcome(NamedTuple):
-    """What an update returned, by leaf: a list with a host array for each device (or one alone, as in `per_device`)."""
+    """What an update returned, by leaf: a list of the copies that the devices hold, as host arrays."""
 
     state: dict[str, list[np.ndarray]]
     metrics: dict[str, list[np.ndarray]]
-    disagreement: dict[str, float]  # of the shards that should be equal
 
 
 class Trial(NamedTuple):
-    """A step on some devices beside its reference; all arguments are host arrays as one device has them."""
+    """A step on some devices beside its reference."""
 
     step: Callable  # (state, batch, key) -> (state, metrics), or without `key` where that is None
     reference: Callable  # the same
@@ -47,71 +47,92 @@ class Trial(NamedTuple):
         """Number of devices."""
         return len(self.devices)
 
-    def run_reference(self, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        """New state and metrics of one device, on the host."""
-        return trees.to_host(call(self.reference, *trees.to_host((state, batch, key))))
+    def place(self, update: Update) -> tuple[Any, ...]:
+        """The arguments of the step on the devices, by the layout; their memory is nobody else's."""
+        return self.place_state(update), *self.place_rest(update)
 
-    def place(self, state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        """The arguments of the step on the devices; their memory is nobody else's."""
-        return self.place_state(trees.to_host(state)), *self.place_rest(batch, key)
-
-    def place_state(self, state: Any) -> Any:
-        """The state on the devices, by the layout."""
+    def place_state(self, update: Update) -> Any:
+        """The state before the update on the devices."""
         with user_code("the layout", self.N):
-            return self.layout.place_state(state, self.devices)
+            return self.layout.place_state(trees.to_host(update.arguments[0]), self.devices)
 
-    def place_rest(self, batch: Any, key: Any) -> tuple[Any, Any]:
-        """Batch and key on the devices, by the layout."""
-        batch, key = trees.to_host((batch, key))
+    def place_rest(self, update: Update) -> tuple[Any, ...]:
+        """The batch, and the key where there is one, on the devices."""
+        batch, *key = trees.to_host(update.arguments[1:])
         with user_code("the layout", self.N):
-            key = None if key is None else self.layout.place_key(key, self.devices)
-            return jax.block_until_ready((self.layout.place_batch(batch, self.devices), key))
+            key = [self.layout.place_key(each, self.devices) for each in key]
+            return jax.block_until_ready((self.layout.place_batch(batch, self.devices), *key))
 
-    def call(self, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    def call(self, *placed: Any) -> tuple[Any, Any]:
         """The step on placed arguments; what it returns has been computed."""
         with user_code("the step", self.N):
-            return jax.block_until_ready(call(self.step, state, batch, key))
+            returned = jax.block_until_ready(self.step(*placed))
+        if not (isinstance(returned, tuple | list) and len(returned) == 2):
+            raise StepFailedError(f"the step must return (state, metrics), and returns {trees.shown(returned)}")
+        return returned[0], returned[1]
 
-    def run(self, state: Any, batch: Any, key: Any, like: tuple[Any, Any]) -> Outcome:
-        """One update by the step; `like` is what the reference returns."""
-        return self.read(*self.call(*self.place(state, batch, key)), like)
+    def run(self, update: Update) -> Outcome:
+        """The update by the step, from the reference's state."""
+        return self.read(*self.call(*self.place(update)), update)
 
-    def read(self, state: Any, metrics: Any, like: tuple[Any, Any]) -> Outcome:
+    def read(self, state: Any, metrics: Any, update: Update) -> Outcome:
         """What the devices hold, before the next update donates it."""
-        disagreement = {name: trees.disagreement(leaf) for name, leaf in trees.named(state).items()}
         if self.layout.fetch is not None:
             with user_code("fetch of the layout", self.N):
                 state = self.layout.fetch(state)
-        return Outcome(self.leaves(state, like[0], "state"), self.leaves(metrics, like[1], "metrics"), disagreement)
+        return Outcome(self.copies(state, update.new[0], "state"), self.copies(metrics, update.new[1], "metrics"))
 
-    def leaves(self, got: Any, like: Any, what: str) -> dict[str, list[np.ndarray]]:
-        """A tree as what each device holds of each leaf, compared in names and shapes with the reference's."""
-        got, like = trees.named(got), trees.named(like)
-        if missing := sorted(set(like) ^ set(got)):
-            where = "the step" if missing[0] in got else "the reference"
+    def copies(self, got: Any, wanted: Any, what: str) -> dict[str, list[np.ndarray]]:
+        """The devices' copies of each leaf of a tree, compared in names and shapes with what the reference returns."""
+        got, wanted = trees.named(got), trees.named(wanted)
+        if missing := sorted(set(wanted) ^ set(got)):
+            here, there = ("the step", "the reference") if missing[0] in got else ("the reference", "the step")
             raise StepFailedError(
-                f"the {what} has a leaf {missing[0]} in what {where} returns and not in what the other one returns; "
+                f"the {what} has a leaf {missing[0]} in what {here} returns and not in what {there} returns; "
                 "both must return the same pytree"
             )
-        held = {name: trees.per_device(got[name], np.shape(like[name]), self.N) for name in like}
-        for name, values in held.items():
-            if values is None:
+        held = {}
+        for name, leaf in wanted.items():
+            copies = trees.copies(got[name], np.shape(leaf), self.N)
+            if copies is None:
                 raise StepFailedError(
-                    f"the {what}'s leaf {name} has the shape {list(np.shape(got[name]))}, and "
-                    f"{list(np.shape(like[name]))} in the reference; on {self.N} devices it may have that shape, or "
-                    f"{[self.N, *np.shape(like[name])]} with a device axis (or give a Layout with your own fetch)"
+                    f"the {what}'s leaf {name} has the shape {list(np.shape(got[name]))}, and {list(np.shape(leaf))} "
+                    f"in the reference; on {self.N} devices it may have that shape, or "
+                    f"{[self.N, *np.shape(leaf)]} with a device axis (or give a Layout with your own fetch)"
                 )
-        return held  # type: ignore[return-value]
+            held[name] = copies
+        return held
 
 
-def given(state: Any, batch: Any, key: Any) -> list[Any]:
-    """The arguments of a step or a reference: with a key where there is one."""
-    return [state, batch] if key is None else [state, batch, key]
+class Ran(NamedTuple):
+    """The step's updates on N devices, each on the state that the one before returned."""
+
+    trial: Trial
+    outcomes: list[Outcome]  # what each returned
+    compilations: list[int]  # programs compiled in each
+    placed: tuple[Any, ...]  # state after the last update; batch and key of the first
 
 
-def call(function: Callable, state: Any, batch: Any, key: Any) -> Any:
-    """What a step or a reference returns."""
-    return function(*given(state, batch, key))
+def step_updates(trial: Trial, updates: list[Update]) -> Ran:
+    """Make the reference's updates by the step."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        if event == COMPILED:
+            compiled.append(event)
+
+    state = trial.place_state(updates[0])
+    outcomes, compilations = [], []
+    for update in updates:
+        rest, before = trial.place_rest(update), len(compiled)
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            state, metrics = trial.call(state, *rest)
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+        compilations.append(len(compiled) - before)
+        outcomes.append(trial.read(state, metrics, update))
+    return Ran(trial, outcomes, compilations, (state, *trial.place_rest(updates[0])))
 
 
 @contextlib.contextmanager
@@ -122,8 +143,8 @@ def user_code(what: str, N: int) -> Iterator[None]:
     except Exception as error:
         message = f"{what} raised an error on {N} device{'s' * (N > 1)}, {blame(error)}"
         if DELETED in str(error):
-            cause = "used after donation"
-            raise StepFailedError(f"{message} {sentence(cause)}", cause) from error
+            cause, cure = named("used after donation")
+            raise StepFailedError(f"{message} {cure}", cause) from error
         raise StepFailedError(message) from error
 
 

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pmapdp.verify.report import ArgumentsError
+
 
 def name(path: Any) -> str:
     """A leaf's path in words."""
@@ -30,6 +32,17 @@ def is_key(leaf: Any) -> bool:
 def is_random(leaf: Any) -> bool:
     """Whether this leaf drives random numbers: a key, or uint32 as in raw keys and the counters of `nnx.Rngs`."""
     return is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
+
+
+def reseed(tree: Any) -> Any:
+    """The tree with other seeds in its random leaves."""
+
+    def another(leaf: Any) -> Any:
+        if not is_random(leaf):
+            return leaf
+        return jax.random.fold_in(leaf, 7919) if is_key(leaf) else np.asarray(leaf) + np.uint32(7919)
+
+    return jax.tree.map(another, tree)
 
 
 def is_float(leaf: Any) -> bool:
@@ -60,15 +73,19 @@ def number_of_examples(batch: Any) -> int:
     """B of a batch whose leaves are `[B, ...]`.
 
     Raises:
-        ValueError: the leaves do not have one leading axis in common.
+        ArgumentsError: the leaves do not have one leading axis in common, or no examples.
     """
-    sizes = {name: np.shape(leaf)[:1] for name, leaf in named(batch).items()}
-    if len(set(sizes.values())) != 1 or () in sizes.values():
-        shapes = ", ".join(f"{name} {list(np.shape(leaf))}" for name, leaf in named(batch).items())
-        raise ValueError(
-            f"the leaves of the batch have the shapes {shapes}: all must start with the same axis, [B, ...]"
-        )
-    return next(iter(sizes.values()))[0]
+    shapes = {name: list(np.shape(leaf)) for name, leaf in named(batch).items()}
+    sizes = {tuple(shape[:1]) for shape in shapes.values()}
+    if len(sizes) != 1 or () in sizes or (0,) in sizes:
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "nothing"
+        raise ArgumentsError(f"the batch holds {found}: all leaves must start with the same axis of examples, [B, ...]")
+    return next(iter(sizes))[0]
+
+
+def shown(value: Any) -> str:
+    """What a function returned, in words."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 
 def rows(batch: Any, index: Any) -> Any:
@@ -83,34 +100,24 @@ def parts(batch: Any, N: int) -> list[Any]:
     return [rows(batch, slice(start, start + b)) for start in range(0, B, b)]
 
 
-def per_device(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None:
-    """What each device holds of a leaf that has `shape` on one device.
+def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None:
+    """The copies that N devices hold of a leaf that has `shape` on one device.
 
     Returns:
-        N arrays where the leaf is replicated or stacked `[N, *shape]`; one where it is sharded or on one device; None
-        where it has another shape.
+        N arrays where the leaf is replicated or stacked `[N, *shape]`; fewer where it is sharded; None where it has
+        another shape.
     """
     if np.shape(leaf) == (N, *shape):
-        values = numbers(leaf)
-        return [values[d] for d in range(N)]
+        return list(numbers(leaf))
     if np.shape(leaf) != shape:
         return None
-    if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_replicated:
-        first = numbers(leaf.addressable_shards[0].data)
-        held = (np.asarray(shard.data) for shard in leaf.addressable_shards)
-        return [first if np.array_equal(each, first) else numbers(each) for each in held]
-    return [numbers(leaf)]
-
-
-def disagreement(leaf: Any) -> float:
-    """Largest difference between shards of a leaf that should be equal, since they stand for the same slice of it."""
     if not isinstance(leaf, jax.Array) or is_key(leaf):
-        return 0.0
-    slices: dict[str, list[np.ndarray]] = {}
+        return [numbers(leaf)]
+    found: dict[int, np.ndarray] = {}
     for shard in leaf.addressable_shards:
-        slices.setdefault(str(shard.index), []).append(np.asarray(shard.data))
-    pairs = ((first, other) for first, *others in slices.values() for other in others)
-    return max((distance(numbers(a), numbers(b)) for a, b in pairs if not np.array_equal(a, b)), default=0.0)
+        part = numbers(shard.data)
+        found.setdefault(shard.replica_id, np.empty(shape, part.dtype))[shard.index] = part
+    return list(found.values())
 
 
 def largest(values: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""The function that users call: which devices, which precision, which checks."""
+"""The function that users call: with which devices, in which precision, and the checks one after the other."""
 
 import functools
 import time
@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from pmapdp.verify import trees
+from pmapdp.verify import checks, efficiency, trees
 from pmapdp.verify.layouts import Layout, as_layout
-from pmapdp.verify.report import FAILED, NOT_CHECKED, Check, Report
-from pmapdp.verify.rounding import computes_in_float64
-from pmapdp.verify.runs import Trial
-from pmapdp.verify.suite import Program, run_checks
+from pmapdp.verify.mistakes import named
+from pmapdp.verify.report import FAILED, NOT_CHECKED, ArgumentsError, Check, Report
+from pmapdp.verify.rounding import Update, coarsest_type, reference_updates
+from pmapdp.verify.runs import Ran, StepFailedError, Trial, step_updates, user_code
 
 COUNTS = (1, 2, 4, 8)
 
@@ -61,53 +62,123 @@ def verify(
         The report. An error that the step raises is a check that failed; one of the reference is raised.
 
     Raises:
-        ValueError: arguments that contradict each other.
+        ArgumentsError: arguments that cannot be used, in one sentence; it is a ValueError.
 
-    It cannot see: a wrong scale of the gradient that clipping hides in every update here; a mistake that the reference
-    makes too; transfers from the device to the host where both share memory, as on CPUs; mistakes that other data would
-    show; in float32, differences below a thousandth of an update. It cannot tell a summed gradient from a learning
-    rate times N under plain gradient descent. Where several operations couple the devices (batch norm over the global
-    batch, clipping), it sees a difference but may not know the cause.
+    What it cannot see is in docs/verify.md.
     """
     started = time.perf_counter()
     if (step is None) == (make_step is None):
-        raise ValueError("verify takes either step, for all devices, or make_step, a function of the devices")
-    devices = list(jax.devices() if devices is None else devices)
+        raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
+    devices, layout = list(jax.devices() if devices is None else devices), as_layout(layout)
     if counts is None:
         counts = [len(devices)] if make_step is None else [N for N in COUNTS if len(devices) >= N]
-    if bad := [N for N in counts if not 1 <= N <= len(devices)]:
-        raise ValueError(f"counts={list(counts)} asks for {bad[0]} devices: there are {len(devices)}")
+    if not counts or not all(1 <= N <= len(devices) for N in counts):
+        raise ArgumentsError(f"counts={list(counts)}: give numbers of devices from 1 to {len(devices)}")
     if updates < 1:
-        raise ValueError(f"updates={updates} makes no update: give 1 or more, for example 3")
+        raise ArgumentsError(f"updates={updates} makes no update: give 1 or more, for example 3")
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
-    trees.number_of_examples(batches[0])
-    key_of = key if callable(key) else (lambda update: key)
+    able = dividing(layout, counts, batches)
+    if not able:
+        raise ArgumentsError(f"{indivisible(batches)} over {max(counts)} devices: give one of {8 * max(counts)}")
+    keys = [() if key is None else (key(n) if callable(key) else key,) for n in range(updates)]
+    reference = reference if hasattr(reference, "lower") else jax.jit(reference)
     maker: Any = make_step or functools.partial(lambda step, devices: step, step)
-    plain = Trial(compiled(reference), compiled(reference), as_layout(layout), devices)
-    program = Program(maker, plain, key_of, sorted(counts))
+    run = functools.partial(run_checks, maker, Trial(reference, reference, layout, devices), able, keys)
 
-    why_not = "as asked" if float64 is False else None
-    if why_not is None:
+    given, why_not = (state, batches, last_batch), "as asked" if float64 is False else ""
+    if not why_not:
         with jax.enable_x64(True):
-            wide = trees.to_host((state, batches, last_batch), jax.numpy.float64)
-            why_not = computes_in_float64(reference, wide[0], wide[1][0], key_of(0))
-            if why_not is None:
-                found = run_checks(program, *wide)
-                raised = any(check.name == "runs" and check.status == FAILED for check in found)
-                why_not = "the step raises an error with float64" if raised and float64 is None else None
-    if why_not is not None:
+            wide = trees.to_host(given, np.float64)
+            why_not = why_not_float64(reference, (wide[0], wide[1][0], *keys[0]))
+            if not why_not:
+                found = run(*wide)
+                if float64 is None and any(check.name == "runs" and check.status == FAILED for check in found):
+                    why_not = "the step raises an error with float64"
+    if why_not:
         if float64:
-            raise ValueError(f"float64=True cannot be had: {why_not}; leave it out")
-        found = run_checks(program, *trees.to_host((state, batches, last_batch)))
+            raise ArgumentsError(f"float64=True cannot be had: {why_not}; leave it out")
+        found = run(*trees.to_host(given))
+    if rest := tuple(sorted(set(counts) - set(able))):
+        found.append(Check("runs", NOT_CHECKED, rest, f"{indivisible(batches)}; a Layout of your own can pad them"))
     if make_step is None and len(counts) == 1:
         other = "a step is made for one number; give make_step, or counts where the step takes any number"
         found.append(Check("other numbers of devices", NOT_CHECKED, (), other))
-    precision = "float64" if why_not is None else f"the given precision, not float64 ({why_not})"
+    precision = f"the given precision, not float64 ({why_not})" if why_not else "float64"
     return Report(found, precision, time.perf_counter() - started)
 
 
-def compiled(reference: Callable) -> Callable:
-    """The reference, jitted unless it is already."""
-    if hasattr(reference, "lower"):
-        return reference
-    return jax.jit(reference)
+def run_checks(
+    make_step: Callable[..., Any],
+    plain: Trial,
+    counts: Sequence[int],
+    keys: list,
+    state: Any,
+    batches: list,
+    last_batch: Any,
+) -> list[Check]:
+    """All checks in one precision."""
+    eps = float(jax.numpy.finfo(coarsest_type(plain.reference, (state, batches[0], *keys[0]))).eps)
+    updates = reference_updates(plain.reference, state, batches, keys, eps)
+    rans, found = run_counts(make_step, plain, counts, updates)
+    if not rans:
+        return found
+    most = rans[max(rans)]
+    random = checks.random_numbers_advance(most, updates)
+    for check in checks.same_results(rans, updates):
+        if random.status == FAILED and check.cause in ("unknown", "other random numbers"):
+            cause, text = named("follows")
+            check = check._replace(cause=cause, sentence=text)
+        found.append(check)
+    found.append(random)
+    name = "same update, last batch"
+    if last_batch is None:
+        found.append(Check(name, NOT_CHECKED, (), "give last_batch, if yours is uneven or padded"))
+    elif any(check.status == FAILED for check in found):
+        found.append(Check(name, NOT_CHECKED, (), "correct the other updates first"))
+    elif able := dividing(plain.layout, counts, [last_batch]):
+        last = reference_updates(plain.reference, state, [last_batch], keys[:1], eps)
+        last_rans, failed = run_counts(make_step, plain, able, last)
+        found += failed + checks.same_results(last_rans, last, ", last batch")
+    else:
+        found.append(Check(name, NOT_CHECKED, (), f"{indivisible([last_batch])}; a Layout of your own can pad them"))
+    found.append(efficiency.work_is_split(most, updates[0]))
+    found.append(efficiency.compiled_once(rans))
+    found.append(efficiency.no_transfers(most))
+    return found
+
+
+def run_counts(
+    make_step: Callable, plain: Trial, counts: Sequence[int], updates: list[Update]
+) -> tuple[dict[int, Ran], list[Check]]:
+    """The step's updates by the number of devices, and the failed checks of those on which it does not work."""
+    rans, failed = {}, []
+    for N in sorted(counts):
+        devices = plain.devices[:N]
+        try:
+            with user_code("make_step", N):
+                trial = plain._replace(step=make_step(devices), devices=devices)
+            rans[N] = step_updates(trial, updates)
+        except StepFailedError as error:
+            failed.append(Check("runs", FAILED, (N,), str(error), error.cause))
+    return rans, failed
+
+
+def why_not_float64(reference: Callable, arguments: tuple) -> str:
+    """Why the reference does not keep float64, given float64; empty where it does."""
+    try:
+        coarsest = coarsest_type(reference, arguments)
+    except Exception as error:
+        return f"with float64 it raises {type(error).__name__}"
+    return "" if coarsest == np.float64 else f"given float64, it computes in {coarsest}"
+
+
+def dividing(layout: Layout, counts: Sequence[int], batches: Sequence[Any]) -> list[int]:
+    """The numbers of devices over which a layout can divide these batches."""
+    sizes = [trees.number_of_examples(batch) for batch in batches]
+    return [N for N in counts if not layout.divides or all(B % N == 0 for B in sizes)]
+
+
+def indivisible(batches: Sequence[Any]) -> str:
+    """The start of a sentence about batches that do not divide."""
+    sizes = sorted({trees.number_of_examples(batch) for batch in batches})
+    return f"a batch of {' or '.join(map(str, sizes))} examples does not divide"

@@ -20,23 +20,33 @@ from launch import environment, python
 from pmapdp.errors import run_command
 from pmapdp.verify import Layout, VerificationError, verify
 from pmapdp.verify.__main__ import main
-from pmapdp.verify.sentences import CAUSES
+from pmapdp.verify.mistakes import MISTAKES
 
 WAYS = ("pmap", "shard_map", "jit")
 # Under jit, arrays are those of the whole batch and the compiler adds the collectives: these cannot be made there.
 NOT_UNDER_JIT = {"no all-reduce", "left out", "drift"}
-# In the order of the table in docs/verify.md: what the reader may do wrong, and under which ways it can be done.
-PLANTS = [
-    (cause, [way for way in WAYS if not (way == "jit" and cause in NOT_UNDER_JIT)])
-    for cause in (
-        "no all-reduce", "left out", "sum for mean", "averaged twice", "check_vma", "mean of means",
-        "local statistics", "averaged statistics", "local normalisation", "same mask", "other random numbers",
-        "key stands still", "dropped", "counted twice", "nonlinear", "drift",
-        "one device's metrics", "scaled metrics", "learning rate", "weight decay", "every device computes everything",
-        "recompilation", "used after donation", "transfer", "place decides",
-    )
-]  # fmt: skip
-PLANTS = [(cause, ["shard_map"] if cause == "check_vma" else ways) for cause, ways in PLANTS]
+# The plants of `programs.py`, each with the sentence that names it: its own, where none is given here.
+PLANTS = (
+    "no all-reduce", "left out", "sum for mean", "learning rate", "check_vma", "averaged twice", "weight decay",
+    "mean of means", "local normalisation", "local statistics", "averaged statistics", "nonlinear", "same mask",
+    "other random numbers", "key stands still", "dropped", "counted twice", "place decides", "drift",
+    "one device's metrics", "scaled metrics", "every device computes everything", "recompilation", "transfer",
+    "used after donation",
+)  # fmt: skip
+CAUSE = {
+    "left out": "no all-reduce", "learning rate": "sum for mean", "local normalisation": "mean of means",
+    "averaged statistics": "local statistics", "counted twice": "counted unequally",
+    "place decides": "counted unequally",
+}  # fmt: skip
+
+
+def ways(mistake):
+    """Under which of `WAYS` a mistake can be made."""
+    if mistake == "check_vma":
+        return ("shard_map",)
+    return tuple(way for way in WAYS if not (way == "jit" and mistake in NOT_UNDER_JIT))
+
+
 QUICK = {
     ("no all-reduce", "pmap"), ("sum for mean", "jit"), ("check_vma", "shard_map"), ("mean of means", "pmap"),
     ("local statistics", "shard_map"), ("same mask", "pmap"), ("dropped", "jit"), ("nonlinear", "shard_map"),
@@ -61,22 +71,22 @@ def report_on(way, mistake, **arguments):
 
 def pattern(cause):
     """The sentence of a cause as a regular expression, for any values in it."""
-    return re.sub(r"\\{.*?\\}", ".+", re.escape(CAUSES[cause][1]))
+    return re.sub(r"\\{.*?\\}", ".+", re.escape(MISTAKES[cause][1]))
 
 
 @pytest.mark.parametrize(
     ("mistake", "way"),
     [
-        pytest.param(cause, way, marks=() if (cause, way) in QUICK else pytest.mark.slow)
-        for cause, ways in PLANTS
-        for way in ways
+        pytest.param(mistake, way, marks=() if (mistake, way) in QUICK else pytest.mark.slow)
+        for mistake in PLANTS
+        for way in ways(mistake)
     ],
 )
 def test_a_planted_mistake_is_found_and_named(mistake, way):
-    report = report_on(way, mistake)
-    assert report.causes == [mistake], str(report)
-    assert any(re.search(pattern(mistake), check.sentence) for check in report.failed), str(report)
-    with pytest.raises(VerificationError, match=pattern(mistake)):
+    report, cause = report_on(way, mistake), CAUSE.get(mistake, mistake)
+    assert report.causes == [cause], str(report)
+    assert any(re.search(pattern(cause), check.sentence) for check in report.failed), str(report)
+    with pytest.raises(VerificationError, match=pattern(cause)):
         report.require()
 
 
@@ -116,7 +126,7 @@ def test_which_examples_and_which_leaves_are_named():
     dropped = report_on("jit", "dropped").failed[0]
     assert "Examples 15 have no influence" in dropped.sentence
     left_out = report_on("pmap", "left out").failed[0]
-    assert left_out.sentence.startswith("optimizer/logits/b, params/logits/b: every device keeps")
+    assert left_out.sentence.startswith("optimizer/logits/b, params/logits/b: every device makes")
 
 
 def halved(state, batch):
@@ -152,14 +162,16 @@ def test_a_program_that_does_not_keep_float64_is_compared_in_its_own_type():
 
     report = verify(reference=reference, step=jax.jit(reference), layout="sharded", **HALVED)
     assert report.ok
-    assert "given float64, it returns a state of another type" in report.precision
+    assert "given float64, it computes in float32" in report.precision
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({}, "either step, for all devices, or make_step"),
-        ({"step": halved, "counts": [9000]}, "asks for 9000 devices"),
+        ({"step": halved, "counts": [9000]}, r"counts=\[9000\]: give numbers of devices from 1 to"),
+        ({"step": halved, "updates": 0}, "updates=0 makes no update"),
+        ({"step": halved, "layout": 3}, "unknown layout 3: choose from stacked"),
         ({"step": halved, "layout": "staked"}, "unknown layout 'staked': choose from stacked"),
         ({"step": halved, "batch": {"x": np.ones((8, 3)), "y": np.ones(4)}}, "x \\[8, 3\\], y \\[4\\]"),
     ],
@@ -224,9 +236,10 @@ def test_a_wrong_command_is_one_sentence(capsys, arguments, said):
 
 def test_the_page_shows_every_planted_mistake_and_its_sentence():
     page = PAGE.read_text()
-    for cause, ways in PLANTS:
-        short, text = CAUSES[cause]
-        found = " | ".join("found" if way in ways else "cannot be made" for way in WAYS)
+    for cause in {CAUSE.get(mistake, mistake): None for mistake in PLANTS}:
+        short, text = MISTAKES[cause]
+        possible = {way for mistake in PLANTS if CAUSE.get(mistake, mistake) == cause for way in ways(mistake)}
+        found = " | ".join("found" if way in possible else "cannot be made" for way in WAYS)
         assert f"| {short} | {found} | {text} |" in page, cause
 
 
