@@ -77,13 +77,10 @@ def verify(
     if updates < 1:
         raise ArgumentsError(f"updates={updates} makes no update: give 1 or more, for example 3")
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
-    able = dividing(layout, counts, batches)
-    if not able:
-        raise ArgumentsError(f"{indivisible(batches)} over {max(counts)} devices: give one of {8 * max(counts)}")
     keys = [() if key is None else (key(n) if callable(key) else key,) for n in range(updates)]
     reference = reference if hasattr(reference, "lower") else jax.jit(reference)
     maker: Any = make_step or functools.partial(lambda step, devices: step, step)
-    run = functools.partial(run_checks, maker, Trial(reference, reference, layout, devices), able, keys)
+    run = functools.partial(run_checks, maker, Trial(reference, reference, layout, devices), sorted(counts), keys)
 
     given, why_not = (state, batches, last_batch), "as asked" if float64 is False else ""
     if not why_not:
@@ -98,8 +95,8 @@ def verify(
         if float64:
             raise ArgumentsError(f"float64=True cannot be had: {why_not}; leave it out")
         found = run(*trees.to_host(given))
-    if rest := tuple(sorted(set(counts) - set(able))):
-        found.append(Check("runs", NOT_CHECKED, rest, f"{indivisible(batches)}; a Layout of your own can pad them"))
+    if all(check.status == NOT_CHECKED for check in found):
+        raise ArgumentsError(f"nothing can be checked: {found[0].sentence}")
     if make_step is None and len(counts) == 1:
         other = "a step is made for one number; give make_step, or counts where the step takes any number"
         found.append(Check("other numbers of devices", NOT_CHECKED, (), other))
@@ -108,18 +105,13 @@ def verify(
 
 
 def run_checks(
-    make_step: Callable[..., Any],
-    plain: Trial,
-    counts: Sequence[int],
-    keys: list,
-    state: Any,
-    batches: list,
-    last_batch: Any,
+    make_step: Callable, plain: Trial, counts: list[int], keys: list, state: Any, batches: list, last_batch: Any
 ) -> list[Check]:
     """All checks in one precision."""
+    step_of = functools.cache(lambda N: make_step(plain.devices[:N]))
     eps = float(jax.numpy.finfo(coarsest_type(plain.reference, (state, batches[0], *keys[0]))).eps)
     updates = reference_updates(plain.reference, state, batches, keys, eps)
-    rans, found = run_counts(make_step, plain, counts, updates)
+    rans, found = run_counts(step_of, plain, counts, updates)
     if not rans:
         return found
     most = rans[max(rans)]
@@ -135,12 +127,10 @@ def run_checks(
         found.append(Check(name, NOT_CHECKED, (), "give last_batch, if yours is uneven or padded"))
     elif any(check.status == FAILED for check in found):
         found.append(Check(name, NOT_CHECKED, (), "correct the other updates first"))
-    elif able := dividing(plain.layout, counts, [last_batch]):
-        last = reference_updates(plain.reference, state, [last_batch], keys[:1], eps)
-        last_rans, failed = run_counts(make_step, plain, able, last)
-        found += failed + checks.same_results(last_rans, last, ", last batch")
     else:
-        found.append(Check(name, NOT_CHECKED, (), f"{indivisible([last_batch])}; a Layout of your own can pad them"))
+        last = reference_updates(plain.reference, state, [last_batch], keys[:1], eps)
+        last_rans, others = run_counts(step_of, plain, counts, last)
+        found += others + checks.same_results(last_rans, last, ", last batch")
     found.append(efficiency.work_is_split(most, updates[0]))
     found.append(efficiency.compiled_once(rans))
     found.append(efficiency.no_transfers(most))
@@ -148,19 +138,23 @@ def run_checks(
 
 
 def run_counts(
-    make_step: Callable, plain: Trial, counts: Sequence[int], updates: list[Update]
+    step_of: Callable, plain: Trial, counts: list[int], updates: list[Update]
 ) -> tuple[dict[int, Ran], list[Check]]:
-    """The step's updates by the number of devices, and the failed checks of those on which it does not work."""
-    rans, failed = {}, []
-    for N in sorted(counts):
-        devices = plain.devices[:N]
+    """The step's updates by the number of devices, and what to report of those on which it cannot be run."""
+    rans, others = {}, []
+    sizes = [trees.number_of_examples(update.arguments[1]) for update in updates]
+    for N in counts:
+        if plain.layout.divides and (odd := [B for B in sizes if B % N]):
+            why = f"{odd[0]} examples do not divide over {N} devices; a Layout of your own can pad them"
+            others.append(Check("runs", NOT_CHECKED, (N,), why))
+            continue
         try:
             with user_code("make_step", N):
-                trial = plain._replace(step=make_step(devices), devices=devices)
-            rans[N] = step_updates(trial, updates)
+                step = step_of(N)
+            rans[N] = step_updates(plain._replace(step=step, devices=plain.devices[:N]), updates)
         except StepFailedError as error:
-            failed.append(Check("runs", FAILED, (N,), str(error), error.cause))
-    return rans, failed
+            others.append(Check("runs", FAILED, (N,), str(error), error.cause))
+    return rans, others
 
 
 def why_not_float64(reference: Callable, arguments: tuple) -> str:
@@ -170,15 +164,3 @@ def why_not_float64(reference: Callable, arguments: tuple) -> str:
     except Exception as error:
         return f"with float64 it raises {type(error).__name__}"
     return "" if coarsest == np.float64 else f"given float64, it computes in {coarsest}"
-
-
-def dividing(layout: Layout, counts: Sequence[int], batches: Sequence[Any]) -> list[int]:
-    """The numbers of devices over which a layout can divide these batches."""
-    sizes = [trees.number_of_examples(batch) for batch in batches]
-    return [N for N in counts if not layout.divides or all(B % N == 0 for B in sizes)]
-
-
-def indivisible(batches: Sequence[Any]) -> str:
-    """The start of a sentence about batches that do not divide."""
-    sizes = sorted({trees.number_of_examples(batch) for batch in batches})
-    return f"a batch of {' or '.join(map(str, sizes))} examples does not divide"

@@ -156,6 +156,25 @@ def plain_arrays_with_pmap():
     return {"reference": plain_step, "make_step": make_step, "state": plain_params(), "batch": data(), "layout": layout}
 
 
+def mixed_precision_with_pmap():
+    """Matrix products in bfloat16, parameters in the given type."""
+
+    def loss_of(params, batch):
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), {**params, "x": batch["x"]})
+        logits = (jnp.tanh(half["x"] @ half["w"]) @ half["v"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+
+    def step(params, batch, average=lambda tree: tree):
+        loss, gradients = average(jax.value_and_grad(loss_of)(params, batch))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    def make_step(devices):
+        mapped = lambda *given: step(*given, lambda tree: lax.pmean(tree, AXIS))  # noqa: E731
+        return jax.pmap(mapped, AXIS, in_axes=(None, 0), out_axes=None, devices=devices)
+
+    return plain_arrays_with_pmap() | {"reference": step, "make_step": make_step}
+
+
 def gradient_accumulation():
     """Two micro-batches in a loop on each device, then one all-reduce."""
 

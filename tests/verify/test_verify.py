@@ -122,6 +122,13 @@ def test_a_right_program_passes(program, float64):
     assert same == [(1, 2, 4, 8)], str(report)
 
 
+@pytest.mark.slow
+def test_a_right_program_in_mixed_precision_passes():
+    report = verify(**right_programs.mixed_precision_with_pmap())
+    assert report.ok, str(report)
+    assert "given float64, it computes in bfloat16" in report.precision
+
+
 def test_which_examples_and_which_leaves_are_named():
     dropped = report_on("jit", "dropped").failed[0]
     assert "Examples 15 have no influence" in dropped.sentence
@@ -144,6 +151,44 @@ def test_an_error_of_the_step_is_shown_with_its_line():
     report = verify(reference=halved, step=step, **HALVED, counts=[2])
     assert [check.name for check in report.failed] == ["runs"]
     assert re.search(r"test_verify\.py:\d+ in step: KeyError: 'z'", str(report))
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda state, loss: state, "the step must return (state, metrics), and returns a ArrayImpl"),
+        (lambda state, loss: (state, {"loss": loss}), "the metrics has a leaf"),
+        (lambda state, loss: (state[:2], loss), "the state's leaf the value itself has the shape [2], and [3] in"),
+    ],
+)
+def test_a_step_that_returns_something_else_is_said(returned, said):
+    report = verify(
+        reference=halved, step=jax.jit(lambda *given: returned(*halved(*given))), layout="sharded", **HALVED, counts=[2]
+    )
+    assert [check.name for check in report.failed] == ["runs"]
+    assert said in str(report)
+
+
+def test_a_cause_that_cannot_be_asked_of_part_of_the_batch_is_unknown():
+    def reference(state, batch):
+        return halved(state, {"x": batch["x"].reshape(8, 3), "y": batch["y"]})
+
+    def doubled(state, batch):
+        state, loss = halved(state, batch)
+        return 2 * state + 1, loss
+
+    report = verify(reference=reference, step=jax.jit(doubled), layout="sharded", **HALVED, counts=[2])
+    assert report.causes == ["unknown"], str(report)
+
+
+def test_numbers_of_devices_that_do_not_divide_the_batch_are_not_checked():
+    arguments = {"reference": halved, "layout": "sharded", "state": HALVED["state"]}
+    batch = jax.tree.map(lambda x: x[:6], HALVED["batch"])
+    report = verify(**arguments, make_step=lambda devices: jax.jit(halved), batch=batch)
+    assert report.ok
+    assert "not checked  runs (4 devices): 6 examples do not divide over 4 devices" in str(report)
+    with pytest.raises(ValueError, match="nothing can be checked: 6 examples do not divide over 4 devices"):
+        verify(**arguments, step=jax.jit(halved), batch=batch, counts=[4])
 
 
 def test_what_was_not_checked_is_said_with_its_reason():
@@ -172,6 +217,7 @@ def test_a_program_that_does_not_keep_float64_is_compared_in_its_own_type():
         ({"step": halved, "counts": [9000]}, r"counts=\[9000\]: give numbers of devices from 1 to"),
         ({"step": halved, "updates": 0}, "updates=0 makes no update"),
         ({"step": halved, "layout": 3}, "unknown layout 3: choose from stacked"),
+        ({"step": halved, "reference": lambda w, batch: (w, 0.0, 1)}, "must return .* and returns a tuple of 3"),
         ({"step": halved, "layout": "staked"}, "unknown layout 'staked': choose from stacked"),
         ({"step": halved, "batch": {"x": np.ones((8, 3)), "y": np.ones(4)}}, "x \\[8, 3\\], y \\[4\\]"),
     ],
@@ -194,6 +240,10 @@ def check():
     return dict(reference=reference, step=jax.pmap(device_step, "data"), state=np.ones(3, np.float32), batch={"x": x})
 def broken():
     return check() | dict(reference=lambda w, batch: 1 / 0)
+def listed():
+    return [check()]
+def misspelt():
+    return check() | dict(layuot="stacked")
 """
 
 
@@ -203,7 +253,9 @@ def broken():
         ("pmean", "step.py:check", 0, "checks passed"),
         ("psum", "step.py:check", 1, "use lax.pmean in place of lax.psum"),
         ("pmean", "step.py:broken", 1, "step.py:13 in <lambda>: ZeroDivisionError"),
-        ("pmean", "step.py:absent", 2, "has no 'absent': use one of broken, check, device_step, reference"),
+        ("pmean", "step.py:absent", 2, "has no 'absent': use one of broken, check, device_step, listed"),
+        ("pmean", "step.py:listed", 2, "step.py:listed returns a list: return the arguments of verify in a dictionary"),
+        ("pmean", "step.py:misspelt", 2, "unknown argument of verify 'layuot': did you mean 'layout'?"),
         ("pmean", "absent.py:check", 2, "there is no file"),
         ("1 / 0", "step.py:check", 2, "step.py fails at line 8 (invalid syntax"),
     ],
