@@ -21,28 +21,24 @@ def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
 
 def scale(case: Case) -> Cause | None:
     """Leaves that move by a multiple. Two batches are compared, so that a weight decay does not count."""
+    N = case.trial.N
+    factors = {"sum for mean": N, "averaged twice": 1 / N} if N > 1 else {}
+    found: dict[str, dict[str, float]] = {}  # ratio by leaf, of each cause
     got, wanted = case.rerun(np.arange(trees.number_of_examples(case.update.arguments[1])) // 2)
-    ratios = {}
     for name in case.wrong:
         wanted_move = wanted[name] - case.want.values[name]
         if np.linalg.norm(wanted_move) > case.want.tolerance[name]:
             ratio, error = multiple(got[name] - case.got.state[name][0], wanted_move)
-            if error < CLEAR * abs(ratio) and abs(ratio - 1) > CLEAR:
-                ratios[name] = ratio
-    if not ratios:
+            causes = [cause for cause, factor in factors.items() if abs(ratio / factor - 1) < CLEAR]
+            if error < CLEAR * abs(ratio) and abs(ratio - 1) > CLEAR and (causes or np.size(wanted_move) > 1):
+                found.setdefault(causes[0] if causes else "another scale", {})[name] = ratio
+    if not found:
         return None
-    N = case.trial.N
-    # Under Adam the moments have the factor, and some parameters its inverse: most leaves decide.
-    candidates = {"sum for mean": N, "averaged twice": 1 / N} if N > 1 else {}
-    found = {
-        cause: [name for name, ratio in ratios.items() if abs(ratio / factor - 1) < CLEAR]
-        for cause, factor in candidates.items()
-    }
-    cause = max(found, key=lambda cause: len(found[cause]), default="")
-    if not found.get(cause):
-        return named("another scale", list(ratios), ratio=f"{next(iter(ratios.values())):.3g}")
+    # Under Adam the moments have the factor, and some parameters others: most leaves decide.
+    cause = max(found, key=lambda cause: len(found[cause]) if cause in factors else 0)
+    ratio = next(iter(found[cause].values()))
     checks_vma = cause == "sum for mean" and "check_vma=True" in step_text(case)
-    return named("check_vma" if checks_vma else cause, found[cause], ratio=f"{candidates[cause]:.3g}", N=N)
+    return named("check_vma" if checks_vma else cause, list(found[cause]), ratio=f"{ratio:.3g}", N=N)
 
 
 def step_text(case: Case) -> str:
