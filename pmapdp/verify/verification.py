@@ -77,6 +77,8 @@ def verify(
     if updates < 1:
         raise ArgumentsError(f"updates={updates} makes no update: give 1 or more, for example 3")
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
+    for each in batches if last_batch is None else [*batches, last_batch]:
+        trees.number_of_examples(each)  # which says what is wrong with it
     keys = [() if key is None else (key(n) if callable(key) else key,) for n in range(updates)]
     reference = reference if hasattr(reference, "lower") else jax.jit(reference)
     maker: Any = make_step or functools.partial(lambda step, devices: step, step)
