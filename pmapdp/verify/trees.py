@@ -85,7 +85,9 @@ def number_of_examples(batch: Any) -> int:
 
 def shown(value: Any) -> str:
     """What a function returned, in words."""
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "an array" if isinstance(value, jax.Array) else f"a {type(value).__name__}"
 
 
 def rows(batch: Any, index: Any) -> Any:

@@ -156,7 +156,7 @@ def test_an_error_of_the_step_is_shown_with_its_line():
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (lambda state, loss: state, "the step must return (state, metrics), and returns a ArrayImpl"),
+        (lambda state, loss: state, "the step must return (state, metrics), and returns an array"),
         (lambda state, loss: (state, {"loss": loss}), "the metrics has a leaf"),
         (lambda state, loss: (state[:2], loss), "the state's leaf the value itself has the shape [2], and [3] in"),
     ],
