@@ -100,6 +100,8 @@ def explain_metrics(case: Case) -> Cause:
     """The cause of wrong metrics."""
     N, copies, want = case.trial.N, case.got.metrics, case.update.metrics
     leaves = list(want.wrong(copies))
+    if local := [n for n in leaves if any(trees.distance(copies[n][0], x) > want.tolerance[n] for x in copies[n])]:
+        return named("one device's metrics", local)
     for device, (_, metrics) in enumerate(case.parts if N > 1 else []):
         off = {name: trees.distance(copies[name][device % len(copies[name])], metrics[name]) for name in leaves}
         if all(off[name] <= 4 * want.tolerance[name] for name in leaves):

@@ -81,7 +81,11 @@ def reference_updates(
 
 def call_reference(reference: Callable, arguments: tuple) -> tuple[Any, Any]:
     """New state and metrics of one device, on the host."""
-    returned = trees.to_host(reference(*trees.to_host(arguments)))
+    return pair(trees.to_host(reference(*trees.to_host(arguments))))
+
+
+def pair(returned: Any) -> tuple[Any, Any]:
+    """What the reference returned, if it is state and metrics."""
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
         raise ArgumentsError(f"the reference must return (state, metrics), and returns {trees.shown(returned)}")
     return returned[0], returned[1]
@@ -127,7 +131,7 @@ def expected(old: dict[str, np.ndarray], new: Any, nudged: Sequence[Any], eps: f
 
 def coarsest_type(reference: Callable, arguments: tuple) -> np.dtype:
     """The coarsest type in which the reference makes matrix products or returns numbers of its state."""
-    state, _ = jax.eval_shape(reference, *arguments)
+    state, _ = pair(jax.eval_shape(reference, *arguments))
     found = {jnp.dtype(TYPES[name]) for name in NARROW_PRODUCT.findall(program_text(reference, arguments))}
     found |= {leaf.dtype for leaf in jax.tree.leaves(state) if trees.is_float(leaf)}
     return max(found, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float64"))

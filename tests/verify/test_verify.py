@@ -169,15 +169,23 @@ def test_a_step_that_returns_something_else_is_said(returned, said):
     assert said in str(report)
 
 
+def test_metrics_that_differ_between_devices_are_those_of_each_device():
+    def step(state, batch):
+        return halved(state, batch)[0], halved(state, batch)[1] ** 2 + jax.lax.axis_index("data")
+
+    report = verify(reference=halved, step=jax.pmap(step, "data"), **HALVED, counts=[2])
+    assert report.causes == ["one device's metrics"], str(report)
+
+
 def test_a_cause_that_cannot_be_asked_of_part_of_the_batch_is_unknown():
     def reference(state, batch):
         return halved(state, {"x": batch["x"].reshape(8, 3), "y": batch["y"]})
 
-    def doubled(state, batch):
+    def shifted(state, batch):
         state, loss = halved(state, batch)
-        return 2 * state + 1, loss
+        return state + jnp.arange(3), loss
 
-    report = verify(reference=reference, step=jax.jit(doubled), layout="sharded", **HALVED, counts=[2])
+    report = verify(reference=reference, step=jax.jit(shifted), layout="sharded", **HALVED, counts=[2])
     assert report.causes == ["unknown"], str(report)
 
 
