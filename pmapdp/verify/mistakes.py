@@ -88,9 +88,9 @@ MISTAKES = {
     ),
     "drift": (
         "replicas drift apart",
-        "{leaves}: the devices hold different values. Something that belongs to one device enters the update: gradients "
-        "or another value without an all-reduce, lax.axis_index, a key of its own, or another initial state. Average "
-        "the gradients with lax.pmean, and compute the update from averaged values alone.",
+        "{leaves}: the devices hold different values. Something that belongs to one device enters the update: "
+        "gradients or another value without an all-reduce, lax.axis_index, a key of its own, or another initial state. "
+        "Average the gradients with lax.pmean, and compute the update from averaged values alone.",
     ),
     "one device's metrics": (
         "metrics of one device",
