@@ -85,7 +85,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
 
 def picture(runs: dict[str, list[list[float]]]) -> str:
     """One bar a change: seconds of the command, those of training in it, and the accuracy."""
-    title = "Seconds of the command, compile cache warm; dark: of training"
+    title = "Seconds of the command, compile cache warm; blue: of training"
     with drawing(9, 0.8 + 0.35 * len(WAY)) as (figure, axes):
         for number, change in enumerate(WAY):
             each = runs[change.words]

@@ -41,7 +41,7 @@ def page() -> None:
             [
                 "chromium",
                 *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-                *("--hide-scrollbars", "--window-size=1100,1250", f"--user-data-dir={folder}/chromium"),
+                *("--hide-scrollbars", "--window-size=1100,1300", f"--user-data-dir={folder}/chromium"),
                 f"--screenshot={FOLDER / 'compare.png'}",
                 html.as_uri(),
             ],
