@@ -155,6 +155,7 @@ class Run:
             "test_examples": tested.count,
             "learning_rate": float(self.job.schedule(step - 1 - sum(last - first + 1 for first, last in self.skipped))),
             "examples_per_second": meter.examples_per_second,
+            "images_per_second": meter.examples_per_second,  # its former name, for programs that read it
             "step_ms": meter.step_ms,
         }
         self.epochs.append(results)

@@ -189,7 +189,7 @@ JOB = ["--model", "cnn", "--devices", 2, "--epochs", 2, "--global-batch-size", 6
 def leaves_and_epochs(folder):
     """The final state of a run and the metrics of its epochs, without the timings."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timings = ("examples_per_second", "step_ms")
+    timings = ("examples_per_second", "images_per_second", "step_ms")
     epochs = {
         line["epoch"]: {key: line[key] for key in line if key not in timings} for line in lines if "epoch" in line
     }
