@@ -162,8 +162,8 @@ for name, places in placings.items():
     print(f"{name}: {1000 * min(times):.1f} ms, the fastest of 5")
 
 # %% [markdown]
-# Eight devices are not eight times as fast: they share the cores, so on two cores the second time is at best about half
-# of the first. On eight GPUs it would be about an eighth.
+# Eight devices are not eight times as fast, because they share the cores of this machine, and a single large product can
+# already use several cores. On eight GPUs the second time would be about an eighth of the first.
 #
 # ## How it fails: asking too late
 #
@@ -179,11 +179,12 @@ print("after XLA_FLAGS:", jax.device_count())
 jax.config.update("jax_num_cpu_devices", 8)
 """
 ours = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "NPROC")
-fresh = {name: value for name, value in os.environ.items() if name not in ours} | {"JAX_PLATFORMS": "cpu"}
+fresh = {name: value for name, value in os.environ.items() if name not in ours}
+fresh |= {"JAX_PLATFORMS": "cpu", "PYTHON_COLORS": "0"}
 run = subprocess.run([sys.executable, "-c", program], env=fresh, capture_output=True, text=True)
 print(run.stdout + run.stderr.strip().splitlines()[-1])
 assert run.stdout.split("\n")[:2] == ["at the start: 1", "after XLA_FLAGS: 1"]
-assert "RuntimeError" in run.stderr
+assert run.stderr.strip().splitlines()[-1].startswith("RuntimeError")
 
 # %% [markdown]
 # The environment variable was ignored without any message, so the program would train on one device. The configuration
@@ -213,7 +214,7 @@ else:
 #    rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In a round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
-# 3. `mended_standardise` (find the mistake): `broken_standardise` should compute on the given device. The numbers that it
+# 3. `mended_standardize` (find the mistake): `broken_standardize` should compute on the given device. The numbers that it
 #    returns are right, but they are on the wrong device. Write it correctly. <details><summary>Hint</summary>What does
 #    <code>device_put</code> do to its argument?</details>
 
@@ -221,12 +222,12 @@ else:
 lesson_00.tree_of_sums()
 
 
-def broken_standardise(x, device):
+def broken_standardize(x, device):
     jax.device_put(x, device)
     return (x - x.mean()) / x.std()
 
 
-print("asked for device 6, computed on", broken_standardise(jnp.arange(4.0), eight[6]).devices())
+print("asked for device 6, computed on", broken_standardize(jnp.arange(4.0), eight[6]).devices())
 
 
 # %%
@@ -236,16 +237,16 @@ def add_on(device, a, b):
 
 
 def sum_in_pairs(arrays):
-    """The rounds of the sum: N arrays, N/2 arrays, ..., one array; array i of the first round is on device i."""
+    """The rounds of the sum: N arrays, N/2 arrays, ..., one array. Given: array i, on device i."""
     ...  # your code: 5 to 7 lines
 
 
-def mended_standardise(x, device):
+def mended_standardize(x, device):
     """`x` with mean 0 and standard deviation 1, computed on `device`."""
     ...  # your code: 2 lines
 
 
-for exercise in (add_on, sum_in_pairs, mended_standardise):
+for exercise in (add_on, sum_in_pairs, mended_standardize):
     check("00_meet_your_devices", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -27,10 +27,11 @@
 
 # %%
 import inspect
+import itertools
 import os
 import time
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: several threads would mostly wait for each other
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for small matrices, one thread is fast enough
 
 import drawing
 import numpy as np
@@ -56,7 +57,7 @@ x_test, labels_test = data.test.inputs.reshape(-1, 784) / 255, data.test.labels
 lesson_01.digits(x, labels)
 
 # %% [markdown]
-# A human reads them easily, in spite of the few pixels.
+# This is one image of each class. You can read them, in spite of the few pixels.
 #
 # ## Forward: from an image to a loss
 #
@@ -101,7 +102,7 @@ assert np.isfinite(log_softmax(np.array([[1000.0, 0.0]]))).all()
 # %%
 def initialise(sizes, seed, scale):
     random = np.random.default_rng(seed)
-    return [(scale * random.normal(size=sizes[i : i + 2]), np.zeros(sizes[i + 1])) for i in range(len(sizes) - 1)]
+    return [(scale * random.normal(size=(m, n)), np.zeros(n)) for m, n in itertools.pairwise(sizes)]
 
 
 parameters = initialise((784, 64, 10), seed=0, scale=1e-2)
@@ -182,7 +183,7 @@ assert difference(measured, by_hand) < 1e-8
 # ## How it fails
 #
 # Leave out rule 3, as if there were no ReLU. **Predict:** which gradients are wrong, those of the first layer or those
-# of the second?
+# of the second? And does the loss still fall in training?
 
 
 # %%
@@ -197,13 +198,26 @@ def wrong_backward(parameters, x, labels):
 
 
 wrong = wrong_backward(small, few, classes)
-print(f"first layer {difference(wrong[:1], measured[:1]):.1e}, second layer {difference(wrong[1:], measured[1:]):.1e}")
+print(f"first layer {difference(wrong[:1], measured[:1]):.1e}")
+print(f"second layer {difference(wrong[1:], measured[1:]):.1e}")
 assert difference(wrong[:1], measured[:1]) > 1e-3
 assert difference(wrong[1:], measured[1:]) < 1e-8
 
+
+def descend(parameters, gradients, rate):
+    pairs = zip(parameters, gradients, strict=True)
+    return [(W - rate * dW, b - rate * db) for (W, b), (dW, db) in pairs]
+
+
+misled = parameters
+for _ in range(100):
+    misled = descend(misled, wrong_backward(misled, x[:256], labels[:256]), 0.2)
+print(f"100 updates with the wrong gradient: loss {loss(misled, x[:256], labels[:256]):.3f}")
+assert loss(misled, x[:256], labels[:256]) < 1
+
 # %% [markdown]
-# Only the first layer is wrong, because the backward pass meets the second layer first. No error is raised, and
-# training with this gradient may even reduce the loss. Only the comparison shows the mistake.
+# Only the first layer is wrong, because the backward pass meets the second layer first. No error is raised, and the loss
+# falls far below 2.30. Only the comparison shows the mistake.
 #
 # ## Train
 #
@@ -218,15 +232,12 @@ for _ in range(20):
     order = random.permutation(len(x))
     for start in range(0, len(x), 32):
         batch = order[start : start + 32]
-        gradients = backward(parameters, x[batch], labels[batch])
-        parameters = [
-            (W - 0.2 * dW, b - 0.2 * db) for (W, b), (dW, db) in zip(parameters, gradients, strict=True)
-        ]
+        parameters = descend(parameters, backward(parameters, x[batch], labels[batch]), 0.2)
     history.append((loss(parameters, x, labels), loss(parameters, x_test, labels_test)))
 seconds = time.perf_counter() - started
 guesses = forward(parameters, x_test)[1].argmax(1)
 accuracy = (guesses == labels_test).mean()
-print(f"20 epochs in {seconds:.1f} s on a machine of {devices.cores()} cores, test accuracy {accuracy:.3f}")
+print(f"20 epochs in {seconds:.1f} s on {devices.cores()} cores, test accuracy {accuracy:.3f}")
 assert accuracy > 0.9
 
 # %% [markdown]
@@ -239,7 +250,7 @@ np.add.at(confusion, (labels_test, guesses), 1)
 np.fill_diagonal(confusion, 0)
 lesson_01.learning(history, confusion)
 digit, guess = np.unravel_index(confusion.argmax(), confusion.shape)
-print(f"most often, {confusion.max()} times: a {digit} is taken for a {guess}")
+print(f"most often, {confusion.max()} times: the digit {digit} is taken for {guess}")
 assert confusion.sum() == (guesses != labels_test).sum()
 
 # %% [markdown]
@@ -253,7 +264,7 @@ assert confusion.sum() == (guesses != labels_test).sum()
 # 1. `softmax_gradient` (5 minutes): return the gradient `[B, C]` of the *mean* loss with respect to the logits, from
 #    `probabilities` `[B, C]` and `labels` `[B]`. Do not change `probabilities`.
 #    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is the target.</details>
-# 2. `standardise_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on several devices. The
+# 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on several devices. The
 #    forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient `g`
 #    of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every example,
 #    through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard deviation.
@@ -280,8 +291,8 @@ def softmax_gradient(probabilities, labels):
     ...  # your code: 1 or 2 lines
 
 
-def standardise_backward(x, g):
-    """Gradient `[B, D]` with respect to x, from the gradient `g` `[B, D]` with respect to the standardised x."""
+def standardize_backward(x, g):
+    """Gradient `[B, D]` with respect to x; `g` `[B, D]` is that with respect to the standardized x."""
     ...  # your code: 2 to 4 lines
 
 
@@ -290,7 +301,7 @@ def mended_update(parameters, x, labels, rate):
     ...  # your code: about 6 lines; you may call forward, log_softmax and backward
 
 
-for exercise in (softmax_gradient, standardise_backward, mended_update):
+for exercise in (softmax_gradient, standardize_backward, mended_update):
     check("01_train_a_network_in_numpy", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -301,8 +312,8 @@ for exercise in (softmax_gradient, standardise_backward, mended_update):
 # - The loss is a mean over the batch, so the gradient is a mean, too. Data parallelism (lesson 06) rests on that.
 # - Check a gradient against finite differences before you believe it.
 #
-# In pmapdp this network, for any number of layers, is [models/numpy_mlp.py](../pmapdp/models/numpy_mlp.py), where the
-# gradient that is carried along is called `slope`. Its backward pass is printed below, and equals yours. To read on:
+# In pmapdp this network, for any number of layers, is [models/numpy_mlp.py](../pmapdp/models/numpy_mlp.py). Its backward
+# pass is printed below, and equals yours. To read on:
 # [Calculus on computational graphs](https://colah.github.io/posts/2015-08-Backprop/),
 # [micrograd](https://github.com/karpathy/micrograd). Next:
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).

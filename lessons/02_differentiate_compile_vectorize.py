@@ -38,7 +38,6 @@ from pmapdp import devices
 from pmapdp.models import numpy_mlp
 from pmapdp.registry import load_data
 
-devices.simulate(8)
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
 data = load_data(DATASET)
@@ -93,20 +92,21 @@ try:
 except TypeError as error:
     print("TypeError:", str(error).split(".")[0])
 changed = numbers.at[1].set(10)  # a new array
-print(numbers, changed, changed.at[jnp.array([1, 1])].add(1))
-assert numbers[1] == 0
-assert changed.at[jnp.array([1, 1])].add(1)[1] == 12
+twice = changed.at[jnp.array([1, 1])].add(1)
+of_numpy = np.array(changed)
+of_numpy[[1, 1]] += 1
+print(numbers, changed, twice, "| NumPy:", of_numpy)
+assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
 
 # %% [markdown]
-# The old array is unchanged. `.add` with a repeated index adds twice, which NumPy's `x[[1, 1]] += 1` does not. Inside
-# `jit`, the compiler avoids the copy where nobody needs the old array any more.
+# The old array is unchanged. `.add` with a repeated index adds twice, and NumPy's `+=` only once. Inside `jit`, the
+# compiler avoids the copy where nobody needs the old array any more.
 #
 # ## The gradient of a network
 #
-# The network of the blog "JAX for PyTorch users" has three linear layers from 784 inputs to 10 classes, and weights
-# scaled by 0.01. In lesson 01 you wrote the backward pass. Now `grad` does it, for a list of pairs of arrays. Any
-# nesting of lists, tuples and dictionaries will do. JAX calls that a **pytree**, and `jax.tree.map` applies a function
-# to all of its arrays.
+# The next network has three linear layers from 784 inputs to 10 classes. In lesson 01 you wrote the backward pass. Now
+# `grad` does it. The parameters are a list of pairs of arrays again, but any nesting of lists, tuples and dictionaries
+# will do. JAX calls that a **pytree**, and `jax.tree.map` applies a function to all of its arrays.
 
 
 # %%
@@ -150,7 +150,7 @@ traces = []
 def step(parameters, x, labels):  # <- changed: compiled
     traces.append(x.shape)
     print("tracing with x", x.shape)
-    value, gradients = jax.value_and_grad(loss)(parameters, x, labels)  # <- new: the loss and its gradients at once
+    value, gradients = jax.value_and_grad(loss)(parameters, x, labels)  # <- new: loss and gradients
     return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
 
 
@@ -216,15 +216,17 @@ assert right(0.5) == 0.5
 #
 # ## Random keys
 #
-# The result of a function that draws random numbers from a hidden global state, as in PyTorch, does not depend on its
-# arguments alone. In JAX, you pass the state: a **key**. The same key gives the same numbers. To get other numbers, make
-# other keys from it, with `split` or with `fold_in(key, number)`. **Predict** which of the four draws are equal.
+# PyTorch draws random numbers from a hidden global state, which each draw changes. JAX has no such state, because the
+# result of a function may depend on its arguments only. So you pass the state yourself: a **key**. The same key gives the
+# same numbers. To get other numbers, make other keys from it, with `split` or with `fold_in(key, number)`. **Predict**
+# which of the four draws are equal.
 
 # %%
 key = jax.random.key(0)
 one, _ = jax.random.split(key)
+keys = {"key": key, "key again": key, "split": one, "fold_in": jax.random.fold_in(key, 7)}
 draws = {}
-for name, each in {"key": key, "key again": key, "split": one, "fold_in": jax.random.fold_in(key, 7)}.items():
+for name, each in keys.items():
     draws[name] = jax.random.normal(each, 2)
     print(f"{name:9s}", draws[name])
 assert (draws["key"] == draws["key again"]).all()
@@ -342,12 +344,12 @@ def relu_power(x, n):
 
 
 def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
-    """Mean over the examples of their gradients, each with a length of at most `limit`; nested like `parameters`."""
+    """Mean of the examples' gradients, each at most `limit` long; nested like `parameters`."""
     ...  # your code: 6 to 8 lines
 
 
 def mended_shift(key, image):
-    """The image `[H, W]`, rolled by -2 to 2 pixels down and by -2 to 2 pixels to the right, independently."""
+    """The image `[H, W]`, rolled down and to the right, by two independent numbers from -2 to 2."""
     ...  # your code: 3 to 4 lines
 
 

@@ -49,7 +49,6 @@ from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, single
 
-devices.simulate(8)
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
 
@@ -91,7 +90,7 @@ assert count == 784 * 32 + 32 + 32 * 10 + 10
 data = load_data(DATASET)
 batches = Batches(data.train, 64, shuffle_seed=0)
 last = list(batches.epoch(0))[-1]
-print(f"{batches.steps} batches; the last one: images {last.inputs.shape}, {int(last.weights.sum())} of them count")
+print(f"{batches.steps} batches; the last: images {last.inputs.shape}, {last.examples} of them count")
 assert sum(batch.examples for batch in batches.epoch(0)) == len(data.train.labels)
 
 # %% [markdown]
@@ -206,7 +205,7 @@ def make_train_step(structure, optimizer):
         (_, sums), gradients = jax.value_and_grad(loss_sums, has_aux=True)(params, batch)
         gradients = jax.tree.map(lambda g: g / sums["count"], gradients)
         updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
-        return (optax.apply_updates(params, updates), optimizer_state), sums  # <- new: the state is returned
+        return (optax.apply_updates(params, updates), optimizer_state), sums  # <- new: the new state
 
     return train_step
 

@@ -131,7 +131,8 @@ replicated = NamedSharding(mesh, PartitionSpec())
 w = jax.device_put(np.ones(10, np.float32), replicated)  # [10]
 batch = jax.device_put(xs, split)  # [N, 10]
 for name, array in (("w", w), ("batch", batch)):
-    print(name, array.shape, array.sharding.spec, "| a device holds", array.addressable_shards[7].data.shape)
+    on_7 = array.addressable_shards[7].data
+    print(name, array.shape, array.sharding.spec, "| device 7 holds", on_7.shape)
 lesson_04.mesh_and_specs()
 
 # %% [markdown]
@@ -159,8 +160,9 @@ step = jax.pmap(shrink, axis_name="data", in_axes=(None, 0), out_axes=(None, 0))
 for _ in range(3):
     w, scores = step(w, batch)
 
-print("state: ", w.shape, w.sharding.spec, "a device holds", w.addressable_shards[7].data.shape)
-print("scores:", scores.shape, scores.sharding.spec, "a device holds", scores.addressable_shards[7].data.shape)
+for name, array in (("state", w), ("scores", scores)):
+    on_7 = array.addressable_shards[7].data
+    print(name, array.shape, array.sharding.spec, "| device 7 holds", on_7.shape)
 assert np.array_equal(w, np.full(10, 0.5**3))
 
 # %% [markdown]
@@ -294,7 +296,7 @@ def dot_product(xs, ys):
 
 
 def block_product(a, b):
-    """The blocks `[8, m, p]` of `a @ b`, for `a` `[2 m, K]` and `b` `[K, 4 p]`; one on each of eight devices."""
+    """The blocks `[8, m, p]` of `a @ b`, one on each device, for `a` `[2 m, K]` and `b` `[K, 4 p]`."""
     ...  # your code: 3 to 6 lines
 
 
@@ -320,5 +322,6 @@ for exercise in (dot_product, block_product, mended_accuracy):
 # Next: [05 Communicate between devices](05_communicate_between_devices.ipynb).
 
 # %%
+known = ("Mesh(", "Sharding(", "device_put", "axes")
 lines = inspect.getsource(pmap_steps.make_steps).splitlines()
-print("\n".join(line for line in lines if any(word in line for word in ("Mesh(", "Sharding(", "device_put", "axes"))))
+print("\n".join(line for line in lines if any(word in line for word in known)))

@@ -125,8 +125,8 @@ def collect(x):  # x [D], one device's row
         "psum": lax.psum(x, "data"),  # <- new: all-reduce, the sum on every device
         "pmean": lax.pmean(x, "data"),  # the sum / N
         "all_gather": lax.all_gather(x, "data"),  # [N, D]: the rows of all devices
-        "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [D / N]: a chunk of the sum on each device
-        "ppermute": lax.ppermute(x, "data", [(d, (d + 1) % N) for d in range(N)]),  # from the left neighbour
+        "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [D / N]: one chunk of the sum
+        "ppermute": lax.ppermute(x, "data", [(d, (d + 1) % N) for d in range(N)]),  # from the left
         "axis_index": lax.axis_index("data"),  # the number of this device on the axis
     }
 
@@ -134,7 +134,8 @@ def collect(x):  # x [D], one device's row
 rows = vectors.astype(np.float32)
 result = jax.pmap(collect, axis_name="data", devices=chosen[:N])(rows)
 for name, value in result.items():
-    print(f"{name:12s} {value.shape!s:10s} on device 1: {np.asarray(value.addressable_shards[1].data)[0].tolist()}")
+    on_1 = np.asarray(value.addressable_shards[1].data)[0]
+    print(f"{name:12s} {value.shape!s:10s} on device 1: {on_1.tolist()}")
 for d in range(N):
     np.testing.assert_array_equal(result["psum"][d], vectors.sum(0))
     np.testing.assert_array_equal(result["pmean"][d], vectors.mean(0))
@@ -212,7 +213,8 @@ for name, function in (("ring", ring_sum), ("psum", direct_sum)):
         clock = time.perf_counter()
         jax.block_until_ready(step(x))
         times.append(time.perf_counter() - clock)
-    print(f"{name}: {found.count} x {found.kind}, results {found.bytes:,} bytes; in a ring a device sends {sent:,} bytes")
+    print(f"{name}: {found.count} x {found.kind}, results {found.bytes:,} bytes")
+    print(f"      in a ring, a device sends {sent:,} bytes")
     print(f"      fastest of 10: {1000 * min(times):.2f} ms on {devices.describe(chosen)}")
     assert sent == 2 * (n - 1) * vector // n
 

@@ -19,7 +19,7 @@
 # batch, and find an all-reduce that is forgotten or wrong. No error reports either mistake.
 #
 # About 35 minutes · before: [05 Communicate between devices](05_communicate_between_devices.ipynb) · next:
-# [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb)
+# [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb)
 #
 # The lesson computes in float64, so that a difference is a mistake and not rounding. Real training uses float32.
 
@@ -83,7 +83,7 @@ def averaged_gradient(w, x, y):
 
 
 averaged = jax.pmap(averaged_gradient, axis_name="data", in_axes=(None, 0, 0))(0.0, xs, ys)
-print("one device:", one_device, "| local:", local, "| averaged:", averaged, "on", len(averaged.devices()), "devices")
+print("one device:", one_device, "| local:", local, "| averaged:", averaged)
 assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 
 # %% [markdown]
@@ -156,10 +156,11 @@ data_parallel = jax.pmap(data_parallel_step, **axes)  # <- changed: pmap in plac
 
 # %%
 place = make_steps("pmap", task, chosen)
-batches = [batch for batch, _ in zip(Batches(data.train, 64, shuffle_seed=0).epoch(0), range(20), strict=False)]
+batches = list(Batches(data.train, 64, shuffle_seed=0).epoch(0))[:20]
 placed = [place.place_batch(batch) for batch in batches]
 images = placed[0].inputs
-print("images:", images.shape, images.sharding.spec, "| a device holds", images.addressable_shards[0].data.shape)
+print("images:", images.shape, images.sharding.spec)
+print("a device holds:", images.addressable_shards[0].data.shape)
 
 # %% [markdown]
 # Each device holds 8 of the 64 images. Now make twenty updates each way, from the same start and on the same batches.
@@ -180,7 +181,8 @@ for batch, parts in zip(batches, placed, strict=True):
     history.append(jax.device_get(alone))
 
 print(f"loss in the last update: one device {loss_alone:.6f}, eight {loss_together:.6f}")
-print(f"parameters moved by up to {distance(alone, start.params):.3f}, and differ by {distance(alone, together):.0e}")
+print(f"parameters moved by up to {distance(alone, start.params):.3f}")
+print(f"parameters differ by up to {distance(alone, together):.0e}")
 assert 0 < distance(alone, together) < 1e-12
 assert distance(alone, start.params) > 1e-2
 
@@ -209,7 +211,8 @@ for parts, right in zip(placed, history, strict=True):
     drift.append([distance(copy, right) for copy in copies(drifting)])
 
 bias = drifting["logits"]["bias"]
-print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f} | JAX says: fully replicated = {bias.is_fully_replicated}")
+print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
+print("JAX says: fully replicated =", bias.is_fully_replicated)
 for device, copy in enumerate(copies(bias)[:3]):
     print(f"device {device} holds", copy[:5].round(4))
 lesson_06.drift(np.array(drift), distance(alone, together))
@@ -236,7 +239,7 @@ assert all(distance(copy, together) == 0 for copy in copies(together))
 # %%
 def summed_step(params, batch):
     loss, gradients = jax.value_and_grad(mean_loss)(params, batch)
-    loss, gradients = lax.pmean(loss, "data"), lax.psum(gradients, "data")  # <- changed: psum in place of pmean
+    loss, gradients = lax.pmean(loss, "data"), lax.psum(gradients, "data")  # <- changed: psum
     return descend(params, gradients), loss
 
 
@@ -244,7 +247,8 @@ few = jax.tree.map(lambda x: x[:16], batches[0])
 case = {"reference": one_device, "state": start.params, "batch": few, "layout": "replicated"}
 reports = [verify(step=step, **case) for step in (data_parallel, forgotten, jax.pmap(summed_step, **axes))]
 print(reports[0], *reports[1].failed, *reports[2].failed, sep="\n\n")
-assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
+causes = [report.causes for report in reports]
+assert causes == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
 
 # %% [markdown]
 # The right step passes all checks that could be made. The other two fail, and the sentence names the mistake.
@@ -260,8 +264,9 @@ print(f"Adam's update is {eight / one:.3f} times as long")
 np.testing.assert_allclose(eight, one, rtol=0.02)
 
 # %% [markdown]
-# Adam divides a gradient by its typical size, so a constant factor cancels. The loss curve looks right, until somebody
-# adds gradient clipping. **Compare the update with one device**, not the loss curve.
+# Adam divides a gradient by its typical size, so a constant factor cancels. The mistake does no harm, until somebody clips
+# the gradients to a fixed length: then gradients that are eight times too long are clipped too often. **Compare the update
+# with one device**, not the loss curve.
 #
 # ## What if a device has fewer examples?
 #
@@ -308,10 +313,10 @@ for average, expected in ((mean_of_means, -3.5), (sum_over_count, -3.0)):
 #
 # **Does communication overlap with computation?** The gradients of the last layer are ready first. DDP sends them in
 # buckets while the backward pass still computes the others. In JAX, XLA schedules the all-reduces of a compiled step,
-# and can overlap them with the rest of the backward pass. Your step stays as it is; on GPUs you switch this on with an
-# XLA flag ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). On simulated devices there
-# is no network, so the measurement at the end shows no overlap. The picture shows both orders: filled boxes are
-# computation, and outlined ones communication.
+# and can overlap them with the rest of the backward pass, without a change of your step. On GPUs this is a matter of XLA
+# flags ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). On simulated devices there is
+# no network, so the measurement at the end shows no overlap. The picture shows both orders: filled boxes are computation,
+# and outlined ones communication.
 
 # %%
 lesson_06.overlap()
@@ -374,11 +379,12 @@ for exercise in (step, largest_difference, global_gradient, mended_clipping):
 # ## What it costs
 #
 # The next cell times pmapdp's step on 1, 2, 4 and 8 simulated devices, with the same global batches, in float32 as in real
-# training. Its parameters must equal yours within 1e-4. **Predict:** which number of devices is fastest?
+# training, and prints the fastest step. Its parameters must equal yours within 1e-4. **Predict:** which number of devices is
+# fastest?
 
 # %%
 print(f"{devices.describe(chosen)}, jax {jax.__version__}, 64 examples a step, float32")
-task32 = Task(CNN, optax.sgd(RATE), transform=faster)  # convolutions as pmapdp computes them on simulated devices
+task32 = Task(CNN, optax.sgd(RATE), transform=faster)  # convolutions as pmapdp computes them on CPUs
 start32 = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, start)
 for count in (1, 2, 4, 8):
     steps = make_steps("pmap", task32, chosen[:count])
@@ -389,9 +395,7 @@ for count in (1, 2, 4, 8):
         state, _ = jax.block_until_ready(steps.train_step(state, parts))
         times.append(time.perf_counter() - clock)
     far = distance(state.params, together)
-    print(
-        f"{count} x {64 // count:2d} examples: {1000 * min(times):5.1f} ms for the fastest step, {far:.0e} from yours"
-    )
+    print(f"{count} x {64 // count:2d} examples: {1000 * min(times):5.1f} ms, {far:.0e} from yours")
     assert far < 1e-4
 
 # %% [markdown]
@@ -412,7 +416,7 @@ for count in (1, 2, 4, 8):
 # optimizer, and a donated state. To read on:
 # [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
 # [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next:
-# [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb).
+# [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb).
 
 # %%
 print(inspect.getsource(pmap.make_steps))

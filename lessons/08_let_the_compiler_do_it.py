@@ -18,7 +18,7 @@
 # on it, say where the results go, and read from the compiled program what the compiler added. You can also tell when the
 # compiler did *not* split the work.
 #
-# About 30 minutes · before: [07 Keep batch norm, dropout and metrics exact](07_batch_norm_dropout_and_metrics.ipynb) ·
+# About 30 minutes · before: [18 Keep dropout and metrics exact](18_keep_dropout_and_metrics_exact.ipynb) ·
 # next: [09 Three ways side by side](09_three_ways_side_by_side.ipynb)
 #
 # With `pmap` you wrote the program of *one device*, and called `psum` where the devices had to communicate. With `jit`

@@ -353,7 +353,7 @@ assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all(
 
 # %% [markdown]
 # Fold the device's number into the key, `jax.random.fold_in(key, lax.axis_index("data"))`, or use a key for each example
-# (lesson 07), which makes the masks independent of the number of devices as well.
+# (lesson 18), which makes the masks independent of the number of devices as well.
 #
 # ## Which to use when
 #

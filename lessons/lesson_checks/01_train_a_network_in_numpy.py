@@ -25,7 +25,7 @@ def softmax_gradient(answer):
     require(np.allclose(found, right), "take the probabilities, minus 1 at the class of each example, divided by B")
 
 
-def standardise_backward(answer):
+def standardize_backward(answer):
     """Against finite differences of sum(g * y)."""
     random = np.random.default_rng()
     B, D = 5, 3

@@ -7,7 +7,7 @@ from checks import require
 
 
 def relu_power(answer):
-    """Values and slopes, also under jit."""
+    """Values and derivatives, also under jit."""
     x = jnp.asarray([-2.0, -0.5, 0.5, 3.0])
     try:
         found = np.asarray(jax.jit(answer, static_argnums=1)(x, 2))
@@ -15,13 +15,13 @@ def relu_power(answer):
         require(False, "`if` cannot look at values under jit: compute both and choose with jnp.where")
     require(np.allclose(found[:2], 0), f"where x is negative the result is 0, yours is {found[:2]}: set it to 0 first")
     require(np.allclose(found[2:], [0.25, 9]), f"for x = 0.5 and 3 and n = 2 the result is 0.25 and 9, not {found[2:]}")
-    slope = np.asarray(jax.grad(lambda x: answer(x, 1.5).sum())(x))
+    derivative = np.asarray(jax.grad(lambda x: answer(x, 1.5).sum())(x))
     require(
-        not np.isnan(slope).any(),
-        "the slope is nan where x is negative: the branch that is not chosen must be safe too, "
+        not np.isnan(derivative).any(),
+        "the derivative is nan where x is negative: the branch that is not chosen must be safe too, "
         "so choose x or 0 first, and take the power of that",
     )
-    require(np.allclose(slope, [0, 0, 1.5 * 0.5**0.5, 1.5 * 3**0.5], rtol=1e-4), "the slopes are wrong")
+    require(np.allclose(derivative, [0, 0, 1.5 * 0.5**0.5, 1.5 * 3**0.5], rtol=1e-4), "the derivatives are wrong")
 
 
 def clipped_mean_gradient(answer):

@@ -37,7 +37,7 @@ def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
 
 def collectives() -> None:
     """Five collectives on three devices: what each device holds before and after."""
-    axes = drawing.canvas(26.5, 5.4)
+    axes = drawing.canvas(18.2, 9.8)
     names = {
         "psum": ("a+b+c",) * 3,
         "pmean": ("mean",) * 3,
@@ -45,16 +45,15 @@ def collectives() -> None:
         "psum_scatter": ("sum of 1st", "sum of 2nd", "sum of 3rd"),
         "ppermute": ("c", "a", "b"),
     }
-    left = 0.0
-    for name, after in names.items():
-        width = 3.9 if name == "psum_scatter" else 2.5
-        axes.text(left + 1.0 + width / 2, 0.3, name, ha="center", weight="bold")
+    for number, (name, after) in enumerate(names.items()):
+        left, top = 6.4 * (number % 3), 5.2 * (number // 3)
+        axes.text(left + 2.6, top + 0.3, name, ha="center", weight="bold")
         for d, letter in enumerate("abc"):
-            drawing.box(axes, left, 1.0 + 1.4 * d, letter, device=d, width=0.8)
-            drawing.box(axes, left + 1.8, 1.0 + 1.4 * d, after[d], device=d, width=width)
+            drawing.box(axes, left, top + 0.9 + 1.2 * d, letter, device=d, width=0.8)
+            drawing.box(axes, left + 2.6, top + 0.9 + 1.2 * d, after[d], device=d, width=2.7)
             for source in range(3) if name != "ppermute" else [(d - 1) % 3]:
-                drawing.arrow(axes, (left + 0.8, 1.4 + 1.4 * source), (left + 1.8, 1.4 + 1.4 * d), device=source)
-        left += width + 2.5
+                start, end = (left + 0.8, top + 1.3 + 1.2 * source), (left + 2.6, top + 1.3 + 1.2 * d)
+                drawing.arrow(axes, start, end, device=source)
     plt.show()
 
 

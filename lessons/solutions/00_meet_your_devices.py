@@ -10,7 +10,7 @@ def add_on(device, a, b):
 
 
 def sum_in_pairs(arrays):
-    """The rounds of the sum: N arrays, N/2 arrays, ..., one array; array i of the first round is on device i."""
+    """The rounds of the sum: N arrays, N/2 arrays, ..., one array. Given: array i, on device i."""
     rounds = [list(arrays)]
     while len(rounds[-1]) > 1:
         before = rounds[-1]
@@ -21,7 +21,7 @@ def sum_in_pairs(arrays):
     return rounds
 
 
-def mended_standardise(x, device):
+def mended_standardize(x, device):
     """`x` with mean 0 and standard deviation 1, computed on `device`."""
     # Arrays never change: device_put returns a copy, and the array that it was given stays where it is.
     x = jax.device_put(x, device)

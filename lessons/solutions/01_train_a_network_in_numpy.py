@@ -10,8 +10,8 @@ def softmax_gradient(probabilities, labels):
     return (probabilities - np.eye(C)[labels]) / B
 
 
-def standardise_backward(x, g):
-    """Gradient `[B, D]` with respect to x, from the gradient `g` `[B, D]` with respect to the standardised x."""
+def standardize_backward(x, g):
+    """Gradient `[B, D]` with respect to x; `g` `[B, D]` is that with respect to the standardized x."""
     # Shifting all of x, or stretching it around its mean, does not change y. So the gradient has no component along
     # (1, ..., 1), nor along y: both are taken away.
     y = (x - x.mean(0)) / x.std(0)

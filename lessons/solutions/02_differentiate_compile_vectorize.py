@@ -12,7 +12,7 @@ def relu_power(x, n):
 
 
 def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
-    """Mean over the examples of their gradients, each with a length of at most `limit`; nested like `parameters`."""
+    """Mean of the examples' gradients, each at most `limit` long; nested like `parameters`."""
 
     # Written for one example: the length is one number, and vmap keeps the examples apart. Shortening is not linear, so
     # the mean must come last.
@@ -25,7 +25,7 @@ def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
 
 
 def mended_shift(key, image):
-    """The image `[H, W]`, rolled by -2 to 2 pixels down and by -2 to 2 pixels to the right, independently."""
+    """The image `[H, W]`, rolled down and to the right, by two independent numbers from -2 to 2."""
     # The same key gives the same number twice, so every shift was along the diagonal. One key for one draw.
     for_down, for_right = jax.random.split(key)
     down, right = (jax.random.randint(each, (), -2, 3) for each in (for_down, for_right))

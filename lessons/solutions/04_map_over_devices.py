@@ -13,7 +13,7 @@ def dot_product(xs, ys):
 
 
 def block_product(a, b):
-    """The blocks `[8, m, p]` of `a @ b`, for `a` `[2 m, K]` and `b` `[K, 4 p]`; one on each of eight devices."""
+    """The blocks `[8, m, p]` of `a @ b`, one on each device, for `a` `[2 m, K]` and `b` `[K, 4 p]`."""
     K = len(b)
     rows = jnp.repeat(a.reshape(2, -1, K), 4, axis=0)  # [8, m, K]: blocks 0 0 0 0 1 1 1 1
     columns = jnp.tile(b.reshape(K, 4, -1).swapaxes(0, 1), (2, 1, 1))  # [8, K, p]: blocks 0 1 2 3 0 1 2 3

@@ -52,27 +52,22 @@ def backward(parameters: Parameters, activations: list[np.ndarray], labels: np.n
     Rumelhart, Hinton and Williams, "Learning representations by back-propagating errors", Nature 323, 1986.
     """
     B = len(labels)
-    slope = np.exp(log_softmax(activations[-1]))  # [B, C], of the loss with respect to the logits
-    slope[np.arange(B), labels] -= 1
-    slope /= B
+    g = np.exp(log_softmax(activations[-1]))  # [B, C], gradient of the loss with respect to the logits
+    g[np.arange(B), labels] -= 1
+    g /= B
     gradients = []
     for (weights, _), x in zip(reversed(parameters), reversed(activations[:-1]), strict=True):
-        gradients.append((x.T @ slope, slope.sum(axis=0)))
-        slope = (slope @ weights.T) * (x > 0)  # past the ReLU that made x; at the inputs nobody reads it
+        gradients.append((x.T @ g, g.sum(axis=0)))
+        g = (g @ weights.T) * (x > 0)  # past the ReLU that made x; at the inputs nobody reads it
     return gradients[::-1]
 
 
 def sgd(parameters: Parameters, gradients: Parameters, learning_rate: float) -> Parameters:
     """One step of gradient descent; returns new parameters."""
     return [
-        (weights - learning_rate * weights_slope, bias - learning_rate * bias_slope)
-        for (weights, bias), (weights_slope, bias_slope) in zip(parameters, gradients, strict=True)
+        (weights - learning_rate * weights_gradient, bias - learning_rate * bias_gradient)
+        for (weights, bias), (weights_gradient, bias_gradient) in zip(parameters, gradients, strict=True)
     ]
-
-
-def accuracy(parameters: Parameters, x: np.ndarray, labels: np.ndarray) -> float:
-    """Share of the examples `[B, D]` whose highest logit is that of their class, from 0 to 1."""
-    return float((forward(parameters, x)[-1].argmax(axis=1) == labels).mean())
 
 
 def finite_differences(
@@ -84,15 +79,15 @@ def finite_differences(
     place and put back.
     """
 
-    def slopes(array: np.ndarray) -> np.ndarray:
-        slope = np.empty_like(array)
+    def gradient(array: np.ndarray) -> np.ndarray:
+        result = np.empty_like(array)
         for index in np.ndindex(array.shape):
             value = array[index]
             array[index] = value + step
             above = loss(parameters)
             array[index] = value - step
-            slope[index] = (above - loss(parameters)) / (2 * step)
+            result[index] = (above - loss(parameters)) / (2 * step)
             array[index] = value
-        return slope
+        return result
 
-    return [(slopes(weights), slopes(bias)) for weights, bias in parameters]
+    return [(gradient(weights), gradient(bias)) for weights, bias in parameters]

@@ -37,7 +37,7 @@ WRONG = {
         "move one to the other's device": lambda arrays: [arrays, [arrays[0] + arrays[1]]],
         "a list of rounds": lambda arrays: sum(jax.device_get(arrays)),
     },
-    "mended_standardise": {
+    "mended_standardize": {
         "device_put returns a copy": lambda x, device: (x - x.mean()) / x.std(),
         "mean 0": lambda x, device: jax.device_put(x - x.mean(), device),
     },

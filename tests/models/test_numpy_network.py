@@ -88,8 +88,3 @@ def test_one_step_by_hand():
     np.testing.assert_allclose(weights, [[0.05, -0.05], [0.1, -0.1]], atol=1e-15)
     np.testing.assert_allclose(bias, [0.05, -0.05], atol=1e-15)
     assert parameters[0][0].max() == 0  # the old ones are left as they were
-
-
-def test_accuracy_counts_the_highest_logit():
-    parameters = [(np.eye(3), np.zeros(3))]
-    assert numpy_network.accuracy(parameters, np.eye(3), np.array([0, 1, 0])) == pytest.approx(2 / 3)

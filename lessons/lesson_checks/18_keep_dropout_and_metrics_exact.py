@@ -1,57 +1,11 @@
-"""Checks of lesson 07's exercises."""
+"""Checks of lesson 18's exercises."""
 
 import jax
 import numpy as np
 from checks import require
+from jax import lax
 
 AXIS = "data"
-
-
-def global_variance(answer):
-    """The weighted variance over all devices: one number, the same on each."""
-    random = np.random.default_rng()
-    N, b = 4, 6
-    devices = jax.devices()[:N]
-
-    def variance(values, weights):
-        return np.asarray(jax.pmap(answer, axis_name=AXIS, devices=devices)(values, weights))
-
-    values = random.normal(size=(N, b)).astype(np.float32) + 3 * np.arange(N, dtype=np.float32)[:, None]
-    everything = np.ones_like(values)
-    found = variance(values, everything)
-    require(
-        found.shape == (N,), f"every device must return one number of shape [], yours has the shape {found.shape[1:]}"
-    )
-    require(
-        not np.allclose(found, values.var(1), rtol=1e-3),
-        "this is each device's own variance: the sums must go through lax.psum(..., 'data')",
-    )
-    require(
-        not np.allclose(found, values.var(1).mean(), rtol=1e-3),
-        "this is the mean of the devices' variances, which misses how far their means lie apart: take the squared "
-        "distances from the mean over all devices",
-    )
-    require(
-        np.allclose(found, values.var(), rtol=1e-3),
-        f"without any padding the variance over all devices is {values.var():.4f}, yours is {found.round(4)}",
-    )
-
-    weights = everything.copy()
-    weights[-1, 1:] = 0
-    values = np.where(weights > 0, values, 100).astype(np.float32)
-    expected, found = values[weights > 0].var(), variance(values, weights)
-    require(
-        np.allclose(found, expected, rtol=1e-3),
-        f"padding was counted: rows of weight 0 must change neither sums nor count (expected {expected:.4f}, yours is "
-        f"{found.round(4)})",
-    )
-    far = (values + 20_000).astype(np.float32)
-    expected, found = far[weights > 0].astype(np.float64).var(), variance(far, weights)
-    require(
-        np.allclose(found, expected, rtol=1e-2),
-        f"E[x^2] - E[x]^2 loses its digits when the mean is large (expected {expected:.3f} around the mean 20,000, "
-        f"yours is {found.round(3)}): take two passes, the mean first",
-    )
 
 
 def row_keys(answer):
@@ -93,6 +47,45 @@ def row_keys(answer):
         "different pairs share a key, because numbers were added up (seed + step, or step + index): fold them in one "
         "after the other",
     )
+
+
+def exact_accuracy(answer):
+    """Against NumPy, for numbers of examples that divide and that do not."""
+    random = np.random.default_rng()
+    N, b, D, C = len(jax.devices()), 3, 4, 3
+    for n in (2 * N * b, N * b + 2, 2 * N * b - N - 5):
+        x, kernel = random.normal(size=(n, D)).astype(np.float32), random.normal(size=(D, C)).astype(np.float32)
+        seen = []
+
+        def predict(x, kernel=kernel, seen=seen):
+            seen.append(x.shape)
+            try:
+                lax.axis_index(AXIS)
+            except NameError:
+                require(False, 'predict must run on all devices: call it in a function that jax.pmap maps over "data"')
+            return x @ kernel
+
+        guesses = (x @ kernel).argmax(-1)
+        labels = np.where(random.random(n) < 0.5, guesses, 1 + (guesses == 1))
+        labels[-2:] = (guesses[-2:] + 1) % C  # the last two are wrong, so that it shows if they are left out
+        right = guesses == labels
+        found = np.asarray(answer(predict, x, labels, b))
+        require(found.shape == (), f"the accuracy is one number, yours has the shape {found.shape}")
+        require(set(seen) <= {(b, D)}, f"a device should see arrays of shape {(b, D)}, yours saw {sorted(set(seen))}")
+        kept = n // (N * b) * N * b
+        require(
+            kept == n or not np.isclose(found, right[:kept].mean(), atol=1e-6),
+            f"of {n} examples yours counts only the first {kept}: pad the last batch instead of dropping it",
+        )
+        require(
+            not np.isnan(found),
+            "a device that holds padding alone divides 0 by 0: return sums and counts, and divide once, at the end",
+        )
+        require(
+            np.isclose(found, right.mean(), atol=1e-6),
+            f"{right.sum()} of {n} examples are right, {right.mean():.4f}, and yours says {found:.4f}: padding has weight 0, "
+            "in the sum and in the count, and batches are added up, not averaged",
+        )
 
 
 def mended_mean(answer):
