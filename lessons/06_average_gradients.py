@@ -251,7 +251,8 @@ causes = [report.causes for report in reports]
 assert causes == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
 
 # %% [markdown]
-# The right step passes all checks that could be made. The other two fail, and the sentence names the mistake.
+# The right step passes all checks that could be made. The other two fail, and the first sentence of each report names the
+# mistake: one has no all-reduce, and the other moves 8 times as far as it should.
 #
 # With gradient descent, a sum is a learning rate that is N times too high: it may do no harm on two devices, and diverge
 # on 64. **Predict:** how long is the update of Adam, given eight times the gradient?
