@@ -29,8 +29,7 @@ class RecipeOptions:
 def parse_options(options: type[Options], arguments: list[str], *, program: str, example: str) -> Options:
     """The values of a command without a recipe; `options` is a dataclass whose docstring describes the command, the
     other arguments are as for `read_flags`."""
-    values = read_flags([options], arguments, program=program, example=example)
-    return options(**{name: values[name] for name in inspect.signature(options).parameters if name in values})
+    return options(**read_flags([options], arguments, program=program, example=example))
 
 
 def parse(arguments: list[str]) -> Config:

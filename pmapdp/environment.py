@@ -8,9 +8,8 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-VARIABLES = ("JAX_", "XLA_", "CUDA_VISIBLE_DEVICES", "TPU_")
-BY_JAX = "TPU_SKIP_MDS_QUERY"  # it sets this one itself
-STARTING = ("config.py", "xla_bridge.py")  # the files of JAX that read its variables and start its backends
+VARIABLES = ("JAX_", "XLA_", "CUDA_VISIBLE_DEVICES")
+STARTING = ("/jax/_src/config.py", "/jax/_src/xla_bridge.py")  # they read the variables and start the backends
 
 
 def check_xla_flags() -> str | None:
@@ -61,12 +60,9 @@ def can_fork() -> bool:
 
 def cannot_start(error: BaseException) -> str | None:
     """The sentence about an error of JAX that stems from the environment, or None for any other error."""
+    given = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES)]
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not frames[-1].filename.endswith(tuple(os.path.join("jax", "_src", name) for name in STARTING)):
-        return None
-    names = [name for name in os.environ if name.startswith(VARIABLES) and name != BY_JAX]
-    given = [f"{name}={os.environ[name]}" for name in names]
-    if not given:
+    if not given or not frames or not frames[-1].filename.endswith(STARTING):
         return None
     said = next(iter(str(error).splitlines()), "") or "no such device"
     return f"JAX cannot start with {' '.join(given)} in the environment ({said}): unset what is wrong there"

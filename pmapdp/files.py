@@ -21,7 +21,6 @@ from pmapdp.errors import UserError, reason
 from pmapdp.forms import parse_json
 
 LARGEST = 2**31  # bytes
-LARGEST_JSON = 2**26
 READ_ADVICE = "name another file"
 WRITE_ADVICE = "name a file in a folder that exists, is yours and has free space"
 KINDS = {stat.S_IFDIR: "Is a directory", stat.S_IFIFO: "it is a named pipe", stat.S_IFSOCK: "it is a socket"}
@@ -55,22 +54,22 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def open_file(path: str | Path, *, advice: str = READ_ADVICE, largest: int = LARGEST) -> Iterator[BinaryIO]:
-    """A regular file of at most `largest` bytes, to read bytes from; a `UserError` about any other ends in `advice`."""
+def open_file(path: str | Path, *, advice: str = READ_ADVICE) -> Iterator[BinaryIO]:
+    """A regular file to read bytes from; a `UserError` about any other, or a very large one, ends in `advice`."""
     with saying(path, "read", advice):
         file = open(open_regular(path, os.O_RDONLY), "rb")  # noqa: SIM115 (closed below)
     with file:
-        if (size := os.fstat(file.fileno()).st_size) > largest:
-            raise refusal(path, "read", f"it has {size:,} bytes, more than {largest:,}", advice)
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise refusal(path, "read", f"it has {size:,} bytes, more than {LARGEST:,}", advice)
         try:
             yield file
         except OSError as error:
             raise refusal(path, "read", error, advice) from None
 
 
-def read_file(path: str | Path, *, advice: str = READ_ADVICE, largest: int = LARGEST) -> bytes:
-    """The content of a regular file; arguments and errors as of `open_file`."""
-    with open_file(path, advice=advice, largest=largest) as file:
+def read_file(path: str | Path, *, advice: str = READ_ADVICE) -> bytes:
+    """The content of a regular file; errors as of `open_file`."""
+    with open_file(path, advice=advice) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(size + 1)  # asked for more, Python would take memory for more
     if len(content) != size:  # the files in /proc say that they have 0
@@ -116,9 +115,9 @@ def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_AD
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: str | Path, form: Any, *, advice: str, largest: int = LARGEST_JSON) -> Any:
+def read_json(path: str | Path, form: Any, *, advice: str) -> Any:
     """The content of a JSON file; see `open_file` and `parse_json`."""
-    return parse_json(read_file(path, advice=advice, largest=largest), form, path, advice=advice)
+    return parse_json(read_file(path, advice=advice), form, path, advice=advice)
 
 
 def from_python_file(name: str, given: str) -> Callable[..., Any]:
@@ -132,13 +131,11 @@ def from_python_file(name: str, given: str) -> Callable[..., Any]:
         UserError: there is no such file or name in it, or the file cannot be run.
     """
     path, _, attribute = name.rpartition(":")
-    if not path.endswith(".py") or not Path(path).is_file():
-        raise UserError(
-            f"{given}: there is no file {path or name}: name one, for example my_file.py:{attribute or name}"
-        )
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise UserError(
+            f"{given}: there is no file {path or name} of Python: name one, for example my_file.py:{attribute or name}"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)  # dataclasses of the file look for their module here
     sys.path.insert(0, str(Path(path).resolve().parent))  # as `python FILE.py` does

@@ -2,7 +2,7 @@
 
 A field is a flag: `data_dir` is `--data-dir` (or `--data_dir`), and the string below the field is its help. A field of
 type `Annotated[str, "MODEL"]` is an argument without a flag, shown by that name; the last of them may be a tuple. Flags
-and arguments may come in any order; behind `--` there are arguments alone.
+and arguments may come in any order.
 """
 
 import argparse
@@ -16,14 +16,24 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NoReturn
 
 from pmapdp.config import flag
 from pmapdp.errors import UserError, unknown
 
-FLAG = re.compile(r"-[^\d.\s][^\s=]*(=.*)?", re.DOTALL)  # -x and --data-dir=a b, but neither - nor -0.5 nor "-a text"
-TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+FLAG = re.compile(r"--?[a-zA-Z][^\s=]*(=.*)?", re.DOTALL)  # -x and --data-dir=a b, but neither -0.5 nor "-a text"
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are sentences; `example` is a command line that works."""
+
+    example = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse about what it does not take."""
+        said = re.sub("^argument (.*?):", r"\1", message)
+        raise UserError(f"{said}: try {self.example}")
 
 
 def read_flags(
@@ -46,63 +56,40 @@ def read_flags(
         defaults: for the help, where they are not those of the fields.
     """
     hints = {name: hint for group in groups for name, hint in typing.get_type_hints(group, include_extras=True).items()}
-    places = {name: hint for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
-    flags = {flag(name): without_none(hint) for name, hint in hints.items() if name not in places}
-    parser = argparse.ArgumentParser(
-        usage=" ".join([program, *(hint.__metadata__[0] for hint in places.values()), "[flags]"]),
+    places = {name: hint.__metadata__[0] for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
+    flags = {flag(name): hint for name, hint in hints.items() if name not in places} | {"--progress": bool}
+    parser = Parser(
+        usage=" ".join([program, *places.values(), "[flags]"]),
         description=about or inspect.getdoc(groups[0]),
-        formatter_class=Wide,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter,
+            max_help_position=32,
+            width=min(100, shutil.get_terminal_size().columns),
+        ),
+        argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
-        exit_on_error=False,
     )
+    parser.example = f"{program} {example}"
     for group in groups:
         add_group(parser, group, hints, defaults or {})
-    if "--progress" not in flags:  # every command takes it
+    if "progress" not in hints:  # every command takes it
         parser.add_argument("--progress", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    try:
-        found, rest = parser.parse_known_args(list(normalise(arguments[:end], flags | {"--progress": bool})))
-    except argparse.ArgumentError as error:  # the only mistake that is left
-        name = str(error.argument_name)
-        raise UserError(f"{name} needs a value, for example {name} {example_of(flags[name])}") from None
-    values = {name: value for name, value in vars(found).items() if value is not None}
-    values = {name: sum(value, ()) if isinstance(value, list) else value for name, value in values.items()}
-    return values | place(groups, places, rest + arguments[end + 1 :], f"try {program} {example}")
+    found = vars(parser.parse_intermixed_args([known(argument, flags) for argument in arguments]))
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if name in hints}
 
 
-def place(groups: Sequence[type], places: dict[str, Any], given: list[str], advice: str) -> dict[str, Any]:
-    """The values of the fields without a flag."""
-    values: dict[str, Any] = {}
-    for name, hint in places.items():
-        if typing.get_origin(without_none(typing.get_args(hint)[0])) is tuple:
-            values[name], given = tuple(given), []
-        elif given:
-            values[name], *given = given
-    if given:
-        raise UserError(f"one argument too many, {given[0]!r}: {advice}")
-    fields = itertools.chain(*map(dataclasses.fields, groups))
-    needed = {field.name for field in fields if field.default is dataclasses.MISSING} - values.keys()
-    if missing := [hint.__metadata__[0] for name, hint in places.items() if name in needed]:
-        raise UserError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {advice}")
-    return values
-
-
-def normalise(arguments: list[str], flags: dict[str, Any]) -> Iterator[str]:
-    """The arguments as argparse takes them: `--data-dir` for `--data_dir`, `--no-progress` for `--progress=false`."""
-    off = {f"--no-{name[2:]}": name for name, hint in flags.items() if hint is bool}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        name = name.replace("_", "-")
-        if not FLAG.fullmatch(argument):
-            yield argument
-        elif name not in {"-h", "--help"} | flags.keys() | off.keys():
-            raise unknown("argument", name, flags)
-        elif equals and flags.get(name) is bool and value.lower() in TRUTHS:
-            yield name if TRUTHS[value.lower()] else f"--no-{name[2:]}"
-        elif equals and flags.get(name, bool) is bool:
-            raise UserError(f"{argument} makes no sense: try {name}{'=false' if name in flags else ''}")
-        else:
-            yield name + equals + value
+def known(argument: str, flags: dict[str, Any]) -> str:
+    """`--data-dir` of `--data_dir`; what is no flag as it is. A `UserError` says that a flag is not among `flags`."""
+    if not FLAG.fullmatch(argument):
+        return argument
+    name, equals, value = argument.partition("=")
+    name = name.replace("_", "-")
+    switch = name.replace("--no-", "--")
+    if flags.get(switch) is not bool and name not in {"-h", "--help", *flags}:
+        raise unknown("argument", name, flags)
+    if equals and flags.get(switch) is bool:
+        raise UserError(f"{name} takes no value, here {value!r}: use {switch} or --no-{switch[2:]}")
+    return name + equals + value
 
 
 @functools.cache
@@ -116,73 +103,56 @@ def help_texts(group: type) -> dict[str, str]:
     }
 
 
-def add_group(parser: argparse.ArgumentParser, group: type, hints: dict[str, Any], defaults: dict[str, Any]) -> None:
+def add_group(parser: Parser, group: type, hints: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Add the flags of a dataclass; the strings below its fields become their help."""
     about, title = inspect.getdoc(group), group.__name__.removesuffix("Options").lower() or "arguments"
     section = parser.add_argument_group(title, about if about != parser.description else "")
-    texts = help_texts(group)
     for field in dataclasses.fields(group):
-        name, hint, settings = flag(field.name), without_none(hints[field.name]), dict[str, Any]()
+        hint, default = hints[field.name], defaults.get(field.name, field.default)
+        text = help_texts(group).get(field.name, "").replace("%", "%%")
         if typing.get_origin(hint) is Annotated:
-            section.description = f"{section.description}\n{hint.__metadata__[0]}  {texts[field.name]}".strip()
+            kind, name = typing.get_args(hint)
+            several = "*" if typing.get_origin(kind) is tuple else "?"
+            nargs = None if default is dataclasses.MISSING else several
+            section.add_argument(field.name, metavar=name, nargs=nargs, default=argparse.SUPPRESS, help=text)
             continue
-        shown, default = texts.get(field.name, ""), defaults.get(field.name, field.default)
         if not (default in (None, ()) or default is False):
-            shown += f" (default: {default})"
+            text += f" (default: {default})"
         if hint is bool:
-            settings["action"] = argparse.BooleanOptionalAction
-        else:
-            settings = {"type": functools.partial(convert, name, hint), "metavar": metavar(hint)}
-        if typing.get_origin(hint) is tuple:
-            settings |= {"action": "extend", "nargs": "+"}
-        section.add_argument(name, help=shown.replace("%", "%%"), **settings)
-
-
-def without_none(hint: Any) -> Any:
-    """`int` of `int | None`; other types as they are."""
-    choices = typing.get_args(hint)
-    return next(each for each in choices if each is not types.NoneType) if types.NoneType in choices else hint
+            section.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=text)
+            continue
+        kind = element(hint)
+        many: dict[str, Any] = {"action": "extend", "nargs": "+"} if typing.get_origin(hint) is tuple else {}
+        convert_one = functools.partial(convert, flag(field.name), kind)
+        section.add_argument(flag(field.name), type=convert_one, metavar=metavar(kind), help=text, **many)
 
 
 def element(hint: Any) -> Any:
-    """`int` of `tuple[int, ...]`; other types as they are."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+    """`int` of `int | None` and of `tuple[int, ...]`; other types as they are."""
+    inside = typing.get_args(hint)
+    return inside[0] if typing.get_origin(hint) in (tuple, types.UnionType, typing.Union) else hint
 
 
-def example_of(hint: Any) -> str:
-    """A text that a flag of this type takes."""
-    return {int: "8", float: "0.001", str: "NAME"}.get(element(hint)) or typing.get_args(element(hint))[0]
-
-
-def metavar(hint: Any) -> str:
+def metavar(kind: Any) -> str:
     """How the help shows the values of a flag."""
-    names = {int: "INT", float: "NUMBER", str: "TEXT"}
-    return names.get(element(hint)) or f"{{{','.join(typing.get_args(element(hint)))}}}"
+    return {int: "INT", float: "NUMBER", str: "TEXT"}.get(kind) or f"{{{','.join(typing.get_args(kind))}}}"
 
 
-def convert(name: str, hint: Any, text: str) -> Any:
-    """The value of a flag of type `hint`; of a tuple those of texts with commas between them."""
-    if element(hint) is not hint:
-        return tuple(convert(name, element(hint), each) for each in text.split(","))
+def convert(name: str, kind: Any, text: str) -> Any:
+    """The value of the flag `name`, of type `kind`."""
+    example = {int: "8", float: "0.001", str: "NAME"}.get(kind) or typing.get_args(kind)[0]
     if not text:
-        raise UserError(f"{name} needs a value, for example {name} {example_of(hint)}")
-    if typing.get_origin(hint) is Literal:
-        if text not in typing.get_args(hint):
-            raise unknown(name.removeprefix("--").replace("-", " "), text, typing.get_args(hint))
+        raise UserError(f"{name} needs a value, for example {name} {example}")
+    if typing.get_origin(kind) is Literal:
+        if text not in typing.get_args(kind):
+            raise unknown(name.removeprefix("--").replace("-", " "), text, typing.get_args(kind))
         return text
     shown = text if len(text) < 40 else text[:36] + "..."
     try:
-        value = hint(text)
+        value = kind(text)
     except ValueError:
-        kind = "a whole number" if hint is int else "a number"
-        raise UserError(f"{name} {shown} is not {kind}: try {name} {example_of(hint)}") from None
-    if hint is int and abs(value) >= 2**63:
-        raise UserError(f"{name} {shown} is out of range: try {name} {example_of(hint)}")
+        number = "a whole number" if kind is int else "a number"
+        raise UserError(f"{name} {shown} is not {number}: try {name} {example}") from None
+    if kind is int and abs(value) >= 2**63:
+        raise UserError(f"{name} {shown} is out of range: try {name} {example}")
     return value
-
-
-class Wide(argparse.RawDescriptionHelpFormatter):
-    """Help in lines of at most 100 letters, with descriptions as they were written."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=32, width=min(100, shutil.get_terminal_size().columns))

@@ -5,7 +5,7 @@ import reprlib
 import sys
 import types
 import typing
-from typing import Any, Literal, NoReturn, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pmapdp.errors import UserError, reason
 
@@ -20,17 +20,12 @@ def parse_json(content: bytes | str, form: Any, name: object, *, advice: str) ->
     unless its form is `NotRequired[...]`; others may be there.
     """
     try:
-        value = json.loads(content, parse_constant=refuse_constant)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name} is no JSON that can be read ({reason(error)}): {advice}") from None
     if wrong := mismatch(value, form, ""):
         raise UserError(f"{name} {wrong}: {advice}")
     return value
-
-
-def refuse_constant(constant: str) -> NoReturn:
-    """NaN and Infinity, which Python writes and reads, are no JSON."""
-    raise ValueError(f"{constant} is no number")
 
 
 def mismatch(value: Any, form: Any, place: str) -> str | None:

@@ -35,24 +35,22 @@ def run_workers(*modules: list, changes: Mapping[str, str] | None = None, second
     environment = os.environ | dict(changes or {}) | {LIFELINE: str(lifeline)}
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, held)
+        stack.callback(os.close, lifeline)
         processes = []
-        try:
-            for module in modules:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", *map(str, module)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                    env=environment,
-                    pass_fds=(lifeline,),
-                )
-                stack.enter_context(process)
-                stack.callback(process.kill)  # called before the process is waited for; does nothing to an ended one
-                processes.append(process)
-        finally:
-            os.close(lifeline)
+        for module in modules:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *map(str, module)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env=environment,
+                pass_fds=(lifeline,),
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)  # called before the process is waited for; does nothing to an ended one
+            processes.append(process)
         return [output(process, seconds) for process in processes]
 
 
@@ -91,16 +89,17 @@ def end_with_starter() -> None:
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP end the block with a `StoppedError`, so that workers are ended and temporary folders
-    removed; another one changes nothing meanwhile."""
-    # Whoever has SIGHUP ignored (nohup) keeps it so.
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN))]
+    removed; another one changes nothing meanwhile. One that is ignored, as under nohup, stays so."""
 
     def stop(number: int, frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, lambda *_: None)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise StoppedError(f"stopped by {signal.Signals(number).name}", 128 + number)
 
-    before = {number: signal.signal(number, stop) for number in numbers}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:

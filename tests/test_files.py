@@ -88,8 +88,6 @@ def test_a_failed_write_leaves_the_file_before(place, monkeypatch):
 
 
 def test_too_large(place):
-    with pytest.raises(UserError, match="it has 6 bytes, more than 5"):
-        read_file("file", largest=5)
     with pytest.raises(UserError, match="it has another length than its 0 bytes"):
         read_file("/proc/self/maps")
     subprocess.run(["truncate", "-s", "1T", "hole"], check=True)
@@ -108,7 +106,7 @@ RIGHT = '{"seed": 1, "rate": 2, "name": null, "kind": "a", "sizes": [], "more": 
         ("[" * 100_000, "is no JSON that can be read ("),
         (b"\xff\xff", "is no JSON that can be read ("),
         ("9" * 5000, "is no JSON that can be read ("),
-        ('{"seed": NaN}', "is no JSON that can be read (NaN is no number)"),
+        (RIGHT.replace("2", "NaN"), "holds nan as rate, not a finite number"),
         ("null", "holds None, not an object"),
         ("[]", "holds [], not an object"),
         ("{}", "has no field seed"),
