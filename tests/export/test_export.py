@@ -253,8 +253,8 @@ def test_command(tmp_path, capsys):
     ("arguments", "sentence"),
     [
         ([], "WORKDIR and FILE are missing"),
-        (["runs/first"], "FILE is missing: try python -m pmapdp.export runs/first model.zip"),
-        (["a", "b", "c"], "one argument too many, 'c'"),
+        (["runs/first"], "the following arguments are required: FILE: try python -m pmapdp.export runs/first model.zip"),
+        (["a", "b", "c"], "unrecognized arguments: c: try python -m pmapdp.export"),
         (["a", "b", "--forse"], "unknown argument '--forse'"),
         (["nowhere", "model.zip"], "nowhere holds no run"),
     ],
