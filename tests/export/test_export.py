@@ -252,8 +252,11 @@ def test_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "WORKDIR and FILE are missing"),
-        (["runs/first"], "the following arguments are required: FILE: try python -m pmapdp.export runs/first model.zip"),
+        ([], "the following arguments are required: WORKDIR, FILE"),
+        (
+            ["runs/first"],
+            "the following arguments are required: FILE: try python -m pmapdp.export runs/first model.zip",
+        ),
         (["a", "b", "c"], "unrecognized arguments: c: try python -m pmapdp.export"),
         (["a", "b", "--forse"], "unknown argument '--forse'"),
         (["nowhere", "model.zip"], "nowhere holds no run"),
