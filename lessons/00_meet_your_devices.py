@@ -64,7 +64,7 @@ assert len(eight) == 8
 
 # %% [markdown]
 # All eight belong to one process, which is your notebook. A PyTorch program usually has one process for each GPU. JAX
-# needs several processes only for several machines (lesson 13).
+# needs several processes only for several machines (lesson 15).
 #
 # ## Put arrays on them
 #
@@ -132,7 +132,7 @@ assert moved == 5
 assert moved.devices() == {eight[0]}
 
 # %% [markdown]
-# Remember this rule for lesson 08. There, an uncommitted batch beside parameters on eight devices is copied to all eight
+# Remember this rule for lesson 09. There, an uncommitted batch beside parameters on eight devices is copied to all eight
 # without a warning, and a batch that is committed to one device is an error.
 #
 # ## What a simulation shows

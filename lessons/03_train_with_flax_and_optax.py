@@ -83,7 +83,7 @@ assert count == 784 * 32 + 32 + 32 * 10 + 10
 # ## Step 2: the data
 #
 # A training loop needs the examples in a shuffled order. `Batches` of this project computes the order from seed, epoch
-# and step alone, so a run that was stopped can resume in the middle of an epoch (lesson 10). It drops no example: the
+# and step alone, so a run that was stopped can resume in the middle of an epoch (lesson 12). It drops no example: the
 # last batch of an epoch is padded to the full shape, and its `weights` are 1 for an example and 0 for padding.
 
 # %%

@@ -22,7 +22,7 @@
 # [05 Communicate between devices](05_communicate_between_devices.ipynb)
 #
 # **Should you still use `pmap`?** For new programs, no: JAX keeps `pmap` working, and does not develop it any further.
-# New programs use `jax.jit` with sharded arrays (lesson 08) or `jax.shard_map` (lesson 09). This course begins with
+# New programs use `jax.jit` with sharded arrays (lesson 09) or `jax.shard_map` (lesson 10). This course begins with
 # `pmap` for three reasons. You write each step of data parallelism yourself, which `jit` leaves to the compiler. The
 # function that you write for one device works with `shard_map` almost unchanged. And many programs still use `pmap`,
 # which you may have to read or to port. Since JAX 0.8, `pmap` itself is `jit` of `shard_map`.

@@ -166,7 +166,7 @@ np.testing.assert_array_equal(halves, result["psum"])
 print("psum_scatter, then all_gather:", halves[0])
 
 # %% [markdown]
-# They give an all-reduce. Between the halves each device holds a different chunk of the sum. Lesson 12 uses that: each
+# They give an all-reduce. Between the halves each device holds a different chunk of the sum. Lesson 14 uses that: each
 # device updates only its chunk of the parameters (ZeRO).
 #
 # ## The ring on devices

@@ -18,7 +18,7 @@
 # with it, and say when the layer of Flax is not enough.
 #
 # About 30 minutes · before: [06 Average gradients](06_average_gradients.ipynb) · next:
-# [18 Keep dropout and metrics exact](18_keep_dropout_and_metrics_exact.ipynb)
+# [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb)
 #
 # In lesson 06 it was enough to average the gradients, because the loss of one example did not depend on the others. Batch
 # norm changes that: it normalizes each example with the mean and the variance of its batch. As in lesson 06, we compute
@@ -408,7 +408,7 @@ for exercise in (global_variance, standardize_backward, mended_centre):
 # means of the first 100 batches, so that they do not remember the initial 0 and 1. To read on:
 # [Batch normalization](https://arxiv.org/abs/1502.03167) and
 # [nnx.BatchNorm](https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/normalization.html). Next:
-# [18 Keep dropout and metrics exact](18_keep_dropout_and_metrics_exact.ipynb).
+# [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).
 
 # %%
 print(inspect.getsource(batch_norm.BatchNorm))

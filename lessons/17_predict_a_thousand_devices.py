@@ -17,8 +17,8 @@
 # After this lesson you can predict from latency and bandwidth how a training step scales. You can check such a model
 # where you can measure, and say how far to trust it where you cannot.
 #
-# About 25 minutes · before: [14 Measure a step](14_measure_a_step.ipynb) · next:
-# [16 Explicit sharding](16_explicit_sharding.ipynb), or work of your own
+# About 25 minutes · before: [16 Measure a step](16_measure_a_step.ipynb) · next:
+# [18 Explicit sharding](18_explicit_sharding.ipynb), or work of your own
 #
 # Letters: N devices, b examples on each, n bytes in an all-reduce, L the latency of a message in seconds, W the
 # bandwidth of a link in bytes per second.
@@ -142,7 +142,7 @@ lesson_17.fitted(rows, fit(rows), terms)
 # ## A thousand devices
 #
 # Now we put published figures of real hardware into the formulas of rings and trees. **These are predictions.** They
-# need the operations of a step, which the compiler counts (lesson 14), for our MLP with 64 examples on each device.
+# need the operations of a step, which the compiler counts (lesson 16), for our MLP with 64 examples on each device.
 # ResNet-50 is for comparison. *Efficiency* is the speed of each device compared with one device alone. **Predict:**
 # which of the two networks scales better, and why?
 
@@ -176,7 +176,7 @@ assert efficiencies[0] < 0.5 < efficiencies[1]
 # ## What helps
 #
 # The next cell shows what each remedy gains, alone, on 512 devices. An all-reduce *is* a reduce-scatter and an
-# all-gather, so ZeRO-1 (lesson 12) communicates exactly as long as plain data parallelism. **Predict:** does it gain
+# all-gather, so ZeRO-1 (lesson 14) communicates exactly as long as plain data parallelism. **Predict:** does it gain
 # anything?
 
 # %%

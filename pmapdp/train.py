@@ -6,7 +6,7 @@
     python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command goes on
     srun python -m pmapdp.train --distributed                 # several processes, started by Slurm
 
-Lesson 10 teaches this file.
+Lesson 12 teaches this file.
 """
 
 import dataclasses

@@ -1,46 +1,26 @@
-"""The pictures of lesson 08. They read the shardings that they show from JAX."""
+"""Pictures of lesson 08."""
 
 import drawing
-from jax.sharding import PartitionSpec
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import to_rgba
 
 
-def shards(arrays) -> None:
-    """Which rows and columns of each array every device holds.
+def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
+    """Which activations are kept: a row of pictures for each scheme, a column for each number of devices.
 
     Args:
-        arrays: placed arrays `[16, 4]`, drawn beside each other under their PartitionSpec.
+        of_schemes: name of a scheme to {N: bool `[examples, activations]`}; kept ones are drawn in the device's colour.
     """
-    axes = drawing.canvas(18, 5.4)
-    for column, array in enumerate(arrays):
-        spec, left = array.sharding.spec, 6.4 * column
-        axes.text(left + 2.2, 0.3, str(spec).replace("PartitionSpec", "P"), ha="center")
-        split = spec != PartitionSpec()
-        for shard in array.addressable_shards if split else array.addressable_shards[:1]:
-            rows, columns = shard.index
-            height, width = shard.data.shape
-            drawing.box(
-                axes,
-                left + 1.1 * (columns.start or 0),
-                0.7 + 0.28 * (rows.start or 0),
-                f"device {shard.device.id}" if split else "a copy\non each device",
-                device=shard.device.id if split else None,
-                width=1.1 * width - 0.08,
-                height=0.28 * height - 0.06,
-            )
-
-
-def training_step() -> None:
-    """What is placed, what each device computes, and what the compiler adds; four of the devices."""
-    axes = drawing.canvas(20.2, 5.4)
-    columns = {0: "W, replicated", 4.4: "batch, split", 8.8: "gradient of its rows", 17: "W, replicated"}
-    for x, heading in columns.items():
-        axes.text(x + 1.5, 0.3, heading, ha="center")
-    for d in range(4):
-        y = 0.8 + 1.1 * d
-        for x in columns:
-            drawing.box(axes, x, y, "[64, 784]" if x == 4.4 else "[784, 10]", device=d, width=3)
-        for start, end in (((3, y + 0.4), (4.4, y + 0.4)), ((7.4, y + 0.4), (8.8, y + 0.4))):
-            drawing.arrow(axes, start, end, device=d)
-        drawing.arrow(axes, (11.8, y + 0.4), (12.8, 2.8), device=d)
-        drawing.arrow(axes, (16, 2.8), (17, y + 0.4), device=d)
-    drawing.box(axes, 12.8, 2.3, "all-reduce", width=3.2, height=1.0)
+    counts = list(next(iter(of_schemes.values())))
+    _, grid = plt.subplots(len(of_schemes), len(counts), figsize=(7, 4.6), layout="constrained")
+    for row, (name, of_counts) in zip(grid, of_schemes.items(), strict=True):
+        for axes, (N, mask) in zip(row, of_counts.items(), strict=True):
+            picture = np.zeros((*mask.shape, 4))  # transparent where an activation is dropped
+            for example, kept in enumerate(mask):
+                picture[example, kept] = to_rgba(drawing.DEVICE_COLOURS[example * N // len(mask)])
+            axes.imshow(picture, aspect="auto")
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(f"{name}, N = {N}", fontsize=9)
+    grid[len(of_schemes) // 2, 0].set_ylabel("8 examples, one a row")
+    plt.show()

@@ -1,54 +1,46 @@
-"""The pictures of lesson 09: the three ways, and the sources of a step in columns."""
-
-import difflib
-import html
-import inspect
+"""The pictures of lesson 09. They read the shardings that they show from JAX."""
 
 import drawing
-from IPython.display import HTML, IFrame
+from jax.sharding import PartitionSpec
 
 
-def three_ways() -> None:
-    """Which array goes in, how much of it the program sees, and who adds up; four of the devices."""
-    axes = drawing.canvas(21, 8)
-    for x, text in ((3.6, "you pass"), (9.4, "your function sees"), (16, "who adds up")):
-        axes.text(x, 0.5, text, weight="bold")
-    for row, name in enumerate(["pmap", "jit", "shard_map"]):
-        top, programs, width = (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)
-        axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
-        axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], split along B")
-        axes.text(9.4, top - 0.25, "[B, D], once" if name == "jit" else "[b, D], on each device")
-        for d in range(4):
-            drawing.box(axes, 3.6 + (1.22 if name == "pmap" else 1.1) * d, top, "b", device=d, width=1.1)
-        for d in range(programs):
-            drawing.box(axes, 9.4 + 1.45 * d, top, "step", device=d if programs > 1 else None, width=width)
-        drawing.box(axes, 16, top, "the compiler" if name == "jit" else "you: lax.pmean", width=4.6)
-        for x in (8.5, 15.15):
-            drawing.arrow(axes, (x, top + 0.4), (x + 0.85, top + 0.4))
+def shards(arrays) -> None:
+    """Which rows and columns of each array every device holds.
+
+    Args:
+        arrays: placed arrays `[16, 4]`, drawn beside each other under their PartitionSpec.
+    """
+    axes = drawing.canvas(18, 5.4)
+    for column, array in enumerate(arrays):
+        spec, left = array.sharding.spec, 6.4 * column
+        axes.text(left + 2.2, 0.3, str(spec).replace("PartitionSpec", "P"), ha="center")
+        split = spec != PartitionSpec()
+        for shard in array.addressable_shards if split else array.addressable_shards[:1]:
+            rows, columns = shard.index
+            height, width = shard.data.shape
+            drawing.box(
+                axes,
+                left + 1.1 * (columns.start or 0),
+                0.7 + 0.28 * (rows.start or 0),
+                f"device {shard.device.id}" if split else "a copy\non each device",
+                device=shard.device.id if split else None,
+                width=1.1 * width - 0.08,
+                height=0.28 * height - 0.06,
+            )
 
 
-def changed(old, new) -> set[int]:
-    """The numbers of the lines of the function `new` that are not in `old`."""
-    lines = [inspect.getsource(function).splitlines()[1:] for function in (old, new)]
-    blocks = difflib.SequenceMatcher(None, *lines, autojunk=False).get_matching_blocks()
-    same = {row for block in blocks for row in range(block.b, block.b + block.size)}
-    return {row + 1 for row in range(len(lines[1])) if row not in same}
-
-
-def columns(single, *others) -> HTML:
-    """The sources beside each other; the lines that differ from `single` are marked."""
-    cells = ""
-    for function in (single, *others):
-        marked = changed(single, function) if function is not single else set()
-        rows = ""
-        for row, line in enumerate(inspect.getsource(function).splitlines()):
-            colour = "background:#d9770633;" if row in marked else ""
-            rows += f'<div style="{colour}white-space:pre;min-height:1.3em">{html.escape(line)}</div>'
-        cells += f'<div style="overflow-x:auto">{rows}</div>'
-    frame = "display:grid;grid-template-columns:1fr 1fr;gap:1em;font:10px/1.3 monospace;text-align:left"
-    return HTML(f'<div style="{frame}">{cells}</div>')
-
-
-def page(path) -> IFrame:
-    """An HTML page that needs nothing beside itself, in a frame of its own, so that it travels with the notebook."""
-    return IFrame("about:blank", "100%", 500, extras=[f'srcdoc="{html.escape(path.read_text())}"'])
+def training_step() -> None:
+    """What is placed, what each device computes, and what the compiler adds; four of the devices."""
+    axes = drawing.canvas(20.2, 5.4)
+    columns = {0: "W, replicated", 4.4: "batch, split", 8.8: "gradient of its rows", 17: "W, replicated"}
+    for x, heading in columns.items():
+        axes.text(x + 1.5, 0.3, heading, ha="center")
+    for d in range(4):
+        y = 0.8 + 1.1 * d
+        for x in columns:
+            drawing.box(axes, x, y, "[64, 784]" if x == 4.4 else "[784, 10]", device=d, width=3)
+        for start, end in (((3, y + 0.4), (4.4, y + 0.4)), ((7.4, y + 0.4), (8.8, y + 0.4))):
+            drawing.arrow(axes, start, end, device=d)
+        drawing.arrow(axes, (11.8, y + 0.4), (12.8, 2.8), device=d)
+        drawing.arrow(axes, (16, 2.8), (17, y + 0.4), device=d)
+    drawing.box(axes, 12.8, 2.3, "all-reduce", width=3.2, height=1.0)

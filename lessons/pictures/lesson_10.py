@@ -1,74 +1,54 @@
-"""The pictures of lesson 10: two starts of one run, what TensorBoard plots, and a profile as Perfetto shows it."""
+"""The pictures of lesson 10: the three ways, and the sources of a step in columns."""
 
-import gzip
-import json
-import struct
+import difflib
+import html
+import inspect
 
 import drawing
-import matplotlib.pyplot as plt
+from IPython.display import HTML, IFrame
 
 
-def two_starts() -> None:
-    """A run that is killed, and the start that resumes it."""
-    axes = drawing.canvas(14, 4.4)
-    axes.text(0, 0.6, "first start", va="center")
-    axes.text(0, 3.8, "second start", va="center")
-    for x, y, text in ((3, 0.2, "update 0"), (6.6, 0.2, "update 20"), (10.2, 0.2, "killed"), (6.6, 3.4, "update 20")):
-        drawing.box(axes, x, y, text, device=0 if y < 1 else 1, width=2.4)
-    drawing.box(axes, 10.2, 3.4, "update 40", device=1, width=2.4)
-    drawing.box(axes, 5.1, 1.7, "a checkpoint:\none copy, no device axis", width=5.4, height=1)
-    for start, end, device in (((5.4, 0.6), (6.6, 0.6), 0), ((9, 0.6), (10.2, 0.6), 0), ((9, 3.8), (10.2, 3.8), 1)):
-        drawing.arrow(axes, start, end, device=device)
-    drawing.arrow(axes, (7.8, 1), (7.8, 1.7))
-    drawing.arrow(axes, (7.8, 2.7), (7.8, 3.4))
+def three_ways() -> None:
+    """Which array goes in, how much of it the program sees, and who adds up; four of the devices."""
+    axes = drawing.canvas(21, 8)
+    for x, text in ((3.6, "you pass"), (9.4, "your function sees"), (16, "who adds up")):
+        axes.text(x, 0.5, text, weight="bold")
+    for row, name in enumerate(["pmap", "jit", "shard_map"]):
+        top, programs, width = (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)
+        axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
+        axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], split along B")
+        axes.text(9.4, top - 0.25, "[B, D], once" if name == "jit" else "[b, D], on each device")
+        for d in range(4):
+            drawing.box(axes, 3.6 + (1.22 if name == "pmap" else 1.1) * d, top, "b", device=d, width=1.1)
+        for d in range(programs):
+            drawing.box(axes, 9.4 + 1.45 * d, top, "step", device=d if programs > 1 else None, width=width)
+        drawing.box(axes, 16, top, "the compiler" if name == "jit" else "you: lax.pmean", width=4.6)
+        for x in (8.5, 15.15):
+            drawing.arrow(axes, (x, top + 0.4), (x + 0.85, top + 0.4))
 
 
-def scalars(path) -> dict[str, list[tuple[int, float]]]:
-    """The curves in an event file: name to (step, value). A record is its length, a checksum, the event, a checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    content, found, start = path.read_bytes(), {}, 0
-    while start < len(content):
-        (length,) = struct.unpack("<Q", content[start : start + 8])
-        event = Event.FromString(content[start + 12 : start + 12 + length])
-        for value in event.summary.value:
-            if value.HasField("simple_value"):
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-        start += length + 16
-    return found
+def changed(old, new) -> set[int]:
+    """The numbers of the lines of the function `new` that are not in `old`."""
+    lines = [inspect.getsource(function).splitlines()[1:] for function in (old, new)]
+    blocks = difflib.SequenceMatcher(None, *lines, autojunk=False).get_matching_blocks()
+    same = {row for block in blocks for row in range(block.b, block.b + block.size)}
+    return {row + 1 for row in range(len(lines[1])) if row not in same}
 
 
-def tensorboard(path) -> None:
-    """The curves of an event file, one panel each, as TensorBoard's page has them."""
-    curves = {name: points for name, points in scalars(path).items() if name.startswith(("train", "test", "learning"))}
-    _, panels = plt.subplots(1, len(curves), figsize=(9, 1.9), layout="constrained")
-    for number, (panel, (name, points)) in enumerate(zip(panels, curves.items(), strict=True)):
-        panel.plot(*zip(*points, strict=True), "o-", markersize=3, color=drawing.DEVICE_COLOURS[number])
-        panel.set_title(name, fontsize=8)
-        panel.set_xlabel("update", fontsize=7)
-        panel.tick_params(labelsize=7)
+def columns(single, *others) -> HTML:
+    """The sources beside each other; the lines that differ from `single` are marked."""
+    cells = ""
+    for function in (single, *others):
+        marked = changed(single, function) if function is not single else set()
+        rows = ""
+        for row, line in enumerate(inspect.getsource(function).splitlines()):
+            colour = "background:#d9770633;" if row in marked else ""
+            rows += f'<div style="{colour}white-space:pre;min-height:1.3em">{html.escape(line)}</div>'
+        cells += f'<div style="overflow-x:auto">{rows}</div>'
+    frame = "display:grid;grid-template-columns:1fr 1fr;gap:1em;font:10px/1.3 monospace;text-align:left"
+    return HTML(f'<div style="{frame}">{cells}</div>')
 
 
-def timeline(path, updates: int = 2) -> None:
-    """The operations of a compiled program in a Perfetto trace of ten updates, a row for each thread that ran one."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        events = json.load(file)["traceEvents"]
-    events = [event for event in events if event.get("ph") == "X" and "hlo_op" in event.get("args", {})]
-    first, last = min(event["ts"] for event in events), max(event["ts"] for event in events)
-    last = first + updates / 10 * (last - first)
-    threads: dict = {}
-    for event in sorted(events, key=lambda event: event["ts"]):
-        if event["ts"] < last:
-            reduce = "all-reduce" in event["name"] or "psum" in event["name"]
-            bars = threads.setdefault((event["pid"], event["tid"]), ([], []))[reduce]
-            start, length = event["ts"] - first, event.get("dur", 0)
-            if bars and start - sum(bars[-1]) < (last - first) / 500:  # too close to be told apart
-                bars[-1] = bars[-1][0], max(bars[-1][1], start + length - bars[-1][0])
-            else:
-                bars.append((start, length))
-    _, axes = plt.subplots(figsize=(8, 2.6))
-    for row, kinds in enumerate(threads.values()):
-        for kind, bars in enumerate(kinds):
-            scaled = [(start / 1000, length / 1000) for start, length in bars]
-            axes.broken_barh(scaled, (row, 0.8), color=drawing.DEVICE_COLOURS[kind])
-    axes.set(xlabel="ms (orange: all-reduce)", ylabel="thread", yticks=[])
+def page(path) -> IFrame:
+    """An HTML page that needs nothing beside itself, in a frame of its own, so that it travels with the notebook."""
+    return IFrame("about:blank", "100%", 500, extras=[f'srcdoc="{html.escape(path.read_text())}"'])

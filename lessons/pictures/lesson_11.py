@@ -1,38 +1,30 @@
-"""The pictures of lesson 11. They read the shardings that they show from JAX."""
+"""The picture of lesson 11: where state and batch are, before and after the port."""
 
 import drawing
 
-
-def layouts(names, shapes, sharding_of) -> None:
-    """The shards of the network's arrays, one row a layout.
-
-    Args:
-        names: of the layouts, from the top down.
-        shapes: name of an array to its shape `[rows, columns]`, from left to right.
-        sharding_of: (layout, array) to its `NamedSharding`.
-    """
-    axes = drawing.canvas(22, 9.6)
-    for row, layout in enumerate(names):
-        top = 0.6 + 3.1 * row
-        axes.text(0, top + 1.2, layout, weight="bold")
-        for column, (name, shape) in enumerate(shapes.items()):
-            array(axes, 3 + 3.9 * column, top, name, shape, sharding_of(layout, name))
+ROWS = (
+    ("pmap", "[8, 784, 64]", "[8, 32, 784]"),
+    ("shard_map", "[784, 64]", "[256, 784]"),
+    ("jit", "[784, 64]", "[256, 784]"),
+)
 
 
-def array(axes, left, top, name, shape, sharding) -> None:
-    """One array; a shard that several devices hold has the number and the colour of the first."""
-    axes.text(left + 1.5, top - 0.12, f"{name} {sharding.shard_shape(shape)}", ha="center", fontsize=8)
-    (n, m), drawn = shape, set()
-    for device, (rows, columns) in sharding.devices_indices_map(shape).items():
-        (r0, r1, _), (c0, c1, _) = rows.indices(n), columns.indices(m)
-        if (r0, c0) not in drawn:
-            drawing.box(
-                axes,
-                left + 3 * c0 / m,
-                top + 2.2 * r0 / n,
-                str(device.id) if r1 - r0 > n // 8 else "",
-                device=device.id,
-                width=3 * (c1 - c0) / m - 0.05,
-                height=2.2 * (r1 - r0) / n - 0.05,
-            )
-        drawn.add((r0, c0))
+def before_and_after() -> None:
+    """State and batch as arrays, and the all-reduce; four of the devices."""
+    axes = drawing.canvas(34, 8.6)
+    for x, text in ((5, "state (a kernel)"), (15, "batch (images)"), (23.4, "inside the step")):
+        axes.text(x, 0.5, text, weight="bold")
+    for row, (name, kernel, images) in enumerate(ROWS):
+        y = 2 + 2.4 * row
+        axes.text(0, y + 0.4, name, weight="bold", va="center", fontsize=9)
+        axes.text(5, y - 0.25, f"{kernel}" + (", split" if row == 0 else ", replicated"))
+        axes.text(15, y - 0.25, f"{images}, split")
+        for d in range(4):
+            drawing.box(axes, 5 + 1.7 * d, y, "w", device=d, width=1.6)
+            drawing.box(axes, 15 + 1.7 * d, y, "x", device=d, width=1.6)
+        if row == 2:
+            drawing.box(axes, 23.4, y, "program of one device", width=10)
+        else:
+            axes.text(23.4, y - 0.25, "pmean of gradients")
+            for d in range(4):
+                drawing.box(axes, 23.4 + 2.35 * d, y, "step", device=d, width=2.25)

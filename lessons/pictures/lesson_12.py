@@ -1,50 +1,74 @@
-"""The pictures of lesson 12."""
+"""The pictures of lesson 12: two starts of one run, what TensorBoard plots, and a profile as Perfetto shows it."""
+
+import gzip
+import json
+import struct
 
 import drawing
 import matplotlib.pyplot as plt
 
-# (text, width, whether it communicates) of each stage of a step.
-STAGES = {
-    "all-reduce": (("forward, backward", 10.8, 0), ("all-reduce", 6.2, 1), ("update w, m", 7, 0)),
-    "ZeRO-1": (
-        ("forward, backward", 10.8, 0),
-        ("reduce-scatter", 8.4, 1),
-        ("update 1/N", 6.4, 0),
-        ("all-gather", 6.2, 1),
-    ),
-    "ZeRO-3": (
-        ("gather, forward", 9, 1),
-        ("gather, backward", 9.6, 1),
-        ("reduce-scatter", 8.4, 1),
-        ("update 1/N", 6.4, 0),
-    ),
-}
+
+def two_starts() -> None:
+    """A run that is killed, and the start that resumes it."""
+    axes = drawing.canvas(14, 4.4)
+    axes.text(0, 0.6, "first start", va="center")
+    axes.text(0, 3.8, "second start", va="center")
+    for x, y, text in ((3, 0.2, "update 0"), (6.6, 0.2, "update 20"), (10.2, 0.2, "killed"), (6.6, 3.4, "update 20")):
+        drawing.box(axes, x, y, text, device=0 if y < 1 else 1, width=2.4)
+    drawing.box(axes, 10.2, 3.4, "update 40", device=1, width=2.4)
+    drawing.box(axes, 5.1, 1.7, "a checkpoint:\none copy, no device axis", width=5.4, height=1)
+    for start, end, device in (((5.4, 0.6), (6.6, 0.6), 0), ((9, 0.6), (10.2, 0.6), 0), ((9, 3.8), (10.2, 3.8), 1)):
+        drawing.arrow(axes, start, end, device=device)
+    drawing.arrow(axes, (7.8, 1), (7.8, 1.7))
+    drawing.arrow(axes, (7.8, 2.7), (7.8, 3.4))
 
 
-def zero_over_time() -> None:
-    """What a device does during a step, from left to right."""
-    axes = drawing.canvas(42, 8)
-    for row, (name, stages) in enumerate(STAGES.items()):
-        left, y = 7, 0.3 + 2.2 * row
-        axes.text(0, y + 0.8, name, weight="bold", va="center")
-        for text, width, communicates in stages:
-            drawing.box(axes, left, y, text, device=communicates, width=width - 0.2, height=1.7)
-            left += width
-    axes.text(7, 7.6, "time \u2192 (orange: with communication; ZeRO-3 gathers layer by layer)")
+def scalars(path) -> dict[str, list[tuple[int, float]]]:
+    """The curves in an event file: name to (step, value). A record is its length, a checksum, the event, a checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    content, found, start = path.read_bytes(), {}, 0
+    while start < len(content):
+        (length,) = struct.unpack("<Q", content[start : start + 8])
+        event = Event.FromString(content[start + 12 : start + 12 + length])
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+        start += length + 16
+    return found
 
 
-def bytes_on_a_device(rows) -> None:
-    """A bar for each way of keeping the state.
+def tensorboard(path) -> None:
+    """The curves of an event file, one panel each, as TensorBoard's page has them."""
+    curves = {name: points for name, points in scalars(path).items() if name.startswith(("train", "test", "learning"))}
+    _, panels = plt.subplots(1, len(curves), figsize=(9, 1.9), layout="constrained")
+    for number, (panel, (name, points)) in enumerate(zip(panels, curves.items(), strict=True)):
+        panel.plot(*zip(*points, strict=True), "o-", markersize=3, color=drawing.DEVICE_COLOURS[number])
+        panel.set_title(name, fontsize=8)
+        panel.set_xlabel("update", fontsize=7)
+        panel.tick_params(labelsize=7)
 
-    Args:
-        rows: name to MB of (parameters, optimizer state, what exists only during the step) on one device.
-    """
-    _, axes = plt.subplots()
-    left = [0.0] * len(rows)
-    for number, label in enumerate(("parameters", "optimizer state", "during the step")):
-        widths = [each[number] for each in rows.values()]
-        axes.barh(list(rows), widths, left=left, color=drawing.DEVICE_COLOURS[number], label=label)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_xlabel("MB on one device (mlp, Adam, 64 examples, 8 devices)")
-    axes.invert_yaxis()
-    axes.legend()
+
+def timeline(path, updates: int = 2) -> None:
+    """The operations of a compiled program in a Perfetto trace of ten updates, a row for each thread that ran one."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    events = [event for event in events if event.get("ph") == "X" and "hlo_op" in event.get("args", {})]
+    first, last = min(event["ts"] for event in events), max(event["ts"] for event in events)
+    last = first + updates / 10 * (last - first)
+    threads: dict = {}
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if event["ts"] < last:
+            reduce = "all-reduce" in event["name"] or "psum" in event["name"]
+            bars = threads.setdefault((event["pid"], event["tid"]), ([], []))[reduce]
+            start, length = event["ts"] - first, event.get("dur", 0)
+            if bars and start - sum(bars[-1]) < (last - first) / 500:  # too close to be told apart
+                bars[-1] = bars[-1][0], max(bars[-1][1], start + length - bars[-1][0])
+            else:
+                bars.append((start, length))
+    _, axes = plt.subplots(figsize=(8, 2.6))
+    for row, kinds in enumerate(threads.values()):
+        for kind, bars in enumerate(kinds):
+            scaled = [(start / 1000, length / 1000) for start, length in bars]
+            axes.broken_barh(scaled, (row, 0.8), color=drawing.DEVICE_COLOURS[kind])
+    axes.set(xlabel="ms (orange: all-reduce)", ylabel="thread", yticks=[])

@@ -1,15 +1,38 @@
-"""The picture of lesson 13."""
+"""The pictures of lesson 13. They read the shardings that they show from JAX."""
 
 import drawing
 
 
-def one_array() -> None:
-    """A global array `[16, 3]` over four devices of two processes."""
-    axes = drawing.canvas(14, 3.2)
-    for device in range(4):
-        drawing.box(axes, 1 + 3.2 * device, 0.4, f"rows {4 * device}-{4 * device + 3}", device=device, width=2.4)
-    for process in range(2):
-        text = f"process {process} gives rows {8 * process} to {8 * process + 7}"
-        drawing.box(axes, 0.7 + 6.4 * process, 1.8, text, width=6, height=1)
-        for device in (2 * process, 2 * process + 1):
-            drawing.arrow(axes, (2.2 + 3.2 * device, 1.8), (2.2 + 3.2 * device, 1.2), device=device)
+def layouts(names, shapes, sharding_of) -> None:
+    """The shards of the network's arrays, one row a layout.
+
+    Args:
+        names: of the layouts, from the top down.
+        shapes: name of an array to its shape `[rows, columns]`, from left to right.
+        sharding_of: (layout, array) to its `NamedSharding`.
+    """
+    axes = drawing.canvas(22, 9.6)
+    for row, layout in enumerate(names):
+        top = 0.6 + 3.1 * row
+        axes.text(0, top + 1.2, layout, weight="bold")
+        for column, (name, shape) in enumerate(shapes.items()):
+            array(axes, 3 + 3.9 * column, top, name, shape, sharding_of(layout, name))
+
+
+def array(axes, left, top, name, shape, sharding) -> None:
+    """One array; a shard that several devices hold has the number and the colour of the first."""
+    axes.text(left + 1.5, top - 0.12, f"{name} {sharding.shard_shape(shape)}", ha="center", fontsize=8)
+    (n, m), drawn = shape, set()
+    for device, (rows, columns) in sharding.devices_indices_map(shape).items():
+        (r0, r1, _), (c0, c1, _) = rows.indices(n), columns.indices(m)
+        if (r0, c0) not in drawn:
+            drawing.box(
+                axes,
+                left + 3 * c0 / m,
+                top + 2.2 * r0 / n,
+                str(device.id) if r1 - r0 > n // 8 else "",
+                device=device.id,
+                width=3 * (c1 - c0) / m - 0.05,
+                height=2.2 * (r1 - r0) / n - 0.05,
+            )
+        drawn.add((r0, c0))

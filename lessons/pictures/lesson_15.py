@@ -1,30 +1,15 @@
-"""The picture of lesson 15: where state and batch are, before and after the port."""
+"""The picture of lesson 15."""
 
 import drawing
 
-ROWS = (
-    ("pmap", "[8, 784, 64]", "[8, 32, 784]"),
-    ("shard_map", "[784, 64]", "[256, 784]"),
-    ("jit", "[784, 64]", "[256, 784]"),
-)
 
-
-def before_and_after() -> None:
-    """State and batch as arrays, and the all-reduce; four of the devices."""
-    axes = drawing.canvas(34, 8.6)
-    for x, text in ((5, "state (a kernel)"), (15, "batch (images)"), (23.4, "inside the step")):
-        axes.text(x, 0.5, text, weight="bold")
-    for row, (name, kernel, images) in enumerate(ROWS):
-        y = 2 + 2.4 * row
-        axes.text(0, y + 0.4, name, weight="bold", va="center", fontsize=9)
-        axes.text(5, y - 0.25, f"{kernel}" + (", split" if row == 0 else ", replicated"))
-        axes.text(15, y - 0.25, f"{images}, split")
-        for d in range(4):
-            drawing.box(axes, 5 + 1.7 * d, y, "w", device=d, width=1.6)
-            drawing.box(axes, 15 + 1.7 * d, y, "x", device=d, width=1.6)
-        if row == 2:
-            drawing.box(axes, 23.4, y, "program of one device", width=10)
-        else:
-            axes.text(23.4, y - 0.25, "pmean of gradients")
-            for d in range(4):
-                drawing.box(axes, 23.4 + 2.35 * d, y, "step", device=d, width=2.25)
+def one_array() -> None:
+    """A global array `[16, 3]` over four devices of two processes."""
+    axes = drawing.canvas(14, 3.2)
+    for device in range(4):
+        drawing.box(axes, 1 + 3.2 * device, 0.4, f"rows {4 * device}-{4 * device + 3}", device=device, width=2.4)
+    for process in range(2):
+        text = f"process {process} gives rows {8 * process} to {8 * process + 7}"
+        drawing.box(axes, 0.7 + 6.4 * process, 1.8, text, width=6, height=1)
+        for device in (2 * process, 2 * process + 1):
+            drawing.arrow(axes, (2.2 + 3.2 * device, 1.8), (2.2 + 3.2 * device, 1.2), device=device)

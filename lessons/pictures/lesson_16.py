@@ -1,24 +1,22 @@
-"""The picture of lesson 16: shapes with shardings through a network."""
+"""The picture of lesson 16: what a clock sees."""
 
 import drawing
 
-STAGES = (
-    ("x", "[512@data, 784]"),
-    ("W1", "[784, 64@model]"),
-    ("relu(x @ W1)", "[512@data, 64@model]"),
-    ("W2", "[64@model, 10]"),
-    ("logits", "[512@data, 10]"),
-)
 
-
-def types() -> None:
-    """The types of a network's arrays, as JAX writes them; colours of the two mesh axes."""
-    axes = drawing.canvas(30, 5.6)
-    places = {"x": (0, 0.6), "W1": (0, 3.4), "relu(x @ W1)": (10.3, 2), "W2": (10.3, 4.6), "logits": (20.6, 3.3)}
-    for name, text in STAGES:
-        left, top = places[name]
-        axes.text(left + 4.7, top - 0.2, name, ha="center", weight="bold")
-        drawing.box(axes, left, top, text, device=2 if "model" in text else 0, width=9.4, height=1.1)
-    for start, end in ((("x"), "relu(x @ W1)"), ("W1", "relu(x @ W1)"), ("relu(x @ W1)", "logits"), ("W2", "logits")):
-        (x0, y0), (x1, y1) = places[start], places[end]
-        drawing.arrow(axes, (x0 + 9.4, y0 + 0.45), (x1, y1 + 0.45))
+def three_durations() -> None:
+    """Python and the device over time, and the durations that a clock around a call can give."""
+    axes = drawing.canvas(20, 5.2)
+    rows = {
+        "Python": [("trace", 2.2), ("compile", 4.6), ("call", 1.4), ("call", 1.4)],
+        "device": [("step", 3.4), ("step", 3.4)],
+    }
+    for row, (name, pieces) in enumerate(rows.items()):
+        left = 2.6 if name == "Python" else 10.8
+        axes.text(0, 1.5 + 1.5 * row, name, va="center", weight="bold")
+        for text, width in pieces:
+            drawing.box(axes, left, 1.1 + 1.5 * row, text, device=row, width=width - 0.1)
+            left += width
+    spans = ((0.6, 2.6, 10.8, "first call"), (4, 10.8, 12.2, "without waiting"), (4.8, 14.2, 17.6, "a step"))
+    for y, start, end, name in spans:
+        axes.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "<->", "color": drawing.INK})
+        axes.text(end + 0.2, y, name, va="center")

@@ -1,26 +1,24 @@
-"""Pictures of lesson 18."""
+"""The picture of lesson 18: shapes with shardings through a network."""
 
 import drawing
-import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.colors import to_rgba
+
+STAGES = (
+    ("x", "[512@data, 784]"),
+    ("W1", "[784, 64@model]"),
+    ("relu(x @ W1)", "[512@data, 64@model]"),
+    ("W2", "[64@model, 10]"),
+    ("logits", "[512@data, 10]"),
+)
 
 
-def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
-    """Which activations are kept: a row of pictures for each scheme, a column for each number of devices.
-
-    Args:
-        of_schemes: name of a scheme to {N: bool `[examples, activations]`}; kept ones are drawn in the device's colour.
-    """
-    counts = list(next(iter(of_schemes.values())))
-    _, grid = plt.subplots(len(of_schemes), len(counts), figsize=(7, 4.6), layout="constrained")
-    for row, (name, of_counts) in zip(grid, of_schemes.items(), strict=True):
-        for axes, (N, mask) in zip(row, of_counts.items(), strict=True):
-            picture = np.zeros((*mask.shape, 4))  # transparent where an activation is dropped
-            for example, kept in enumerate(mask):
-                picture[example, kept] = to_rgba(drawing.DEVICE_COLOURS[example * N // len(mask)])
-            axes.imshow(picture, aspect="auto")
-            axes.set(xticks=[], yticks=[])
-            axes.set_title(f"{name}, N = {N}", fontsize=9)
-    grid[len(of_schemes) // 2, 0].set_ylabel("8 examples, one a row")
-    plt.show()
+def types() -> None:
+    """The types of a network's arrays, as JAX writes them; colours of the two mesh axes."""
+    axes = drawing.canvas(30, 5.6)
+    places = {"x": (0, 0.6), "W1": (0, 3.4), "relu(x @ W1)": (10.3, 2), "W2": (10.3, 4.6), "logits": (20.6, 3.3)}
+    for name, text in STAGES:
+        left, top = places[name]
+        axes.text(left + 4.7, top - 0.2, name, ha="center", weight="bold")
+        drawing.box(axes, left, top, text, device=2 if "model" in text else 0, width=9.4, height=1.1)
+    for start, end in ((("x"), "relu(x @ W1)"), ("W1", "relu(x @ W1)"), ("relu(x @ W1)", "logits"), ("W2", "logits")):
+        (x0, y0), (x1, y1) = places[start], places[end]
+        drawing.arrow(axes, (x0 + 9.4, y0 + 0.45), (x1, y1 + 0.45))

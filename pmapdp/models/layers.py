@@ -1,6 +1,6 @@
 """What the models need beyond Flax: what a layer must know of the batch, and dropout per example.
 
-Lesson 18 teaches this file. Shapes: b examples on this device, H height, W width, C channels.
+Lesson 08 teaches this file. Shapes: b examples on this device, H height, W width, C channels.
 """
 
 from collections.abc import Callable

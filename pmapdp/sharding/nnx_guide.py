@@ -1,7 +1,7 @@
 """The program of Flax' guide "Scale up on multiple devices" (flax.readthedocs.io): `python -m pmapdp.train nnx-mesh`.
 
 Two matrices with a ReLU between, trained for five updates on random numbers, which is a regression. The state is made
-where it is to be placed, saved, and restored from its shapes alone straight into other layouts. Lesson 12 teaches it.
+where it is to be placed, saved, and restored from its shapes alone straight into other layouts. Lesson 14 teaches it.
 """
 
 import contextlib

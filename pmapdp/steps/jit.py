@@ -1,4 +1,4 @@
-"""`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 08 teaches this file."""
+"""`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 09 teaches this file."""
 
 import jax
 import numpy as np

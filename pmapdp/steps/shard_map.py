@@ -1,4 +1,4 @@
-"""`jax.shard_map`: pmap's program per device on jit's sharded arrays. Lesson 09 teaches this file."""
+"""`jax.shard_map`: pmap's program per device on jit's sharded arrays. Lesson 10 teaches this file."""
 
 from typing import Any
 

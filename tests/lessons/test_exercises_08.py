@@ -1,80 +1,102 @@
 """The exercises of lesson 08: wrong answers get the message that helps."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import check
-from jax.sharding import NamedSharding, PartitionSpec
+from jax import lax
 
-LESSON = "08_let_the_compiler_do_it"
-
-
-def shardings(mesh):
-    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+LESSON = "08_keep_dropout_and_metrics_exact"
 
 
-def replicated(batch, mesh):
-    return jax.device_put(batch, shardings(mesh)[0])
+def split_by_position(seed, step, indices):
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), step), len(indices))
 
 
-def on_the_first(batch, mesh):
-    return jax.device_put(batch, jax.devices()[0])
+def ignores_step(seed, step, indices):
+    return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed), index))(indices)
 
 
-def trainer(mean=lambda loss: loss, **options):
-    """An answer to `make_trainer`, with other shardings or another loss."""
-
-    def answer(loss, mesh):
-        whole, split = shardings(mesh)
-
-        def step(params, batch):
-            value, gradients = jax.value_and_grad(mean(loss))(params, batch)
-            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
-
-        given = {"in_shardings": (whole, split), "out_shardings": whole} | options
-        return jax.jit(step, **{name: value(mesh) if callable(value) else value for name, value in given.items()})
-
-    return answer
+def ignores_seed(seed, step, indices):
+    key = jax.random.fold_in(jax.random.key(0), step)
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
 
-def planted(mesh):
-    return jax.jit(
-        lambda W, images, labels: ((images @ W).argmax(1) == labels).mean(),
-        in_shardings=shardings(mesh)[0],
-        out_shardings=shardings(mesh)[0],
-    )
+def adds_seed_and_step(seed, step, indices):
+    return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed + step), index))(indices)
+
+
+def adds_step_and_index(seed, step, indices):
+    return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed), step + index))(indices)
+
+
+def one_key(seed, step, indices):
+    return jax.random.fold_in(jax.random.key(seed), step)
+
+
+def counts_padding(x, weights):
+    return lax.psum((weights[:, None] * x).sum(0), "data") / lax.psum(len(x), "data")
+
+
+def local_count(x, weights):
+    return lax.psum((weights[:, None] * x).sum(0), "data") / jnp.maximum(weights.sum(), 1)
+
+
+def divides_first(x, weights):
+    return lax.pmean((weights[:, None] * x).sum(0) / weights.sum(), "data")
+
+
+def accuracy(predict, x, labels, b, *, drop=False, mean=False, count_padding=False):
+    """The solution, with one mistake."""
+    N = len(jax.devices())
+
+    def sums(x, labels, weights):
+        correct = (weights * (predict(x).argmax(-1) == labels)).sum()
+        return lax.pmean(correct / weights.sum(), "data") if mean else lax.psum((correct, weights.sum()), "data")
+
+    step = jax.pmap(sums, axis_name="data", out_axes=None)
+    padding = 0 if drop else -len(x) % (N * b)
+    pad = [(0, padding)]
+    weights = np.pad(np.ones(len(x)), pad, constant_values=float(count_padding))
+    arrays = np.pad(x, [*pad, (0, 0)]), np.pad(labels, pad), weights
+    starts = range(0, len(arrays[0]) // (N * b) * N * b, N * b)
+    batches = [[a[start : start + N * b].reshape(N, b, *a.shape[1:]) for a in arrays] for start in starts]
+    found = np.array([jax.device_get(step(*batch)) for batch in batches])
+    return found.mean() if mean else found[:, 0].sum() / found[:, 1].sum()
+
+
+def on_one_device(predict, x, labels, b):
+    return (predict(x).argmax(-1) == labels).mean()
+
+
+def all_at_once(predict, x, labels, b):
+    N = len(jax.devices())
+    return accuracy(predict, x, labels, -(-len(x) // N))
 
 
 @pytest.mark.parametrize(
-    ("exercise", "wrong", "help"),
+    ("exercise", "answer", "phrase"),
     [
-        ("place", replicated, "PartitionSpec('data') splits axis 0"),
-        ("place", on_the_first, "is placed on 1 device"),
-        ("place", lambda batch, mesh: batch, "still on the host"),
-        ("make_trainer", trainer(in_shardings=None), "every device gets all 16 rows of x"),
-        ("make_trainer", trainer(out_shardings=lambda mesh: shardings(mesh)[1]), "the PartitionSpec should be P()"),
-        ("make_trainer", trainer(lambda loss: lambda p, b: 16 * loss(p, b)), "on one device it is"),
-        ("make_trainer", lambda loss, mesh: loss, "return jax.jit"),
-        ("mended_evaluation", planted, "every device gets all 24 rows of images"),
+        ("row_keys", split_by_position, "place in the batch"),
+        ("row_keys", ignores_step, "fold in the step"),
+        ("row_keys", ignores_seed, "another seed gives the same keys"),
+        ("row_keys", adds_seed_and_step, "numbers were added up"),
+        ("row_keys", adds_step_and_index, "numbers were added up"),
+        ("row_keys", one_key, "one each"),
+        ("exact_accuracy", partial(accuracy, drop=True), "instead of dropping it"),
+        ("exact_accuracy", partial(accuracy, mean=True), "divides 0 by 0"),
+        ("exact_accuracy", partial(accuracy, count_padding=True), "padding has weight 0"),
+        ("exact_accuracy", on_one_device, "must run on all devices"),
+        ("exact_accuracy", all_at_once, "should see arrays of shape"),
+        ("mended_mean", counts_padding, "count the weights"),
+        ("mended_mean", local_count, "both go through lax.psum"),
+        ("mended_mean", divides_first, "divide after the psum"),
     ],
 )
-def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):
-    verdict = check(LESSON, exercise, wrong)
+def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):
+    verdict = check(LESSON, exercise, answer)
     assert not verdict.solved
-    assert help in verdict.message
-
-
-def test_an_uncommitted_batch_is_computed_by_every_device_and_a_committed_one_is_an_error():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
-    whole, split = shardings(mesh)
-    W, x = jax.device_put(np.ones((5, 3), np.float32), whole), np.ones((8, 5), np.float32)
-    product = jax.jit(lambda W, x: (x @ W).sum(0), out_shardings=whole)
-
-    def of_the_batch(x):
-        return product.lower(W, x).compile().input_shardings[0][1].spec
-
-    assert of_the_batch(jax.device_put(x, split)) == PartitionSpec("data")
-    assert of_the_batch(x) == of_the_batch(jnp.asarray(x)) == PartitionSpec()
-    with pytest.raises(ValueError, match="incompatible devices"):
-        product(W, jax.device_put(x, jax.devices()[0]))
+    assert phrase in verdict.message

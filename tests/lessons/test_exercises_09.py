@@ -2,128 +2,79 @@
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 import pytest
 from checks import check
-from jax import P, lax
+from jax.sharding import NamedSharding, PartitionSpec
 
-LESSON = "09_three_ways_side_by_side"
-pytestmark = pytest.mark.slow
-
-
-def varying(w):
-    return jax.tree.map(lambda leaf: lax.pcast(leaf, "data", to="varying"), w)
+LESSON = "09_let_the_compiler_do_it"
 
 
-def mean_of_varying_gradients(loss, w, x):
-    return lax.pmean(jax.grad(loss)(varying(w), x), "data")
+def shardings(mesh):
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
 
-def divided_sum(loss, w, x):
-    return jax.tree.map(lambda g: g / lax.axis_size("data"), jax.grad(loss)(w, x))
+def replicated(batch, mesh):
+    return jax.device_put(batch, shardings(mesh)[0])
 
 
-@pytest.mark.parametrize("answer", [mean_of_varying_gradients, divided_sum])
-def test_other_right_ways_to_the_gradient_pass(answer):
-    verdict = check(LESSON, "gradient", answer)
-    assert verdict.solved, verdict.message
+def on_the_first(batch, mesh):
+    return jax.device_put(batch, jax.devices()[0])
 
 
-def mean_of_gradient(loss, w, x):
-    return lax.pmean(jax.grad(loss)(w, x), "data")
+def trainer(mean=lambda loss: loss, **options):
+    """An answer to `make_trainer`, with other shardings or another loss."""
 
+    def answer(loss, mesh):
+        whole, split = shardings(mesh)
 
-def no_mean_at_all(loss, w, x):
-    return jax.grad(loss)(w, x)
+        def step(params, batch):
+            value, gradients = jax.value_and_grad(mean(loss))(params, batch)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
-
-def sum_of_gradient(loss, w, x):
-    return lax.psum(jax.grad(loss)(w, x), "data")
-
-
-def own_gradient(loss, w, x):
-    return jax.grad(loss)(varying(w), x)
-
-
-def loss_in_place_of_its_gradient(loss, w, x):
-    return lax.pmean(loss(w, x), "data")
-
-
-def sum_of_the_loss(loss, w, x):
-    return jax.grad(lambda w: lax.psum(loss(w, x), "data"))(w)
-
-
-def step_with(gradients, *, check_vma=False, value=lambda found: lax.pmean(found, "data")):
-    """An answer to `make_step` with other gradients: a function of loss, params, x and y."""
-
-    def answer(loss, optimizer, mesh):
-        def step(params, state, x, y):
-            updates, state = optimizer.update(gradients(loss, params, x, y), state, params)
-            return optax.apply_updates(params, updates), state, value(loss(params, x, y))
-
-        specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
-        return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=check_vma))
+        given = {"in_shardings": (whole, split), "out_shardings": whole} | options
+        return jax.jit(step, **{name: value(mesh) if callable(value) else value for name, value in given.items()})
 
     return answer
 
 
-def averaged(loss, params, x, y):
-    return lax.pmean(jax.grad(loss)(params, x, y), "data")
-
-
-def forgotten(loss, params, x, y):
-    return jax.grad(loss)(params, x, y)
-
-
-def in_jit(loss, optimizer, mesh):
-    return jax.jit(lambda params, state, x, y: (params, state, loss(params, x, y)))
-
-
-def cosine(gradients, reference):
-    return optax.tree.vdot(gradients, reference) / (optax.tree.norm(gradients) * optax.tree.norm(reference))
-
-
-def upside_down(gradients, reference):
-    return optax.tree.norm(reference) / optax.tree.norm(gradients)
-
-
-def squares(gradients, reference):
-    return optax.tree.norm(gradients, squared=True) / optax.tree.norm(reference, squared=True)
-
-
-def mean_of_ratios(gradients, reference):
-    ratios = jax.tree.map(lambda g, r: jnp.linalg.norm(g) / jnp.linalg.norm(r), gradients, reference)
-    return jnp.mean(jnp.array(jax.tree.leaves(ratios)))
-
-
-def array_by_array(gradients, reference):
-    return jnp.array(
-        jax.tree.leaves(jax.tree.map(lambda g, r: jnp.abs(g).sum() / jnp.abs(r).sum(), gradients, reference))
+def planted(mesh):
+    return jax.jit(
+        lambda W, images, labels: ((images @ W).argmax(1) == labels).mean(),
+        in_shardings=shardings(mesh)[0],
+        out_shardings=shardings(mesh)[0],
     )
 
 
 @pytest.mark.parametrize(
-    ("exercise", "answer", "phrase"),
+    ("exercise", "wrong", "help"),
     [
-        ("gradient", mean_of_gradient, "this is the trap"),
-        ("gradient", no_mean_at_all, "this is the trap"),
-        ("gradient", sum_of_the_loss, "take the mean of the loss"),
-        ("gradient", sum_of_gradient, "a psum did so again"),
-        ("gradient", own_gradient, "different gradients"),
-        ("gradient", loss_in_place_of_its_gradient, "a tree like w"),
-        ("make_step", step_with(averaged, check_vma=True), "this is the trap"),
-        ("make_step", step_with(forgotten), "different parameters"),
-        ("make_step", step_with(averaged, value=lambda found: found), "average it too"),
-        ("make_step", in_jit, "does not use jax.shard_map"),
-        ("make_step", lambda loss, optimizer, mesh: loss, "return jax.jit"),
-        ("length_ratio", cosine, "does not see the trap"),
-        ("length_ratio", upside_down, "below the line"),
-        ("length_ratio", squares, "which is the square"),
-        ("length_ratio", mean_of_ratios, "one root for each tree"),
-        ("length_ratio", array_by_array, "one number"),
+        ("place", replicated, "PartitionSpec('data') splits axis 0"),
+        ("place", on_the_first, "is placed on 1 device"),
+        ("place", lambda batch, mesh: batch, "still on the host"),
+        ("make_trainer", trainer(in_shardings=None), "every device gets all 16 rows of x"),
+        ("make_trainer", trainer(out_shardings=lambda mesh: shardings(mesh)[1]), "the PartitionSpec should be P()"),
+        ("make_trainer", trainer(lambda loss: lambda p, b: 16 * loss(p, b)), "on one device it is"),
+        ("make_trainer", lambda loss, mesh: loss, "return jax.jit"),
+        ("mended_evaluation", planted, "every device gets all 24 rows of images"),
     ],
 )
-def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):
-    verdict = check(LESSON, exercise, answer)
+def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):
+    verdict = check(LESSON, exercise, wrong)
     assert not verdict.solved
-    assert phrase in verdict.message
+    assert help in verdict.message
+
+
+def test_an_uncommitted_batch_is_computed_by_every_device_and_a_committed_one_is_an_error():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    whole, split = shardings(mesh)
+    W, x = jax.device_put(np.ones((5, 3), np.float32), whole), np.ones((8, 5), np.float32)
+    product = jax.jit(lambda W, x: (x @ W).sum(0), out_shardings=whole)
+
+    def of_the_batch(x):
+        return product.lower(W, x).compile().input_shardings[0][1].spec
+
+    assert of_the_batch(jax.device_put(x, split)) == PartitionSpec("data")
+    assert of_the_batch(x) == of_the_batch(jnp.asarray(x)) == PartitionSpec()
+    with pytest.raises(ValueError, match="incompatible devices"):
+        product(W, jax.device_put(x, jax.devices()[0]))

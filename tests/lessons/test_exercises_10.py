@@ -1,77 +1,129 @@
 """The exercises of lesson 10: wrong answers get the message that helps."""
 
 import jax
-import jax.export
-import numpy as np
-import orbax.checkpoint as ocp
+import jax.numpy as jnp
+import optax
 import pytest
 from checks import check
+from jax import P, lax
 
-LESSON = "10_a_real_training_run"
+LESSON = "10_three_ways_side_by_side"
 pytestmark = pytest.mark.slow
 
 
-def order(seed, epoch, examples):
-    return np.random.default_rng([seed, epoch]).permutation(examples)
+def varying(w):
+    return jax.tree.map(lambda leaf: lax.pcast(leaf, "data", to="varying"), w)
 
 
-def rounded_down(seed, step, size, examples):
-    epoch, done = divmod(step, examples // size)
-    return order(seed, epoch, examples)[done * size : (done + 1) * size]
+def mean_of_varying_gradients(loss, w, x):
+    return lax.pmean(jax.grad(loss)(varying(w), x), "data")
 
 
-def same_order_each_epoch(seed, step, size, examples):
-    done = step % -(-examples // size)
-    return order(seed, 0, examples)[done * size : (done + 1) * size]
+def divided_sum(loss, w, x):
+    return jax.tree.map(lambda g: g / lax.axis_size("data"), jax.grad(loss)(w, x))
 
 
-def starts_again(folder, last, create, step):
-    state = create()
-    for number in range(last):
-        state = step(state, number)
-    folder.mkdir(exist_ok=True)
-    (folder / "state").write_text("saved")
-    return state
+@pytest.mark.parametrize("answer", [mean_of_varying_gradients, divided_sum])
+def test_other_right_ways_to_the_gradient_pass(answer):
+    verdict = check(LESSON, "gradient", answer)
+    assert verdict.solved, verdict.message
 
 
-def saves_nothing(folder, last, create, step):
-    state = create()
-    for number in range(last):
-        state = step(state, number)
-    return state
+def mean_of_gradient(loss, w, x):
+    return lax.pmean(jax.grad(loss)(w, x), "data")
 
 
-def without_momentum(folder, last, create, step):
-    with ocp.CheckpointManager(folder) as checkpoints:
-        state, newest = create(), checkpoints.latest_step()
-        if newest is not None:
-            kept = {"updates": state["updates"], "w": state["w"]}
-            state = state | checkpoints.restore(newest, args=ocp.args.StandardRestore(kept))
-        for number in range(int(state["updates"]), last):
-            state = step(state, number)
-            kept = {"updates": state["updates"], "w": state["w"]}
-            checkpoints.save(number + 1, args=ocp.args.StandardSave(kept))
-        checkpoints.wait_until_finished()
-    return state
+def no_mean_at_all(loss, w, x):
+    return jax.grad(loss)(w, x)
 
 
-def one_shape(function):
-    return jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct((5, 4), np.float32)).serialize()
+def sum_of_gradient(loss, w, x):
+    return lax.psum(jax.grad(loss)(w, x), "data")
+
+
+def own_gradient(loss, w, x):
+    return jax.grad(loss)(varying(w), x)
+
+
+def loss_in_place_of_its_gradient(loss, w, x):
+    return lax.pmean(loss(w, x), "data")
+
+
+def sum_of_the_loss(loss, w, x):
+    return jax.grad(lambda w: lax.psum(loss(w, x), "data"))(w)
+
+
+def step_with(gradients, *, check_vma=False, value=lambda found: lax.pmean(found, "data")):
+    """An answer to `make_step` with other gradients: a function of loss, params, x and y."""
+
+    def answer(loss, optimizer, mesh):
+        def step(params, state, x, y):
+            updates, state = optimizer.update(gradients(loss, params, x, y), state, params)
+            return optax.apply_updates(params, updates), state, value(loss(params, x, y))
+
+        specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
+        return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=check_vma))
+
+    return answer
+
+
+def averaged(loss, params, x, y):
+    return lax.pmean(jax.grad(loss)(params, x, y), "data")
+
+
+def forgotten(loss, params, x, y):
+    return jax.grad(loss)(params, x, y)
+
+
+def in_jit(loss, optimizer, mesh):
+    return jax.jit(lambda params, state, x, y: (params, state, loss(params, x, y)))
+
+
+def cosine(gradients, reference):
+    return optax.tree.vdot(gradients, reference) / (optax.tree.norm(gradients) * optax.tree.norm(reference))
+
+
+def upside_down(gradients, reference):
+    return optax.tree.norm(reference) / optax.tree.norm(gradients)
+
+
+def squares(gradients, reference):
+    return optax.tree.norm(gradients, squared=True) / optax.tree.norm(reference, squared=True)
+
+
+def mean_of_ratios(gradients, reference):
+    ratios = jax.tree.map(lambda g, r: jnp.linalg.norm(g) / jnp.linalg.norm(r), gradients, reference)
+    return jnp.mean(jnp.array(jax.tree.leaves(ratios)))
+
+
+def array_by_array(gradients, reference):
+    return jnp.array(
+        jax.tree.leaves(jax.tree.map(lambda g, r: jnp.abs(g).sum() / jnp.abs(r).sum(), gradients, reference))
+    )
 
 
 @pytest.mark.parametrize(
-    ("exercise", "wrong", "help"),
+    ("exercise", "answer", "phrase"),
     [
-        ("batch_rows", rounded_down, "round the number of updates per epoch up"),
-        ("batch_rows", same_order_each_epoch, "epoch 1 repeats the order"),
-        ("resumable", starts_again, "makes the updates 3 and 4"),
-        ("resumable", saves_nothing, "left no checkpoint"),
-        ("resumable", without_momentum, "without a stop it is"),
-        ("exported", one_shape, "takes only 5 rows"),
-        ("exported", lambda function: function, "return bytes"),
+        ("gradient", mean_of_gradient, "this is the trap"),
+        ("gradient", no_mean_at_all, "this is the trap"),
+        ("gradient", sum_of_the_loss, "take the mean of the loss"),
+        ("gradient", sum_of_gradient, "a psum did so again"),
+        ("gradient", own_gradient, "different gradients"),
+        ("gradient", loss_in_place_of_its_gradient, "a tree like w"),
+        ("make_step", step_with(averaged, check_vma=True), "this is the trap"),
+        ("make_step", step_with(forgotten), "different parameters"),
+        ("make_step", step_with(averaged, value=lambda found: found), "average it too"),
+        ("make_step", in_jit, "does not use jax.shard_map"),
+        ("make_step", lambda loss, optimizer, mesh: loss, "return jax.jit"),
+        ("length_ratio", cosine, "does not see the trap"),
+        ("length_ratio", upside_down, "below the line"),
+        ("length_ratio", squares, "which is the square"),
+        ("length_ratio", mean_of_ratios, "one root for each tree"),
+        ("length_ratio", array_by_array, "one number"),
     ],
 )
-def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):
-    verdict = check(LESSON, exercise, wrong)
+def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):
+    verdict = check(LESSON, exercise, answer)
     assert not verdict.solved
-    assert help in verdict.message
+    assert phrase in verdict.message

@@ -1,31 +1,78 @@
-"""The exercises of lesson 11: wrong answers get the message that helps."""
+"""The exercises of lesson 11: wrong answers get the message that helps; other right ones pass."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from checks import check
-from jax import P, lax, nn
+from jax import P, lax
+from jax.sharding import NamedSharding
 
-LESSON = "11_split_the_model"
+LESSON = "11_port_a_pmap_program"
 pytestmark = pytest.mark.slow
 
 
-def gathers(x, W1, W2):
-    W1, W2 = lax.all_gather(W1, "model", axis=1, tiled=True), lax.all_gather(W2, "model", tiled=True)
-    return nn.relu(x @ W1) @ W2
+def replicate(tree, mesh, *axes):
+    return jax.device_put(tree, NamedSharding(mesh, P(*axes)))
+
+
+def squares(w, x, y):
+    return jnp.square(x @ w - y).mean()
+
+
+def mapped(gradient, value=squares, check_vma=False):
+    """An answer to `ported` with `shard_map`."""
+
+    def answer(mesh):
+        def step(w, x, y):
+            return w - 0.1 * gradient(w, x, y), lax.pmean(value(w, x, y), "batch")
+
+        specs = {"in_specs": (P(), P("batch"), P("batch")), "out_specs": P()}
+        return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=check_vma))
+
+    return answer
+
+
+def averaged(w, x, y):
+    return lax.pmean(jax.grad(squares)(w, x, y), "batch")
+
+
+def loss_averaged(w, x, y):
+    return jax.grad(lambda w: lax.pmean(squares(w, x, y), "batch"))(w)
+
+
+def own(w, x, y):
+    return jax.grad(squares)(w, x, y)
+
+
+def gathered(mesh):
+    def step(w, x, y):
+        x, y = (lax.with_sharding_constraint(each, NamedSharding(mesh, P())) for each in (x, y))
+        value, gradient = jax.value_and_grad(squares)(w, x, y)
+        return w - 0.1 * gradient, value
+
+    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+
+
+@pytest.mark.parametrize("answer", [mapped(averaged), mapped(loss_averaged, check_vma=True)])
+def test_ports_to_shard_map_pass(answer):
+    verdict = check(LESSON, "ported", answer)
+    assert verdict.solved, verdict.message
 
 
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("split_in_pairs", lambda: (P(None, "model"), P(None, "model")), "W1's columns and W2's rows"),
-        ("split_in_pairs", lambda: (P(), P("model", None)), "a half is wanted"),
-        ("split_in_pairs", lambda: (P(None, "modle"), P("modle", None)), "the mesh axis is called 'model'"),
-        ("split_in_pairs", lambda: P("model"), "return two PartitionSpecs"),
-        ("two_layers", lambda x, W1, W2: nn.relu(x @ W1) @ W2, "the partial sum over its own hidden units"),
-        ("two_layers", lambda x, W1, W2: lax.pmean(nn.relu(x @ W1) @ W2, "model"), "this is a quarter of it"),
-        ("two_layers", lambda x, W1, W2: lax.psum(x @ W1 @ W2, "model"), "the result is not relu"),
-        ("two_layers", gathers, "one all-reduce is enough"),
-        ("rules_for", lambda: {"batch": "data", "hidden": "model", "classes": "model"}, "the sharding of W2"),
-        ("rules_for", lambda: {"batch": "data"}, "a device has 8 of 8"),
+        ("unstacked", lambda tree, mesh: replicate(tree, mesh), "still has the shape"),
+        ("unstacked", lambda tree, mesh: jax.tree.map(lambda x: x[0], tree), "on the host"),
+        ("unstacked", lambda tree, mesh: replicate(jax.tree.map(np.sum, tree), mesh), "still has the shape ()"),
+        ("ported", mapped(averaged, check_vma=True), "is 4.000 times as long"),
+        ("ported", mapped(own), "own rows"),
+        ("ported", gathered, "nobody adds up"),
+        ("ported", lambda mesh: squares, "return jax.jit"),
+        ("statistics", lambda x: lax.pmean(x.var(0), "batch"), "the planted mistake"),
+        ("statistics", lambda x: x.var(0), "different variances"),
+        ("statistics", lambda x: lax.psum(jnp.square(x - lax.pmean(x.mean(0), "batch")).mean(0), "batch"), "yours is"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

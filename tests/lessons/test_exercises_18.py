@@ -1,102 +1,61 @@
 """The exercises of lesson 18: wrong answers get the message that helps."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import check
-from jax import lax
+from jax import P
+from jax.sharding import AxisType, NamedSharding
 
-LESSON = "18_keep_dropout_and_metrics_exact"
+from pmapdp.collectives import collectives
 
-
-def split_by_position(seed, step, indices):
-    return jax.random.split(jax.random.fold_in(jax.random.key(seed), step), len(indices))
-
-
-def ignores_step(seed, step, indices):
-    return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed), index))(indices)
+LESSON = "18_explicit_sharding"
+pytestmark = pytest.mark.slow
 
 
-def ignores_seed(seed, step, indices):
-    key = jax.random.fold_in(jax.random.key(0), step)
-    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+def without_assert(w, x, y):
+    z = (x - x.mean(0)) / x.std(0)
+    return w - 0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)
 
 
-def adds_seed_and_step(seed, step, indices):
-    return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed + step), index))(indices)
-
-
-def adds_step_and_index(seed, step, indices):
-    return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed), step + index))(indices)
-
-
-def one_key(seed, step, indices):
-    return jax.random.fold_in(jax.random.key(seed), step)
-
-
-def counts_padding(x, weights):
-    return lax.psum((weights[:, None] * x).sum(0), "data") / lax.psum(len(x), "data")
-
-
-def local_count(x, weights):
-    return lax.psum((weights[:, None] * x).sum(0), "data") / jnp.maximum(weights.sum(), 1)
-
-
-def divides_first(x, weights):
-    return lax.pmean((weights[:, None] * x).sum(0) / weights.sum(), "data")
-
-
-def accuracy(predict, x, labels, b, *, drop=False, mean=False, count_padding=False):
-    """The solution, with one mistake."""
-    N = len(jax.devices())
-
-    def sums(x, labels, weights):
-        correct = (weights * (predict(x).argmax(-1) == labels)).sum()
-        return lax.pmean(correct / weights.sum(), "data") if mean else lax.psum((correct, weights.sum()), "data")
-
-    step = jax.pmap(sums, axis_name="data", out_axes=None)
-    padding = 0 if drop else -len(x) % (N * b)
-    pad = [(0, padding)]
-    weights = np.pad(np.ones(len(x)), pad, constant_values=float(count_padding))
-    arrays = np.pad(x, [*pad, (0, 0)]), np.pad(labels, pad), weights
-    starts = range(0, len(arrays[0]) // (N * b) * N * b, N * b)
-    batches = [[a[start : start + N * b].reshape(N, b, *a.shape[1:]) for a in arrays] for start in starts]
-    found = np.array([jax.device_get(step(*batch)) for batch in batches])
-    return found.mean() if mean else found[:, 0].sum() / found[:, 1].sum()
-
-
-def on_one_device(predict, x, labels, b):
-    return (predict(x).argmax(-1) == labels).mean()
-
-
-def all_at_once(predict, x, labels, b):
-    N = len(jax.devices())
-    return accuracy(predict, x, labels, -(-len(x) // N))
+def not_normalized(w, x, y):
+    assert jax.typeof(x).sharding.spec[0] == "data"
+    return w - 0.1 * jax.grad(lambda w: jnp.square(x @ w - y).mean())(w)
 
 
 @pytest.mark.parametrize(
-    ("exercise", "answer", "phrase"),
+    ("exercise", "wrong", "help"),
     [
-        ("row_keys", split_by_position, "place in the batch"),
-        ("row_keys", ignores_step, "fold in the step"),
-        ("row_keys", ignores_seed, "another seed gives the same keys"),
-        ("row_keys", adds_seed_and_step, "numbers were added up"),
-        ("row_keys", adds_step_and_index, "numbers were added up"),
-        ("row_keys", one_key, "one each"),
-        ("exact_accuracy", partial(accuracy, drop=True), "instead of dropping it"),
-        ("exact_accuracy", partial(accuracy, mean=True), "divides 0 by 0"),
-        ("exact_accuracy", partial(accuracy, count_padding=True), "padding has weight 0"),
-        ("exact_accuracy", on_one_device, "must run on all devices"),
-        ("exact_accuracy", all_at_once, "should see arrays of shape"),
-        ("mended_mean", counts_padding, "count the weights"),
-        ("mended_mean", local_count, "both go through lax.psum"),
-        ("mended_mean", divides_first, "divide after the psum"),
+        ("typed", lambda function, x: jax.typeof(function(x)).sharding.spec, "trace it only"),
+        ("typed", lambda function, x: x.sharding.spec, "the spec of x.T"),
+        ("typed", lambda function, x: jax.eval_shape(function, x), "return a PartitionSpec"),
+        ("gram", lambda x: x.T @ x, "your code raised ShardingTypeError"),
+        ("gram", lambda x: jnp.matmul(jax.reshard(x, P()).T, jax.reshard(x, P())) + 1, "not those of x.T @ x"),
+        ("normalized_step", without_assert, "a batch that is not split was accepted"),
+        ("normalized_step", not_normalized, "yours is"),
     ],
 )
-def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):
-    verdict = check(LESSON, exercise, answer)
+def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):
+    verdict = check(LESSON, exercise, wrong)
     assert not verdict.solved
-    assert phrase in verdict.message
+    assert help in verdict.message
+
+
+def test_auto_and_explicit_axes_give_the_same_work():
+    def step(W, x, y):
+        return W - 0.1 * jax.grad(lambda W: jnp.square(x @ W - y).mean())(W)
+
+    programs = []
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
+        split, replicated = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+        arrays = (
+            jax.device_put(np.ones((784, 10), np.float32), replicated),
+            *jax.device_put((np.ones((512, 784), np.float32), np.ones((512, 10), np.float32)), split),
+        )
+        with jax.set_mesh(mesh):
+            programs.append(jax.jit(step, out_shardings=replicated).lower(*arrays).compile())
+    auto, explicit = programs
+    assert collectives(auto.as_text()) == collectives(explicit.as_text()) != []
+    assert auto.cost_analysis()["flops"] == explicit.cost_analysis()["flops"] > 0

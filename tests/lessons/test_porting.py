@@ -1,4 +1,4 @@
-"""docs/porting.md and lesson 15 say the same, and its snippets do what the page says."""
+"""docs/porting.md and lesson 11 say the same, and its snippets do what the page says."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from jax import P, lax
 
 PAGE = Path(build.FOLDER.parent / "docs" / "porting.md")
-LESSON = build.FOLDER / "15_port_a_pmap_program.py"
+LESSON = build.FOLDER / "11_port_a_pmap_program.py"
 
 
 def rows(text: str) -> list[str]:

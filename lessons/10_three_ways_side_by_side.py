@@ -1,0 +1,420 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10. Put three ways side by side
+#
+# After this lesson you can write the same training step with `pmap`, `jit` and `shard_map`, choose between them, and avoid the
+# gradient trap of `shard_map`.
+#
+# About 30 minutes · before: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · next:
+# [11 Port a pmap program](11_port_a_pmap_program.ipynb), or [12 A real training run](12_a_real_training_run.ipynb)
+#
+# Letters: N devices, B examples in the global batch, b = B / N on each device, D features, H hidden units, C classes.
+
+# %%
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import drawing
+import jax
+import numpy as np
+import optax
+from checks import check
+from jax import P, lax
+from jax.sharding import Mesh, NamedSharding
+from pictures import lesson_10
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.registry import load_data
+from pmapdp.verify import verify
+
+devices.simulate(8)
+drawing.setup()
+chosen, N = jax.devices(), jax.device_count()
+mesh = Mesh(np.array(chosen), ("data",))
+replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+
+# %% [markdown]
+# ## One picture
+#
+# Three questions tell the ways apart. Which array do you pass? How much of it does your function see? And who writes
+# the all-reduce? The picture shows four devices, each in its colour.
+
+# %%
+lesson_10.three_ways()
+
+# %% [markdown]
+# `shard_map` combines the other two: it takes **the arrays of jit** and runs **the program of pmap**. It hands each device
+# its shard of every argument, as `in_specs` says, runs your function on all devices, and puts the results together as
+# `out_specs` says. (`P` is short for the `PartitionSpec` of lesson 09, and the section "The trap" explains `check_vma`.)
+#
+# The smallest case has one weight `w`, replicated, and the numbers `x` from 0 to 15, two on each device. The loss is
+# the mean of `w * x`; for w = 1 that is 7.5. **Predict:** which shape of `x` does `loss` see in each of the three?
+
+
+# %%
+def loss(w, x):
+    seen.append(x.shape)
+    return (w * x).mean()
+
+
+def mean_loss(w, x):
+    return lax.pmean(loss(w, x), "data")
+
+
+def on_devices(f, check_vma=True):
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=check_vma))
+
+
+w, x, seen = np.float32(1), np.arange(2 * N, dtype=np.float32), []
+placed = jax.device_put(x, split)
+by_pmap = jax.pmap(mean_loss, axis_name="data", in_axes=(None, 0), out_axes=None)(w, x.reshape(N, 2))
+by_jit = jax.jit(loss, out_shardings=replicated)(w, placed)
+by_shard_map = on_devices(mean_loss)(w, placed)
+print("results", by_pmap, by_jit, by_shard_map, "| shapes seen: pmap {}, jit {}, shard_map {}".format(*seen))
+assert by_pmap == by_jit == by_shard_map == x.mean()
+assert seen == [(2,), (2 * N,), (2,)]
+
+# %% [markdown]
+# Under jit the function sees all 16 numbers, so its mean is the global mean. Under pmap and shard_map it sees two, so it
+# needs the `pmean`.
+#
+# ## One training step, four times
+#
+# Here is a whole training step for one device, and then for eight devices in three ways. The network has one hidden layer; the
+# optimizer is Optax' momentum. Each function returns the step and how to place a batch for it. You can copy any of them
+# into a program of your own: nothing here comes from pmapdp.
+
+# %%
+D, H, C = 784, 64, 10
+optimizer = optax.sgd(0.1, momentum=0.9)
+
+
+def objective(params, x, y):  # the mean over the examples that it is given
+    hidden = jax.nn.relu(x @ params["W1"] + params["b1"])
+    return optax.softmax_cross_entropy_with_integer_labels(hidden @ params["W2"], y).mean()
+
+
+def single():
+    def step(params, momentum, x, y):
+        value, gradients = jax.value_and_grad(objective)(params, x, y)
+        updates, momentum = optimizer.update(gradients, momentum, params)
+        return optax.apply_updates(params, updates), momentum, value
+
+    def place(x, y):
+        return x, y
+
+    return jax.jit(step), place
+
+
+# %% [markdown]
+# Next the three ways. **Predict:** how many lines of `single` must change for each?
+
+
+# %%
+def with_pmap():
+    def step(params, momentum, x, y):
+        value, gradients = jax.value_and_grad(objective)(params, x, y)
+        value, gradients = lax.pmean((value, gradients), "data")
+        updates, momentum = optimizer.update(gradients, momentum, params)
+        return optax.apply_updates(params, updates), momentum, value
+
+    def place(x, y):
+        return x.reshape(N, -1, D), y.reshape(N, -1)
+
+    return jax.pmap(step, axis_name="data", in_axes=(None, None, 0, 0), out_axes=None), place
+
+
+def with_jit():
+    def step(params, momentum, x, y):
+        value, gradients = jax.value_and_grad(objective)(params, x, y)
+        updates, momentum = optimizer.update(gradients, momentum, params)
+        return optax.apply_updates(params, updates), momentum, value
+
+    def place(x, y):
+        return jax.device_put((x, y), split)
+
+    return jax.jit(step, out_shardings=replicated), place
+
+
+def with_shard_map():
+    def step(params, momentum, x, y):
+        value, gradients = jax.value_and_grad(objective)(params, x, y)
+        value, gradients = lax.pmean((value, gradients), "data")
+        updates, momentum = optimizer.update(gradients, momentum, params)
+        return optax.apply_updates(params, updates), momentum, value
+
+    def place(x, y):
+        return jax.device_put((x, y), split)
+
+    specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
+    return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False)), place
+
+
+WAYS = {"single": single, "pmap": with_pmap, "jit": with_jit, "shard_map": with_shard_map}
+for name, way in WAYS.items():
+    print(f"{name:9s} {len(lesson_10.changed(single, way))} lines differ from single")
+assert [len(lesson_10.changed(single, way)) for way in WAYS.values()] == [0, 3, 2, 4]
+lesson_10.columns(*WAYS.values())
+
+# %% [markdown]
+# The marked lines are all there is to data parallelism. From pmap to shard_map the step itself stays the same: only the
+# placing and the wrapper change. From single to jit the step stays the same, too.
+#
+# ## Proof
+#
+# We make twenty updates in each way, and compare them with one device (float32, tolerance 1e-5 because the sums are added up
+# in another order). We also list the collectives of each compiled program. **Predict:** how many bytes does a device
+# all-reduce?
+
+# %%
+data = load_data("digits")
+images = data.train.inputs[:1280].reshape(1280, D).astype(np.float32) / 255
+labels = data.train.labels[:1280]
+random = np.random.default_rng(0)
+start = {
+    "W1": random.normal(0, 0.05, (D, H)).astype(np.float32),
+    "b1": np.zeros(H, np.float32),
+    "W2": random.normal(0, 0.1, (H, C)).astype(np.float32),
+}
+numbers = sum(leaf.size for leaf in start.values()) + 1  # the gradients and the loss
+ends = {}
+for name, way in WAYS.items():
+    step, place = way()
+    state = start, optimizer.init(start)
+    if name != "single":
+        state = jax.device_put(state, replicated)
+    for first in range(0, 1280, 64):
+        *state, value = step(*state, *place(images[first : first + 64], labels[first : first + 64]))
+    ends[name] = jax.device_get(state[0])
+    program = step.lower(*state, *place(images[:64], labels[:64])).compile()
+    found = collectives(program.as_text())
+    difference = max(np.abs(ends[name][leaf] - ends["single"][leaf]).max() for leaf in start)
+    print(f"{name:9s} loss {value:.6f}, differs by {difference:.0e},", *found)
+    assert difference < 1e-5
+    assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 4 * numbers)] * (name != "single")
+
+# %% [markdown]
+# All three exchange the gradients and the loss, four bytes for each number, and nothing else. Here the compiler packed
+# all arrays into one all-reduce; larger networks may get several. So speed is rarely a reason to choose between the three.
+#
+# ## The comparison as a command
+#
+# `python -m pmapdp.compare` makes the same comparison for a whole network and data set. Each way runs in a process of its
+# own. With `--html` it also writes a page with the losses, speed, memory, and the sources side by side.
+
+# %%
+page = Path(tempfile.mkdtemp()) / "page.html"
+flags = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", "--steps", "40"]
+command = [sys.executable, "-m", "pmapdp.compare", *flags, "--html", str(page), "--json", str(page.with_suffix(".json"))]
+subprocess.run(command, capture_output=True, check=True)
+for run in json.loads(page.with_suffix(".json").read_text())["runs"]:
+    apart, time, loss_at_end = run["largest_difference"], run["step_ms"]["median"], run["final_loss"]
+    print(f"{run['strategy']:9s} on {run['devices']}: loss {loss_at_end:.4f}, differs by {apart:.0e}, {time:.0f} ms a step")
+    assert apart < 1e-4
+lesson_10.page(page)
+
+# %% [markdown]
+# The differences are rounding. Compare the times of the three with each other only: simulated devices share this
+# machine's cores, so there is no speed-up to see, and other programs disturb the times. Scroll in the page for the rest.
+# (It is shown once you have run the cell, or trust the notebook; the [README](../README.md) has a picture of it.)
+#
+# ## The trap
+#
+# A pmap program averages gradients with `pmean(gradient)`. Copied into `shard_map`, this line is **wrong without any error**,
+# unless you pass `check_vma=False` as above. With the default, `check_vma=True`, JAX tracks over which mesh axes a value
+# *varies* (*vma* stands for varying manual axes). It knows that `w` is equal on all devices. So `jax.grad` returns the gradient
+# of that one `w`, which is already the *sum* over all devices. A `pmean` of equal sums changes nothing, so the gradient is N
+# times too large.
+#
+# There are three right ways. The gradient of the mean of `w * x` with respect to `w` is the mean of `x`: 7.5.
+# **Predict:** what does each of these print, with the check and without?
+
+
+# %%
+def average_the_gradient(w, x):  # pmap's way
+    return lax.pmean(jax.grad(loss)(w, x), "data")
+
+
+def average_the_loss(w, x):
+    return jax.grad(mean_loss)(w, x)
+
+
+def average_after_a_cast(w, x):
+    w = lax.pcast(w, "data", to="varying")  # each device has a w of its own from here on
+    return lax.pmean(jax.grad(loss)(w, x), "data")
+
+
+found = {}
+for function in (average_the_gradient, average_the_loss, average_after_a_cast):
+    for checked in (True, False):
+        result = on_devices(function, checked)(w, placed)
+        found[function.__name__, checked] = sorted({float(shard.data) for shard in result.addressable_shards})
+        values = found[function.__name__, checked]
+        shown = values if len(values) < 3 else "another on each device"
+        print(f"{function.__name__:21s} check_vma={checked!s:5}: {shown}")
+assert found["average_the_gradient", True] == [N * 7.5]  # the trap
+assert len(found["average_the_loss", False]) == N  # each device has the gradient of its own examples
+assert found["average_the_gradient", False] == found["average_the_loss", True] == [7.5]
+assert found["average_after_a_cast", True] == found["average_after_a_cast", False] == [7.5]
+
+# %% [markdown]
+# | | `check_vma=True` | `check_vma=False` |
+# | --- | --- | --- |
+# | `pmean(grad(loss))` | **N times too large** | right (pmap programs, pmapdp) |
+# | `grad(pmean(loss))` | right | **not averaged**: devices drift apart |
+# | `pcast(w, "data", to="varying")`, then `pmean(grad(loss))` | right | right |
+#
+# The jaxpr, JAX' intermediate program of `jax.grad(loss)`, shows why. `V:data` marks a value that varies over the axis.
+# `pvary` is how a jaxpr writes the cast of `w`, which JAX inserts by itself. The derivative of that cast is a sum over the
+# devices, the last line.
+
+# %%
+jaxpr = jax.make_jaxpr(on_devices(jax.grad(loss)))(w, placed).pretty_print(use_color=False)
+lines = [line.strip() for line in jaxpr.splitlines()]
+print(*(line for line in lines if " mul " in line or "psum" in line or line.endswith("] a")), sep="\n")
+assert "psum" in jaxpr
+assert not hasattr(lax, "pvary")  # the function of this name is gone: lax.pcast replaces it
+try:
+    on_devices(loss)(w, placed)
+    raise AssertionError("JAX did not refuse")
+except ValueError as error:
+    print("\nWithout the pmean of the loss:", " ".join(str(error).split()).split(" which can't")[0], "...")
+
+# %% [markdown]
+# The last line shows what the check is good for: a loss that differs from device to device is not accepted as replicated.
+#
+# **How to notice the trap.** `pmapdp.verify` compares a step with the plain step for one device (lesson 06). Give it the
+# shard_map step with Adam, once with the check left on and once with it off. Adam divides each gradient by its own typical
+# size. **Predict:** can the trap be seen at all?
+
+
+# %%
+adam = optax.adam(1e-3)
+
+
+def plain(state, batch, average=lambda x: x):
+    value, gradients = average(jax.value_and_grad(objective)(state[0], *batch))
+    updates, moments = adam.update(gradients, state[1])
+    return (optax.apply_updates(state[0], updates), moments), value
+
+
+def averaging(state, batch):
+    return plain(state, batch, average=lambda x: lax.pmean(x, "data"))
+
+
+case = {"reference": plain, "state": (start, adam.init(start)), "batch": (images[:64], labels[:64]), "layout": "sharded"}
+trapped, right = (verify(step=on_devices(averaging, checked), **case) for checked in (True, False))
+for line in "\n".join(map(str, trapped.failed)).splitlines():
+    print(textwrap.fill(line, 110, subsequent_indent=13 * " "))
+print(right)
+assert (trapped.causes, right.causes) == (["check_vma"], [])
+
+# %% [markdown]
+# It can. The factor N cancels in Adam's update (but for its epsilon), so no loss curve shows it. But it stays in the moments,
+# which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient. Lesson 11
+# verifies the steps of a whole program in the same way.
+#
+# ## One more difference: random numbers
+#
+# Under jit there is one program, so one key over `[B, ...]` gives the same dropout mask whether the batch is split or not. Under
+# pmap and shard_map every device that uses the same key draws the *same* numbers for its own rows.
+
+# %%
+key = jax.random.key(1)
+
+
+def mask(x):
+    return jax.random.bernoulli(key, 0.5, x.shape)
+
+
+alone, by_jit = mask(x), jax.jit(mask, in_shardings=split)(x)
+per_device = jax.jit(jax.shard_map(mask, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False))(x)
+print("jit:      ", np.asarray(by_jit).astype(int), "as on one device:", bool((alone == by_jit).all()))
+print("shard_map:", np.asarray(per_device).astype(int))
+np.testing.assert_array_equal(alone, by_jit)
+assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all()
+
+# %% [markdown]
+# Fold the device's number into the key, `jax.random.fold_in(key, lax.axis_index("data"))`, or use a key for each example
+# (lesson 08), which makes the masks independent of the number of devices as well.
+#
+# ## Which to use when
+#
+# | you want | use | because |
+# | --- | --- | --- |
+# | a new data-parallel trainer | `jit` | it is the program of one device: there is no collective to forget, and batch norm needs no change |
+# | parameters split over devices | `jit` | only the shardings change (lessons 13 and 14) |
+# | to decide when devices communicate: `ppermute`, one all-reduce for many micro-batches | `shard_map` | it takes jit's arrays and can be called inside jit |
+# | to keep a pmap program running | `pmap`, then port it | pmap is maintained, and gets no new features (lesson 11 ports one) |
+# | to learn what each device does | `pmap` | it adds one idea to the program of one device |
+#
+# ## Exercises
+#
+# **1. `gradient`** (5 minutes): find the planted mistake. The line `return lax.pmean(jax.grad(loss)(w, x), "data")` runs in a
+# `shard_map` with `check_vma=True` over the axis `"data"`. Write a line (or two) that returns the gradient of the mean over all
+# devices.
+# <details><summary>Hint</summary>There are two right ways with the check on.</details>
+#
+# **2. `make_step`** (10 minutes): the whole lesson. Given `loss(params, x, y)`, the mean over the examples that it gets,
+# and an Optax optimizer, return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)` with
+# `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.
+# <details><summary>Hint</summary>Start from <code>with_shard_map</code>. One spec, <code>P()</code>, stands for a whole
+# pytree.</details>
+#
+# **3. `length_ratio`** (3 minutes): the check that catches the trap. Return the length of one tree of gradients over the
+# length of another.
+# <details><summary>Hint</summary>The length is the square root of the sum of all squares, over all arrays of the tree. Optax
+# has a function for it.</details>
+
+
+# %%
+def gradient(loss, w, x):
+    """In shard_map: a loss, weights (any tree) and this device's `x` `[b, ...]` to the gradient of the global mean."""
+    ...  # your code: 1 or 2 lines
+
+
+def make_step(loss, optimizer, mesh):
+    """A compiled step: (params, optimizer_state, x, y) to (params, optimizer_state, loss)."""
+    ...  # your code: 6 to 9 lines
+
+
+def length_ratio(gradients, reference):
+    """Length of `gradients` over the length of `reference`, two trees of equal structure."""
+    ...  # your code: 1 line
+
+
+for exercise in (gradient, make_step, length_ratio):
+    check("10_three_ways_side_by_side", exercise.__name__, exercise)
+
+# %% [markdown]
+# Solutions, with reasons: [solutions/10_three_ways_side_by_side.py](solutions/10_three_ways_side_by_side.py)
+#
+# ## Take away
+#
+# - pmap, jit and shard_map exchange the same bytes. They differ in which array you pass and in who writes the all-reduce.
+# - In `shard_map` average the loss; or cast the weights and average the gradient; or turn the check off and average the gradient.
+# - Compare an update with that of one device, as `pmapdp.verify` does.
+#
+# The code is in [steps/shard_map.py](../pmapdp/steps/shard_map.py), beside [pmap.py](../pmapdp/steps/pmap.py) and
+# [jit.py](../pmapdp/steps/jit.py). Read on in JAX' documentation:
+# [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html) and
+# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
+# [11 Port a pmap program](11_port_a_pmap_program.ipynb), or [12 A real training run](12_a_real_training_run.ipynb) if you have
+# none.

@@ -1,0 +1,345 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 13. Split the model
+#
+# After this lesson you can split a network over devices by tensor parallelism, predict which collectives the compiler inserts,
+# and change the layout in the middle of a run.
+#
+# About 30 minutes · before: [12 A real training run](12_a_real_training_run.ipynb) · next:
+# [14 Born sharded](14_born_sharded.ipynb)
+#
+# So far each device held the whole model. A model that is too large for one device must be split, too. With `jit` only
+# the shardings change, and the step stays as it is. This lesson compares three layouts:
+#
+# - **data**: *data parallelism*. Only the examples are split.
+# - **model**: *tensor parallelism*. The hidden units are split too, so each device holds some columns of the first matrix and
+#   the matching rows of the second.
+# - **spatial**: *spatial parallelism*. The features of an input are split as well; for an image these are its rows, so each
+#   device gets a part of every image.
+#
+# Letters: B examples in the global batch, D features, H hidden units, C classes.
+
+# %%
+import textwrap
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import drawing
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from checks import check
+from jax import P
+from jax.sharding import Mesh, NamedSharding
+from pictures import lesson_13
+
+from pmapdp import devices
+from pmapdp.collectives import collectives
+from pmapdp.data.batches import Batches
+from pmapdp.errors import UserError
+from pmapdp.models.mlp import MLP
+from pmapdp.registry import load_data
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checksums import checksum
+from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.split_step import make_steps
+from pmapdp.state import Task, create_state
+
+drawing.setup()
+chosen = devices.choose(8)
+mesh = Mesh(np.array(chosen).reshape(2, 2, 2), ("data", "feature", "model"))
+print(devices.describe(chosen), "|", mesh)
+
+# %% [markdown]
+# ## Two ways to split a product
+#
+# In `y = x @ w` two axes are *kept* (the rows of x and the columns of w), and one is *summed over* (the columns of x, which are
+# the rows of w). Either kind can be split. The smallest case: `[1, 2, 3, 4]` times a column of four ones is 10. We split first
+# the four features in two, and then the columns of w. **Predict:** what is the sum of each half of the features, and which
+# split needs a collective?
+
+# %%
+x, ones = np.float32([[1, 2, 3, 4]]), np.ones((4, 2), np.float32)
+kinds = []
+for name, x_spec, w_spec in (
+    ("summed over", P(None, "feature"), P("feature", None)),
+    ("kept", P(), P(None, "model")),
+):
+    arguments = jax.device_put(x, NamedSharding(mesh, x_spec)), jax.device_put(ones, NamedSharding(mesh, w_spec))
+    shapes = [each.addressable_shards[0].data.shape for each in arguments]
+    product = jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, P(None, w_spec[1])))
+    kinds.append([each.kind for each in collectives(product.lower(*arguments).compile().as_text())])
+    print(f"{name:12s} a device holds x {shapes[0]} and w {shapes[1]}; collectives: {kinds[-1]}")
+    np.testing.assert_array_equal(product(*arguments), [[10, 10]])
+assert kinds == [["all-reduce"], []]
+assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
+
+# %% [markdown]
+# Where the axis that is summed over is split, the devices hold the partial sums 3 and 7, and an **all-reduce** adds them.
+# Where a kept axis is split, no communication is needed.
+#
+# ## Three layouts of one network
+#
+# The network is `relu(x @ W1) @ W2`, on a mesh of 2 x 2 x 2 devices. We give each axis of each array a *logical name*, which
+# says what the axis means. A layout is then a table of rules from logical names to mesh axes. A rule may name several mesh
+# axes; an axis without a rule is not split.
+
+# %%
+B, D, H, C = 64, 784, 512, 10
+NAMES = {
+    "x": ("batch", "features"),
+    "W1": ("features", "hidden"),
+    "h": ("batch", "hidden"),
+    "W2": ("hidden", "classes"),
+    "y": ("batch", "classes"),
+}
+RULES = {
+    "data": {"batch": ("data", "feature", "model")},
+    "model": {"batch": ("data", "feature"), "hidden": "model"},
+    "spatial": {"batch": "data", "features": "feature", "hidden": "model"},
+}
+SHAPES = {"x": (B, D), "W1": (D, H), "h": (B, H), "W2": (H, C), "y": (B, C)}
+
+
+def sharding_of(layout, name):
+    """The sharding of the array `name`: each of its axes as the rules of the layout say."""
+    return NamedSharding(mesh, P(*(RULES[layout].get(axis) for axis in NAMES[name])))
+
+
+lesson_13.layouts(RULES, SHAPES, sharding_of)
+
+# %% [markdown]
+# Each large rectangle is an array, and each box in it is a shard, with the colour and the number of the first device
+# that holds it. The shape of a shard is above. Look at the axes that are summed over. In *model*, the product `h @ W2`
+# sums over H, which is split. In *spatial*, the product `x @ W1` sums over D, which is split too. **Predict:** how many
+# all-reduces does the forward pass have in each layout?
+
+# %%
+random = np.random.default_rng(0)
+data = load_data("digits")
+images, labels = data.train.inputs[:B].reshape(B, D).astype(np.float32) / 255, data.train.labels[:B]
+weights = {
+    "W1": random.normal(0, 0.05, (D, H)).astype(np.float32),
+    "W2": random.normal(0, 0.05, (H, C)).astype(np.float32),
+}
+
+
+def forward(weights, x):
+    return jax.nn.relu(x @ weights["W1"]) @ weights["W2"]
+
+
+def put(layout):
+    """Weights and inputs, placed as the layout says."""
+    placed = {name: jax.device_put(weights[name], sharding_of(layout, name)) for name in weights}
+    return placed, jax.device_put(images, sharding_of(layout, "x"))
+
+
+counts = {}
+for layout in RULES:
+    program = jax.jit(forward, out_shardings=sharding_of(layout, "y")).lower(*put(layout)).compile().as_text()
+    counts[layout] = [(each.kind, each.count, each.bytes) for each in collectives(program)]
+    print(f"{layout:8s} collectives: {counts[layout]}")
+assert counts["data"] == []
+assert counts["model"] == [("all-reduce", 1, 4 * (B // 4) * C)]  # y, of the 16 examples on a device
+assert counts["spatial"] == [("all-reduce", 2, 4 * (B // 2) * (H // 2 + C))]  # half of h, then y
+
+# %% [markdown]
+# In *model*, one all-reduce serves two matrices. W1 is split along its columns and W2 along its rows, so the activation
+# between them can stay split (Shoeybi et al., ["Megatron-LM"](https://arxiv.org/abs/1909.08053)). In *spatial*, the first
+# product is a sum over devices as well.
+#
+# ## The training step
+#
+# The step is that of lesson 09. Only its shardings change with the layout. Five updates are compared with one device
+# (float32, tolerance 1e-5, as the sums are added up in another order).
+
+
+# %%
+def step(weights, x, labels):
+    def loss(weights):
+        return optax.softmax_cross_entropy_with_integer_labels(forward(weights, x), labels).mean()
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+
+alone = weights
+for _ in range(5):
+    alone = jax.jit(step)(alone, images, labels)
+steps, reduced = {}, {}
+for layout in RULES:
+    placed, x = put(layout)
+    y = jax.device_put(labels, NamedSharding(mesh, P(RULES[layout]["batch"])))
+    steps[layout] = jax.jit(step, out_shardings={name: sharding_of(layout, name) for name in weights})  # <- changed
+    found = collectives(steps[layout].lower(placed, x, y).compile().as_text())
+    for _ in range(5):
+        placed = steps[layout](placed, x, y)
+    for name in weights:
+        np.testing.assert_allclose(placed[name], alone[name], rtol=0, atol=1e-5)
+    held = sum(w.addressable_shards[0].data.nbytes for w in placed.values())
+    reduced[layout] = sum(each.bytes for each in found if each.kind == "all-reduce")
+    print(f"{layout:8s} a device holds {held / 1e6:.2f} MB of weights and all-reduces {reduced[layout] / 1e6:.2f} MB")
+assert reduced["data"] == 4 * (D * H + H * C)
+assert 0.5 < reduced["model"] / reduced["data"] < 0.51
+assert 0.25 < reduced["spatial"] / reduced["data"] < 0.35
+
+# %% [markdown]
+# Under *model*, each device holds half of the weights, so it all-reduces half as many bytes of gradients. Under *spatial* it
+# holds a quarter of W1, but it must also all-reduce activations of the hidden layer. Which layout is cheaper depends on
+# the size of the weights compared with the size of the batch.
+#
+# **A failure on purpose.** Split W2 along its columns, like W1. The result is right. **Predict:** what must the
+# program then do with `h`, which is split along H?
+
+# %%
+wide = np.zeros((H, 16), np.float32)  # 16 classes, because 10 columns do not divide by 4
+placed, x = put("model")
+columns = NamedSharding(mesh, P(None, "model"))
+out = NamedSharding(mesh, P(RULES["model"]["batch"], "model"))
+wrong = jax.jit(lambda w1, w2, x: jax.nn.relu(x @ w1) @ w2, out_shardings=out)
+found = collectives(wrong.lower(placed["W1"], jax.device_put(wide, columns), x).compile().as_text())
+print(*found)
+assert [(each.kind, each.bytes) for each in found] == [("all-gather", 4 * 16 * H)]
+
+# %% [markdown]
+# Every device gathers the whole `h` of its 16 examples, 16 x 512 numbers, where an all-reduce of 16 x 16 would do. Nothing
+# warns you, so read the collectives of the program.
+#
+# pmapdp takes a mesh and a layout by name, and checks them against the model. Here are three that do not fit: 512 hidden units
+# on 3 devices, a mesh axis that splits nothing, and two axes of one array on the same mesh axis.
+
+# %%
+task = Task(MLP, optax.sgd(0.1))
+for count, options in (
+    (6, {"mesh": "data=2,model=3", "layout": "model"}),
+    (8, {"mesh": "data=4,model=2"}),
+    (8, {"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}),
+):
+    try:
+        fit_layout(chosen[:count], task, (28, 28, 1), **options)
+        raise AssertionError("it was not refused")
+    except UserError as error:
+        print(textwrap.fill(f"error: {error}", 110), "\n")
+
+# %% [markdown]
+# Each message says what does not fit, and what would.
+#
+# ## One run through all three
+#
+# The models of pmapdp name their axes ([models/mlp.py](../pmapdp/models/mlp.py)), and `--mesh` and `--layout` choose
+# the rules. A checkpoint holds global arrays, so a run can resume in another layout than the one in which it was
+# stopped. Here one run makes two updates in each layout, with a checkpoint in between. **Predict:** how far is the end
+# from a run on one device?
+
+# %%
+LAYOUTS = (
+    {},
+    {"mesh": "data=4,model=2", "layout": "model"},
+    {"mesh": "data=2,feature=2,model=2", "layout": "spatial"},
+)
+order = Batches(data.train, B, shuffle_seed=0)
+batches = [batch for batch, _ in zip(order.epoch(0), range(6), strict=False)]
+single, start = make_steps("single", task, chosen[:1]), create_state(task)
+state = single.place_state(start)
+for batch in batches:
+    state, _ = single.train_step(state, single.place_batch(batch))
+
+with TemporaryDirectory() as folder:
+    checkpoints = Checkpoints(Path(folder) / "checkpoints")
+    checkpoints.save(0, start, {})
+    for number, options in enumerate(LAYOUTS):
+        layout = fit_layout(chosen, task, (28, 28, 1), **options)
+        way = make_steps("jit", task, chosen, layout)
+        checkpoints.wait()
+        restored = checkpoints.read(2 * number, task, way.state_sharding).state  # <- read in this layout's shards
+        before = checksum(restored)
+        for batch in batches[2 * number : 2 * number + 2]:
+            restored, sums = way.train_step(restored, way.place_batch(batch))
+        checkpoints.save(2 * number + 2, restored, {})
+        print(f"{layout.text}: from {before:08x} to {checksum(restored):08x}, loss {sums.loss / sums.count:.4f}")
+    checkpoints.close()
+ends = jax.device_get((state, restored))
+difference = max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, ends), strict=True))
+print(f"largest difference to one device: {difference:.1e}")
+assert difference < 1e-5
+
+# %% [markdown]
+# It is equal to within rounding. Each layout starts from the checksum with which the one before ended, so no bit was lost.
+#
+# Finally the time of a step. Eight simulated devices share the cores of this machine, so *data* is the slowest here: all eight
+# all-reduce and update a whole copy of the weights, one after the other. Real devices do that side by side, and the order may
+# be another.
+
+# %%
+for layout in RULES:
+    (w, x), y = put(layout), jax.device_put(labels, NamedSharding(mesh, P(RULES[layout]["batch"])))
+    seconds = []
+    for _ in range(8):
+        clock = time.perf_counter()
+        w = jax.block_until_ready(steps[layout](w, x, y))
+        seconds.append(time.perf_counter() - clock)
+    print(f"{layout:8s} median {1000 * np.median(seconds[1:]):.1f} ms on {devices.describe(chosen)}")
+
+# %% [markdown]
+# ## Exercises
+#
+# **1. `split_in_pairs`** (3 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]` such that each of the two devices
+# of the mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
+# <details><summary>Hint</summary>The axis between them is H.</details>
+#
+# **2. `two_layers`** (10 minutes): the whole lesson, by hand. Write tensor parallelism in `shard_map`: x `[B, D]` is replicated, `W1`
+# `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return `relu(x @ W1) @ W2` of the whole matrices, on every
+# device, with a single collective. The axis is called "model".
+# <details><summary>Hint</summary>The ReLU works on each hidden unit alone. Which product sums over a split axis?</details>
+#
+# **3. `rules_for`** (5 minutes): find the planted mistake. A colleague splits the network with the rules
+# `{"batch": "data", "hidden": "model", "classes": "model"}`, on a mesh of `data=4, model=2`. JAX refuses the sharding of W2.
+# Return rules that keep the batch and the hidden units split.
+# <details><summary>Hint</summary>Each mesh axis can split one axis of an array.</details>
+
+
+# %%
+def split_in_pairs():
+    """(spec of W1, spec of W2)."""
+    ...  # your code: 1 line
+
+
+def two_layers(x, W1, W2):
+    """[B, C], the same on every device."""
+    ...  # your code: 1 or 2 lines
+
+
+def rules_for():
+    """A dictionary from logical names to mesh axes."""
+    ...  # your code: 1 line
+
+
+for exercise in (split_in_pairs, two_layers, rules_for):
+    check("13_split_the_model", exercise.__name__, exercise)
+
+# %% [markdown]
+# Solutions, with reasons: [solutions/13_split_the_model.py](solutions/13_split_the_model.py)
+#
+# ## Take away
+#
+# - A product that is split along a kept axis needs no communication. Split along the axis that is summed over, it needs an
+#   all-reduce.
+# - Split the first matrix along its columns and the next along its rows: then one all-reduce serves both.
+# - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
+#
+# The code is in [sharding/layout.py](../pmapdp/sharding/layout.py), and the rules' notation in
+# [sharding/notation.py](../pmapdp/sharding/notation.py). Read on: [the scaling book on sharded
+# matrices](https://jax-ml.github.io/scaling-book/sharding/). Next: [14 Born sharded](14_born_sharded.ipynb).
