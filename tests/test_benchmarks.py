@@ -76,8 +76,10 @@ def test_the_flags_on_the_page_of_the_speedrun_are_taken(flags):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
+        ("checkpoints", ["--epochs", 7, "--every", 3, "--model", "mlp", "--devices", 2], "2 ratios: median"),
         ("convolution", ["--rounds", 1], "times as fast"),
         ("dispatch", ["--rounds", 1, "--model", "mlp", "--devices", 2], "16 updates in a dispatch"),
+        ("replicas", ["--rounds", 1, "--model", "mlp"], "1 rounds: an update"),
     ],
 )
 def test_runs(name, options, said):
@@ -88,6 +90,7 @@ def test_runs(name, options, said):
     ("name", "options"),
     [
         ("run", ["--rounds", "0"]),
+        ("checkpoints", ["--epochs", "3"]),
         ("dispatch", ["--devices", "0"]),
         ("convolution", ["--bogus"]),
         ("speedrun.__main__", ["seeds", "--seeds", "0"]),
