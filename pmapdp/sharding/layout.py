@@ -132,9 +132,15 @@ def bytes_on_a_device(tree: Any) -> int:
 
 
 def state_line(state: TrainState) -> str:
-    """Bytes of parameters and optimizer state on one device, and their share of all, for a header."""
+    """Bytes of parameters and optimizer state on one device, and their share of all, for a header; of a tree that is
+    split also how many bytes are replicated, because no axis of an array divides."""
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
     held = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
     all_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
     line = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
-    return f"{line} on a device, {sum(held.values()) / max(all_bytes, 1):.3f} of the whole"
+    line += f" on a device, {sum(held.values()) / max(all_bytes, 1):.3f} of the whole"
+    for name, tree in trees.items():
+        copies = [leaf.nbytes for leaf in jax.tree.leaves(tree) if leaf.sharding.is_fully_replicated]
+        if 0 < len(copies) < len(jax.tree.leaves(tree)):
+            line += f"; {sum(copies):,} bytes of the {name} are replicated"
+    return line
