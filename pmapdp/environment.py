@@ -3,7 +3,6 @@
 import os
 import signal
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -50,12 +49,6 @@ def crash(work: Callable[[], object]) -> str | None:
             return None
         output.seek(0)
         return output.readline().decode(errors="replace").strip().rpartition("] ")[2] or "it crashes"
-
-
-def can_fork() -> bool:
-    """Whether no thread of C++ runs here: a child process, which has none of them, would wait for what they hold."""
-    tasks = "/proc/self/task"
-    return os.path.isdir(tasks) and len(os.listdir(tasks)) == threading.active_count()
 
 
 def cannot_start(error: BaseException) -> str | None:

@@ -1,14 +1,15 @@
-"""Exact figures on the test set: `python -m pmapdp.evaluate WORKDIR`, or of an exported model with `--exported`.
+"""Exact figures on the test set, of a run or of an exported model: `python -m pmapdp.evaluate MODEL`.
 
     python -m pmapdp.evaluate runs/first                            # as it was trained
     python -m pmapdp.evaluate runs/first --strategy jit --devices 3 # the same figures
-    python -m pmapdp.evaluate --exported model.zip                  # and the same again
+    python -m pmapdp.evaluate model.zip                             # and the same again
 
 Sums over exactly the examples of the test set, so that strategy and number of devices change only the rounding.
 """
 
 import dataclasses
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
-from pmapdp.errors import UserError, reason, run_command
+from pmapdp.errors import UserError, run_command
 from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.loss import metric_sums
@@ -28,19 +29,17 @@ from pmapdp.metrics import Totals
 from pmapdp.own import VALUE
 from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import load_state
-from pmapdp.trained import read_config, refuse_values
+from pmapdp.trained import read_config, require_named
 
 
 @dataclass(frozen=True)
 class Options:
     """Loss and accuracy of a trained model over exactly the test set of its data."""
 
-    workdir: Annotated[str | None, "[WORKDIR]"] = None
-    """Folder of a run; its newest checkpoint is taken."""
-    exported: str | None = None
-    """Instead of a folder: a file that python -m pmapdp.export wrote."""
+    model: Annotated[str, "MODEL"]
+    """Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote."""
     strategy: Literal["pmap", "jit", "shard_map", "single"] | None = None
-    """Who splits the batch and adds up; default: as in training. Not for --exported, which runs on one device."""
+    """Who splits the batch and adds up; default: as in training. An exported model runs on one device."""
     devices: int | None = None
     """Number of devices; default: as in training."""
     data_dir: str | None = None
@@ -49,23 +48,15 @@ class Options:
     """Print the result as one JSON object."""
 
 
-def respread(config: Config, options: Options) -> Config:
-    """The configuration of a run, spread as `options` say. The batch size of training plays no part here."""
-    strategy = options.strategy or config.strategy
-    # Another number of devices or strategy has no use for the run's mesh; evaluation needs no optimizer state.
-    same = options.strategy is None and options.devices is None
-    return dataclasses.replace(
-        config,
-        mesh=config.mesh if same else None,
-        layout=config.layout if same else "data",
-        shard_state="none",
-        strategy=strategy,
-        devices=config.devices if options.devices is None and strategy != "single" else options.devices,
-        data_dir=options.data_dir or config.data_dir,
-        global_batch_size=None,
-        per_device_batch_size=None,
-        accumulate=1,
-    )
+def respread(config: Config, strategy: str | None, devices: int | None) -> Config:
+    """The configuration of a run, spread by another strategy or over another number of devices where they are given."""
+    if strategy is None and devices is None:
+        return config
+    if devices is None and strategy != "single":
+        devices = config.devices
+    spread = {"strategy": strategy or config.strategy, "devices": devices}
+    # A mesh is for one number of devices, and the other settings do not go with every strategy.
+    return dataclasses.replace(config, **spread, mesh=None, layout="data", shard_state="none", check_replicas=None)
 
 
 def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
@@ -79,16 +70,19 @@ def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
     return totals
 
 
-def from_workdir(workdir: str, options: Options = Options(), **own: Any) -> tuple[Totals, dict[str, Any]]:
+def from_workdir(
+    workdir: str, *, strategy: str | None = None, devices: int | None = None, data_dir: str | None = None, **own: Any
+) -> tuple[Totals, dict[str, Any]]:
     """The figures of the newest checkpoint of a run, and what they are of.
 
     Args:
         workdir: its folder.
-        options: how to compute them.
+        strategy, devices, data_dir: as in `Options`.
         own: `model`, `data` and `loss` where `train` was given them as Python values.
     """
-    config = respread(read_config(workdir), options)
-    refuse_values(workdir, "" if "model" in own else config.model, "" if "data" in own else config.dataset)
+    config = respread(read_config(workdir), strategy, devices)
+    require_named(workdir, config, **own)
+    config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
     job = prepare(config, **own)
     state, _ = load_state(workdir, job.task)
     facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
@@ -96,45 +90,37 @@ def from_workdir(workdir: str, options: Options = Options(), **own: Any) -> tupl
     return job.evaluate(job.steps.place_state(state)), facts
 
 
-def from_exported(path: str, options: Options) -> tuple[Totals, dict[str, Any]]:
+def from_exported(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
     """The figures of an exported model on the data set that it was trained for, and what they are of."""
-    if options.strategy or options.devices is not None:
-        given = "--strategy" if options.strategy else "--devices"
-        raise UserError(f"{given} has no effect with --exported, which runs on one device: leave it out")
     exported = load_exported(path)
-    dataset = exported.metadata.get("dataset", "unknown")
+    dataset = exported.metadata.get("dataset", VALUE)
     if dataset == VALUE:
         raise UserError(
             f"{path} was trained on a Python value, which no command can find: call pmapdp.evaluate.evaluate_exported "
             "with the test set from Python"
         )
-    try:
-        test = load_data(dataset, options.data_dir).test
-        totals = evaluate_exported(exported, test)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # as of arrays of another shape
-        raise UserError(f"{path} does not take the data set {dataset} ({reason(error)}): export it again") from None
-    facts = {"dataset": dataset, "step": exported.metadata.get("step"), "strategy": "exported"}
+    totals = evaluate_exported(exported, load_data(dataset, data_dir).test)
+    facts = {"dataset": dataset, "step": exported.metadata["step"], "strategy": "exported"}
     return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
-    if bool(options.workdir) == bool(options.exported):
-        raise UserError(
-            "one thing at a time can be evaluated: try python -m pmapdp.evaluate runs/first, or --exported model.zip"
+    if not os.path.isfile(options.model):
+        totals, facts = from_workdir(
+            options.model, strategy=options.strategy, devices=options.devices, data_dir=options.data_dir
         )
-    if options.workdir:
-        totals, facts = from_workdir(options.workdir, options)
+    elif options.strategy is None and options.devices is None:
+        totals, facts = from_exported(options.model, options.data_dir)
     else:
-        totals, facts = from_exported(str(options.exported), options)
+        raise UserError(f"{options.model} is an exported model, for one device: leave out --strategy and --devices")
     if options.json:
         result = {"test_loss": totals.mean_loss, "test_accuracy": totals.accuracy, "test_examples": totals.count}
         print(json.dumps(result | facts))
         return
     print(f"test loss {totals.mean_loss:.6f} accuracy {totals.accuracy:.4f}")
-    updates = "" if facts["step"] is None else f", after {facts['step']:,} updates"
-    print(f"{totals.count:,} examples of {facts['dataset']}{updates}")
+    print(f"{totals.count:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
     print(f"{facts['strategy']}, {facts['device_kind']}")
 
 

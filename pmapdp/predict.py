@@ -9,6 +9,7 @@ python -m pmapdp.predict sentiment.zip --lines reviews.txt    # one line for eve
 
 import json
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -44,72 +45,53 @@ class Options:
     """Print one JSON object a line, with the probabilities of all classes."""
 
 
-def image_size(exported: Exported, path: str) -> tuple[int, int]:
-    """Height and width of the grey images that the model takes.
+def read_inputs(exported: Exported, options: Options) -> tuple[list[dict[str, Any]], list[str], np.ndarray]:
+    """What the model is asked about: what JSON says of each input, their names for people, and the n inputs.
 
     Raises:
-        UserError: it takes something else.
+        UserError: there is none, one cannot be read, or the model takes neither texts nor grey images.
     """
-    match exported.metadata["input"]:
-        case {"dtype": "uint8", "shape": [_, int(height), int(width), 1]}:
-            return height, width
-        case other:
-            raise UserError(
-                f"{path} takes {other['dtype']} of shape {other['shape']}, and this command reads grey images and "
-                "texts: call it from Python with pmapdp.export.read.load_exported"
-            )
-
-
-def read_texts(exported: Exported, options: Options) -> tuple[list[dict[str, Any]], list[str], np.ndarray]:
-    """The texts on the command line and in the file of texts: what JSON says of each, their names, and the inputs.
-
-    Raises:
-        UserError: there is none, or the file cannot be read.
-    """
-    texts = [*options.input, *(read_lines(options.lines) if options.lines else [])]
-    if not texts:
-        raise UserError(f'INPUT is missing: try {PROGRAM} {options.model} "a wonderful film"')
-    names = [" ".join(text.split()) for text in texts]
-    names = [name if len(name) <= SHOWN_LETTERS else name[: SHOWN_LETTERS - 3] + "..." for name in names]
-    return [{"text": text} for text in texts], names, exported.view(texts)
-
-
-def read_files(exported: Exported, options: Options) -> tuple[list[dict[str, Any]], list[str], np.ndarray]:
-    """The images in the files on the command line: what JSON says of each, their names, and the inputs.
-
-    Raises:
-        UserError: there is none, or a file is no image that the model takes.
-    """
+    if exported.view:
+        texts = [*options.input, *(read_lines(options.lines) if options.lines else [])]
+        names = [textwrap.shorten(text, SHOWN_LETTERS, placeholder="...") for text in texts]
+        return [{"text": text} for text in texts], names, exported.view(texts)
     if options.lines:
         raise UserError(f"--lines {options.lines} is for models of texts, and {options.model} takes images: name files")
-    if not options.input:
-        raise UserError(f"INPUT is missing: try {PROGRAM} {options.model} digit.png")
-    height, width = image_size(exported, options.model)
-    known, names, parts = [], [], []
-    for path in options.input:
-        parts.append(part := read_images(path, height, width))
-        known += [{"file": path, "index": index} for index in range(len(part))]
-        names += [path] if len(part) == 1 else [f"{path}[{index}]" for index in range(len(part))]
-    return known, names, np.concatenate(parts)
+    match exported.metadata["input"]:
+        case {"dtype": "uint8", "shape": [_, int(height), int(width), 1]}:
+            images = [(path, read_images(path, height, width)) for path in options.input]
+        case other:
+            raise UserError(
+                f"{options.model} takes {other['dtype']} of shape {other['shape']}, and this command reads grey images "
+                "and texts: call it from Python with pmapdp.export.read.load_exported"
+            )
+    known = [{"file": path, "index": index} for path, each in images for index in range(len(each))]
+    names = [f"{path}[{index}]" if len(each) > 1 else path for path, each in images for index in range(len(each))]
+    return known, names, np.concatenate([each for _, each in images])
 
 
 def main(arguments: list[str]) -> None:
     """The command. All is read before the first line is printed, so that a mistake leaves nothing half done."""
     options = parse_options(Options, arguments, program=PROGRAM, example="model.zip digit.png")
     exported = load_exported(options.model)
-    known, names, inputs = (read_texts if exported.view else read_files)(exported, options)
-    classes, probabilities = exported.predict(inputs)
+    if not options.input and not options.lines:
+        example = '"a wonderful film"' if exported.view else "digit.png"
+        raise UserError(f"INPUT is missing: try {PROGRAM} {options.model} {example}")
+    known, names, inputs = read_inputs(exported, options)
+    outputs = exported.outputs(inputs)
     labels = exported.metadata["labels"]
-    width = max(map(len, labels))
-    for number, about, name, row in zip(classes, known, names, probabilities.tolist(), strict=True):
+    columns = max(map(len, names)), max(map(len, labels))
+    for about, name, number, row in zip(
+        known, names, outputs["logits"].argmax(-1), outputs["probabilities"].tolist(), strict=True
+    ):
         label, probability = labels[number], row[number]
         if options.json:
             answer = {"class": label, "probability": probability, "probabilities": dict(zip(labels, row, strict=True))}
             print(json.dumps(about | answer))
         elif exported.view:  # texts are long and differ in length: they come last
-            print(f"{label:<{width}}  {probability:.4f}  {name}")
+            print(f"{label:<{columns[1]}}  {probability:.4f}  {name}")
         else:
-            print(f"{name:<{max(map(len, names))}}  {label:<{width}}  {probability:.4f}")
+            print(f"{name:<{columns[0]}}  {label:<{columns[1]}}  {probability:.4f}")
 
 
 if __name__ == "__main__":

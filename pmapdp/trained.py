@@ -1,13 +1,11 @@
 """A run read back from its folder: for evaluation, export and the lessons."""
 
-import contextlib
 import typing
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from pmapdp import devices
 from pmapdp.config import Config, check
 from pmapdp.errors import UserError
 from pmapdp.forms import mismatch
@@ -34,17 +32,17 @@ def read_config(path: str | Path) -> Config:
     return config
 
 
-def refuse_values(path: str | Path, model: str = "", dataset: str = "") -> None:
-    """Refuse a run by the names of its model or data set, where they were Python values that no command can find.
+def require_named(path: str | Path, config: Config, *, model: Any = None, data: Any = None, **_: Any) -> None:
+    """Refuse a run whose model or data was a Python value, where none is given in its place.
 
     Raises:
         UserError: with the functions that take them.
     """
-    for kind, name, found in (
-        ("model", model, model in MODELS or ".py:" in model),
-        ("data", dataset, dataset in DATA_SETS or dataset.endswith(".npz")),
+    for kind, name, given, names, file in (
+        ("model", config.model, model, MODELS, ".py:"),
+        ("data", config.dataset, data, DATA_SETS, ".npz"),
     ):
-        if name and not found:
+        if given is None and name not in names and file not in name:
             raise UserError(
                 f"{path} was trained with a Python value as its {kind}, {name}, which no command can find: call "
                 f"pmapdp.evaluate.from_workdir or pmapdp.export.write.from_workdir with {kind}=... from Python"
@@ -62,10 +60,6 @@ def load_run(path: str | Path, model: Any = None) -> tuple[Config, TrainState, d
         UserError: there is no run or no checkpoint in it.
     """
     config = read_config(path)
-    if model is None:
-        refuse_values(path, config.model)
-    with contextlib.suppress(UserError):  # too late to simulate devices: reading needs none
-        devices.simulate(config.devices or devices.DEFAULT_SIMULATED)
     if config.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     # The learning rates do not matter here: they are not part of the state.

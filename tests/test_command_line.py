@@ -87,7 +87,7 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--accumulate", "65"], ["--accumulate 65", "at most --accumulate 64"]),
         (["--dataset", "reviews"], ["the model takes images", "use --model text_mlp or --model transformer"]),
         (["--model", "text_mlp"], ["the data set holds images", "--model convnet or --model speedrun"]),
-        (["dtensor-data", "--data-dir", "nowhere"], ["is in nowhere neither", "aclImdb_v1.tar.gz", "reviews"]),
+        (["dtensor-data", "--data-dir", "nowhere"], ["is not in nowhere", "aclImdb_v1.tar.gz", "reviews"]),
         (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl cannot be written", "name a file"]),
         (["--metrics-file", "."], ["--metrics-file . cannot be written", "name a file"]),
     ],

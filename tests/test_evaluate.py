@@ -70,7 +70,7 @@ def test_spread_as_asked(run, capsys):
 def test_exported_has_the_same_figures(run, capsys):
     _, file, expected = run
     capsys.readouterr()
-    assert run_command(evaluate.main, ["--exported", file, "--json"]) == 0
+    assert run_command(evaluate.main, [file, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["test_accuracy"] == expected["test_accuracy"]
     assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
@@ -81,7 +81,7 @@ def test_exported_has_the_same_figures(run, capsys):
 def test_for_people(run, capsys):
     workdir, file, expected = run
     figures = f"test loss {expected['test_loss']:.4f}"
-    for arguments in ([workdir], ["--exported", file]):
+    for arguments in ([workdir], [file]):
         assert run_command(evaluate.main, arguments) == 0
         first, second, _ = capsys.readouterr().out.splitlines()
         assert first.startswith(figures)
@@ -99,16 +99,14 @@ def test_nothing_is_written(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "one thing at a time can be evaluated"),
-        (["RUN", "--exported", "FILE"], "one thing at a time can be evaluated"),
-        (["RUN", "RUN"], "unrecognized arguments"),
+        ([], "the following arguments are required: MODEL: try python -m pmapdp.evaluate runs/first"),
+        (["RUN", "FILE"], "unrecognized arguments: FILE: try python -m pmapdp.evaluate runs/first"),
         (["nowhere"], "nowhere holds no run"),
-        (["FILE"], "FILE holds no run"),
-        (["--exported", "nowhere.zip"], "nowhere.zip cannot be read (No such file or directory)"),
-        (["--exported", "RUN"], "RUN cannot be read (Is a directory)"),
-        (["--exported"], "--exported expected one argument"),
-        (["--exported", "FILE", "--strategy", "jit"], "--strategy has no effect with --exported"),
-        (["--exported", "FILE", "--devices", "2"], "--devices has no effect with --exported"),
+        (
+            ["FILE", "--strategy", "jit"],
+            "FILE is an exported model, for one device: leave out --strategy and --devices",
+        ),
+        (["FILE", "--devices", "2"], "FILE is an exported model, for one device: leave out --strategy and --devices"),
         (["RUN", "--strategy", "pmpa"], "unknown strategy 'pmpa': did you mean 'pmap'?"),
         (["RUN", "--devices", "two"], "--devices two is not a whole number: try --devices 8"),
         (["RUN", "--devices", "0"], "--devices 0 must be at least 1"),

@@ -200,7 +200,7 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
     workdir, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
     values = {"model": Net, "data": DATA}
     found = train(Config(**SETTINGS | {"workdir": workdir}), **values).epochs[-1]
-    totals, facts = evaluate.from_workdir(workdir, evaluate.Options(strategy="jit", devices=3), **values)
+    totals, facts = evaluate.from_workdir(workdir, strategy="jit", devices=3, **values)
     assert (totals.accuracy, facts["dataset"]) == (found["test_accuracy"], "arrays")
     metadata = from_workdir(workdir, file, **values)
     assert (metadata["model"], metadata["metrics"]["test_accuracy"]) == ("Net", found["test_accuracy"])
@@ -212,7 +212,7 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
     for main, arguments, sentence in (
         (evaluate.main, [workdir], f"{workdir} {again}"),
         (export, [workdir, str(tmp_path / "other.zip")], f"{workdir} {again}"),
-        (evaluate.main, ["--exported", file], f"{file} was trained on a Python value"),
+        (evaluate.main, [file], f"{file} was trained on a Python value"),
     ):
         assert run_command(main, arguments) == 2
         assert sentence in capsys.readouterr().err

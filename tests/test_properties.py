@@ -68,9 +68,7 @@ def result_or_sentence(work) -> object | None:
 
 FLAGS = [flag(field.name) for field in dataclasses.fields(Config)]
 WORDS = st.one_of(
-    st.sampled_from(
-        [*FLAGS, "--json", "--lines", "--help", "--no-progress", "--exported", "--", "-", "-h", "--no-fresh", *RECIPES]
-    ),
+    st.sampled_from([*FLAGS, "--json", "--lines", "--help", "--no-progress", "--", "-", "-h", "--no-fresh", *RECIPES]),
     st.sampled_from(["pmap", "jit", "true", "3", "0", "-1", "1e999", "nan", "9" * 400, "", "3,7", "data=4", "gs://x"]),
     st.builds("{}={}".format, st.sampled_from(FLAGS), st.text(max_size=8)),
     st.builds(lambda name: name.replace("-", "_"), st.sampled_from(FLAGS)),
@@ -145,7 +143,7 @@ def exported(tmp_path_factory):
     """The bytes of an exported model."""
     job, state = train_briefly(steps=0, model="convnet")
     path = tmp_path_factory.mktemp("exported") / "model.zip"
-    export_model(job.task, state, path, metadata={"labels": "0123456789"})
+    export_model(job.task, state, path, inputs=job.data.test.inputs, metadata={"labels": "0123456789"})
     return path.read_bytes()
 
 

@@ -7,13 +7,14 @@ Proceedings of the IEEE 86(11), 1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST",
 
 import gzip
 import hashlib
-import zlib
+import os
 from pathlib import Path
 
 import numpy as np
 
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
+from pmapdp.files import read_file
 
 # MD5 of the files as distributed; the same that torchvision checks.
 CHECKSUMS = {
@@ -53,15 +54,11 @@ def load(name: str, data_dir: Path) -> DataSet:
     folder = FOLDERS[name]
     raw = data_dir / folder / "raw"
     files = {file: raw / file for file in CHECKSUMS[folder]}
-    if not all(path.is_file() for path in files.values()):
+    if not all(map(os.path.isfile, files.values())):
         return through_torchvision(name, data_dir)
     parts = [read_idx(path, CHECKSUMS[folder][file]) for file, path in files.items()]
-    train_images, train_labels, test_images, test_labels = parts
-    return DataSet(
-        Split(train_images[..., None], train_labels.astype(np.int32)),
-        Split(test_images[..., None], test_labels.astype(np.int32)),
-        CLASSES[name],
-    )
+    train, test = (Split(images[..., None], labels.astype(np.int32)) for images, labels in (parts[:2], parts[2:]))
+    return DataSet(train, test, CLASSES[name])
 
 
 def read_idx(path: Path, checksum: str) -> np.ndarray:
@@ -70,16 +67,13 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
     Raises:
         UserError: the file is not the one that was distributed, or cannot be read.
     """
-    try:
-        packed = path.read_bytes()
-        found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
-        if found != checksum:
-            raise UserError(
-                f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and start again to download it anew"
-            )
-        content = gzip.decompress(packed)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({error}): make it readable, or name another --data-dir") from None
+    packed = read_file(path, advice="make it readable, or name another --data-dir")
+    found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+    if found != checksum:
+        raise UserError(
+            f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and start again to download it anew"
+        )
+    content = gzip.decompress(packed)
     dimensions = content[3]
     shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
@@ -92,20 +86,15 @@ def through_torchvision(name: str, data_dir: Path) -> DataSet:
         UserError: torchvision is not installed, there is no network, or the folder cannot be written.
     """
     folder = FOLDERS[name]
+    missing = f"--dataset {name} is not in {data_dir / folder / 'raw'}"
+    advice = "put the four .gz files there, name another --data-dir, or use --dataset digits"
     try:
         from torchvision import datasets
     except ImportError:
-        raise UserError(
-            f"--dataset {name} is not in {data_dir / folder / 'raw'} and torchvision, which downloads it, is not "
-            f'installed: run pip install "pmapdp[torchvision]", put the four .gz files there, or use --dataset digits'
-        ) from None
+        raise UserError(f'{missing}: run pip install "pmapdp[torchvision]", which downloads it, {advice}') from None
     try:
         parts = [getattr(datasets, folder)(data_dir, train=train, download=True) for train in (True, False)]
     except (OSError, RuntimeError) as error:  # no network, no space, a read-only folder, a wrong checksum
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"--dataset {name} is not in {data_dir / folder / 'raw'} and could not be downloaded ({reason}): "
-            "put the four .gz files there, name another --data-dir, or use --dataset digits"
-        ) from None
+        raise UserError(f"{missing} and could not be downloaded ({' '.join(str(error).split())}): {advice}") from None
     train, test = (Split(each.data.numpy()[..., None], each.targets.numpy().astype(np.int32)) for each in parts)
     return DataSet(train, test, CLASSES[name])

@@ -5,7 +5,6 @@ Order and grammar are lost; how often a word stands in a text, and how rare it i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,36 +14,31 @@ FEATURES = 1200
 
 @dataclass(frozen=True)
 class Tfidf:
-    """Texts to tf-idf weights. All that it knows is data, and can be kept in a file.
+    """Texts to tf-idf weights. All that it knows is data, and can be kept as JSON.
 
     Attributes:
         vocabulary: at most 1,200 tokens; token i has column i.
-        idf: their inverse document frequencies, float32, of the same length.
+        idf: their inverse document frequencies.
     """
 
     vocabulary: list[str]
-    idf: np.ndarray
+    idf: list[float]
 
     @classmethod
     def fit(cls, texts: Sequence[str]) -> tuple["Tfidf", np.ndarray]:
         """The view that follows from the training texts, and these texts through it, `[n, 1200]` float32."""
         vectorizer = make_vectorizer(max_features=FEATURES)
         weights = vectorizer.fit_transform(texts)
-        return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_), dense(weights)
+        return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_.tolist()), dense(weights)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """n texts as `[n, 1200]` float32 rows of length 1, or 0 where no token is known.
 
         The last columns stay 0 where the training set has fewer than 1,200 tokens.
         """
-        return dense(self.vectorizer.transform(texts))
-
-    @cached_property
-    def vectorizer(self) -> Any:
-        """scikit-learn's vectorizer with this vocabulary and these frequencies."""
         vectorizer = make_vectorizer(vocabulary=self.vocabulary)
-        vectorizer.idf_ = self.idf
-        return vectorizer
+        vectorizer.idf_ = np.array(self.idf, np.float32)
+        return dense(vectorizer.transform(texts))
 
 
 def make_vectorizer(**settings: Any) -> Any:

@@ -1,5 +1,6 @@
 """Texts as the ids of their words, in order, for a model that reads them one after the other."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -11,13 +12,12 @@ import numpy as np
 VOCABULARY = 8192
 LENGTH = 128
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
-LINE_BREAK = "<br />"  # the reviews of IMDB are cut out of a web page
 TOKEN = re.compile(r"\w+(?:'\w+)?|[!?]")  # "don't" is one token
 
 
 def split(text: str) -> list[str]:
     """The tokens of a text: words in lower case, with what follows an apostrophe, and the signs ! and ?."""
-    return TOKEN.findall(text.lower().replace(LINE_BREAK, " "))
+    return TOKEN.findall(text.lower().replace("<br />", " "))  # IMDB's are cut out of web pages
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class Tokens:
     @classmethod
     def fit(cls, texts: Sequence[str]) -> tuple["Tokens", np.ndarray]:
         """The view that follows from the training texts, and these texts through it, `[n, 128]` int32."""
-        counts: Counter[str] = Counter()
         tokens = [split(text) for text in texts]
-        for each in tokens:
-            counts.update(each)
+        counts = Counter(itertools.chain.from_iterable(tokens))
         by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
         view = cls(by_frequency[: VOCABULARY - FIRST_WORD])
         return view, view.encode(tokens)

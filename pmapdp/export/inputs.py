@@ -1,19 +1,17 @@
 """What a model is asked about: images from PNG or JPEG files and .npy arrays, as they are, and texts, one a line."""
 
 import io
-import math
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pmapdp.errors import UserError, reason
 from pmapdp.files import read_file
 
-NPY_START, PNG_START, JPEG_START = b"\x93NUMPY", b"\x89PNG", b"\xff\xd8\xff"
-PNG_END, JPEG_END = b"IEND\xaeB`\x82", b"\xff\xd9"
+NPY_START = b"\x93NUMPY"
+PNG_END = b"IEND\xaeB`\x82"
 
 
 def read_images(path: str | Path, height: int, width: int) -> np.ndarray:
@@ -46,26 +44,24 @@ def read_images(path: str | Path, height: int, width: int) -> np.ndarray:
 
 
 def read_array(content: bytes) -> np.ndarray:
-    """The array in a .npy file that holds it whole, nothing else, and no pickle.
+    """The array in a .npy file that holds it whole, nothing else, and no pickle. It shares the memory of `content`.
 
     Raises:
-        ValueError: it is something else. What the header says is compared with the size before memory is taken.
+        ValueError: it is something else, for example larger than the file.
     """
     file = io.BytesIO(content)
     try:
-        version = np.lib.format.read_magic(file)
-        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
-            version
-        ]
-        shape, _, dtype = read_header(file)
-    except Exception as error:  # NumPy evaluates the header as Python, with whatever error that brings
-        raise ValueError(f"its header is damaged, {type(error).__name__}") from None
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    expected, found = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
-    if min(shape, default=0) < 0 or expected != found:
-        raise ValueError(f"its header says {expected:,} bytes, and it has {found:,}")
-    return np.load(io.BytesIO(content), allow_pickle=False)
+        if (version := np.lib.format.read_magic(file)) != (1, 0):
+            raise ValueError(f"its version is {version}, not (1, 0)")
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        array: np.ndarray = np.ndarray(shape, dtype, content, file.tell(), order="F" if fortran_order else "C")
+    except Exception as error:  # NumPy parses the header as Python, with whatever error that brings
+        raise ValueError(reason(error)) from None
+    if (more := len(content) - file.tell() - array.nbytes) > 0:
+        raise ValueError(f"{more:,} bytes follow the array")
+    return array
 
 
 def read_picture(path: str | Path, content: bytes, height: int, width: int) -> np.ndarray:
@@ -83,38 +79,28 @@ def read_picture(path: str | Path, content: bytes, height: int, width: int) -> n
         raise UserError(
             f'{path} needs Pillow to be read: run pip install "pmapdp[images]", or give a .npy array of uint8 pixels'
         ) from None
-    starts = content.startswith((PNG_START, JPEG_START))
     try:
-        with warnings.catch_warnings(action="ignore"):  # of very large images, which are refused below
-            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-                size = image.size
-                image.verify()  # a PNG's checksums; leaves the image unusable
-            if size != (width, height):
+        with (
+            warnings.catch_warnings(action="ignore"),  # of very large images, which are refused here
+            Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image,
+        ):
+            if image.size != (width, height):
                 raise UserError(
-                    f"{path} is {size[0]} x {size[1]} pixels: the model takes images of {width} x {height}; cut it out "
-                    "and resize it first"
+                    f"{path} is {image.width} x {image.height} pixels: the model takes images of {width} x {height}; "
+                    "cut it out and resize it first"
                 )
-            if (PNG_END if content.startswith(PNG_START) else JPEG_END) not in content:
+            if image.format == "PNG" and PNG_END not in content:
                 raise ValueError("its end is missing")
-            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-                return grey(image)[None, ..., None]
+            if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow cuts off at 255 instead of scaling
+                return np.rint(np.asarray(image) * (255 / 65535)).astype(np.uint8)[None, ..., None]
+            black = Image.new("RGBA", image.size, "black")
+            return np.asarray(Image.alpha_composite(black, image.convert("RGBA")).convert("L"))[None, ..., None]
     except UserError:
         raise
-    except Exception:  # Pillow has no error of its own for damaged bytes
-        why = "it is cut short or damaged" if starts else "it is neither"
-        raise UserError(f"{path} cannot be read as a PNG or JPEG image or a .npy array ({why})") from None
-
-
-def grey(image: Any) -> np.ndarray:
-    """A Pillow image as `[H, W]` uint8."""
-    if image.mode.startswith("I"):  # 16 bits a pixel; Pillow would cut them off at 255 instead of scaling
-        return np.rint(np.asarray(image) * (255 / 65535)).astype(np.uint8)
-    if image.has_transparency_data:
-        from PIL import Image
-
-        black = Image.new("RGBA", image.size, "black")
-        image = Image.alpha_composite(black, image.convert("RGBA"))
-    return np.asarray(image.convert("L"))
+    except Exception as error:  # Pillow has no error of its own for damaged bytes
+        raise UserError(
+            f"{path} cannot be read as a PNG or JPEG image or a .npy array ({reason(error)}): name another file"
+        ) from None
 
 
 def read_lines(path: str) -> list[str]:
@@ -123,15 +109,14 @@ def read_lines(path: str) -> list[str]:
     Raises:
         UserError: it cannot be read, is not UTF-8, or has no text in it.
     """
-    name, content = path, b""
     if path != "-":
         content = read_file(path, advice="name a file with one text a line, or - for standard input")
-    elif sys.stdin:  # Python starts without one where it is closed
-        name, content = "standard input", sys.stdin.buffer.read()
+    else:
+        content = sys.stdin.buffer.read() if sys.stdin else b""  # Python starts without one where it is closed
     try:
         lines = content.decode("utf-8-sig").split("\n")  # str.splitlines also splits at signs inside of texts
     except UnicodeDecodeError:
-        raise UserError(f"{name} is no text in UTF-8: convert it first, for example with iconv") from None
+        raise UserError(f"{path} is no text in UTF-8: convert it first, for example with iconv") from None
     if texts := [line.removesuffix("\r") for line in lines if line.strip()]:
         return texts
-    raise UserError(f"{name} holds no text: write one text a line")
+    raise UserError(f"{path} holds no text: write one text a line")
