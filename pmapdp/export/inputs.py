@@ -97,9 +97,9 @@ def read_picture(path: str | Path, content: bytes, height: int, width: int) -> n
             return np.asarray(Image.alpha_composite(black, image.convert("RGBA")).convert("L"))[None, ..., None]
     except UserError:
         raise
-    except Exception as error:  # Pillow has no error of its own for damaged bytes
+    except Exception:  # Pillow has no error of its own for damaged bytes
         raise UserError(
-            f"{path} cannot be read as a PNG or JPEG image or a .npy array ({reason(error)}): name another file"
+            f"{path} is no PNG or JPEG image and no .npy array, or is cut short or damaged: name another file"
         ) from None
 
 

@@ -90,7 +90,7 @@ def load_exported(path: str | Path) -> Exported:
         UserError: there is no such file, it is damaged, is something else, or is of a version that cannot be read.
     """
     files = read_zip(path)
-    metadata = parse_json(files[METADATA], FORM, f"{METADATA} in {path}", advice="export the model again")
+    metadata = parse_json(files.get(METADATA, b""), FORM, f"{METADATA} in {path}", advice="export the model again")
     try:
         model = jax.export.deserialize(bytearray(files[PROGRAM]))
         model.mlir_module()  # so that a version too old or too new shows here

@@ -130,10 +130,10 @@ BAD_FILES = {
     "wide.png": (png(32, 28), "wide.png is 32 x 28 pixels: the model takes images of 28 x 28"),
     "cut.png": (
         png(28, 28)[:400],
-        "cut.png cannot be read as a PNG or JPEG image or a .npy array (its end is missing)",
+        "cut.png is no PNG or JPEG image and no .npy array, or is cut short or damaged: name",
     ),
-    "notes.txt": (b"hello", "notes.txt cannot be read as a PNG or JPEG image or a .npy array ("),
-    "empty.png": (b"", "empty.png cannot be read as a PNG or JPEG image or a .npy array ("),
+    "notes.txt": (b"hello", "notes.txt is no PNG or JPEG image and no .npy array, or is cut short or damaged: name"),
+    "empty.png": (b"", "empty.png is no PNG or JPEG image and no .npy array, or is cut short or damaged: name"),
     "float.npy": (npy(np.zeros((28, 28))), "float.npy holds float64: the model takes uint8 pixels from 0 to 255"),
     "large.npy": (npy(noise(2, 32, 32)), "large.npy has shape [2, 32, 32]: the model takes [28, 28], [28, 28, 1], ["),
     "colour.npy": (npy(noise(28, 28, 3)), "colour.npy has shape [28, 28, 3]: the model takes"),
