@@ -75,7 +75,7 @@ def mnist_folder() -> Path:
 def imdb_folder() -> Path:
     """The folder of data sets that holds IMDB's reviews; with PMAPDP_REQUIRE_IMDB=1 they must be there."""
     folder = default_data_dir()
-    if not any((folder / name).exists() for name in (imdb.FOLDER, *imdb.ARCHIVES)):
+    if not any((folder / name).exists() for name in imdb.ARCHIVES):
         message = f"IMDB IS NOT TESTED: it is not in {folder}; set PMAPDP_DATA to the folder that holds {imdb.FOLDER}"
         if IMDB_REQUIRED:
             pytest.fail(message)
