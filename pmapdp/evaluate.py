@@ -54,7 +54,7 @@ def respread(config: Config, strategy: str | None, devices: int | None) -> Confi
         return config
     if devices is None and strategy != "single":
         devices = config.devices
-    spread = {"strategy": strategy or config.strategy, "devices": devices}
+    spread: dict[str, Any] = {"strategy": strategy or config.strategy, "devices": devices}
     # A mesh is for one number of devices, and the other settings do not go with every strategy.
     return dataclasses.replace(config, **spread, mesh=None, layout="data", shard_state="none", check_replicas=None)
 

@@ -53,7 +53,8 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataS
                 f"{reviews_per_class:,} belong in each: {ADVICE}"
             )
         parts.append(Texts([found[key] for key in keys], labels))
-    return DataSet(*parts, SENTIMENTS)
+    train, test = parts
+    return DataSet(train, test, SENTIMENTS)
 
 
 def read_archive(path: Path) -> dict[Key, str]:
