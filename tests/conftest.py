@@ -76,7 +76,7 @@ def imdb_folder() -> Path:
     """The folder of data sets that holds IMDB's reviews; with PMAPDP_REQUIRE_IMDB=1 they must be there."""
     folder = default_data_dir()
     if not any((folder / name).exists() for name in imdb.ARCHIVES):
-        message = f"IMDB IS NOT TESTED: it is not in {folder}; set PMAPDP_DATA to the folder that holds {imdb.ARCHIVES[0]}"
+        message = f"IMDB IS NOT TESTED: set PMAPDP_DATA to a folder that holds {imdb.ARCHIVES[0]}, unlike {folder}"
         if IMDB_REQUIRED:
             pytest.fail(message)
         pytest.skip(message)
