@@ -65,6 +65,8 @@ def means(case: Case) -> Cause | None:
     leaves = [name for name in case.wrong if case.holds(name, case.mean_of_parts(name))]
     if not leaves:
         return None
+    if not all(np.isfinite(case.mean_of_parts(name)).all() for name in leaves):
+        return named("mean of means", leaves)  # a device with padding alone divides by its own count of zero
     if not loss_depends_on_the_cut(case):
         return named("nonlinear", leaves)
     return named("same mask" if case.positional and case.draws else "mean of means", leaves)
@@ -100,6 +102,8 @@ def explain_metrics(case: Case) -> Cause:
     """The cause of wrong metrics."""
     N, copies, want = case.trial.N, case.got.metrics, case.update.metrics
     leaves = list(want.wrong(copies))
+    if case.wrong and not all(np.isfinite(copies[name]).all() for name in leaves):
+        return named("follows")
     if local := [n for n in leaves if any(trees.distance(copies[n][0], x) > want.tolerance[n] for x in copies[n])]:
         return named("one device's metrics", local)
     for device, (_, metrics) in enumerate(case.parts if N > 1 else []):

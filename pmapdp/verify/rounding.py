@@ -71,9 +71,11 @@ def reference_updates(
         return done
 
     others = [chain(*nudge((state, list(batches)), eps, seed)) for seed in range(NUDGES)]
-    updates = []
+    updates: list[Update] = []
     for number, (arguments, new) in enumerate(chain(state, batches)):
         states, metrics = zip(*(other[number][1] for other in others), strict=True)
+        if any(np.isnan(value).any() for value in trees.values(new[0]).values()):
+            raise ArgumentsError(f"update {number + 1} of the reference returns NaN in the state: give it other data")
         want_state = expected(trees.values(arguments[0]), new[0], states, eps)
         updates.append(Update(arguments, new, want_state, expected({}, new[1], metrics, eps)))
     return updates

@@ -129,6 +129,14 @@ def test_a_right_program_in_mixed_precision_passes():
     assert "given float64, it computes in bfloat16" in report.precision
 
 
+def test_a_device_with_padding_alone_that_divides_by_its_own_count_is_named():
+    _, batch, _ = programs.start()
+    last = {**batch, "weight": (np.arange(programs.B) < 7).astype(np.float32)}
+    report = report_on("pmap", "mean of means", last_batch=last)
+    assert report.causes == ["mean of means"], str(report)
+    assert "inf" in str(report)
+
+
 def test_which_examples_and_which_leaves_are_named():
     dropped = report_on("jit", "dropped").failed[0]
     assert "Examples 15 have no influence" in dropped.sentence
@@ -226,6 +234,10 @@ def test_a_program_that_does_not_keep_float64_is_compared_in_its_own_type():
         ({"step": halved, "updates": 0}, "updates=0 makes no update"),
         ({"step": halved, "layout": 3}, "unknown layout 3: choose from stacked"),
         ({"step": halved, "reference": lambda w, batch: (w, 0.0, 1)}, "must return .* and returns a tuple of 3"),
+        (
+            {"step": halved, "state": np.full(3, np.nan, np.float32)},
+            "update 1 of the reference returns NaN in the state",
+        ),
         ({"step": halved, "layout": "staked"}, "unknown layout 'staked': choose from stacked"),
         ({"step": halved, "batch": {"x": np.ones((8, 3)), "y": np.ones(4)}}, "x \\[8, 3\\], y \\[4\\]"),
     ],
