@@ -237,8 +237,8 @@ for function in (with_one_key, with_example_keys):
     print(f"{function.__name__}: {1000 * min(times):.2f} ms, the fastest of 20")
 
 # %% [markdown]
-# Hardly, or not at all: a few hashes for the key of each example are little beside those for its 256 random numbers. Which
-# line is the faster one depends on how XLA compiles the two.
+# Less than a millisecond here, and sometimes nothing: it depends on how XLA compiles the two. Beside a training step, this
+# is little.
 #
 # ## Exercises
 #
