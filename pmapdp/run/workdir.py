@@ -80,10 +80,8 @@ class Workdir:
     """
 
     def __init__(self, path: str | Path):
-        if not str(path) or "://" in str(path):
-            raise UserError(
-                f"--workdir {str(path)!r} is no folder: name a local or mounted one, for example runs/first"
-            )
+        if not str(path):  # of which pathlib makes the current folder
+            raise UserError("--workdir '' is no folder: name one, for example runs/first")
         self.path = Path(path)
         with saying(f"--workdir {path}", "written", WRITE_ADVICE):
             self.path.mkdir(parents=True, exist_ok=True)

@@ -293,10 +293,7 @@ def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            [],
-            "the following arguments are required: FILE.py:FUNCTION: try python -m pmapdp.verify my_step.py:verification --devices 8",
-        ),
+        ([], "the following arguments are required: FILE.py:FUNCTION: try python -m pmapdp.verify my_step.py"),
         (["step.py:check", "--device", "4"], "unknown argument '--device': did you mean '--devices'?"),
         (["step.py:check", "--devices", "0"], "--devices 0 makes no sense"),
         (["step.py:check", "--json", "nowhere/report.json"], "nowhere/report.json cannot be written"),
