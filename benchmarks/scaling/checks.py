@@ -63,11 +63,11 @@ def predicted_exchange(parameters: int, statistics: Sequence[int]) -> tuple[int,
     """All-reduces that a data-parallel step makes, and their bytes.
 
     One for the gradients and the three sums of the metrics; batch norm adds two to a layer: forward the number of
-    examples, the sum of the values and that of their squares, backward two sums of gradients; each sum has one number a
+    examples, the sum of the values and that of their squares, backward their three gradients; each has one number a
     channel. Its running statistics are two arrays a layer. XLA drops an exchange whose operand it finds twice.
     """
     layers, channels = len(statistics) // 2, sum(statistics) // 2
-    return 1 + 2 * layers, 4 * (parameters + 3 + layers + 4 * channels)
+    return 1 + 2 * layers, 4 * (parameters + 3 + 6 * channels)
 
 
 def check_compiled(model: str, strategy: str = "shard_map", counts: Sequence[int] = COMPILED_FOR) -> list[Line]:

@@ -1,7 +1,6 @@
 """Several updates in one dispatch: a loop on the devices around the training step of any strategy.
 
-To hand a program to the devices costs the host time: a tenth to a quarter of a step of a few milliseconds (`python -m
-benchmarks.dispatch`). Keras calls the idea `steps_per_execution`.
+It saves the host a tenth to a quarter of a short step (`python -m benchmarks.dispatch`). Keras: `steps_per_execution`.
 """
 
 import jax
@@ -45,15 +44,16 @@ def several(steps: Steps, most: int, shards: int) -> Dispatch:
 
     def train_steps(state: TrainState, batches: Batch, count: jax.Array):
         def update(i: jax.Array, carry):
-            state, every = carry
-            # Between the barriers the step is compiled by itself, so that its rounding does not depend on S.
-            state, batch = lax.optimization_barrier((state, one_of(batches, i)))
+            state, batch, every = carry
+            # The batch was cut an update ahead: compiled together with the cut, the step would round as S wants.
             state, sums = lax.optimization_barrier(steps.train_step(state, batch))
-            return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), every, sums)
+            return state, one_of(batches, i + 1), jax.tree.map(lambda rows, row: rows.at[i].set(row), every, sums)
 
-        _, sums = jax.eval_shape(steps.train_step, state, one_of(batches, jnp.int32(0)))
+        batch = one_of(batches, jnp.int32(0))
+        _, sums = jax.eval_shape(steps.train_step, state, batch)
         every = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), sums)
-        return lax.fori_loop(0, count, update, (state, every))
+        state, _, every = lax.fori_loop(0, count, update, (state, batch, every))
+        return state, every
 
     run = jax.jit(train_steps, out_shardings=(steps.state_sharding, replicated), donate_argnums=0)
     return Dispatch(place_several, run)
