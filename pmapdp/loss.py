@@ -47,4 +47,5 @@ def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -
     targets = optax.smooth_labels(jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
     losses = optax.softmax_cross_entropy(logits, targets)
     correct = logits.argmax(-1) == batch.labels
-    return MetricSums((weights * losses).sum(), (weights * correct).sum(), weights.sum())
+    # One sum of [3, b], so that devices which split the batch exchange one array for all three.
+    return MetricSums(*(weights * jnp.stack([losses, correct, jnp.ones_like(losses)])).sum(1))
