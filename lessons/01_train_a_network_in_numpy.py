@@ -35,11 +35,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for small matrices, one th
 
 import drawing
 import numpy as np
+import numpy_network
 from checks import check
 from pictures import lesson_01
 
 from pmapdp import devices
-from pmapdp.models import numpy_mlp
 from pmapdp.registry import load_data
 
 drawing.setup()
@@ -312,13 +312,13 @@ for exercise in (softmax_gradient, standardize_backward, mended_update):
 # - The loss is a mean over the batch, so the gradient is a mean, too. Data parallelism (lesson 06) rests on that.
 # - Check a gradient against finite differences before you believe it.
 #
-# In pmapdp this network, for any number of layers, is [models/numpy_mlp.py](../pmapdp/models/numpy_mlp.py). Its backward
-# pass is printed below, and equals yours. To read on:
+# This network, for any number of layers, is [numpy_network.py](numpy_network.py), which lesson 02 uses. Its backward pass is
+# printed below, and equals yours. To read on:
 # [Calculus on computational graphs](https://colah.github.io/posts/2015-08-Backprop/),
 # [micrograd](https://github.com/karpathy/micrograd). Next:
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
-print(inspect.getsource(numpy_mlp.backward))
-again = numpy_mlp.backward(small, numpy_mlp.forward(small, few), classes)
+print(inspect.getsource(numpy_network.backward))
+again = numpy_network.backward(small, numpy_network.forward(small, few), classes)
 assert difference(again, by_hand) < 1e-15

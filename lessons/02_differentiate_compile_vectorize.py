@@ -31,11 +31,11 @@ import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy_network
 from checks import check
 from pictures import lesson_02
 
 from pmapdp import devices
-from pmapdp.models import numpy_mlp
 from pmapdp.registry import load_data
 
 drawing.setup()
@@ -122,12 +122,12 @@ def loss(parameters, x, labels):
     return -jnp.take_along_axis(log_p, labels[:, None], axis=1).mean()
 
 
-in_numpy = numpy_mlp.initialise((784, 512, 512, 10), seed=0, scale=1e-2)
+in_numpy = numpy_network.initialise((784, 512, 512, 10), seed=0, scale=1e-2)
 parameters = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), in_numpy)
 gradients = jax.grad(loss)(parameters, x[:32], labels[:32])  # <- new: no backward pass
 print(jax.tree.map(jnp.shape, gradients))
 
-by_hand = numpy_mlp.backward(in_numpy, numpy_mlp.forward(in_numpy, x[:32].astype(float)), labels[:32])
+by_hand = numpy_network.backward(in_numpy, numpy_network.forward(in_numpy, x[:32].astype(float)), labels[:32])
 for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(by_hand), strict=True):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-7)
 print("equal to the backward pass of lesson 01 within 0.1 %")

@@ -1,9 +1,8 @@
 """Checks of lesson 01's exercises."""
 
 import numpy as np
+import numpy_network
 from checks import require
-
-from pmapdp.models import numpy_mlp
 
 
 def softmax_gradient(answer):
@@ -37,7 +36,7 @@ def standardize_backward(answer):
         x = parameters[0][0]
         return float((g * (x - x.mean(0)) / x.std(0)).sum())
 
-    right = numpy_mlp.finite_differences(loss, [(x.copy(), np.zeros(1))])[0][0]
+    right = numpy_network.finite_differences(loss, [(x.copy(), np.zeros(1))])[0][0]
     y = (x - x.mean(0)) / x.std(0)
     require(
         not np.allclose(found, g / x.std(0), atol=1e-6),
@@ -65,7 +64,7 @@ def standardize_backward(answer):
 def mended_update(answer):
     """One step from random parameters, against the gradient of lesson 01."""
     random = np.random.default_rng()
-    parameters = numpy_mlp.initialise((6, 5, 4), seed=int(random.integers(1000)), scale=1.0)
+    parameters = numpy_network.initialise((6, 5, 4), seed=int(random.integers(1000)), scale=1.0)
     x, labels, rate = random.normal(size=(7, 6)), random.integers(0, 4, 7), 0.5
     kept = [(W.copy(), b.copy()) for W, b in parameters]
     found = answer(parameters, x, labels, rate)
@@ -75,8 +74,8 @@ def mended_update(answer):
             np.array_equal(W, before) and np.array_equal(b, bias),
             "the given parameters were changed in place: `W - ...` makes a new array, `W -= ...` does not",
         )
-    gradients = numpy_mlp.backward(parameters, numpy_mlp.forward(parameters, x), labels)
-    right = numpy_mlp.sgd(parameters, gradients, rate)
+    gradients = numpy_network.backward(parameters, numpy_network.forward(parameters, x), labels)
+    right = numpy_network.sgd(parameters, gradients, rate)
     first, second = (all(map(np.allclose, ours, theirs)) for ours, theirs in zip(found, right, strict=True))
     require(second, "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)")
     require(

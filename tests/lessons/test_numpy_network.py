@@ -2,11 +2,11 @@
 
 import jax
 import numpy as np
+import numpy_network
 import optax
 import pytest
 
 from pmapdp import devices
-from pmapdp.models import numpy_mlp as numpy_network
 
 
 def example(*, sizes=(6, 5, 4, 3), examples=7, seed=0):

@@ -1,6 +1,6 @@
 """A multi-layer perceptron in NumPy, its backward pass written by hand.
 
-Lesson 01 builds this file step by step; lesson 02 lets `jax.grad` write the backward pass and compares the two.
+Lesson 01 builds this file step by step, and lesson 02 lets `jax.grad` write the backward pass and compares the two.
 
 Shapes: B examples, D features, H hidden units, C classes. The parameters are a list with one pair a layer: weights
 `[inputs, outputs]` and bias `[outputs]`. Between the layers stands a ReLU.
