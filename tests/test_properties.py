@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from archives import npy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -28,7 +29,7 @@ from pmapdp.errors import UserError, run_command
 from pmapdp.export import __main__ as export
 from pmapdp.export.inputs import read_images, read_lines
 from pmapdp.export.read import load_exported
-from pmapdp.export.write import export_model, npy_bytes
+from pmapdp.export.write import export_model
 from pmapdp.recipes import RECIPES
 from pmapdp.trained import read_config
 
@@ -167,7 +168,7 @@ def test_exported_models(cases, exported, tmp_path):
 def images() -> dict[str, bytes]:
     """A picture of 28 x 28 in every format that is read."""
     pixels = np.random.default_rng(0).integers(0, 256, (28, 28)).astype(np.uint8)
-    files = {"array": npy_bytes(pixels)}
+    files = {"array": npy(pixels)}
     for kind in ("PNG", "JPEG"):
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, kind)

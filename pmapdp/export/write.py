@@ -6,9 +6,9 @@ The file is a zip without compression, and NumPy takes it for one of its own (.n
     model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
     arrays/*.npy     parameters and running statistics
     view.json        of a model of texts: the vocabulary and, for tf-idf weights, the idf weights
-    SHA256SUMS       the checksums of the others, for `sha256sum --check`
 
-Nothing in it is a pickle, and it needs none of our code. JAX (with flatbuffers) and NumPy are enough:
+Nothing in it is a pickle, but the network is a program: run it only if you trust whoever made the file. It needs none of
+our code. JAX (with flatbuffers) and NumPy are enough:
 
     import json
     import jax
@@ -34,12 +34,10 @@ it (docs.jax.dev, "Exporting and serializing staged-out computations", section o
 keep the checkpoint, and export it again.
 """
 
-import contextlib
 import dataclasses
 import io
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,7 @@ from flax import nnx
 from pmapdp import __version__
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason
-from pmapdp.export.read import ARRAYS, CHECKSUMS, FORMAT, METADATA, PROGRAM, VIEW, checksums
+from pmapdp.export.read import ARRAYS, FORMAT, METADATA, PROGRAM, VIEW
 from pmapdp.files import require_writable, write_file
 from pmapdp.job import make_task
 from pmapdp.models.layers import Context
@@ -62,6 +60,9 @@ from pmapdp.trained import load_run, read_config, require_named
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 METRICS = ("test_loss", "test_accuracy", "test_examples")
+# JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine that
+# trained, and would make two exports of one model differ.
+LOCATIONS = "jax_traceback_in_locations_limit"
 
 
 def from_workdir(
@@ -123,15 +124,19 @@ def export_model(
 
     shape = jax.export.symbolic_shape(", ".join(["batch", *map(str, inputs.shape[1:])]))
     inputs_type = jax.ShapeDtypeStruct(shape, inputs.dtype)
-    with jax.enable_x64(task.dtype == "float64"), no_locations():
-        try:
+    locations = getattr(jax.config, LOCATIONS)
+    jax.config.update(LOCATIONS, 0)
+    try:
+        with jax.enable_x64(task.dtype == "float64"):
             model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs_type)
-        except Exception as error:
-            raise UserError(
-                f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
-                "inputs.shape[0] in it instead of len(inputs)"
-            ) from error
-        program = bytes(model.serialize())
+            program = bytes(model.serialize())
+    except Exception as error:
+        raise UserError(
+            f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
+            "inputs.shape[0] in it instead of len(inputs)"
+        ) from error
+    finally:
+        jax.config.update(LOCATIONS, locations)
 
     metadata = {
         "format": FORMAT,
@@ -147,36 +152,11 @@ def export_model(
         "labels": list(metadata["labels"]) or [str(number) for number in range(model.out_avals[0].shape[-1])],
     }
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
-    files |= {f"{ARRAYS}{name}.npy": npy_bytes(array) for name, array in arrays.items()}
     if view:
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
-    write_file(path, zip_bytes(files))
-
-
-def zip_bytes(files: dict[str, bytes]) -> bytes:
-    """A zip of files (name to content) and their checksums; the same files make the same bytes."""
     zipped = io.BytesIO()
-    with zipfile.ZipFile(zipped, "w") as archive:
-        for name, content in (files | {CHECKSUMS: checksums(files)}).items():
-            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980
-    return zipped.getvalue()
-
-
-def npy_bytes(array: np.ndarray) -> bytes:
-    """The content of a .npy file."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
-
-
-@contextlib.contextmanager
-def no_locations() -> Iterator[None]:
-    """JAX notes for every operation where in the source it comes from, with the folders. That says much about the
-    machine that trained, and would make two exports of one model differ."""
-    name = "jax_traceback_in_locations_limit"
-    before = getattr(jax.config, name)
-    jax.config.update(name, 0)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
+    np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})
+    with zipfile.ZipFile(zipped, "a") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980, as NumPy does: the same model, the same bytes
+    write_file(path, zipped.getvalue())

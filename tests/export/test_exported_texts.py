@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from archives import pack, unpack
 from flax import nnx
 from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -15,7 +16,7 @@ from pmapdp import evaluate, predict
 from pmapdp.config import Config
 from pmapdp.errors import run_command
 from pmapdp.export import __main__ as export
-from pmapdp.export.read import load_exported, read_zip
+from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.registry import MODELS, load_data, viewed
 from pmapdp.state import Task, create_state
@@ -97,17 +98,30 @@ def test_features_equal_those_of_training(run):
 
 
 def test_what_is_in_the_file(run, transformer):
-    files = read_zip(run[0])
+    files = unpack(run[0])
     metadata = json.loads(files["metadata.json"])
     assert metadata["view"] == "tfidf"
     assert metadata["input"] == {"dtype": "float32", "shape": ["batch", 1200]}
     assert metadata["labels"] == ["negative", "positive"]
     view = json.loads(files["view.json"])
     assert len(view["vocabulary"]) == len(view["idf"])
-    files = read_zip(transformer[1])
+    files = unpack(transformer[1])
     metadata = json.loads(files["metadata.json"])
     assert (metadata["view"], metadata["input"]) == ("tokens", {"dtype": "int32", "shape": ["batch", 128]})
     assert list(json.loads(files["view.json"])) == ["vocabulary"]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [[], {}, {"vocabulary": 5}, {"vocabulary": [["a"]]}, {"vocabulary": ["a"], "idf": [1, 2]}, {"words": ["a"]}],
+    ids=str,
+)
+def test_vocabularies_of_another_form(run, transformer, capsys, tmp_path, view):
+    for file in (run[0], transformer[1]):
+        forged = unpack(file) | {"view.json": json.dumps(view).encode()}
+        (tmp_path / "forged.zip").write_bytes(pack(forged))
+        assert run_command(predict.main, [str(tmp_path / "forged.zip"), *TEXTS]) == 2
+        assert "forged.zip is damaged, or is no exported model (" in capsys.readouterr().err
 
 
 TEXTS = ["The music was wonderful. I found the cast superb!", "The plot was dull. The ending was terrible."]

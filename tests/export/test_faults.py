@@ -1,6 +1,7 @@
 """Files that are not as we write them: one sentence, status 2, little memory, no hang."""
 
 import io
+import json
 import os
 import struct
 import subprocess
@@ -12,14 +13,14 @@ import zlib
 
 import numpy as np
 import pytest
+from archives import npy, pack, unpack
 from PIL import Image
 from trained import train_briefly
 
 from pmapdp import predict
 from pmapdp.errors import UserError, run_command
-from pmapdp.export.inputs import read_array, read_images, read_lines
-from pmapdp.export.read import read_zip
-from pmapdp.export.write import export_model, npy_bytes, zip_bytes
+from pmapdp.export.inputs import read_images, read_lines
+from pmapdp.export.write import export_model
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("faults") / "model.zip"
     job, state = train_briefly(model="mlp", steps=0)
     export_model(job.task, state, path, inputs=job.data.test.inputs, metadata={"labels": "0123456789"})
-    return read_zip(path)
+    return unpack(path)
 
 
 @pytest.fixture
@@ -75,8 +76,7 @@ ARRAYS = {
     "is brackets only": header("[" * 9_000),
     "is a program": header("__import__('os').mkdir('hacked')"),
     "is pickled": pickled(),
-    "is cut short": npy_bytes(np.zeros((28, 28), np.uint8))[:-1],
-    "is longer than it says": npy_bytes(np.zeros((28, 28), np.uint8)) + b"x",
+    "is cut short": npy(np.zeros((28, 28), np.uint8))[:-1],
     "is of version 9": b"\x93NUMPY\x09\x00" + bytes(100),
     "is its first bytes": b"\x93NUMPY",
 }
@@ -84,22 +84,47 @@ ARRAYS = {
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays(model, place, capsys, name):
-    (place / "model.zip").write_bytes(zip_bytes(model))
+    (place / "model.zip").write_bytes(pack(model))
     (place / "bad.npy").write_bytes(ARRAYS[name])
     assert "bad.npy is no array that can be read (" in refused(capsys, "model.zip", "digit.npy", "bad.npy")
     assert sorted(os.listdir(place)) == ["bad.npy", "digit.npy", "model.zip"]
 
 
-def test_right_arrays():
-    for array in (np.zeros((2, 0)), np.float32(3), np.asfortranarray(np.arange(6.0).reshape(2, 3))):
-        np.testing.assert_array_equal(read_array(npy_bytes(np.asarray(array))), array)
+KERNEL = "arrays/hidden1/kernel.npy"
+FORGED = {
+    "an array is missing": ({KERNEL: None}, "There is no item named"),
+    "an array is cut short": ({KERNEL: npy(np.zeros((784, 512), np.float32))[:-1]}, "EOF: reading array data"),
+    "an array is pickled": ({KERNEL: pickled()}, "Object arrays cannot be loaded"),
+    "an array claims 4 TB": ({KERNEL: header(CLAIMS % (5 * 10**9))}, "is damaged, or is no exported model"),
+    "an array has another shape": ({KERNEL: npy(np.zeros((784, 4), np.float32))}, "does not take inputs"),
+    "an array has another type": ({KERNEL: npy(np.zeros((784, 512), np.int8))}, "does not take inputs"),
+    "the metadata has another form": ({"metadata.json": b"[]"}, "holds [], not an object"),
+    "the metadata is no JSON": ({"metadata.json": b"[" * 10_000}, "is no JSON that can be read"),
+    "the program is missing": ({"model.jax": None}, "There is no item named 'model.jax'"),
+    "the program is none": ({"model.jax": b"\x10" * 1000}, "cannot read"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged(model, place, capsys, name):
+    """Checksums that fit, and content that does not."""
+    changes, sentence = FORGED[name]
+    files = {name: content for name, content in (model | changes).items() if content is not None}
+    (place / "model.zip").write_bytes(pack(files))
+    assert sentence in refused(capsys, "model.zip", "digit.npy")
+
+
+def test_too_few_labels(model, place, capsys):
+    metadata = json.loads(model["metadata.json"]) | {"labels": list("012345678")}
+    (place / "model.zip").write_bytes(pack(model | {"metadata.json": json.dumps(metadata).encode()}))
+    assert "has 9 labels for 10 classes" in refused(capsys, "model.zip", "digit.npy")
 
 
 def test_answers_that_are_no_numbers(model, place, capsys):
     """A model whose training diverged says so, instead of a class with the probability nan."""
     array = next(name for name in model if name.startswith("arrays/"))
-    bad = npy_bytes(np.full_like(read_array(model[array]), np.nan))
-    (place / "model.zip").write_bytes(zip_bytes(model | {array: bad}))
+    bad = npy(np.full_like(np.load(io.BytesIO(model[array])), np.nan))
+    (place / "model.zip").write_bytes(pack(model | {array: bad}))
     assert "answers with nan" in refused(capsys, "model.zip", "digit.npy")
 
 
@@ -115,11 +140,11 @@ def test_a_diverged_model_is_not_exported(tmp_path):
 
 def test_a_few_bytes_that_unpack_to_gigabytes(place, capsys):
     """By compression, and by a table that names the same bytes 3,000 times."""
-    with zipfile.ZipFile("packed.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("SHA256SUMS", "w") as member:
+    with zipfile.ZipFile("packed.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("metadata.json", "w") as member:
         for _ in range(300):
             member.write(bytes(2**20))
     with zipfile.ZipFile("often.zip", "w") as archive:
-        archive.writestr("SHA256SUMS", bytes(2**20))
+        archive.writestr("metadata.json", bytes(2**20))
         archive.filelist *= 3000
     for name in ("packed.zip", "often.zip"):
         assert "(it is compressed, or not as long as it says)" in refused(capsys, name, "digit.npy")
@@ -166,13 +191,13 @@ def test_a_large_png(place, capsys, model):
     (place / "large.png").write_bytes(
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
     )
-    (place / "model.zip").write_bytes(zip_bytes(model))
+    (place / "model.zip").write_bytes(pack(model))
     assert "large.png is 10000 x 10000 pixels" in refused(capsys, "model.zip", "large.png")
 
 
 def test_named_pipes(place, capsys, model):
     os.mkfifo("pipe")
-    (place / "model.zip").write_bytes(zip_bytes(model))
+    (place / "model.zip").write_bytes(pack(model))
     assert "pipe cannot be read (it is a named pipe)" in refused(capsys, "model.zip", "pipe")
     assert "pipe cannot be read (it is a named pipe)" in refused(capsys, "pipe", "digit.npy")
     with pytest.raises(UserError, match=r"named pipe.*or - for standard input"):
@@ -195,7 +220,7 @@ def test_a_closed_standard_input():
 
 def test_a_program_with_any_bit_flipped(model, place, capsys):
     """The checksums are looked at before JAX sees the program."""
-    whole = zip_bytes(model)
+    whole = pack(model)
     start = whole.index(model["model.jax"])
     for position in np.random.default_rng(0).integers(start, start + len(model["model.jax"]), 50):
         changed = bytearray(whole)

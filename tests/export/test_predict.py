@@ -4,14 +4,14 @@ import sys
 
 import numpy as np
 import pytest
+from archives import npy, pack, unpack
 from PIL import Image
 from trained import train_briefly
 
 from pmapdp import predict
 from pmapdp.errors import UserError, run_command
 from pmapdp.export.inputs import read_images
-from pmapdp.export.read import read_zip
-from pmapdp.export.write import export_model, zip_bytes
+from pmapdp.export.write import export_model
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
 
@@ -120,12 +120,6 @@ def png(width, height):
     return file.getvalue()
 
 
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 BAD_FILES = {
     "wide.png": (png(32, 28), "wide.png is 32 x 28 pixels: the model takes images of 28 x 28"),
     "cut.png": (
@@ -140,7 +134,7 @@ BAD_FILES = {
     "none.npy": (npy(noise(0, 28, 28)), "none.npy has shape [0, 28, 28]: the model takes"),
     "scalar.npy": (npy(np.uint8(3)), "scalar.npy has shape []: the model takes"),
     "cut.npy": (npy(noise(28, 28))[:500], "cut.npy is no array that can be read ("),
-    "pickle.npy": (npy(np.array([{}])), "pickle.npy is no array that can be read (it holds Python objects"),
+    "pickle.npy": (npy(np.array([{}])), "pickle.npy is no array that can be read (Object arrays cannot be loaded when"),
 }
 
 
@@ -176,9 +170,9 @@ def test_bad_files(folder, capsys, name):
 def test_mistakes(folder, capsys, arguments, sentence):
     (folder / "digit.png").write_bytes(png(28, 28))
     (folder / "cut.zip").write_bytes((folder / "model.zip").read_bytes()[:1000])
-    files = read_zip("model.zip")
+    files = unpack("model.zip")
     metadata = json.loads(files["metadata.json"]) | {"input": {"dtype": "string", "shape": ["batch"]}}
-    (folder / "text.zip").write_bytes(zip_bytes(files | {"metadata.json": json.dumps(metadata).encode()}))
+    (folder / "text.zip").write_bytes(pack(files | {"metadata.json": json.dumps(metadata).encode()}))
     assert run_command(predict.main, arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")
