@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
-from pmapdp.config import GROUPS, Config, check, flag
-from pmapdp.errors import UserError, unknown
+from pmapdp.config import GROUPS, Config, check
+from pmapdp.errors import unknown
 from pmapdp.flags import read_flags
 from pmapdp.recipes import RECIPES
 
@@ -54,11 +54,6 @@ def parse_with(
     recipe = values.get("recipe", "digits")
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
-    takes = RECIPES[recipe].takes
-    for name in sorted(values.keys() - {"recipe", *takes}) if takes else ():
-        raise UserError(
-            f"{flag(name)} has no effect on the recipe {recipe}: leave it out; it takes {', '.join(map(flag, takes))}"
-        )
     mine = {name: values.pop(name) for name in inspect.signature(own).parameters if name in values}
     # A batch size on the command line replaces the recipe's, also when that is of the other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}

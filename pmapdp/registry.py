@@ -20,6 +20,7 @@ from pmapdp.models.mlp import MLP
 from pmapdp.models.text_mlp import TextMLP
 from pmapdp.models.transformer import Transformer
 from pmapdp.own import data_from_file
+from pmapdp.sharding.nnx_guide import random_numbers
 from pmapdp.speedrun import Speedrun
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
@@ -37,6 +38,7 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "fashion-mnist": functools.partial(mnist.load, "fashion-mnist"),
     "imdb": imdb.load,
     "reviews": lambda folder: reviews.load(),
+    "random_numbers": lambda folder: random_numbers(),
 }
 # What turns texts into the inputs of a model, which names it in its attribute `view`.
 VIEWS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}

@@ -16,7 +16,6 @@ from typing import Any
 
 from pmapdp.cli import parse_with
 from pmapdp.config import Config, by_flag
-from pmapdp.devices import choose
 from pmapdp.errors import DivergedError, run_command
 from pmapdp.job import prepare
 from pmapdp.malloc import keep_freed_memory
@@ -28,8 +27,7 @@ from pmapdp.recipes import RECIPES
 from pmapdp.run import compile_cache
 from pmapdp.run.finish import compare_with_reported, draw_sharding
 from pmapdp.run.running import running
-from pmapdp.sharding import nnx_guide
-from pmapdp.sharding.notation import number_of_devices
+from pmapdp.sharding.nnx_guide import DotReluDot, squared_error
 from pmapdp.state import TrainState
 
 
@@ -89,13 +87,10 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
-    if config.recipe == "nnx-mesh":  # a program of its own
-        devices = choose(number_of_devices(config.devices, config.mesh))
-        nnx_guide.run(devices, mesh=config.mesh, layout=config.layout, shard_state=config.shard_state)
-        return
+    own = {"model": DotReluDot, "loss": squared_error} if config.model == "dot_relu_dot" else {}
     keep_freed_memory()
     with joined(options, by_flag(config)) as peers:
-        train(config, peers)
+        train(config, peers, **own)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_help_is_grouped_and_names_everything():
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if not recipe.takes])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
     assert parse([recipe]) == RECIPES[recipe].config
     assert parse([recipe, "--seed", "7", "--epochs=2"]).seed == 7

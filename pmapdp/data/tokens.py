@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -33,28 +32,19 @@ class Tokens:
     @classmethod
     def fit(cls, texts: Sequence[str]) -> tuple["Tokens", np.ndarray]:
         """The view that follows from the training texts, and these texts through it, `[n, 128]` int32."""
-        tokens = [split(text) for text in texts]
-        counts = Counter(itertools.chain.from_iterable(tokens))
+        counts = Counter(itertools.chain.from_iterable(map(split, texts)))
         by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
         view = cls(by_frequency[: VOCABULARY - FIRST_WORD])
-        return view, view.encode(tokens)
+        return view, view(texts)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """n texts as `[n, 128]` int32 ids: 0 after the end of a text, 1 for a token outside the vocabulary.
 
         A longer text keeps its first and its last 64 tokens: reviews tend to begin and to end with their verdict.
         """
-        return self.encode([split(text) for text in texts])
-
-    def encode(self, tokens: Sequence[list[str]]) -> np.ndarray:
-        """As `__call__`, of texts that are split already."""
-        ids = np.full((len(tokens), LENGTH), PADDING, np.int32)
-        for row, each in zip(ids, tokens, strict=True):
-            kept = each if len(each) <= LENGTH else each[: LENGTH // 2] + each[-LENGTH // 2 :]
-            row[: len(kept)] = [self.ids.get(token, UNKNOWN) for token in kept]
+        known = {token: number for number, token in enumerate(self.vocabulary, start=FIRST_WORD)}
+        ids = np.full((len(texts), LENGTH), PADDING, np.int32)
+        for row, tokens in zip(ids, map(split, texts), strict=True):
+            kept = tokens if len(tokens) <= LENGTH else tokens[: LENGTH // 2] + tokens[-LENGTH // 2 :]
+            row[: len(kept)] = [known.get(token, UNKNOWN) for token in kept]
         return ids
-
-    @cached_property
-    def ids(self) -> dict[str, int]:
-        """The id of every token of the vocabulary."""
-        return {token: number for number, token in enumerate(self.vocabulary, start=FIRST_WORD)}

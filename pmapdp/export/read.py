@@ -115,5 +115,5 @@ def load_exported(path: str | Path) -> Exported:
         ) from None
     labels, classes = len(metadata["labels"]), model.out_avals[0].shape[-1]
     if labels != classes:
-        raise UserError(f"{METADATA} in {path} has {labels} labels for {classes} classes: export the model again")
+        raise UserError(f"{path} names {labels} labels for {classes} classes: name them all, and export the model again")
     return Exported(metadata, model, arrays, view)

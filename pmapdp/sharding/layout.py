@@ -123,12 +123,8 @@ def data_parallel(devices: Sequence[jax.Device], shard_state: str = "none") -> L
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Bytes of a placed pytree on the device that holds most of it."""
-    held: dict[jax.Device, int] = {}
-    for leaf in jax.tree.leaves(tree):
-        for shard in leaf.addressable_shards:
-            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
-    return max(held.values(), default=0)
+    """Bytes of a placed pytree on one of its devices, whose shards are equal in size."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def state_line(state: TrainState) -> str:

@@ -117,7 +117,7 @@ def test_forged(model, place, capsys, name):
 def test_too_few_labels(model, place, capsys):
     metadata = json.loads(model["metadata.json"]) | {"labels": list("012345678")}
     (place / "model.zip").write_bytes(pack(model | {"metadata.json": json.dumps(metadata).encode()}))
-    assert "has 9 labels for 10 classes" in refused(capsys, "model.zip", "digit.npy")
+    assert "names 9 labels for 10 classes" in refused(capsys, "model.zip", "digit.npy")
 
 
 def test_answers_that_are_no_numbers(model, place, capsys):
