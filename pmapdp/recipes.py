@@ -167,8 +167,8 @@ ALL = (
             schedule="cosine",
         ),
     ),
-    # "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers (`sharding/nnx_guide.py`). Its
-    # random generator has changed since, so that today's JAX gives other losses, on one device too.
+    # "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers (`sharding/nnx_guide.py`).
+    # JAX' random generator has changed since, so that the losses are others, on one device too.
     Recipe(
         "two matrices on a 2x4 mesh, from Flax' guide to scaling up; five updates on random numbers",
         Config(

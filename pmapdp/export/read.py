@@ -1,8 +1,8 @@
 """A model that `python -m pmapdp.export` wrote, ready to be called; `write.py` says what is in the file.
 
-The checksums of the zip (CRC-32) are looked at first, so no damaged file reaches JAX, and no pickle is read. They do not
-protect from a file that was made to do harm: it holds a program, which JAX parses, compiles and runs in C++. So read only
-files of people whose programs you would run.
+The checksums of the zip (CRC-32) are looked at first, so no damaged file reaches JAX, and no pickle is read. They do
+not protect from a file that was made to do harm: it holds a program, which JAX parses, compiles and runs in C++. Read
+only files of people whose programs you would run.
 """
 
 import contextlib
@@ -95,7 +95,8 @@ def load_exported(path: str | Path) -> Exported:
             # Then what is read is not larger than the file: a few kilobytes cannot unpack to gigabytes.
             if any(each.compress_type for each in members) or sum(each.file_size for each in members) > len(content):
                 raise ValueError("it is compressed, or not as long as it says")
-            metadata = parse_json(archive.read(METADATA), FORM, f"{METADATA} in {path}", advice="export the model again")
+            head = archive.read(METADATA)
+            metadata = parse_json(head, FORM, f"{METADATA} in {path}", advice="export the model again")
             program = bytearray(archive.read(PROGRAM))
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
             view = VIEWS[metadata["view"]](**json.loads(archive.read(VIEW))) if VIEW in archive.namelist() else None
@@ -115,5 +116,5 @@ def load_exported(path: str | Path) -> Exported:
         ) from None
     labels, classes = len(metadata["labels"]), model.out_avals[0].shape[-1]
     if labels != classes:
-        raise UserError(f"{path} names {labels} labels for {classes} classes: name them all, and export the model again")
+        raise UserError(f"{path} names {labels} labels for {classes} classes: name all of them and export again")
     return Exported(metadata, model, arrays, view)

@@ -7,8 +7,8 @@ The file is a zip without compression, and NumPy takes it for one of its own (.n
     arrays/*.npy     parameters and running statistics
     view.json        of a model of texts: the vocabulary and, for tf-idf weights, the idf weights
 
-Nothing in it is a pickle, but the network is a program: run it only if you trust whoever made the file. It needs none of
-our code. JAX (with flatbuffers) and NumPy are enough:
+Nothing in it is a pickle, but the network is a program: run it only if you trust whoever made the file. It needs none
+of our code. JAX (with flatbuffers) and NumPy are enough:
 
     import json
     import jax
@@ -60,8 +60,8 @@ from pmapdp.trained import load_run, read_config, require_named
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 METRICS = ("test_loss", "test_accuracy", "test_examples")
-# JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine that
-# trained, and would make two exports of one model differ.
+# JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine
+# that trained, and would make two exports of one model differ.
 LOCATIONS = "jax_traceback_in_locations_limit"
 
 
@@ -155,8 +155,8 @@ def export_model(
     if view:
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
     zipped = io.BytesIO()
-    np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})
+    np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
     with zipfile.ZipFile(zipped, "a") as archive:
         for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980, as NumPy does: the same model, the same bytes
+            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980 like NumPy's: the same model, the same bytes
     write_file(path, zipped.getvalue())

@@ -54,7 +54,8 @@ def test_notebook_is_in_step_with_its_source(lesson):
 def test_printed_code_of_the_package_is_todays(lesson):
     cells = [cell for cell in nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells if "outputs" in cell]
     names: dict = {}
-    for line in re.findall(r"^from pmapdp.*|^import numpy_network", "\n".join(cell.source for cell in cells), re.MULTILINE):
+    code = "\n".join(cell.source for cell in cells)
+    for line in re.findall(r"^from pmapdp.*|^import numpy_network", code, re.MULTILINE):
         exec(line, names)
     for cell in cells:
         for name in re.findall(r"print\(inspect\.getsource\(([\w.]+)\)", cell.source):
