@@ -170,7 +170,7 @@ ALL = (
     # "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers (`sharding/nnx_guide.py`).
     # JAX' random generator has changed since, so that the losses are others, on one device too.
     Recipe(
-        "two matrices on a 2x4 mesh, from Flax' guide to scaling up; five updates on random numbers",
+        "two matrices on a 2x4 mesh, from Flax' guide to scaling up, on random numbers",
         Config(
             recipe="nnx-mesh",
             dataset="random_numbers",
