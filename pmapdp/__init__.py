@@ -39,7 +39,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").s
     signals.end_at_once()
     from pmapdp import errors
 
-    sys.excepthook = errors.end_imports
+    sys.excepthook = errors.end
 
 
 class Package(types.ModuleType):

@@ -8,14 +8,10 @@ from typing import Annotated, TypeVar
 from pmapdp.config import GROUPS, Config, check
 from pmapdp.errors import unknown
 from pmapdp.flags import read_flags
+from pmapdp.processes.options import ProcessesOptions
 from pmapdp.recipes import RECIPES
 
 Options = TypeVar("Options")
-
-
-@dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """The own options of a command that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +30,7 @@ def parse_options(options: type[Options], arguments: list[str], *, program: str,
 
 def parse(arguments: list[str]) -> Config:
     """The configuration that the command line of `python -m pmapdp.train` asks for; see `parse_with`."""
-    return parse_with(NoOptions, arguments, program="python -m pmapdp.train")[0]
+    return parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")[0]
 
 
 def parse_with(

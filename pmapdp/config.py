@@ -4,7 +4,6 @@ The fields stand in groups, as `--help` shows them; `Config` holds them all side
 """
 
 import dataclasses
-import math
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -193,6 +192,13 @@ LIMITS: dict[str, tuple[float, float, str]] = {
 }
 
 
+def is_a(kind: Any, value: Any) -> bool:
+    """Whether a value is of the type of a field, as `isinstance`; a whole number is a number too."""
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(isinstance(each, int) for each in value)
+    return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))
+
+
 def check(config: Config) -> None:
     """Refuse values that no run can work with, whatever the data and the machine.
 
@@ -201,15 +207,16 @@ def check(config: Config) -> None:
     """
     types = typing.get_type_hints(Config)
     for name, value in vars(config).items():
-        choices = typing.get_args(types[name])
-        if typing.get_origin(types[name]) is Literal and value not in choices:
-            raise unknown(name.replace("_", " "), str(value), choices)
+        if typing.get_origin(types[name]) is Literal:
+            if value not in (choices := typing.get_args(types[name])):
+                raise unknown(name.replace("_", " "), str(value), choices)
+        elif not is_a(types[name], value):
+            kind = getattr(types[name], "__name__", types[name])
+            raise UserError(f"{name}={value!r} is not of type {kind}: try {name}={getattr(Config, name)!r}")
         least, most, example = LIMITS.get(name, (0, 0, ""))
         if example and value is not None and not least <= value <= most:
-            why = f"must be at least {least}" if value < least else f"must be at most {most}"
-            if not math.isfinite(value):
-                why = "is not a finite number"
-            raise UserError(f"{flag(name)} {value} {why}: try {flag(name)} {example}")
+            bound = f"most {most}" if value > most else f"least {least}"
+            raise UserError(f"{flag(name)} {value} must be at {bound}: try {flag(name)} {example}")
     for name in ("workdir", "data_dir", "metrics_file"):
         if "://" in (getattr(config, name) or ""):
             raise UserError(

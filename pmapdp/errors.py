@@ -80,10 +80,10 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    alone = sys.excepthook is end_imports
+    alone = sys.excepthook is end
     if alone and not os.environ.get(TRACEBACK):  # silence threads, and C++ that calls Python
-        for place, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
-            setattr(place, name, lambda *_: None)
+        silent: Callable[..., None] = lambda *_: None  # noqa: E731
+        sys.excepthook = sys.unraisablehook = threading.excepthook = silent
     error: BaseException | None = None
     try:
         if refusal := check_xla_flags():
@@ -92,18 +92,13 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     except BaseException as raised:
         error = raised
     if alone:
-        end(error)
+        end(None, error)
     return finish(error)
 
 
-def end_imports(kind: type[BaseException], error: BaseException, trace: object) -> NoReturn:
-    """For `sys.excepthook` of `python -m pmapdp.COMMAND`, about what it meets before `run_command`."""
-    end(error)
-
-
-def end(error: BaseException | None) -> NoReturn:
+def end(_: object, error: BaseException | None, trace: object = None) -> NoReturn:
     """End a command without the work of an interpreter that ends: it takes a while, in which signals would have their
-    own effect."""
+    own effect. It is the `sys.excepthook` of `python -m pmapdp.COMMAND` for what that meets before `run_command`."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os._exit(finish(error))

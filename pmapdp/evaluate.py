@@ -26,10 +26,9 @@ from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.loss import metric_sums
 from pmapdp.metrics import Totals
-from pmapdp.own import VALUE
 from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import load_state
-from pmapdp.trained import read_config, require_named
+from pmapdp.trained import read_config
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ def from_workdir(
         own: `model`, `data` and `loss` where `train` was given them as Python values.
     """
     config = respread(read_config(workdir), strategy, devices)
-    require_named(workdir, config, **own)
     config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
     job = prepare(config, **own)
     state, _ = load_state(workdir, job.task)
@@ -93,14 +91,9 @@ def from_workdir(
 def from_exported(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
     """The figures of an exported model on the data set that it was trained for, and what they are of."""
     exported = load_exported(path)
-    dataset = exported.metadata.get("dataset", VALUE)
-    if dataset == VALUE:
-        raise UserError(
-            f"{path} was trained on a Python value, which no command can find: call pmapdp.evaluate.evaluate_exported "
-            "with the test set from Python"
-        )
-    totals = evaluate_exported(exported, load_data(dataset, data_dir).test)
-    facts = {"dataset": dataset, "step": exported.metadata["step"], "strategy": "exported"}
+    dataset, step = (exported.metadata.get(name) for name in ("dataset", "step"))
+    totals = evaluate_exported(exported, load_data(str(dataset), data_dir).test)
+    facts = {"dataset": dataset, "step": step, "strategy": "exported"}
     return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
 
 

@@ -5,12 +5,13 @@ under a new name in the same folder and then renamed, so that it is there whole 
 """
 
 import contextlib
-import errno
 import importlib.util
-import inspect
+import json
 import os
+import shutil
 import stat
 import sys
+import tempfile
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,78 +19,54 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pmapdp.errors import UserError, reason
-from pmapdp.forms import parse_json
 
 LARGEST = 2**31  # bytes
 READ_ADVICE = "name another file"
 WRITE_ADVICE = "name a file in a folder that exists, is yours and has free space"
-KINDS = {stat.S_IFDIR: "Is a directory", stat.S_IFIFO: "it is a named pipe", stat.S_IFSOCK: "it is a socket"}
-FAULTS = (OSError, ValueError)  # ValueError: a name with a zero byte, or that the system's encoding lacks
-
-
-def refusal(path: str | Path, deed: str, why: BaseException | str, advice: str) -> UserError:
-    """The error about a file that cannot be `deed` (read or written)."""
-    if isinstance(why, BaseException):
-        why = why.strerror if isinstance(why, OSError) and why.strerror else reason(why)
-    return UserError(f"{str(path) or repr('')} cannot be {deed} ({why}): {advice}")
 
 
 @contextlib.contextmanager
 def saying(path: str | Path, deed: str, advice: str) -> Iterator[None]:
-    """Turn what the system says of a file into a `refusal`."""
+    """Turn what goes wrong with a file into a `UserError` that it cannot be `deed`, for example read or written."""
     try:
         yield
-    except FAULTS as error:
-        raise refusal(path, deed, error, advice) from None
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a name with a zero byte
+        why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        raise UserError(f"{str(path) or repr('')} cannot be {deed} ({why}): {advice}") from None
 
 
 def open_regular(path: str | Path, flags: int) -> int:
     """The descriptor of a regular file; about any other an OSError or ValueError."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(KINDS.get(stat.S_IFMT(mode), "it is a device"))
+        raise ValueError("it is a folder, a named pipe or a device")
     return descriptor
 
 
 @contextlib.contextmanager
 def open_file(path: str | Path, *, advice: str = READ_ADVICE) -> Iterator[BinaryIO]:
-    """A regular file to read bytes from; a `UserError` about any other, or a very large one, ends in `advice`."""
-    with saying(path, "read", advice):
-        file = open(open_regular(path, os.O_RDONLY), "rb")  # noqa: SIM115 (closed below)
-    with file:
-        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
-            raise refusal(path, "read", f"it has {size:,} bytes, more than {LARGEST:,}", advice)
-        try:
-            yield file
-        except OSError as error:
-            raise refusal(path, "read", error, advice) from None
+    """A regular file to read bytes from; a `UserError` about any other, or what is wrong in it, ends in `advice`."""
+    with saying(path, "read", advice), open(open_regular(path, os.O_RDONLY), "rb") as file:
+        yield file
 
 
 def read_file(path: str | Path, *, advice: str = READ_ADVICE) -> bytes:
-    """The content of a regular file; errors as of `open_file`."""
+    """The content of a regular file that is not very large; errors as of `open_file`."""
     with open_file(path, advice=advice) as file:
-        size = os.fstat(file.fileno()).st_size
-        content = file.read(size + 1)  # asked for more, Python would take memory for more
-    if len(content) != size:  # the files in /proc say that they have 0
-        raise refusal(path, "read", f"it has another length than its {size:,} bytes", advice)
-    return content
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise ValueError(f"it has {size:,} bytes, more than {LARGEST:,}")
+        return file.read()
 
 
 def require_writable(path: str | Path, *, advice: str = WRITE_ADVICE) -> Path:
     """The file that `write_file` would write, links followed: to look at before long work. A `UserError` says that it
     is a folder, a device or a pipe, or that it or its folder is missing or cannot be written."""
     with saying(path, "written", advice):
-        if os.fspath(path) in ("", ".", "..") or os.fspath(path).endswith("/"):
-            raise ValueError("it names no file")
         target = Path(os.path.realpath(path))
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.close(open_regular(target, os.O_RDWR))
-        except FileNotFoundError:
-            os.close(os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY))  # says so if it is missing or no folder
-            if not os.access(target.parent, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        tempfile.TemporaryFile(dir=target.parent).close()  # as will be written, but without a name
         return target
 
 
@@ -103,21 +80,21 @@ def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_AD
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
     with saying(path, "written", advice):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            with open(descriptor, "wb") as file:
-                if target.exists():
-                    os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
+            with open(temporary, "xb") as file:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copymode(target, temporary)
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
-                os.fsync(descriptor)
+                os.fsync(file.fileno())
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: str | Path, form: Any, *, advice: str) -> Any:
-    """The content of a JSON file; see `open_file` and `parse_json`."""
-    return parse_json(read_file(path, advice=advice), form, path, advice=advice)
+def read_json(path: str | Path, *, advice: str) -> Any:
+    """The content of a JSON file, whatever its form; errors as of `open_file`."""
+    with saying(path, "read", advice):
+        return json.loads(read_file(path, advice=advice))
 
 
 def from_python_file(name: str, given: str) -> Callable[..., Any]:
@@ -146,7 +123,6 @@ def from_python_file(name: str, given: str) -> Callable[..., Any]:
         line = frames[-1].lineno if frames else getattr(error, "lineno", 1)  # a SyntaxError has its own
         raise UserError(f"{given}: {path} fails at line {line} ({reason(error)}): mend that line") from error
     if not callable(found := getattr(module, attribute, None)):
-        own = inspect.getmembers(module, lambda value: getattr(value, "__module__", "") == spec.name)
-        names = [each for each, value in own if callable(value)]
-        raise UserError(f"{given}: {path} has no {attribute!r}: use one of {', '.join(names) or 'its names'}")
+        own = sorted(each for each, value in vars(module).items() if getattr(value, "__module__", "") == spec.name)
+        raise UserError(f"{given}: {path} has no {attribute!r}: use one of {', '.join(own) or 'its names'}")
     return found

@@ -12,17 +12,23 @@ import functools
 import inspect
 import itertools
 import re
+import reprlib
 import shutil
 import textwrap
 import types
 import typing
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from pmapdp.config import flag
 from pmapdp.errors import UserError, unknown
 
-FLAG = re.compile(r"--?[a-zA-Z][^\s=]*(=.*)?", re.DOTALL)  # -x and --data-dir=a b, but neither -0.5 nor "-a text"
+NAME = re.compile(r"^--[\w-]+(?==|$)")  # of a flag
+VALUES = {
+    int: ("INT", "a whole number of 64 bits", "8"),
+    float: ("NUMBER", "a number", "0.001"),
+    str: ("TEXT", "a text", "NAME"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse about what it does not take."""
-        said = re.sub("^argument (.*?):", r"\1", message)
+        said = re.sub("^argument (.*?):", r"\1", message).replace("ignored explicit argument", "takes no value, here")
         raise UserError(f"{said}: try {self.example}")
 
 
@@ -57,7 +63,6 @@ def read_flags(
     """
     hints = {name: hint for group in groups for name, hint in typing.get_type_hints(group, include_extras=True).items()}
     places = {name: hint.__metadata__[0] for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
-    flags = {flag(name): hint for name, hint in hints.items() if name not in places} | {"--progress": bool}
     parser = Parser(
         usage=" ".join([program, *places.values(), "[flags]"]),
         description=about or inspect.getdoc(groups[0]),
@@ -74,22 +79,15 @@ def read_flags(
         add_group(parser, group, hints, defaults or {})
     if "progress" not in hints:  # every command takes it
         parser.add_argument("--progress", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
-    found = vars(parser.parse_intermixed_args([known(argument, flags) for argument in arguments]))
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if name in hints}
-
-
-def known(argument: str, flags: dict[str, Any]) -> str:
-    """`--data-dir` of `--data_dir`; what is no flag as it is. A `UserError` says that a flag is not among `flags`."""
-    if not FLAG.fullmatch(argument):
-        return argument
-    name, equals, value = argument.partition("=")
-    name = name.replace("_", "-")
-    switch = name.replace("--no-", "--")
-    if flags.get(switch) is not bool and name not in {"-h", "--help", *flags}:
-        raise unknown("argument", name, flags)
-    if equals and flags.get(switch) is bool:
-        raise UserError(f"{name} takes no value, here {value!r}: use {switch} or --no-{switch[2:]}")
-    return name + equals + value
+    with_hyphens = [NAME.sub(lambda name: name[0].replace("_", "-"), argument) for argument in arguments]
+    found, left = parser.parse_known_intermixed_args(with_hyphens)
+    for argument in left:
+        if argument.startswith("-"):
+            raise unknown("argument", argument.partition("=")[0], [flag(name) for name in hints if name not in places])
+    if left:
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    values = {name: value for name, value in vars(found).items() if name in hints}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @functools.cache
@@ -112,8 +110,7 @@ def add_group(parser: Parser, group: type, hints: dict[str, Any], defaults: dict
         text = help_texts(group).get(field.name, "").replace("%", "%%")
         if typing.get_origin(hint) is Annotated:
             kind, name = typing.get_args(hint)
-            several = "*" if typing.get_origin(kind) is tuple else "?"
-            nargs = None if default is dataclasses.MISSING else several
+            nargs = None if default is dataclasses.MISSING else "*" if typing.get_origin(kind) is tuple else "?"
             section.add_argument(field.name, metavar=name, nargs=nargs, default=argparse.SUPPRESS, help=text)
             continue
         if not (default in (None, ()) or default is False):
@@ -121,38 +118,30 @@ def add_group(parser: Parser, group: type, hints: dict[str, Any], defaults: dict
         if hint is bool:
             section.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=text)
             continue
-        kind = element(hint)
-        many: dict[str, Any] = {"action": "extend", "nargs": "+"} if typing.get_origin(hint) is tuple else {}
-        convert_one = functools.partial(convert, flag(field.name), kind)
-        section.add_argument(flag(field.name), type=convert_one, metavar=metavar(kind), help=text, **many)
-
-
-def element(hint: Any) -> Any:
-    """`int` of `int | None` and of `tuple[int, ...]`; other types as they are."""
-    inside = typing.get_args(hint)
-    return inside[0] if typing.get_origin(hint) in (tuple, types.UnionType, typing.Union) else hint
-
-
-def metavar(kind: Any) -> str:
-    """How the help shows the values of a flag."""
-    return {int: "INT", float: "NUMBER", str: "TEXT"}.get(kind) or f"{{{','.join(typing.get_args(kind))}}}"
+        several, optional = (typing.get_origin(hint) in kinds for kinds in ([tuple], [types.UnionType, typing.Union]))
+        kind = typing.get_args(hint)[0] if several or optional else hint
+        section.add_argument(
+            flag(field.name),
+            action="extend" if several else "store",
+            nargs="+" if several else None,
+            type=functools.partial(convert, flag(field.name), kind),
+            choices=typing.get_args(kind) or None,
+            metavar=VALUES[kind][0] if kind in VALUES else None,
+            help=text,
+        )
 
 
 def convert(name: str, kind: Any, text: str) -> Any:
     """The value of the flag `name`, of type `kind`."""
-    example = {int: "8", float: "0.001", str: "NAME"}.get(kind) or typing.get_args(kind)[0]
-    if not text:
-        raise UserError(f"{name} needs a value, for example {name} {example}")
-    if typing.get_origin(kind) is Literal:
+    if kind not in VALUES:
         if text not in typing.get_args(kind):
             raise unknown(name.removeprefix("--").replace("-", " "), text, typing.get_args(kind))
         return text
-    shown = text if len(text) < 40 else text[:36] + "..."
+    _, words, example = VALUES[kind]
     try:
         value = kind(text)
+        if text and not (kind is int and abs(value) >= 2**63):
+            return value
     except ValueError:
-        number = "a whole number" if kind is int else "a number"
-        raise UserError(f"{name} {shown} is not {number}: try {name} {example}") from None
-    if kind is int and abs(value) >= 2**63:
-        raise UserError(f"{name} {shown} is out of range: try {name} {example}")
-    return value
+        pass
+    raise UserError(f"{name} {reprlib.repr(text)} is not {words}: try {name} {example}")

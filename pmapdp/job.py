@@ -92,14 +92,9 @@ class Job:
         return self.train_batches.batch_size
 
     @property
-    def batch_shards(self) -> int:
-        """Into how many shards the global batch is split: N, or less where a mesh splits the model too."""
-        return self.layout.batch_shards
-
-    @property
     def per_device_batch_size(self) -> int:
         """b, the largest number of examples that one device gets in an update."""
-        return math.ceil(self.global_batch_size / self.batch_shards)
+        return math.ceil(self.global_batch_size / self.layout.batch_shards)
 
     def dispatches(self, step: int) -> Iterator[tuple[int, Any]]:
         """What is left of an epoch after update `step` of the run: each time a number of updates and their batches on
@@ -195,16 +190,12 @@ def prepare(
         layout=layout,
         peers=peers,
     )
-    return fitted_to_cpu(job, config.strategy, config.steps_per_dispatch)
-
-
-def fitted_to_cpu(job: Job, strategy: str, asked: int | None) -> Job:
-    """The one seam for simulated devices: what `pmapdp/cpu/` makes faster there has the same results. Accelerators take
-    of it what is asked for, several updates in a dispatch."""
-    if job.devices[0].platform == "cpu" or (asked or 1) > 1:
+    # The one seam for simulated devices: what `pmapdp/cpu/` makes faster there has the same results. Accelerators take
+    # of it what is asked for, several updates in a dispatch.
+    if devices[0].platform == "cpu" or (config.steps_per_dispatch or 1) > 1:
         from pmapdp.cpu import fit
 
-        return fit(job, strategy, asked)
+        return fit(job, config.strategy, config.steps_per_dispatch)
     return job
 
 

@@ -17,12 +17,12 @@ from flax import nnx
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason
+from pmapdp.files import open_file
 from pmapdp.loss import MetricSums
 from pmapdp.models.layers import Context
 from pmapdp.state import Task
 
 ARRAYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-VALUE = "arrays"  # the name of data that is given as a value
 KEPT_BY_TASK = (nnx.Param, nnx.BatchStat)
 
 
@@ -32,25 +32,21 @@ def data_from_file(path: Path) -> DataSet:
     Raises:
         UserError: it cannot be read, lacks an array, or its arrays do not fit together.
     """
-    try:
-        with path.open("rb") as opened, np.lib.npyio.NpzFile(opened) as file:  # refuses Python objects: they are code
-            arrays = {name: file[name] for name in (*ARRAYS, "classes") if name in file}
-    except Exception as error:  # NumPy has several errors for damaged bytes
-        raise UserError(
-            f"--dataset {path} is no .npz file of arrays ({reason(error)}): write it with numpy.savez"
-        ) from None
-    if missing := [name for name in ARRAYS if name not in arrays]:
-        raise UserError(
-            f"--dataset {path} has no array {missing[0]}: write it with numpy.savez(file, {', '.join(ARRAYS)})"
-        )
+    with open_file(path, advice=f"write it with numpy.savez(file, {', '.join(ARRAYS)})") as opened:
+        try:
+            with np.lib.npyio.NpzFile(opened) as file:  # refuses Python objects: they are code
+                arrays = {name: file[name] for name in ARRAYS}
+                classes = tuple(map(str, file["classes"])) if "classes" in file else ()
+        except Exception as error:  # NumPy has several errors for damaged bytes
+            raise ValueError(reason(error)) from None
     train, test = (Split(arrays[f"{part}_inputs"], arrays[f"{part}_labels"]) for part in ("train", "test"))
-    return DataSet(train, test, tuple(map(str, arrays.get("classes", ()))))
+    return DataSet(train, test, classes)
 
 
 def named(settings: dict[str, Any], model: Any = None, data: DataSet | None = None, **_: Any) -> dict[str, Any]:
     """The settings of a run, with the names of a model and data that were given as values."""
     names = {"model": getattr(model, "__name__", str(model))} if model else {}
-    return settings | names | ({"dataset": VALUE} if data else {})
+    return settings | names | ({"dataset": "arrays"} if data else {})
 
 
 def check_data(data: DataSet) -> DataSet:
@@ -60,11 +56,9 @@ def check_data(data: DataSet) -> DataSet:
         UserError: with the array, what is wrong with it, and what works.
     """
     train, test = check_split("training", data.train), check_split("test", data.test)
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        shapes = [list(split.inputs.shape) for split in (train, test)]
-        raise UserError(
-            f"the inputs have shapes {shapes[0]} for training and {shapes[1]} for testing: only n may differ"
-        )
+    if train.inputs.shape[1:] != test.inputs.shape[1:] or train.labels.shape[1:] != test.labels.shape[1:]:
+        shapes = [[list(array.shape) for array in split] for split in (train, test)]
+        raise UserError(f"inputs and labels have shapes {shapes[0]}, and {shapes[1]} for testing: only n may differ")
     return DataSet(train, test, data.classes)
 
 
@@ -77,11 +71,8 @@ def check_split(name: str, split: Split) -> Split:
             "for each example, and at least one"
         )
     for what, array in (("inputs", inputs), ("labels", labels)):
-        if array.dtype.kind not in "biuf":
-            raise UserError(f"the {name} {what} are of type {array.dtype}: give numbers, for example float32")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            row = int(np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))[0])
-            raise UserError(f"the {name} {what} of example {row} are not finite: leave it out, or replace the number")
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            raise UserError(f"the {name} {what} ({array.dtype}) are not all finite numbers: replace the others")
     return Split(inputs, labels.astype(np.int32) if labels.dtype.kind in "biu" else labels)
 
 

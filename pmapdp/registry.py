@@ -53,7 +53,7 @@ def find_model(name: str) -> Callable[..., nnx.Module]:
     if ".py:" in name:
         return from_python_file(name, f"--model {name}")
     if name not in MODELS:
-        raise unknown("model", name, [*MODELS, "my_file.py:Net (your own)"])
+        raise unknown("model", name, [*MODELS, "my_file.py:Net (your own; from Python model=Net)"])
     return MODELS[name]
 
 
@@ -81,7 +81,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     if name.endswith(".npz"):
         return data_from_file(Path(name))
     if name not in DATA_SETS:
-        raise unknown("dataset", name, [*DATA_SETS, "my_data.npz (your own)"])
+        raise unknown("dataset", name, [*DATA_SETS, "my_data.npz (your own; from Python data=...)"])
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
 
 

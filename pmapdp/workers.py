@@ -1,20 +1,17 @@
-"""Work in processes of their own: start them, wait, and say in one sentence what went wrong.
+"""Work in a process of its own: start it, wait, and say in one sentence what went wrong.
 
 A process cannot change its number of simulated devices, so whatever needs several numbers starts workers: the runs of
 `pmapdp.compare`, and the benchmarks.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from pmapdp.errors import StoppedError, UserError
-
-LIFELINE = "PMAPDP_LIFELINE"  # number of a pipe that ends with the process that started the worker
+from pmapdp.errors import UserError
 
 
 class WorkerError(UserError):
@@ -25,44 +22,30 @@ class WorkerError(UserError):
         self.status = max(1, status)
 
 
-def run_workers(*modules: list, changes: Mapping[str, str] | None = None, seconds: float | None = None) -> list[str]:
-    """Run `python -m MODULE ARGUMENTS` for each of `modules` at the same time; what each wrote to stdout.
+def run_worker(*module: object, changes: Mapping[str, str] | None = None, seconds: float | None = None) -> bytes:
+    """Run `python -m MODULE ARGUMENTS` to its end, with `changes` to the environment; what it wrote to stdout.
 
-    A `WorkerError` says that one failed, or took more than so many seconds; then all are ended. `changes` are those to
-    the environment.
+    A `WorkerError` says that it failed, or took more than so many seconds. Nothing is written to its stdin, which ends
+    with this process.
     """
     lifeline, held = os.pipe()
-    environment = os.environ | dict(changes or {}) | {LIFELINE: str(lifeline)}
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, held)
-        stack.callback(os.close, lifeline)
-        processes = []
-        for module in modules:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *map(str, module)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                env=environment,
-                pass_fds=(lifeline,),
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)  # called before the process is waited for; does nothing to an ended one
-            processes.append(process)
-        return [output(process, seconds) for process in processes]
-
-
-def output(process: subprocess.Popen, seconds: float | None) -> str:
-    """What a process wrote to stdout until its end; errors as of `run_workers`."""
     try:
-        out, errors = process.communicate(timeout=seconds)
+        done = subprocess.run(
+            [sys.executable, "-m", *map(str, module)],
+            stdin=lifeline,
+            capture_output=True,
+            timeout=seconds,
+            env=os.environ | dict(changes or {}),
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise WorkerError(f"a process took more than {seconds:g} seconds", 1) from None
-    if process.returncode:
-        raise WorkerError(what_happened(process.returncode, errors), process.returncode)
-    return out
+    finally:
+        os.close(lifeline)
+        os.close(held)
+    if done.returncode:
+        raise WorkerError(what_happened(done.returncode, done.stderr.decode(errors="replace")), done.returncode)
+    return done.stdout
 
 
 def what_happened(status: int, errors: str) -> str:
@@ -75,33 +58,9 @@ def what_happened(status: int, errors: str) -> str:
 
 def end_with_starter() -> None:
     """End this worker as soon as the process that started it has ended, for whatever reason. Called by workers."""
-    pipe = os.environ.pop(LIFELINE, None)
-    if pipe is None:
-        return
 
     def wait() -> None:
-        os.read(int(pipe), 1)  # nobody writes: this returns when the other end is closed
+        os.read(0, 1)  # nobody writes: this returns when the other end is closed
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end the block with a `StoppedError`, so that workers are ended and temporary folders
-    removed; another one changes nothing meanwhile. One that is ignored, as under nohup, stays so."""
-
-    def stop(number: int, frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        raise StoppedError(f"stopped by {signal.Signals(number).name}", 128 + number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,7 +15,6 @@ from pmapdp.errors import run_command
 from pmapdp.registry import MODELS
 from pmapdp.scaling.table import percent, seconds
 from pmapdp.terminal import console
-from pmapdp.workers import ended_by_signals
 
 
 def quantity(value: float, unit: str) -> str:
@@ -40,10 +39,9 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", choices=MODELS, default="cnn")
     model, screen = parser.parse_args(arguments).model, console()
-    with ended_by_signals():
-        screen.print(table("ResNet-50 from 8 to 256 P100 (Goyal et al., 2017)", check_published()))
-        screen.print(table(f"collectives in the step of {model}, compiled and not run", check_compiled(model)))
-        screen.print(table("simulated devices of this machine", check_simulated(model)))
+    screen.print(table("ResNet-50 from 8 to 256 P100 (Goyal et al., 2017)", check_published()))
+    screen.print(table(f"collectives in the step of {model}, compiled and not run", check_compiled(model)))
+    screen.print(table("simulated devices of this machine", check_simulated(model)))
 
 
 if __name__ == "__main__":

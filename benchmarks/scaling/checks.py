@@ -11,7 +11,7 @@ from benchmarks.scaling.fit import fit, leave_out, shared_memory_terms
 from pmapdp.scaling.costs import all_reduce
 from pmapdp.scaling.hardware import Level
 from pmapdp.scaling.workloads import PUBLISHED
-from pmapdp.workers import run_workers
+from pmapdp.workers import run_worker
 
 COMPILED_FOR = (2, 8, 64, 512)
 SIMULATED = (2, 4, 8)
@@ -41,8 +41,7 @@ class Line:
 
 def result(*task: Any) -> dict[str, Any]:
     """What a worker on this task has found. It sees the CPU alone. A `WorkerError` says that it failed."""
-    module = ["benchmarks.scaling.worker", *task]
-    (out,) = run_workers(module, changes={"JAX_PLATFORMS": "cpu"}, seconds=SECONDS_ALLOWED)
+    out = run_worker("benchmarks.scaling.worker", *task, changes={"JAX_PLATFORMS": "cpu"}, seconds=SECONDS_ALLOWED)
     return json.loads(out.splitlines()[-1])
 
 

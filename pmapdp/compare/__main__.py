@@ -19,15 +19,14 @@ from pmapdp.compare.table import failures, run_name, summary, table
 from pmapdp.errors import run_command
 from pmapdp.files import write_file
 from pmapdp.terminal import console
-from pmapdp.workers import WorkerError, ended_by_signals
+from pmapdp.workers import WorkerError
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=GROUPS)
     check_options(config, options)
-    with ended_by_signals():
-        report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
+    report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
     runs = report["runs"]
     print(summary(report))
     console().print(table(runs))

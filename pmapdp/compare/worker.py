@@ -1,15 +1,15 @@
-"""A process of the comparison: `python -m pmapdp.compare.worker FOLDER [look]`. Not meant to be started by hand.
+"""A process of the comparison: `python -m pmapdp.compare.worker CONFIG [look]`. Not meant to be started by hand.
 
-Reads FOLDER/config.json. Writes FOLDER/result.json and, after training, FOLDER/parameters.npz; with `look`, only
-what the job is, without training.
+CONFIG is JSON. Writes an .npz file to stdout: `result`, which is JSON, and the parameters after training; with `look`,
+only what the job is, without training.
 """
 
+import contextlib
 import itertools
 import json
 import platform
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -109,16 +109,12 @@ def main(arguments: list[str]) -> None:
     """The command."""
     end_with_starter()
     keep_freed_memory()
-    folder = Path(arguments[0])
     jax.config.update("jax_enable_compilation_cache", False)  # a program read from a cache compiles in no time
-    job = prepare(Config.from_json(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
-    if "look" in arguments:
-        result = look(job)
-    else:
-        result, parameters = measure(job)
-        named: dict[str, Any] = values(parameters)
-        np.savez(folder / "parameters.npz", **named)
-    (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    with contextlib.redirect_stdout(sys.stderr):  # what a model of one's own prints is no part of the result
+        job = prepare(Config.from_json(json.loads(arguments[0])))
+        result, parameters = (look(job), {}) if "look" in arguments else measure(job)
+    named: dict[str, Any] = values(parameters)
+    np.savez(sys.stdout.buffer, result=np.array(json.dumps(result)), **named)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def fit(job: Job, strategy: str, asked: int | None) -> Job:
         joined = jax.jit(joined, out_shardings=(steps.state_sharding, None), donate_argnums=0)
         steps = steps._replace(train_step=joined)
     S = updates_at_once(job, asked)
-    return dataclasses.replace(job, steps=steps, dispatch=several(steps, S, job.batch_shards), steps_per_dispatch=S)
+    return dataclasses.replace(
+        job, steps=steps, dispatch=several(steps, S, job.layout.batch_shards), steps_per_dispatch=S
+    )
 
 
 def updates_at_once(job: Job, asked: int | None = None) -> int:

@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.export
@@ -20,20 +20,10 @@ import numpy as np
 
 from pmapdp.errors import UserError, reason
 from pmapdp.files import read_file
-from pmapdp.forms import parse_json
 from pmapdp.registry import VIEWS
 
 FORMAT = "pmapdp model 2"
 METADATA, PROGRAM, ARRAYS, VIEW = "metadata.json", "model.jax", "arrays/", "view.json"
-FORM = {
-    "format": Literal[FORMAT],
-    "jax": str,
-    "dtype": str,
-    "labels": list[str],
-    "arrays": list[str],
-    "input": {"dtype": str, "shape": list[Any]},
-    "view": str,
-}
 EXAMPLES_PER_CALL = 256
 ADVICE = "name a file made with python -m pmapdp.export, or export the model again"
 
@@ -95,15 +85,18 @@ def load_exported(path: str | Path) -> Exported:
             # Then what is read is not larger than the file: a few kilobytes cannot unpack to gigabytes.
             if any(each.compress_type for each in members) or sum(each.file_size for each in members) > len(content):
                 raise ValueError("it is compressed, or not as long as it says")
-            head = archive.read(METADATA)
-            metadata = parse_json(head, FORM, f"{METADATA} in {path}", advice="export the model again")
+            match metadata := json.loads(archive.read(METADATA)):
+                case {"format": str(found)} if found != FORMAT:
+                    raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
+                case {"jax": str(), "dtype": str(), "input": {"dtype": str(), "shape": [*_]}, "labels": [*_]}:
+                    pass
+                case _:
+                    raise ValueError(f"{METADATA} has another form")
             program = bytearray(archive.read(PROGRAM))
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
             view = VIEWS[metadata["view"]](**json.loads(archive.read(VIEW))) if VIEW in archive.namelist() else None
         if view:
             view(["a text"])  # shows whether its vocabulary is one
-    except UserError:
-        raise
     except Exception as error:  # zipfile, NumPy and scikit-learn have several for what is not as it should be
         raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
     try:

@@ -56,7 +56,7 @@ from pmapdp.job import make_task
 from pmapdp.models.layers import Context
 from pmapdp.registry import load_data, view_of, viewed
 from pmapdp.state import Task, TrainState, count_parameters
-from pmapdp.trained import load_run, read_config, require_named
+from pmapdp.trained import load_run
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 METRICS = ("test_loss", "test_accuracy", "test_examples")
@@ -76,7 +76,6 @@ def from_workdir(
         data_dir: folder of data sets, for the vocabulary of a model of texts; default: as in training.
         model, data: where `train` was given them as Python values.
     """
-    require_named(workdir, read_config(workdir), model=model, data=data)
     require_writable(path)
     config, state, metrics = load_run(workdir, model)
     task = make_task(config, model)

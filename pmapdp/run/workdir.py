@@ -19,13 +19,12 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.files import open_regular, read_json, saying, write_file
 
-FORMAT = "pmapdp run 1"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 # What a run may change when it goes on: how it is spread, shown and written, and where it stops early. The batch
@@ -124,7 +123,7 @@ class Workdir:
         with saying(f"the run in --workdir {self.path}", "deleted for --fresh", "name another folder"):
             for each in self.written():
                 shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-        content = {"format": FORMAT, "config": settings, "global_batch_size": global_batch_size}
+        content = {"format": "pmapdp run 1", "config": settings, "global_batch_size": global_batch_size}
         write_file(self.path / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
 
     def close(self) -> None:
@@ -150,6 +149,7 @@ def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
-    form = {"format": Literal[FORMAT], "config": dict[str, Any], "global_batch_size": int}
-    content = read_json(file, form, advice="it is not as a run writes it, so name another folder")
-    return DEFAULTS | content["config"], content["global_batch_size"]
+    match read_json(file, advice="name another folder"):
+        case {"format": "pmapdp run 1", "config": dict(settings), "global_batch_size": int(global_batch_size)}:
+            return DEFAULTS | settings, global_batch_size
+    raise UserError(f"{file} is not as a run writes it: name another folder")

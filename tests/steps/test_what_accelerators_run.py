@@ -64,14 +64,13 @@ def test_the_craft_would_be_noticed():
 
 @pytest.fixture(scope="module")
 def without_cpu(tmp_path_factory):
-    """The environment of commands for which the package has no `pmapdp/cpu/`, and no function that asks for it."""
+    """The environment of commands for which the package has no `pmapdp/cpu/`, and no line that asks for it."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(PACKAGE, folder / "pmapdp", ignore=shutil.ignore_patterns("cpu", "__pycache__"))
     job = folder / "pmapdp" / "job.py"
-    text = job.read_text()
-    assert text.count("return fitted_to_cpu(") == 1
-    text = re.sub(r"return fitted_to_cpu\(.*\)", "return job", text)
-    job.write_text(re.sub(r"\ndef fitted_to_cpu.*?(?=\n\n\n)", "", text, flags=re.DOTALL))
+    text, seams = re.subn(r"    # The one seam.*?(?=    return job\n)", "", job.read_text(), flags=re.DOTALL)
+    assert seams == 1
+    job.write_text(text)
     left = [str(path) for path in folder.rglob("*.py") if re.search(r"(import|from) pmapdp\.cpu", path.read_text())]
     assert left == []
     return {"PYTHONPATH": os.pathsep.join(map(str, (folder, PACKAGE.parent / "tests" / "support")))}
