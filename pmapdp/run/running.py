@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 
 from pmapdp.errors import DivergedError, StoppedError
@@ -144,6 +145,8 @@ class Run:
         if not self.epochs:
             self.compile_seconds += time.perf_counter() - self.trained
         trained, meter = self.meter.totals, self.meter
+        with jax.transfer_guard("allow"):
+            learning_rate = float(self.job.schedule(step - 1 - sum(last - first + 1 for first, last in self.skipped)))
         results = {
             "epoch": self.epoch + 1,
             "step": step,
@@ -153,7 +156,7 @@ class Run:
             "test_loss": tested.mean_loss,
             "test_accuracy": tested.accuracy,
             "test_examples": tested.count,
-            "learning_rate": float(self.job.schedule(step - 1 - sum(last - first + 1 for first, last in self.skipped))),
+            "learning_rate": learning_rate,
             "examples_per_second": meter.examples_per_second,
             "images_per_second": meter.examples_per_second,  # its former name, for programs that read it
             "step_ms": meter.step_ms,
