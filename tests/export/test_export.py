@@ -203,7 +203,9 @@ def test_other_versions(small, tmp_path):
     files = unpack(small)
     newer = json.loads(files["metadata.json"]) | {"format": "pmapdp model 99"}
     (tmp_path / "newer.zip").write_bytes(pack(files | {"metadata.json": json.dumps(newer).encode()}))
-    with pytest.raises(UserError, match=r"its format is 'pmapdp model 99', not 'pmapdp model 2'\): .* export the model again"):
+    with pytest.raises(
+        UserError, match=r"its format is 'pmapdp model 99', not 'pmapdp model 2'\): .* export the model again"
+    ):
         load_exported(tmp_path / "newer.zip")
     program = files["model.jax"].replace(b"ML\xefR", b"ML\xefX")  # not MLIR bytecode as JAX knows it
     (tmp_path / "old.zip").write_bytes(pack(files | {"model.jax": program}))
