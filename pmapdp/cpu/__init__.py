@@ -40,10 +40,8 @@ def fit(job: Job, strategy: str, asked: int | None) -> Job:
         joined = join_collectives(steps.train_step)
         joined = jax.jit(joined, out_shardings=(steps.state_sharding, None), donate_argnums=0)
         steps = steps._replace(train_step=joined)
-    S = updates_at_once(job, asked)
-    return dataclasses.replace(
-        job, steps=steps, dispatch=several(steps, S, job.layout.batch_shards), steps_per_dispatch=S
-    )
+    S, shards = updates_at_once(job, asked), job.layout.batch_shards
+    return dataclasses.replace(job, steps=steps, dispatch=several(steps, S, shards), steps_per_dispatch=S)
 
 
 def updates_at_once(job: Job, asked: int | None = None) -> int:

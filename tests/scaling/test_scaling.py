@@ -133,7 +133,7 @@ def test_a_recipe_of_ours_is_predicted(capsys):
         (["nnx-mesh"], "try the recipe digits"),
         (["--dtype", "float64"], "try --dtype float32"),
         (["--svg", "/nowhere/weak.svg"], "name a file in a folder that exists"),
-        (["--svg", ""], "--svg needs a value"),
+        (["--svg", ""], "--svg '' is not a text"),
         (["digts"], "did you mean 'digits'"),
     ],
 )
