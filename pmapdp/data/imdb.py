@@ -64,19 +64,17 @@ def read_archive(path: Path) -> dict[Key, str]:
         UserError: it cannot be read, or is damaged.
     """
     found: dict[Key, str] = {}
-    try:
-        with open_file(path, advice=ADVICE) as file, gzip.open(file) as unpacked:
-            with tarfile.open(fileobj=unpacked, mode="r:") as archive:
+    with open_file(path, advice=ADVICE) as file:
+        try:
+            with gzip.open(file) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
                 for member in archive:
                     match = REVIEW.fullmatch(member.name)
                     if match and member.isreg() and member.size <= LARGEST_REVIEW:
                         review = archive.extractfile(member)
                         assert review is not None  # only links and folders have none
                         found[match[1], match[2], int(match[3])] = review.read().decode()
-            while unpacked.read(2**20):  # to the end of the file, where gzip has its checksum
-                pass
-    except UserError:
-        raise
-    except Exception as error:  # tarfile, gzip and zlib have several for damaged bytes
-        raise UserError(f"{path} cannot be read ({reason(error)}): {ADVICE}") from None
+                while unpacked.read(2**20):  # to the end of the file, where gzip has its checksum
+                    pass
+        except Exception as error:  # tarfile, gzip and zlib have several for damaged bytes
+            raise ValueError(reason(error)) from None
     return found
