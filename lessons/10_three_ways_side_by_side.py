@@ -217,7 +217,7 @@ for name, way in WAYS.items():
 # ## The comparison as a command
 #
 # `python -m pmapdp.compare` makes the same comparison for a whole network and data set. Each way runs in a process of its
-# own. With `--html` it also writes a page with the losses, speed, memory, and the sources side by side.
+# own. With `--html` it also writes a page with the losses, speed, and the sources side by side.
 
 # %%
 page = Path(tempfile.mkdtemp()) / "page.html"
@@ -225,7 +225,7 @@ flags = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", 
 command = [sys.executable, "-m", "pmapdp.compare", *flags, "--html", str(page), "--json", str(page.with_suffix(".json"))]
 subprocess.run(command, capture_output=True, check=True)
 for run in json.loads(page.with_suffix(".json").read_text())["runs"]:
-    apart, time, loss_at_end = run["largest_difference"], run["step_ms"]["median"], run["final_loss"]
+    apart, time, loss_at_end = run["largest_difference"], run["step_ms"]["median"], run["losses"][-1]
     print(f"{run['strategy']:9s} on {run['devices']}: loss {loss_at_end:.4f}, differs by {apart:.0e}, {time:.0f} ms a step")
     assert apart < 1e-4
 lesson_10.page(page)

@@ -103,7 +103,7 @@ assert traced[1:] == [(64, 64), (29, 29)]
 # %% [markdown]
 # Twice: the fourth call, with 29 rows, was traced and compiled again. So warm up, keep the shapes, wait for the result, and
 # repeat. Report the median with a range. Use the minimum if you want the cost of the work alone, because other programs can only
-# add time. In a training loop, wait once per group of steps, as `pmapdp.compare` does: if you wait after each step, Python cannot
+# add time. In a training loop, time groups of steps, as `pmapdp.compare` does: if you wait after each step, Python cannot
 # prepare the next one meanwhile.
 #
 # Now we time a real step, on one device with 32 examples, and on eight with 32 each. **Predict:** which one is faster here?

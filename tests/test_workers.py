@@ -1,6 +1,5 @@
 """Workers end with whoever started them, and what went wrong is said in one sentence."""
 
-import os
 import platform
 import signal
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from launch import environment
-from running import start
 
 from pmapdp.workers import WorkerError, run_worker, what_happened
 
@@ -36,7 +34,7 @@ def wait_until(condition, seconds: float = 60):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGKILL]
+    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGKILL]
 )
 def test_no_worker_outlives_the_command(tmp_path, number):
     flags = ["--model", "mlp", "--devices", "2", "--steps", "1000000", "--data-dir", str(tmp_path)]
@@ -52,9 +50,9 @@ def test_no_worker_outlives_the_command(tmp_path, number):
     _, errors = process.communicate(timeout=60)
     wait_until(lambda: not processes_with(str(tmp_path)))
     assert list(tmp_path.iterdir()) == []
-    if number == signal.SIGTERM:
-        assert process.returncode == 143
-        assert errors.splitlines()[-1] == "stopped at once by SIGTERM"
+    if number in (signal.SIGINT, signal.SIGTERM):
+        assert process.returncode == 128 + number
+        assert errors.splitlines()[-1] == f"stopped at once by {number.name}"
 
 
 def test_what_a_worker_prints():
@@ -73,14 +71,3 @@ def test_the_line_that_says_what_happened():
     assert what_happened(2, "a warning\nerror: one sentence\na thread's last word\n") == "one sentence"
     assert what_happened(1, "Traceback\nValueError: no\n\n") == "ValueError: no"
     assert what_happened(-9, "") == "ended by SIGKILL: it said nothing"
-
-
-def test_the_command_ends_by_the_keyboard(tmp_path):
-    process = start("--model", "mlp", "--devices", "2", "--steps", "1000000", module="pmapdp.compare")
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("run 1")
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "stopped at once by SIGINT"

@@ -4,41 +4,76 @@
     python -m pmapdp.compare --devices 2 4 8 --html page.html
     python -m pmapdp.compare --dtype float64                       # differences that are rounding alone
 
-Each run is a process of its own. A step's time includes taking its batch on the host and placing it, as in training;
-the host waits for the devices only at the end of a group of updates, so that their work overlaps as in training too.
+Each run is a process of its own. The first that fails ends the comparison with its error.
 """
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from pmapdp.cli import parse_with
-from pmapdp.compare.options import GROUPS, CompareOptions, check_options
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
-from pmapdp.compare.table import failures, run_name, summary, table
-from pmapdp.errors import run_command
-from pmapdp.files import write_file
+from pmapdp.compare.table import summary, table
+from pmapdp.config import DataOptions, ModelOptions, OptimizationOptions, check
+from pmapdp.errors import UserError, run_command
+from pmapdp.files import require_writable, write_file
+from pmapdp.pictures import require_matplotlib
 from pmapdp.terminal import console
-from pmapdp.workers import WorkerError
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """The examples of an update, the same in all runs."""
+
+    global_batch_size: int | None = None
+    """Examples per update over all devices; default: as the recipe has it on the largest number of devices."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, and where the result goes. A single device always takes part: the others must equal it."""
+
+    strategies: tuple[Literal["pmap", "jit", "shard_map"], ...] = ("pmap", "jit", "shard_map")
+    """Strategies to compare with a single device."""
+    devices: tuple[int, ...] = ()
+    """Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices."""
+    steps: int = 100
+    """Updates of each run, at least 2. The default is enough to see equal losses and a steady speed."""
+    json: str | None = None
+    """Write all results to this file."""
+    html: str | None = None
+    """Write a page with pictures to this file; it opens without a network. Needs pmapdp[plots]."""
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=GROUPS)
-    check_options(config, options)
-    report = compare(config, options, say=lambda line: print(line, file=sys.stderr, flush=True))
-    runs = report["runs"]
+    groups = DataOptions, ModelOptions, BatchOptions, OptimizationOptions
+    config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=groups)
+    if config.recipe == "nnx-mesh":
+        raise UserError("nnx-mesh is five steps on random numbers, with nothing to compare: try the recipe digits")
+    config = replace(config, steps=options.steps, mesh=None, layout="data")
+    counts: Sequence[int | None] = sorted(set(options.devices), reverse=True) or [None]
+    plan = [replace(config, strategy=strategy, devices=N) for N in counts for strategy in options.strategies]
+    plan.append(replace(config, strategy="single", devices=1))
+    for each in plan:
+        check(each)
+    for path in filter(None, (options.json, options.html)):
+        require_writable(path)
+    if options.html:
+        require_matplotlib("--html")
+
+    runs = compare(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    report = {"config": asdict(plan[0]), "runs": runs}
     print(summary(report))
     console().print(table(runs))
-    for line in failures(runs):
-        print(line)
-    if report["job"]["simulated"]:
+    if runs[0]["simulated"]:
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
-    if options.json is not None:
+    if options.json:
         write_file(options.json, json.dumps(report, indent=2) + "\n")
-    if all(run["error"] for run in runs):
-        raise WorkerError(f"every run failed; {run_name(runs[0])}: {runs[0]['error']}", runs[0]["status"])
-    if options.html is not None:
+    if options.html:
         write_file(options.html, page(report))
         print(f"Open {options.html} in a browser: a page with the loss curves and the sources side by side.")
     else:

@@ -7,46 +7,41 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from pmapdp.compare.charts import loss_curves, speed_bars
-from pmapdp.compare.table import Runs, failures, run_name, summary, table_rows
-
-SIMULATED = (
-    "<p>The devices are simulated on one CPU and share its cores. They show that the results are equal; how fast as "
-    "many real devices would be, they cannot show.</p>"
-)
+from pmapdp.compare.table import Runs, rows, run_name, summary
+from pmapdp.pictures import STRATEGY_COLOURS, drawing, svg
 
 
 def page(report: dict[str, Any]) -> str:
-    """The page of a report (see `compare`), as HTML."""
-    runs = report["runs"]
-    done = [run for run in runs if not run["error"]]
-    losses, speeds = "Loss of every update, one curve a run", "Examples per second, one bar a run"
+    """The page of a report (its configuration and runs), as HTML."""
+    cells = [[f"<td>{escape(cell)}</td>" for cell in row] for row in rows(report["runs"])]
     template = Template(resources.files("pmapdp.compare").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
-        recipe=escape(report["config"]["recipe"]),
         facts=escape(summary(report)),
-        failures="".join(f'<p class="failure">{escape(each)}</p>' for each in failures(runs)),
-        simulated=SIMULATED if report["job"]["simulated"] else "",
-        losses=image(loss_curves(done, losses), losses),
-        speeds=image(speed_bars(done, speeds), speeds),
-        table=table(runs),
+        losses=b64encode(loss_curves(report["runs"]).encode()).decode(),
+        rows="".join(f"<tr>{''.join(row)}</tr>" for row in cells),
         sources=side_by_side("pmap", "jit") + side_by_side("pmap", "shard_map"),
     )
 
 
-def image(svg: str, title: str) -> str:
-    """An SVG file in the page."""
-    return f'<img alt="{title}" src="data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}">'
+def loss_curves(runs: Runs) -> str:
+    """The loss of every update as an SVG file, all runs over each other.
 
-
-def table(runs: Runs) -> str:
-    """The table of all figures."""
-    head = "".join(f'<th scope="col">{escape(run_name(run))}</th>' for run in runs)
-    body = ""
-    for name, meaning, values in table_rows(runs):
-        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-        body += f'<tr><th scope="row">{name}<small>{meaning}</small></th>{cells}</tr>'
-    return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
+    The first is the widest and is drawn first, so that equal curves all show as stripes of one band.
+    """
+    with drawing(9, 3.4) as (figure, axes):
+        for number, run in enumerate(runs):
+            axes.plot(
+                range(1, len(run["losses"]) + 1),
+                run["losses"],
+                color=STRATEGY_COLOURS[run["strategy"]],
+                linewidth=9.5 - 8 * number / (len(runs) - 1),
+                label=run_name(run),
+            )
+        axes.set(xlabel="update", ylabel="loss")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.legend(ncols=2)
+        return svg(figure, "Loss of every update, one curve a run")
 
 
 def source(strategy: str) -> str:

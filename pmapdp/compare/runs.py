@@ -2,54 +2,39 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from pmapdp.compare.options import CompareOptions
+from pmapdp.compare.table import Runs, run_name
 from pmapdp.config import Config
 from pmapdp.verify.trees import distance
-from pmapdp.workers import WorkerError, run_worker
+from pmapdp.workers import run_worker
 
 
-def work(config: Config, *arguments: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a worker found with `config`, and the parameters. Raises `WorkerError` where it ended without a result."""
-    found = run_worker("pmapdp.compare.worker", json.dumps(asdict(config)), *arguments)
-    with np.load(io.BytesIO(found)) as file:
-        arrays = dict(file)
-    return json.loads(str(arrays.pop("result"))), arrays
+def compare(plan: Sequence[Config], say: Callable[[str], None]) -> Runs:
+    """The results of the runs of `plan`, whose last is the reference. `say` takes a line about each that is done.
 
-
-def compare(config: Config, options: CompareOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run everything; the report, as it is written to the JSON file. `say` takes a line about each run that starts.
+    Each gets the global batch that the first comes to on its devices.
 
     Raises:
-        WorkerError: the job cannot run on this machine with the largest number of devices.
+        WorkerError: a run failed.
     """
-    most = max(options.devices, default=None)
-    config = replace(
-        config, strategy="jit", devices=most, steps=options.steps, mesh=None, layout="data", shard_state="none"
-    )
-    job, _ = work(config, "look")
-    config = replace(config, global_batch_size=job["global_batch_size"], per_device_batch_size=None)
-    counts = sorted(set(options.devices)) or [job["devices"]]
-    plan: list[tuple[Any, int]] = [("single", 1)]
-    plan += [(strategy, N) for N in counts for strategy in dict.fromkeys(options.strategies)]
-    runs: list[dict[str, Any]] = []
-    reference: dict[str, np.ndarray] = {}
-    for number, (strategy, N) in enumerate(plan):
-        say(f"run {number + 1} of {len(plan)}: {strategy} on {N} device{'s' if N > 1 else ''}")
-        split = "none" if strategy == "single" else options.shard_state
-        own = replace(config, strategy=strategy, devices=N, shard_state=split)
-        result: dict[str, Any] = {"strategy": strategy, "devices": N, "error": None}
-        try:
-            found, parameters = work(own)
-            reference = parameters if number == 0 else reference
-            differences = [distance(parameters[name], wanted) for name, wanted in reference.items()]
-            result |= found | {"largest_difference": max(differences, default=None)}
-        except WorkerError as error:
-            result |= {"error": str(error), "status": error.status}
-        runs.append(result)
-    return {"config": asdict(config) | {"shard_state": options.shard_state}, "job": job, "runs": runs}
+    runs: Runs = []
+    parameters: list[dict[str, np.ndarray]] = []  # of each run, after the last update
+    batch: dict[str, Any] = {}
+    for config in plan:
+        found = run_worker("pmapdp.compare.worker", json.dumps(asdict(replace(config, **batch))))
+        with np.load(io.BytesIO(found)) as file:
+            arrays = dict(file)
+        run = json.loads(str(arrays.pop("results")))
+        runs.append(run)
+        parameters.append(arrays)
+        batch = {"global_batch_size": run["global_batch_size"], "per_device_batch_size": None}
+        say(f"run {len(runs)} of {len(plan)} is done: {run_name(run)}")
+    for run, arrays in zip(runs, parameters, strict=True):
+        differences = [distance(arrays[name], wanted) for name, wanted in parameters[-1].items()]
+        run["largest_difference"] = max(differences)
+    return runs

@@ -23,13 +23,6 @@ def sides(N: int, axes: int) -> list[int]:
     return sorted([first, *sides(N // first, axes - 1)])
 
 
-def bandwidth(level: Level, N: int) -> float:
-    """Bytes/s that one of N devices sends: axes of one member have no links in use, and short axes no ring."""
-    used = [side for side in sides(N, level.axes) if side > 1]
-    rings = sum(1.0 if side >= level.wraps_from else 0.5 for side in used)
-    return level.bandwidth * (rings / level.axes if used else 1.0)
-
-
 def ring(n: float, N: int, level: Level) -> float:
     """A reduce-scatter to, or an all-gather of, N equal parts of an array of n bytes, around rings.
 
@@ -38,8 +31,12 @@ def ring(n: float, N: int, level: Level) -> float:
     which go around the axes in different order, so that all links are busy (N. Jain and Y. Sabharwal, "Optimal bucket
     algorithms for large MPI collectives on torus interconnects", 2010).
     """
-    messages = sum(side - 1 for side in sides(N, level.axes))
-    return messages * level.latency + (N - 1) / N * n / bandwidth(level, N)
+    if N == 1:
+        return 0.0
+    lengths = [side for side in sides(N, level.axes) if side > 1]  # an axis of one member has no links in use
+    rings = sum(1.0 if side >= level.wraps_from else 0.5 for side in lengths)
+    messages = sum(side - 1 for side in lengths)
+    return messages * level.latency + (N - 1) / N * n / (level.bandwidth * rings / level.axes)
 
 
 def tree(n: float, N: int, level: Level) -> float:
@@ -57,41 +54,39 @@ def tree(n: float, N: int, level: Level) -> float:
 def spread(N: int, levels: Sequence[Level]) -> list[int]:
     """How many members each level joins when N devices fill them from the inside.
 
-    Raises `UserError` where N fills no whole number of groups, or is more than there can be.
+    Raises `UserError` where N fills no whole number of groups, or is not from 1 to what can be joined.
     """
     most = math.prod(level.devices for level in levels)
-    if most < N:
-        raise UserError(f"that is more than the {most:,} that can be joined: try {most}")
+    if not 1 <= N <= most:
+        raise UserError(f"{N} devices are not among the 1 to {most:,} that can be joined: try --devices {most}")
     joined, rest = [], N
     for level in levels:
         members = min(rest, level.devices)
         if rest % members:
-            raise UserError(
-                f"{N} devices do not fill whole groups of {level.devices}: try {N // level.devices * level.devices}"
-            )
+            whole = N // level.devices * level.devices
+            raise UserError(f"{N} devices do not fill whole groups of {level.devices}: try --devices {whole}")
         joined.append(members)
         rest //= members
     return joined
 
 
-def reduce_scatter(n: float, N: int, levels: Sequence[Level], algorithm: str = "best") -> float:
+def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
     """A reduce-scatter of n bytes over the levels, from the inside out, or an all-gather, which takes as long.
 
-    Each level has 1 / members of the bytes of the level inside it. The algorithm is ring, tree, or on each
-    level the better of the two (best); a level without a switch has rings alone.
+    Each level has 1 / members of the bytes of the level inside it. Where a level has trees, the better algorithm of the
+    two is taken.
     """
     seconds = 0.0
     for members, level in zip(spread(N, levels), levels, strict=True):
         around = ring(n, members, level)
-        across = tree(n, members, level) if level.trees else around
-        seconds += {"ring": around, "tree": across, "best": min(around, across)}[algorithm]
+        seconds += min(around, tree(n, members, level)) if level.trees else around
         n /= members
     return seconds
 
 
-def all_reduce(n: float, N: int, levels: Sequence[Level], algorithm: str = "best") -> float:
-    """A reduce-scatter, then an all-gather; arguments as of `reduce_scatter`.
+def all_reduce(n: float, N: int, levels: Sequence[Level]) -> float:
+    """A reduce-scatter, then an all-gather.
 
     So a step that updates between the two (ZeRO-1) communicates as long as one that updates after both.
     """
-    return 2 * reduce_scatter(n, N, levels, algorithm)
+    return 2 * reduce_scatter(n, N, levels)

@@ -1,11 +1,10 @@
 """From a workload, a hardware and a plan to the seconds of a step. Predictions, not measurements.
 
-A step of data parallelism is: forward and backward pass of every micro-batch, one all-reduce of the gradients, the
-update. The passes take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson,
-"Roofline", 2009); the backward pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
+A step of data parallelism is: forward and backward pass, one all-reduce of the gradients, the update. The passes take
+as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the backward
+pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,14 +31,13 @@ LEFT_OUT = (
 class Plan:
     """How the training is spread."""
 
-    per_device_batch: int = 64  # b, examples of one micro-batch on one device
-    accumulate: int = 1  # K, micro-batches per update
+    per_device_batch: int = 64  # b, examples of an update on one device
     dtype: str = "float32"  # of the computation
     reduce_bytes: int = 4  # of one gradient in the all-reduce: 4 is float32, 2 bfloat16
     # Each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al., "ZeRO: memory
     # optimizations toward training trillion parameter models", 2020): reduce-scatter, update, all-gather.
     split_optimizer: bool = False
-    # Share of the last backward pass behind which communication can hide, from 0 to 1. Our steps have 0: one all-reduce
+    # Share of the backward pass behind which communication can hide, from 0 to 1. Our steps have 0: one all-reduce
     # after all gradients. DistributedDataParallel sends buckets during the pass (S. Li et al., "PyTorch Distributed",
     # 2020); the last bucket, which nothing can hide, is not counted.
     overlap: float = 0.0
@@ -53,42 +51,26 @@ class Prediction(NamedTuple):
     compute: float  # forward and backward passes
     update: float  # of the optimizer
     communication: float  # the collectives
-    exposed: float  # those of them that hide behind no computation
-    communication_share: float  # of the step, in which devices wait for each other's numbers
+    exposed: float  # those of them that hide behind no computation, so that devices wait for each other's numbers
     examples_per_second: float  # over all devices
-    state_bytes: float  # parameters, gradients and optimizer state on one device; activations are not counted
 
 
 def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
     """A step of `plan` on N devices. Raises `UserError` where so many cannot be joined."""
-    parts = N if plan.split_optimizer else 1
-    compute = plan.accumulate * pass_seconds(workload, hardware, plan)
-    update = workload.update_bytes / parts / hardware.memory_bandwidth
+    arithmetic = plan.per_device_batch * workload.flops / (plan.utilization * hardware.peak[plan.dtype])
+    memory = (plan.per_device_batch * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth
+    compute = max(arithmetic, memory)
+    update = workload.update_bytes / (N if plan.split_optimizer else 1) / hardware.memory_bandwidth
     gradients = plan.reduce_bytes * workload.parameters
     # A reduce-scatter of the gradients, and an all-gather of them or, if each device has updated a share of the
     # parameters, of these.
     gathered = 4 * workload.parameters if plan.split_optimizer else gradients
     communication = sum(reduce_scatter(size, N, hardware.levels) for size in (gradients, gathered))
-    exposed = max(0.0, communication - plan.overlap * BACKWARD * compute / plan.accumulate)
-    step, examples = compute + update + exposed, N * plan.per_device_batch * plan.accumulate
-    state_bytes = 8 * workload.parameters + workload.state_bytes / parts
-    shares = exposed / step, examples / step
-    return Prediction(step, compute, update, communication, exposed, *shares, state_bytes)
-
-
-def pass_seconds(workload: Workload, hardware: Hardware, plan: Plan) -> float:
-    """Forward and backward pass of one micro-batch on one device."""
-    arithmetic = plan.per_device_batch * workload.flops / (plan.utilization * hardware.peak[plan.dtype])
-    memory = (plan.per_device_batch * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth
-    return max(arithmetic, memory)
+    exposed = max(0.0, communication - plan.overlap * BACKWARD * compute)
+    step = compute + update + exposed
+    return Prediction(step, compute, update, communication, exposed, N * plan.per_device_batch / step)
 
 
 def weak_efficiency(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> float:
     """Time of a step on one device over that on N, each with the same batch per device."""
     return predict(workload, hardware, 1, plan).step / predict(workload, hardware, N, plan).step
-
-
-def powers_of_two(hardware: Hardware, most: int = 4096) -> list[int]:
-    """Numbers of devices from 1 to `most`, or to what the hardware joins."""
-    joined = math.prod(level.devices for level in hardware.levels)
-    return [2**power for power in range(min(most, joined).bit_length())]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from pmapdp.scaling.advice import GOAL, answers, least_batch
-from pmapdp.scaling.hardware import HARDWARE
+from pmapdp.scaling.advice import GOAL, least_batch, remedies
+from pmapdp.scaling.hardware import Hardware
 from pmapdp.scaling.predict import Plan, predict, weak_efficiency
 from pmapdp.scaling.workloads import Workload
 
@@ -23,32 +23,29 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def predictions(name: str, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
-    """A row for each number of devices, on the hardware of this name."""
+def predictions(hardware: Hardware, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
+    """A row for each number of devices."""
     heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "efficiency", "examples/s"
-    hardware = HARDWARE[name]
-    table = Table(*heads, title=f"{name}, predicted: {hardware.title}", title_justify="left")
+    table = Table(*heads, title=f"predicted: {hardware.title}", title_justify="left")
     for N in counts:
         found = predict(workload, hardware, N, plan)
         table.add_row(
             f"{N:,}",
             *map(seconds, (found.step, found.compute, found.update, found.communication)),
-            percent(found.communication_share),
+            percent(found.exposed / found.step),
             percent(weak_efficiency(workload, hardware, N, plan)),
             f"{found.examples_per_second:,.0f}",
         )
     return table
 
 
-def remedies(name: str, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
-    """What each remedy gains on so many devices, and the batch that makes them unnecessary."""
-    hardware, heads = HARDWARE[name], [f"on {N:,}" for N in counts]
-    title = f"{name}, predicted: examples/s against the plan as it is"
-    table = Table("what helps", *heads, "price", title=title, title_justify="left")
-    for same in zip(*(answers(workload, hardware, N, plan) for N in counts), strict=True):
-        saved = max(each.state_bytes_saved for each in same)
-        price = same[0].price or f"none; saves {saved / 1e6:,.1f} MB a device"
-        table.add_row(same[0].remedy, *(f"{100 * each.gain:+.1f} %" for each in same), price)
+def gains(hardware: Hardware, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
+    """How many examples/s more each remedy brings, and the batch that makes it unnecessary."""
+    title = f"predicted, examples/s against the plan as it is: {hardware.title}"
+    table = Table("what helps", *(f"on {N:,}" for N in counts), "price", title=title, title_justify="left")
+    for name, (other, price) in remedies(plan).items():
+        rates = [[predict(workload, hardware, N, each).examples_per_second for each in (other, plan)] for N in counts]
+        table.add_row(name, *(f"{100 * (changed / plain - 1):+.1f} %" for changed, plain in rates), price)
     least = [least_batch(workload, hardware, N, plan) for N in counts]
     cells = ["never" if size is None else f"{size:,}" for size in least]
     table.add_row(f"least batch per device for {GOAL:.0%} efficiency", *cells, "")

@@ -41,11 +41,6 @@ class Workload:
         written."""
         return 4 * self.parameters * (1 + 2 + 4)
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of Adam's state."""
-        return 4 * self.parameters * 2
-
 
 # A multiply-add counts as two operations; the backward pass takes twice the forward's. ResNet-50: He et al.,
 # arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224 are those in torchvision's documentation.

@@ -28,30 +28,21 @@ def run(strategy: str, count: int) -> dict:
     return {
         "strategy": strategy,
         "devices": count,
-        "error": None,
+        "global_batch_size": 64,
+        "machine": "8 simulated CPU devices on 2 cores, jax 0.10.2, Python 3.11.7",
         "losses": [2.3, 1.1, 0.7],
-        "compile_seconds": 1.0,
         "step_ms": {"median": 19.1, "low": 18.6, "high": 19.7},
         "examples_per_second": 3358.0,
-        "parameter_bytes": 1_388_584,
-        "optimizer_bytes": 2_777_172,
         "collectives": [{"kind": "all-reduce", "count": 1, "bytes": 1_388_596}] if count > 1 else [],
-        "final_loss": 0.7,
         "largest_difference": 1.9e-5,
     }
 
 
 @pytest.fixture(scope="module")
 def report() -> dict:
-    job = {"devices": 8, "steps": 3, "global_batch_size": 64, "training_examples": 1437, "simulated": True}
-    job["machine"] = "8 simulated CPU devices on 2 cores, Linux x86_64, Python 3.11.7, jax 0.10.2"
     config = {"recipe": "digits", "model": "cnn", "dataset": "digits", "dtype": "float32", "seed": 0}
     config |= {"optimizer": "adam", "learning_rate": 0.005}
-    return {
-        "config": config,
-        "job": job,
-        "runs": [run("single", 1), *(run(s, 8) for s in ("pmap", "jit", "shard_map"))],
-    }
+    return {"config": config, "runs": [*(run(s, 8) for s in ("pmap", "jit", "shard_map")), run("single", 1)]}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

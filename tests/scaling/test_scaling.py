@@ -1,16 +1,15 @@
-"""`python -m pmapdp.scaling`: the parts of a step, what is counted, the picture, and the command."""
+"""`python -m pmapdp.scaling`: the parts of a step, what is counted, and the command."""
 
 import re
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from pmapdp.errors import run_command
 from pmapdp.registry import MODELS
 from pmapdp.scaling.__main__ import main
-from pmapdp.scaling.advice import GOAL, answers, least_batch
+from pmapdp.scaling.advice import GOAL, least_batch, remedies
 from pmapdp.scaling.hardware import HARDWARE
 from pmapdp.scaling.predict import Plan, predict, weak_efficiency
 from pmapdp.scaling.workloads import PUBLISHED, Workload, count_step
@@ -34,10 +33,9 @@ def test_what_each_remedy_changes():
     split = predict(RESNET, H100, N, replace(plan, split_optimizer=True))
     assert split.update == plain.update / N
     assert split.communication == pytest.approx(plain.communication, rel=1e-12)  # as lesson 14 shows by hand
-    assert plain.state_bytes - split.state_bytes == 8 * RESNET.parameters * (1 - 1 / N)
     half = predict(RESNET, H100, N, replace(plan, reduce_bytes=2))
     assert plain.communication / 2 < half.communication < plain.communication  # latency stays
-    many = predict(RESNET, H100, N, replace(plan, accumulate=4))
+    many = predict(RESNET, H100, N, replace(plan, per_device_batch=4 * plan.per_device_batch))
     assert many.communication == plain.communication
     assert many.examples_per_second * many.step == pytest.approx(4 * plain.examples_per_second * plain.step)
     hidden = predict(RESNET, H100, N, replace(plan, overlap=1.0))
@@ -51,12 +49,12 @@ def test_efficiency_lies_between_0_and_1(name):
         assert 0 < weak_efficiency(RESNET, HARDWARE[name], N, Plan()) < 1
 
 
-def test_answers_are_what_the_predictions_say():
+def test_remedies_help_a_small_model_and_the_least_batch_is_the_least():
+    """ZeRO-1 too: reduce-scatter and all-gather cost what the all-reduce costs, and the update is shared."""
     small = Workload("small", parameters=350_000, flops=3e6)
-    found = {each.remedy: each for each in answers(small, H100, 512, Plan())}
-    # Reduce-scatter and all-gather cost what the all-reduce costs, and the update is shared.
-    assert found["split the optimizer (ZeRO-1)"].gain > 0
-    assert found["4 x the batch per device"].gain > 0.01
+    plain = predict(small, H100, 512, Plan()).examples_per_second
+    for name, (plan, _) in remedies(Plan()).items():
+        assert predict(small, H100, 512, plan).examples_per_second > plain, name
     least = least_batch(small, H100, 512, Plan())
     assert least is not None
     assert weak_efficiency(small, H100, 512, replace(Plan(), per_device_batch=least)) >= GOAL
@@ -89,9 +87,8 @@ def test_a_transformer_is_counted():
     assert 1 < found.flops / (6 * in_layers * 128) < 2
 
 
-def test_the_command_prints_the_figures_and_draws_the_picture_of_the_docs(tmp_path, capsys):
-    arguments = ["--workload", "resnet-50", "--svg", str(tmp_path / "weak.svg")]
-    assert run_command(main, arguments) == 0
+def test_the_command_prints_the_figures_of_the_docs(capsys):
+    assert run_command(main, ["--workload", "resnet-50"]) == 0
     out = capsys.readouterr().out
     for words in ("Predictions for data parallelism", "what helps", "least batch per device", "leave out"):
         assert words in out
@@ -100,18 +97,11 @@ def test_the_command_prints_the_figures_and_draws_the_picture_of_the_docs(tmp_pa
         shares = re.findall(rf"^│ {N} .* │ ([\d.]+ %) *│ [\d.]+ % *│ [\d,]+ *│$", out, re.MULTILINE)
         assert len(shares) == 3
         assert f"| {N} | {' | '.join(shares)} |" in page
-    # The words of the picture, with the last value of each line: where lines are drawn is up to matplotlib's version.
-    kept, made = ROOT / "benchmarks" / "scaling" / "weak.svg", tmp_path / "weak.svg"
-    words, expected = ([each.text for each in ElementTree.parse(file).findall(".//{*}text")] for file in (made, kept))
-    assert len(words) > 10
-    assert words == expected, "python -m pmapdp.scaling --workload resnet-50 --svg benchmarks/scaling/weak.svg"
 
 
 def test_a_recipe_of_ours_is_predicted(capsys):
     assert run_command(main, ["digits", "--model", "mlp", "--hardware", "h100", "--devices", "1"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "counting the operations of mlp\n"
-    assert captured.out.startswith("mlp: 669,706 parameters")
+    assert capsys.readouterr().out.startswith("mlp: 669,706 parameters")
 
 
 @pytest.mark.parametrize(
@@ -119,21 +109,18 @@ def test_a_recipe_of_ours_is_predicted(capsys):
     [
         (["--hardware", "h10"], "did you mean 'h100'"),
         (["--workload", "resnet"], "did you mean 'resnet-50'"),
-        (["--devices", "0"], "must be at least 1: try --devices 8"),
+        (["--devices", "0"], "0 devices are not among the 1 to 8,192 that can be joined: try --devices 8192"),
         (["--device-counts", "8"], "did you mean '--devices'"),
-        (["--devices", "12"], "do not fill whole groups of 8: try 8"),
-        (["--devices", "65536"], "more than the 8,192"),
+        (["--devices", "12"], "do not fill whole groups of 8: try --devices 8"),
+        (["--devices", "65536"], "not among the 1 to 8,192"),
         (["--devices", "8" * 300], "is not a whole number of 64 bits"),
         (["--utilization", "0"], "try --utilization 0.4"),
         (["--utilization", "1e-320"], "try --utilization 0.4"),
         (["--utilization", "nan"], "try --utilization 0.4"),
         (["--per-device-batch-size", "9" * 300], "is not a whole number of 64 bits"),
-        (["--accumulate", "9" * 300], "is not a whole number of 64 bits"),
-        (["--accumulate", "0"], "must be at least 1"),
+        (["--per-device-batch-size", "0"], "must be at least 1"),
         (["nnx-mesh"], "try the recipe digits"),
         (["--dtype", "float64"], "try --dtype float32"),
-        (["--svg", "/nowhere/weak.svg"], "name a file in a folder that exists"),
-        (["--svg", ""], "--svg '' is not a text"),
         (["digts"], "did you mean 'digits'"),
     ],
 )

@@ -1,7 +1,6 @@
-"""--mesh, --layout and --shard-state on the command line, and the share of bytes in the header and the comparison."""
+"""--mesh, --layout and --shard-state on the command line, and the share of bytes in the header."""
 
 import pytest
-from launch import python
 
 from pmapdp.config import Config
 from pmapdp.errors import run_command
@@ -39,14 +38,3 @@ def test_the_header_says_what_a_device_holds(capsys):
     assert "parameters 2.68 MB + optimizer state 0.67 MB on a device, 0.417 of the whole" in header
     # Adam's two moments of the ten classes' bias in float32, and two int32 counters: its own and the schedule's.
     assert "; 88 bytes of the optimizer state are replicated" in header
-
-
-@pytest.mark.slow
-def test_the_comparison_says_what_share_a_device_holds():
-    arguments = ["--model", "mlp", "--steps", 3, "--strategies", "jit", "pmap", "--shard-state", "parameters"]
-    out = python("-m", "pmapdp.compare", *arguments)
-    assert out.returncode == 0, out.stderr
-    (row,) = [line.split() for line in out.stdout.splitlines() if line[2:].startswith("share ")]
-    assert "1.000" in row
-    assert "0.125" in row
-    assert "pmap × 8 failed: --shard-state parameters does not work with --strategy pmap" in out.stdout
