@@ -18,7 +18,7 @@ from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
 from pmapdp.compare.table import summary, table
 from pmapdp.config import DataOptions, ModelOptions, OptimizationOptions, check
-from pmapdp.errors import UserError, run_command
+from pmapdp.errors import run_command
 from pmapdp.files import require_writable, write_file
 from pmapdp.pictures import require_matplotlib
 from pmapdp.terminal import console
@@ -52,8 +52,6 @@ def main(arguments: list[str]) -> None:
     """The command."""
     groups = DataOptions, ModelOptions, BatchOptions, OptimizationOptions
     config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=groups)
-    if config.recipe == "nnx-mesh":
-        raise UserError("nnx-mesh is five steps on random numbers, with nothing to compare: try the recipe digits")
     config = replace(config, steps=options.steps, mesh=None, layout="data")
     counts: Sequence[int | None] = sorted(set(options.devices), reverse=True) or [None]
     plan = [replace(config, strategy=strategy, devices=N) for N in counts for strategy in options.strategies]

@@ -52,8 +52,6 @@ def main(arguments: list[str]) -> None:
     """The command."""
     groups = ModelOptions, BatchOptions
     config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", groups=groups)
-    if config.recipe == "nnx-mesh":
-        raise UserError("nnx-mesh splits the model and trains no data set: try the recipe digits, or --workload gpt-2")
     if config.dtype == "float64":
         raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
     if not 0.0001 <= options.utilization <= 1:

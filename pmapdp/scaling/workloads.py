@@ -10,8 +10,10 @@ import optax
 from flax import nnx
 
 from pmapdp.data.batches import Batch
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
+from pmapdp.own import check_task
 from pmapdp.registry import view_of
 from pmapdp.state import Task, initial_state
 from pmapdp.steps import make_steps
@@ -62,6 +64,8 @@ def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float3
     """A model of ours, trained with Adam, from the compiler's analysis of two steps of different batch sizes: what
     grows between them is an example's."""
     task, example = Task(model, optax.adam(1e-3), dtype=dtype), EXAMPLES[view_of(model)]
+    some = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
+    check_task(task, DataSet(some, some), classifies=False)  # a model of one's own may take other inputs
     train_step: Any = make_steps("single", task, jax.devices()[:1]).train_step
     state = jax.eval_shape(lambda: initial_state(task))
     batches = [batch_shapes((size,), example) for size in COUNTED]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flax import nnx
 
 from pmapdp.errors import run_command
 from pmapdp.registry import MODELS
@@ -16,6 +17,16 @@ from pmapdp.scaling.workloads import PUBLISHED, Workload, count_step
 
 ROOT = Path(__file__).parents[2]
 RESNET, H100 = PUBLISHED["resnet-50"], HARDWARE["h100"]
+
+
+class Net(nnx.Linear):
+    """A model of one's own, of six numbers an example."""
+
+    def __init__(self, **how):
+        super().__init__(6, 3, **how)
+
+    def __call__(self, inputs, context):
+        return super().__call__(inputs)
 
 
 def test_one_device_waits_for_nobody():
@@ -119,7 +130,8 @@ def test_a_recipe_of_ours_is_predicted(capsys):
         (["--utilization", "nan"], "try --utilization 0.4"),
         (["--per-device-batch-size", "9" * 300], "is not a whole number of 64 bits"),
         (["--per-device-batch-size", "0"], "must be at least 1"),
-        (["nnx-mesh"], "try the recipe digits"),
+        (["nnx-mesh"], "unknown model 'dot_relu_dot': choose from "),
+        (["--model", f"{__file__}:Net"], "Net and its loss do not take inputs [2, 28, 28, 1] of uint8"),
         (["--dtype", "float64"], "try --dtype float32"),
         (["digts"], "did you mean 'digits'"),
     ],
