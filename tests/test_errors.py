@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from launch import environment, python
+from launch import environment, python, train
 
 COMMAND = """
 import sys
@@ -114,6 +114,11 @@ def test_environments_that_jax_cannot_start_in(variable, value, said):
     assert done.stderr.count("\n") == 1
     assert f"{variable}={value}" in done.stderr
     assert said in done.stderr
+
+
+def test_training_moves_nothing_to_a_device_unasked():
+    done = train("--model", "mlp", "--devices", 2, "--epochs", 1, env={"JAX_TRANSFER_GUARD": "disallow"})
+    assert done.returncode == 0, done.stderr
 
 
 def test_other_programs_keep_their_tracebacks(tmp_path):

@@ -57,7 +57,7 @@ class Exported:
         try:
             with self.precision():
                 parts = [
-                    jax.device_get(self.compiled(inputs[start : start + EXAMPLES_PER_CALL]))
+                    jax.device_get(self.compiled(jax.device_put(inputs[start : start + EXAMPLES_PER_CALL])))
                     for start in range(0, len(inputs), EXAMPLES_PER_CALL)
                 ]
         except Exception as error:  # JAX has several for what it cannot call
