@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -88,7 +89,7 @@ def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
         UserError: with what is wrong and how to mend it.
     """
     name, (inputs, labels) = getattr(task.model, "__name__", "the model"), data.train
-    two = [jax.ShapeDtypeStruct((2, *array.shape[1:]), array.dtype) for array in (inputs, labels)]
+    two = [jax.ShapeDtypeStruct((2, *array.shape[1:]), jnp.result_type(array)) for array in (inputs, labels)]
     example = Batch(*two, *(jax.ShapeDtypeStruct((2,), dtype) for dtype in ("int32", "float32")))
 
     found: list[tuple[Any, Any]] = []  # what would differ from device to device, and where

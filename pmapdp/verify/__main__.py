@@ -13,11 +13,10 @@ from typing import Annotated
 
 from pmapdp.cli import parse_options
 from pmapdp.devices import choose
-from pmapdp.errors import UserError, run_command, unknown
+from pmapdp.errors import UserError, run_command
 from pmapdp.files import from_python_file, require_writable, write_file
 from pmapdp.verify import verify
 from pmapdp.verify.runs import blame
-from pmapdp.verify.trees import shown
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,14 @@ def main(arguments: list[str]) -> None:
     function = from_python_file(options.target, options.target)
     try:
         given = function()
-        if not isinstance(given, dict):
-            raise UserError(f"{options.target} returns {shown(given)}: return the arguments of verify in a dictionary")
-        known = inspect.signature(verify).parameters
-        if strange := [name for name in given if name not in known]:
-            raise unknown("argument of verify", str(strange[0]), known)
-        report = verify(**{"devices": devices, **given})
+        try:
+            call = inspect.signature(verify).bind(**{"devices": devices, **given})
+        except TypeError as error:
+            raise UserError(
+                f"{options.target} does not return the arguments of verify ({error}): return them in a dictionary, "
+                "for example dict(reference=..., step=..., state=..., batch=...)"
+            ) from None
+        report = verify(**call.arguments)
     except UserError:
         raise
     except Exception as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.rounding import Expected, Update, call_reference
-from pmapdp.verify.runs import Outcome, Trial
+from pmapdp.verify.runs import Outcome, Trial, wrong
 
 Leaves = dict[str, np.ndarray]
 
@@ -24,40 +24,35 @@ class Case:
     @property
     def want(self) -> Expected:
         """The state that the step must return."""
-        return self.update.state
+        return self.update.want["state"]
 
     @functools.cached_property
     def wrong(self) -> list[str]:
         """The leaves of the state that are wrong on any device."""
-        return list(self.want.wrong(self.got.state))
+        return list(wrong(self.want.differences(self.got["state"])))
 
-    @functools.cached_property
-    def old(self) -> Leaves:
-        """The leaves of the state before the update."""
-        return trees.values(self.update.arguments[0])
-
-    def reference(self, arguments: tuple) -> tuple[Leaves, Leaves]:
+    def reference(self, *arguments: Any) -> dict[str, Leaves]:
         """What the reference makes of other arguments: state and metrics by leaf."""
-        state, metrics = call_reference(self.trial.reference, arguments)
-        return trees.values(state), trees.values(metrics)
+        new = call_reference(self.trial.reference, arguments)
+        return {part: trees.values(tree) for part, tree in new.items()}
 
     @functools.cached_property
-    def parts(self) -> list[tuple[Leaves, Leaves]]:
+    def parts(self) -> list[dict[str, Leaves]]:
         """What the reference makes of each device's examples alone, device by device."""
         state, batch, *key = self.update.arguments
-        return [self.reference((state, part, *key)) for part in trees.parts(batch, self.trial.N)]
+        return [self.reference(state, part, *key) for part in trees.parts(batch, self.trial.N)]
 
-    def mean_of_parts(self, name: str, of_metrics: bool = False) -> np.ndarray:
+    def mean_of_parts(self, name: str, of: str = "state") -> np.ndarray:
         """The mean over devices of what the reference makes of their examples, for one leaf."""
-        return np.mean([part[of_metrics][name] for part in self.parts], axis=0)
+        return np.mean([part[of][name] for part in self.parts], axis=0)
 
     def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
         """The update on the examples at `index` of the batch: the new state of step (first device) and reference."""
         state, batch, *key = self.update.arguments
         arguments = (state, trees.rows(batch, index), *key)
         new = call_reference(self.trial.reference, arguments)
-        got = self.trial.run(self.update._replace(arguments=arguments, new=new)).state
-        return {name: copies[0] for name, copies in got.items()}, trees.values(new[0])
+        got = self.trial.run(self.update._replace(arguments=arguments, new=new))["state"]
+        return {name: copies[0] for name, copies in got.items()}, trees.values(new["state"])
 
     def close(self, name: str, got: np.ndarray, wanted: np.ndarray) -> bool:
         """Whether a leaf of the state is explained by a value. Explanations may round a little more than the step."""
@@ -65,11 +60,11 @@ class Case:
 
     def holds(self, name: str, value: np.ndarray) -> bool:
         """Whether a value explains what the first device holds of a leaf of the state."""
-        return self.close(name, self.got.state[name][0], value)
+        return self.close(name, self.got["state"][name][0], value)
 
-    def reference_changes(self, arguments: tuple) -> bool:
+    def reference_changes(self, *arguments: Any) -> bool:
         """Whether the reference returns another state for other arguments."""
-        other, _ = self.reference(arguments)
+        other = self.reference(*arguments)["state"]
         return any(not self.close(name, other[name], value) for name, value in self.want.values.items())
 
     @functools.cached_property
@@ -77,7 +72,7 @@ class Case:
         """Whether the reference's state depends on random numbers."""
         state, batch, *key = self.update.arguments
         state, *key = trees.reseed((state, *key))
-        return self.reference_changes((state, batch, *key))
+        return self.reference_changes(state, batch, *key)
 
     @functools.cached_property
     def shuffled(self) -> np.ndarray:
@@ -88,4 +83,4 @@ class Case:
     def positional(self) -> bool:
         """Whether the reference depends on the order of its examples, as when it draws one mask for the batch."""
         state, batch, *key = self.update.arguments
-        return self.reference_changes((state, trees.rows(batch, self.shuffled), *key))
+        return self.reference_changes(state, trees.rows(batch, self.shuffled), *key)

@@ -10,17 +10,16 @@ import numpy as np
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case
 from pmapdp.verify.mistakes import Cause, named
-from pmapdp.verify.sizes import scale, unequal_examples, weight_decay
+from pmapdp.verify.runs import wrong
+from pmapdp.verify.sizes import CLEAR, scale, unequal_examples, weight_decay
 
 # Leaves that are statistics of the batch rather than parameters, by a word of their path, as Flax names them.
 STATISTICS = re.compile(r"stat|running|moving|(^|/|_)(mean|var|variance)(/|$)", re.IGNORECASE)
-CLEAR = 1e-3  # relative error with which a factor must explain a metric
 
 
 def explain_state(case: Case) -> Cause:
     """The cause of a wrong state."""
-    looks = (replicas, statistics, means, scale, weight_decay, unequal_examples, order)
-    for look in looks:
+    for look in (replicas, statistics, means, scale, weight_decay, unequal_examples, order):
         try:
             if cause := look(case):
                 return cause
@@ -31,7 +30,7 @@ def explain_state(case: Case) -> Cause:
 
 def replicas(case: Case) -> Cause | None:
     """Devices that hold different values."""
-    differ = [name for name in case.wrong if any(not case.holds(name, copy) for copy in case.got.state[name])]
+    differ = [name for name in case.wrong if any(not case.holds(name, copy) for copy in case.got["state"][name])]
     trained = [name for name in differ if not STATISTICS.search(name)]
     if local := [name for name in trained if is_local(case, name)]:
         return named("no all-reduce", local)
@@ -43,21 +42,18 @@ def replicas(case: Case) -> Cause | None:
 def is_local(case: Case, name: str) -> bool:
     """Whether each device holds the result of its own examples: what the reference makes of them, or values whose
     mean over the devices is right."""
-    copies = case.got.state[name]
+    copies = case.got["state"][name]
     if case.close(name, np.mean(copies, axis=0), case.want.values[name]):
         return True
-    return all(case.close(name, copy, part[0][name]) for copy, part in zip(copies, case.parts, strict=False))
+    return all(case.close(name, copy, part["state"][name]) for copy, part in zip(copies, case.parts, strict=False))
 
 
 def statistics(case: Case) -> Cause | None:
     """Batch statistics of one device, or averaged although they are no averages."""
-    of_devices = [
-        name
-        for name in case.wrong
-        if STATISTICS.search(name)
-        and (case.holds(name, case.mean_of_parts(name)) or case.holds(name, case.parts[0][0][name]))
-    ]
-    return named("local statistics", of_devices) if of_devices else None
+    suspects = [name for name in case.wrong if STATISTICS.search(name)]
+    explanations = (case.mean_of_parts, lambda name: case.parts[0]["state"][name])
+    leaves = [name for name in suspects if any(case.holds(name, value(name)) for value in explanations)]
+    return named("local statistics", leaves) if leaves else None
 
 
 def means(case: Case) -> Cause | None:
@@ -77,9 +73,9 @@ def loss_depends_on_the_cut(case: Case) -> bool:
 
     Only those named like a loss are asked, if there are any: others, such as a gradient's norm, are not linear.
     """
-    wanted = case.update.metrics
+    wanted = case.update.want["metrics"]
     for name in [name for name in wanted.values if "loss" in name.lower()] or list(wanted.values):
-        mean = case.mean_of_parts(name, of_metrics=True)
+        mean = case.mean_of_parts(name, of="metrics")
         off = min(trees.distance(mean * factor, wanted.values[name]) for factor in (1, len(case.parts)))
         if off > 4 * wanted.tolerance[name]:
             return True
@@ -88,10 +84,8 @@ def loss_depends_on_the_cut(case: Case) -> bool:
 
 def order(case: Case) -> Cause | None:
     """A result that depends on the order of the examples, or on random numbers by their place."""
-    if case.draws and case.positional:
-        return named("other random numbers", case.wrong)
     if case.positional:
-        return None
+        return named("other random numbers", case.wrong) if case.draws else None
     got, _ = case.rerun(case.shuffled)
     if leaves := [name for name in case.wrong if not case.holds(name, got[name])]:
         return named("other random numbers" if case.draws else "order", leaves)
@@ -100,18 +94,17 @@ def order(case: Case) -> Cause | None:
 
 def explain_metrics(case: Case) -> Cause:
     """The cause of wrong metrics."""
-    N, copies, want = case.trial.N, case.got.metrics, case.update.metrics
-    leaves = list(want.wrong(copies))
+    N, copies, want = case.trial.N, case.got["metrics"], case.update.want["metrics"]
+    leaves = list(wrong(want.differences(copies)))
     if case.wrong and not all(np.isfinite(copies[name]).all() for name in leaves):
         return named("follows")
     if local := [n for n in leaves if any(trees.distance(copies[n][0], x) > want.tolerance[n] for x in copies[n])]:
         return named("one device's metrics", local)
-    for device, (_, metrics) in enumerate(case.parts if N > 1 else []):
-        off = {name: trees.distance(copies[name][device % len(copies[name])], metrics[name]) for name in leaves}
-        if all(off[name] <= 4 * want.tolerance[name] for name in leaves):
+    for device, part in enumerate(case.parts if N > 1 else []):
+        own = {name: copies[name][device % len(copies[name])] for name in leaves}
+        if all(trees.distance(own[n], part["metrics"][n]) <= 4 * want.tolerance[n] for n in leaves):
             return named("one device's metrics", leaves)
     for factor in (N, 1 / N) if N > 1 else ():
-        scaled = [n for n in leaves if np.allclose(copies[n][0], factor * want.values[n], rtol=CLEAR, atol=0)]
-        if scaled:
+        if scaled := [n for n in leaves if np.allclose(copies[n][0], factor * want.values[n], rtol=CLEAR, atol=0)]:
             return named("scaled metrics", scaled, ratio=f"{factor:.3g}", N=N)
     return named("follows" if case.wrong else "unknown", leaves)

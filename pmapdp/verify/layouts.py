@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.verify.report import ArgumentsError
+from pmapdp.verify.report import ArgumentsError, NotCheckedError
 
 
 def sharding(devices: Sequence[jax.Device], *axes: str) -> NamedSharding:
@@ -20,21 +20,28 @@ def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
     return jax.device_put(tree, sharding(devices))
 
 
-def split(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """Leaves `[B, ...]` or `[N, ...]`, split over N devices along their first axis."""
+def split(tree: Any, devices: Sequence[jax.Device], rows: bool = False) -> Any:
+    """Leaves `[B, ...]` or `[N, ...]`, split over N devices along their first axis; with `rows` as `[N, b, ...]`.
+
+    Raises:
+        NotCheckedError: B is no multiple of N.
+    """
+    N = len(devices)
+    if odd := [len(leaf) for leaf in jax.tree.leaves(tree) if len(leaf) % N]:
+        raise NotCheckedError(f"{odd[0]} examples do not divide over {N} devices; a Layout of your own can pad them")
+    if rows:
+        tree = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), tree)
     return jax.device_put(tree, sharding(devices, "data"))
+
+
+def split_rows(batch: Any, devices: Sequence[jax.Device]) -> Any:
+    """Leaves `[B, ...]` as `[N, b, ...]`, a row for each device; errors as of `split`."""
+    return split(batch, devices, rows=True)
 
 
 def stack(tree: Any, devices: Sequence[jax.Device]) -> Any:
     """N copies in leaves `[N, ...]`, as `flax.jax_utils.replicate` makes them."""
-    N = len(devices)
-    return split(jax.tree.map(lambda x: jax.numpy.stack([jax.numpy.asarray(x)] * N), tree), devices)
-
-
-def split_rows(batch: Any, devices: Sequence[jax.Device]) -> Any:
-    """Leaves `[B, ...]` as `[N, b, ...]`, a row for each device."""
-    N = len(devices)
-    return split(jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch), devices)
+    return split(jax.tree.map(lambda x: jax.numpy.stack([jax.numpy.asarray(x)] * len(devices)), tree), devices)
 
 
 class Layout(NamedTuple):
@@ -46,13 +53,12 @@ class Layout(NamedTuple):
     # leading device axis `[N, ...]`. Leaves that it returns as they are on the devices are compared on each of them.
     fetch: Callable[[Any], Any] | None = None
     place_key: Callable[[Any, Sequence[jax.Device]], Any] = replicate
-    divides: bool = False  # whether B must be a multiple of N
 
 
 LAYOUTS = {
-    "stacked": Layout(stack, split_rows, place_key=stack, divides=True),  # pmap with a device axis on all arguments
-    "replicated": Layout(replicate, split_rows, divides=True),  # pmap(in_axes=(None, 0, None))
-    "sharded": Layout(replicate, split, divides=True),  # jit and shard_map
+    "stacked": Layout(stack, split_rows, place_key=stack),  # pmap with a device axis on all arguments
+    "replicated": Layout(replicate, split_rows),  # pmap(in_axes=(None, 0, None))
+    "sharded": Layout(replicate, split),  # jit and shard_map
 }
 
 

@@ -16,6 +16,10 @@ class ArgumentsError(UserError, ValueError):
     """Arguments of `verify` that cannot be used, in one sentence."""
 
 
+class NotCheckedError(Exception):
+    """A check cannot be made; the message says why."""
+
+
 class Check(NamedTuple):
     """One check."""
 
@@ -70,9 +74,9 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         checked = sum(check.status != NOT_CHECKED for check in self.checks)
-        last = (
-            f"{len(self.failed)} of {checked} checks FAILED" if self.failed else f"All {checked} checks passed"
-        ) + f", computed in {self.precision}, in {self.seconds:.0f} s."
+        last = f"{len(self.failed)} of {checked} checks FAILED" if self.failed else f"All {checked} checks passed"
+        last += f", computed in {self.precision}, in {self.seconds:.0f} s."
+        last += " One mistake can hide others: correct it and verify again." * bool(self.failed)
         return "\n".join([*map(str, self.checks), last])
 
     def to_json(self) -> str:

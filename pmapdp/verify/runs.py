@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pmapdp.errors import reason
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import Layout
 from pmapdp.verify.mistakes import named
+from pmapdp.verify.report import NotCheckedError
 from pmapdp.verify.rounding import Update
 
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(__file__))
-DELETED = "has been deleted"  # in the message of JAX for an array whose memory was donated
+# A part of a message of JAX -> the mistake that it is about.
+MESSAGES = {"has been deleted": "used after donation", "which require replication": "unseen replication"}
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -27,11 +30,8 @@ class StepFailedError(Exception):
         self.cause = cause
 
 
-class Outcome(NamedTuple):
-    """What an update returned, by leaf: a list of the copies that the devices hold, as host arrays."""
-
-    state: dict[str, list[np.ndarray]]
-    metrics: dict[str, list[np.ndarray]]
+# What an update returned, by "state" and "metrics" and then by leaf: the devices' copies, as host arrays.
+Outcome = dict[str, dict[str, list[np.ndarray]]]
 
 
 class Trial(NamedTuple):
@@ -49,56 +49,40 @@ class Trial(NamedTuple):
 
     def place(self, update: Update) -> tuple[Any, ...]:
         """The arguments of the step on the devices, by the layout; their memory is nobody else's."""
-        return self.place_state(update), *self.place_rest(update)
-
-    def place_state(self, update: Update) -> Any:
-        """The state before the update on the devices."""
+        state, batch, *key = trees.to_host(update.arguments)
         with user_code("the layout", self.N):
-            return self.layout.place_state(trees.to_host(update.arguments[0]), self.devices)
+            placed_state = self.layout.place_state(state, self.devices)
+            keys = [self.layout.place_key(each, self.devices) for each in key]
+            return jax.block_until_ready((placed_state, self.layout.place_batch(batch, self.devices), *keys))
 
-    def place_rest(self, update: Update) -> tuple[Any, ...]:
-        """The batch, and the key where there is one, on the devices."""
-        batch, *key = trees.to_host(update.arguments[1:])
-        with user_code("the layout", self.N):
-            key = [self.layout.place_key(each, self.devices) for each in key]
-            return jax.block_until_ready((self.layout.place_batch(batch, self.devices), *key))
-
-    def call(self, *placed: Any) -> tuple[Any, Any]:
-        """The step on placed arguments; what it returns has been computed."""
+    def call(self, *placed: Any) -> dict[str, Any]:
+        """What the step returns for placed arguments, computed: the "state" and the "metrics"."""
         with user_code("the step", self.N):
             returned = jax.block_until_ready(self.step(*placed))
-        if not (isinstance(returned, tuple | list) and len(returned) == 2):
-            raise StepFailedError(f"the step must return (state, metrics), and returns {trees.shown(returned)}")
-        return returned[0], returned[1]
+        return trees.parts_of(returned, "the step", StepFailedError)
 
     def run(self, update: Update) -> Outcome:
         """The update by the step, from the reference's state."""
-        return self.read(*self.call(*self.place(update)), update)
+        return self.read(self.call(*self.place(update)), update)
 
-    def read(self, state: Any, metrics: Any, update: Update) -> Outcome:
+    def read(self, returned: dict[str, Any], update: Update) -> Outcome:
         """What the devices hold, before the next update donates it."""
         if self.layout.fetch is not None:
             with user_code("fetch of the layout", self.N):
-                state = self.layout.fetch(state)
-        return Outcome(self.copies(state, update.new[0], "state"), self.copies(metrics, update.new[1], "metrics"))
+                returned = returned | {"state": self.layout.fetch(returned["state"])}
+        return {part: self.copies(tree, update.new[part], part) for part, tree in returned.items()}
 
     def copies(self, got: Any, wanted: Any, what: str) -> dict[str, list[np.ndarray]]:
         """The devices' copies of each leaf of a tree, compared in names and shapes with what the reference returns."""
-        got, wanted = trees.named(got), trees.named(wanted)
-        if missing := sorted(set(wanted) ^ set(got)):
-            here, there = ("the step", "the reference") if missing[0] in got else ("the reference", "the step")
-            raise StepFailedError(
-                f"the {what} has a leaf {missing[0]} in what {here} returns and not in what {there} returns; "
-                "both must return the same pytree"
-            )
-        held = {}
-        for name, leaf in wanted.items():
-            copies = trees.copies(got[name], np.shape(leaf), self.N)
+        got, wanted, held = trees.named(got), trees.named(wanted), {}
+        for name in got | wanted:
+            here, there = (list(np.shape(tree[name])) if name in tree else "absent" for tree in (got, wanted))
+            copies = None if "absent" in (here, there) else trees.copies(got[name], np.shape(wanted[name]), self.N)
             if copies is None:
                 raise StepFailedError(
-                    f"the {what}'s leaf {name} has the shape {list(np.shape(got[name]))}, and {list(np.shape(leaf))} "
-                    f"in the reference; on {self.N} devices it may have that shape, or "
-                    f"{[self.N, *np.shape(leaf)]} with a device axis (or give a Layout with your own fetch)"
+                    f"the leaf {name} of the {what} is {here} in the step and {there} in the reference: return the "
+                    f"same shapes, on {self.N} devices also with a device axis [{self.N}, ...] (or give a Layout with "
+                    "your own fetch)"
                 )
             held[name] = copies
         return held
@@ -109,8 +93,19 @@ class Ran(NamedTuple):
 
     trial: Trial
     outcomes: list[Outcome]  # what each returned
+    differences: list[dict[str, dict[str, tuple[float, float]]]]  # the same, by how much each leaf is off and may be
     compilations: list[int]  # programs compiled in each
+    programs: list[Any]  # those compiled in the first
     placed: tuple[Any, ...]  # state after the last update; batch and key of the first
+
+    def first_wrong(self, part: str) -> int | None:
+        """The first update, counted from 0, with a wrong leaf in the state or in the metrics."""
+        return next((n for n, found in enumerate(self.differences) if wrong(found[part])), None)
+
+
+def wrong(differences: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Those of the leaves that are off by more than rounding allows."""
+    return {leaf: (size, tolerance) for leaf, (size, tolerance) in differences.items() if size > tolerance}
 
 
 def step_updates(trial: Trial, updates: list[Update]) -> Ran:
@@ -121,18 +116,26 @@ def step_updates(trial: Trial, updates: list[Update]) -> Ran:
         if event == COMPILED:
             compiled.append(event)
 
-    state = trial.place_state(updates[0])
-    outcomes, compilations = [], []
+    client: Any = trial.devices[0].client
+    state, *_ = trial.place(updates[0])
+    outcomes: list[Outcome] = []
+    differences, compilations, programs = [], [], []
     for update in updates:
-        rest, before = trial.place_rest(update), len(compiled)
+        _, *rest = trial.place(update)
+        before, known = len(compiled), client.live_executables()
         jax.monitoring.register_event_duration_secs_listener(listen)
         try:
-            state, metrics = trial.call(state, *rest)
+            returned = trial.call(state, *rest)
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
         compilations.append(len(compiled) - before)
-        outcomes.append(trial.read(state, metrics, update))
-    return Ran(trial, outcomes, compilations, (state, *trial.place_rest(updates[0])))
+        if not outcomes:
+            identities = set(map(id, known))
+            programs = [each for each in client.live_executables() if id(each) not in identities]
+        outcomes.append(trial.read(returned, update))
+        differences.append({part: want.differences(outcomes[-1][part]) for part, want in update.want.items()})
+        state = returned["state"]
+    return Ran(trial, outcomes, differences, compilations, programs, (state, *trial.place(updates[0])[1:]))
 
 
 @contextlib.contextmanager
@@ -140,11 +143,14 @@ def user_code(what: str, N: int) -> Iterator[None]:
     """Errors raised inside become a `StepFailedError` that says where in the user's program they arose."""
     try:
         yield
+    except NotCheckedError:
+        raise
     except Exception as error:
         message = f"{what} raised an error on {N} device{'s' * (N > 1)}, {blame(error)}"
-        if DELETED in str(error):
-            cause, cure = named("used after donation")
-            raise StepFailedError(f"{message} {cure}", cause) from error
+        for part, known in MESSAGES.items():
+            if part in str(error):
+                cause, cure = named(known)
+                raise StepFailedError(f"{message} {cure}", cause) from error
         raise StepFailedError(message) from error
 
 
@@ -153,5 +159,4 @@ def blame(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(library in frame.filename for library in LIBRARIES)]
     where = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""
-    message = (str(error).strip().splitlines() or [""])[0]
-    return f"{where}{type(error).__name__}: {message}"
+    return f"{where}{type(error).__name__}: {reason(error)}"

@@ -21,24 +21,22 @@ def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
 
 def scale(case: Case) -> Cause | None:
     """Leaves that move by a multiple. Two batches are compared, so that a weight decay does not count."""
-    N = case.trial.N
-    factors = {"sum for mean": N, "averaged twice": 1 / N} if N > 1 else {}
-    found: dict[str, dict[str, float]] = {}  # ratio by leaf, of each cause
+    N, ratios = case.trial.N, {}
     got, wanted = case.rerun(np.arange(trees.number_of_examples(case.update.arguments[1])) // 2)
     for name in case.wrong:
-        wanted_move = wanted[name] - case.want.values[name]
-        if np.linalg.norm(wanted_move) > case.want.tolerance[name]:
-            ratio, error = multiple(got[name] - case.got.state[name][0], wanted_move)
-            causes = [cause for cause, factor in factors.items() if abs(ratio / factor - 1) < CLEAR]
-            if error < CLEAR * abs(ratio) and abs(ratio - 1) > CLEAR and (causes or np.size(wanted_move) > 1):
-                found.setdefault(causes[0] if causes else "another scale", {})[name] = ratio
-    if not found:
-        return None
-    # Under Adam the moments have the factor, and some parameters others: most leaves decide.
-    cause = max(found, key=lambda cause: len(found[cause]) if cause in factors else 0)
-    ratio = next(iter(found[cause].values()))
-    checks_vma = cause == "sum for mean" and "check_vma=True" in step_text(case)
-    return named("check_vma" if checks_vma else cause, list(found[cause]), ratio=f"{ratio:.3g}", N=N)
+        move = wanted[name] - case.want.values[name]
+        if np.linalg.norm(move) > case.want.tolerance[name]:
+            ratio, error = multiple(got[name] - case.got["state"][name][0], move)
+            if error < CLEAR * abs(ratio) and abs(ratio - 1) > CLEAR:
+                ratios[name] = ratio
+    # Under Adam the moments have the factor N, and some leaves others.
+    for cause, factor in (("sum for mean", N), ("averaged twice", 1 / N)):
+        if leaves := [name for name, ratio in ratios.items() if abs(ratio / factor - 1) < CLEAR]:
+            if factor > 1 and "check_vma=True" in step_text(case):
+                cause = "check_vma"
+            return named(cause, leaves, ratio=f"{factor:.3g}", N=N)
+    several = [name for name in ratios if np.size(wanted[name]) > 1]  # one number is a multiple of any other
+    return named("another scale", several, ratio=f"{ratios[several[0]]:.3g}") if several else None
 
 
 def step_text(case: Case) -> str:
@@ -52,11 +50,9 @@ def step_text(case: Case) -> str:
 def weight_decay(case: Case) -> Cause | None:
     """A difference that is a multiple of the old value."""
     ratios = {}
-    for name in case.wrong:
-        old = case.old.get(name)
-        if old is not None and np.size(old) > 1:
-            difference = case.got.state[name][0] - case.want.values[name]
-            ratio, error = multiple(difference, old)
+    for name, old in trees.values(case.update.arguments[0]).items():
+        if name in case.wrong and np.size(old) > 1:
+            ratio, error = multiple(case.got["state"][name][0] - case.want.values[name], old)
             if error < 0.1 * abs(ratio):
                 ratios[name] = ratio
     return named("weight decay", list(ratios), ratio=f"{next(iter(ratios.values())):.2g}") if ratios else None
@@ -86,18 +82,15 @@ def example_weights(case: Case) -> np.ndarray | None:
     Not-a-number for an example that is replaced by an equal one.
     """
     B = trees.number_of_examples(case.update.arguments[1])
-    replaced = []
-    for i in range(B):
-        index = np.arange(B)
-        index[i] = (i + B // 2) % B
-        replaced.append(case.rerun(index))
+    all_places = np.arange(B)
+    replaced = [case.rerun(np.where(all_places == i, (i + B // 2) % B, all_places)) for i in range(B)]
     best: tuple[float, np.ndarray | None] = EQUAL, None
     for name, value in case.want.values.items():
         weights, errors = np.full(B, np.nan), np.full(B, np.nan)
         for i, (got, wanted) in enumerate(replaced):
             move = wanted[name] - value
             if np.linalg.norm(move) > case.want.tolerance[name]:
-                weights[i], errors[i] = multiple(got[name] - case.got.state[name][0], move)
+                weights[i], errors[i] = multiple(got[name] - case.got["state"][name][0], move)
         if np.isfinite(weights).sum() > B // 2 and (error := float(np.nanmedian(errors))) < best[0]:
             best = error, weights
     return best[1]
@@ -105,10 +98,6 @@ def example_weights(case: Case) -> np.ndarray | None:
 
 def places(chosen: np.ndarray) -> str:
     """The places of the chosen examples in words: `3, 8 to 15`."""
-    runs: list[list[int]] = []
-    for place in map(int, np.flatnonzero(chosen)):
-        if runs and place == runs[-1][-1] + 1:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
+    found = np.flatnonzero(chosen)
+    runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -83,11 +83,13 @@ def number_of_examples(batch: Any) -> int:
     return next(iter(sizes))[0]
 
 
-def shown(value: Any) -> str:
-    """What a function returned, in words."""
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    return "an array" if isinstance(value, jax.Array) else f"a {type(value).__name__}"
+def parts_of(returned: Any, who: str, error: type[Exception] = ArgumentsError) -> dict[str, Any]:
+    """The "state" and the "metrics" that `who` returned; an `error` says what else it is."""
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        return {"state": returned[0], "metrics": returned[1]}
+    kind = "an array" if isinstance(returned, jax.Array) else f"a {type(returned).__name__}"
+    length = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+    raise error(f"{who} must return (state, metrics), and returns {kind}{length}")
 
 
 def rows(batch: Any, index: Any) -> Any:
@@ -131,8 +133,6 @@ def largest(values: np.ndarray) -> float:
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     """Largest absolute difference; not-a-number equals not-a-number."""
-    if a is b or np.array_equal(a, b):
-        return 0.0
     with np.errstate(invalid="ignore"):
         difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, a - b)
     return largest(difference)

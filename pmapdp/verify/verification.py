@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from pmapdp.errors import reason
 from pmapdp.verify import checks, efficiency, trees
 from pmapdp.verify.layouts import Layout, as_layout
-from pmapdp.verify.mistakes import named
-from pmapdp.verify.report import FAILED, NOT_CHECKED, ArgumentsError, Check, Report
+from pmapdp.verify.mistakes import Cause, named
+from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, ArgumentsError, Check, NotCheckedError, Report
 from pmapdp.verify.rounding import Update, coarsest_type, reference_updates
-from pmapdp.verify.runs import Ran, StepFailedError, Trial, step_updates, user_code
+from pmapdp.verify.runs import Ran, StepFailedError, Trial, blame, step_updates, user_code
 
 COUNTS = (1, 2, 4, 8)
 
@@ -31,7 +32,7 @@ def verify(
     devices: Sequence[jax.Device] | None = None,
     counts: Sequence[int] | None = None,
     updates: int = 3,
-    float64: bool | None = None,
+    float64: bool = True,
 ) -> Report:
     """Compare a training step on several devices with its reference on one.
 
@@ -52,11 +53,11 @@ def verify(
         layout: how the step wants its arguments. `stacked`: a device axis `[N, ...]` on all, as of
             `flax.jax_utils.replicate`, the batch `[N, b, ...]`; `replicated`: only the batch has that axis
             (`pmap(in_axes=(None, 0, None))`); `sharded`: neither (jit, shard_map). Or a `Layout` of your own.
-        last_batch: a ragged or padded last batch, as the reference takes it.
+        last_batch: a ragged or padded last batch, as the reference takes it, for one more update.
         devices: those to use; all of this process where None.
         counts: numbers of devices, for a `step` that takes any number (a pmap without `devices`) or for `make_step`.
         updates: how many in a row; three or more show whether the step is compiled again.
-        float64: compute in float64; None where the program allows it.
+        float64: compute in float64 where the program allows it; False: in the types that are given.
 
     Returns:
         The report. An error that the step raises is a check that failed; one of the reference is raised.
@@ -67,38 +68,49 @@ def verify(
     What it cannot see is in docs/verify.md.
     """
     started = time.perf_counter()
+    layout, devices = as_layout(layout), jax.devices() if devices is None else devices
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
-    devices, layout = list(jax.devices() if devices is None else devices), as_layout(layout)
+    for name, function in (("reference", reference), ("step", step), ("make_step", make_step)):
+        if function is not None and not callable(function):
+            raise ArgumentsError(f"{name}={function!r} cannot be called: give a function of (state, batch, key)")
+    if not is_list_of(jax.Device, devices):
+        raise ArgumentsError(f"devices={devices!r}: give a list of devices, for example jax.devices()[:4]")
     if counts is None:
         counts = [len(devices)] if make_step is None else [N for N in COUNTS if len(devices) >= N]
-    if not counts or not all(1 <= N <= len(devices) for N in counts):
-        raise ArgumentsError(f"counts={list(counts)}: give numbers of devices from 1 to {len(devices)}")
-    if updates < 1:
-        raise ArgumentsError(f"updates={updates} makes no update: give 1 or more, for example 3")
+    if not is_list_of(int, counts) or not all(1 <= N <= len(devices) for N in counts):
+        raise ArgumentsError(f"counts={counts!r}: give a list of numbers from 1 to {len(devices)}, for example [1]")
+    if not isinstance(updates, int) or updates < 1:
+        raise ArgumentsError(f"updates={updates!r}: give a whole number of 1 or more, for example 3")
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
-    for each in batches if last_batch is None else [*batches, last_batch]:
+    batches += [] if last_batch is None else [last_batch]
+    keys = [() if key is None else (key(n) if callable(key) else key,) for n in range(len(batches))]
+    try:
+        jax.eval_shape(lambda **_: None, state=state, batch=batches, key=keys)
+    except TypeError as error:
+        raise ArgumentsError(f"{reason(error)} Give arrays, numbers or keys.") from None
+    for each in batches:
         trees.number_of_examples(each)  # which says what is wrong with it
-    keys = [() if key is None else (key(n) if callable(key) else key,) for n in range(updates)]
     reference = reference if hasattr(reference, "lower") else jax.jit(reference)
+    plain = Trial(reference, reference, layout, devices)
     maker: Any = make_step or functools.partial(lambda step, devices: step, step)
-    run = functools.partial(run_checks, maker, Trial(reference, reference, layout, devices), sorted(counts), keys)
+    run = functools.partial(run_checks, maker, plain, sorted(counts), keys)
 
-    given, why_not = (state, batches, last_batch), "as asked" if float64 is False else ""
-    if not why_not:
+    given, why_not = (state, batches), "as asked"
+    if float64:
         with jax.enable_x64(True):
-            wide = trees.to_host(given, np.float64)
-            why_not = why_not_float64(reference, (wide[0], wide[1][0], *keys[0]))
+            wide_state, wide_batches = trees.to_host(given, np.float64)
+            why_not = why_not_float64(reference, (wide_state, wide_batches[0], *keys[0]))
             if not why_not:
-                found = run(*wide)
-                if float64 is None and any(check.name == "runs" and check.status == FAILED for check in found):
+                found = run(wide_state, wide_batches)
+                if any(check.name == "runs" and check.status == FAILED for check in found):
                     why_not = "the step raises an error with float64"
     if why_not:
-        if float64:
-            raise ArgumentsError(f"float64=True cannot be had: {why_not}; leave it out")
         found = run(*trees.to_host(given))
     if all(check.status == NOT_CHECKED for check in found):
         raise ArgumentsError(f"nothing can be checked: {found[0].sentence}")
+    if last_batch is None:
+        found.append(Check("last batch", NOT_CHECKED, (), "give last_batch, if yours is uneven or padded"))
     if make_step is None and len(counts) == 1:
         other = "a step is made for one number; give make_step, or counts where the step takes any number"
         found.append(Check("other numbers of devices", NOT_CHECKED, (), other))
@@ -106,54 +118,56 @@ def verify(
     return Report(found, precision, time.perf_counter() - started)
 
 
+def is_list_of(kind: type, values: Any) -> bool:
+    """Whether this is a sequence of this kind of value, and not empty."""
+    return isinstance(values, Sequence) and len(values) > 0 and all(isinstance(value, kind) for value in values)
+
+
 def run_checks(
-    make_step: Callable, plain: Trial, counts: list[int], keys: list, state: Any, batches: list, last_batch: Any
+    make_step: Callable, plain: Trial, counts: list[int], keys: list, state: Any, batches: list
 ) -> list[Check]:
     """All checks in one precision."""
-    step_of = functools.cache(lambda N: make_step(plain.devices[:N]))
-    eps = float(jax.numpy.finfo(coarsest_type(plain.reference, (state, batches[0], *keys[0]))).eps)
-    updates = reference_updates(plain.reference, state, batches, keys, eps)
-    rans, found = run_counts(step_of, plain, counts, updates)
+    updates = reference_updates(plain.reference, state, batches, keys)
+    rans, found = run_counts(make_step, plain, counts, updates)
     if not rans:
         return found
     most = rans[max(rans)]
-    random = checks.random_numbers_advance(most, updates)
+    random = checked("random numbers advance", most, checks.random_numbers_advance, updates)
     for check in checks.same_results(rans, updates):
         if random.status == FAILED and check.cause in ("unknown", "other random numbers"):
             cause, text = named("follows")
             check = check._replace(cause=cause, sentence=text)
         found.append(check)
-    found.append(random)
-    name = "same update, last batch"
-    if last_batch is None:
-        found.append(Check(name, NOT_CHECKED, (), "give last_batch, if yours is uneven or padded"))
-    elif any(check.status == FAILED for check in found):
-        found.append(Check(name, NOT_CHECKED, (), "correct the other updates first"))
-    else:
-        last = reference_updates(plain.reference, state, [last_batch], keys[:1], eps)
-        last_rans, others = run_counts(step_of, plain, counts, last)
-        found += others + checks.same_results(last_rans, last, ", last batch")
-    found.append(efficiency.work_is_split(most, updates[0]))
-    found.append(efficiency.compiled_once(rans))
-    found.append(efficiency.no_transfers(most))
+    found += [random, checked("the work is split", most, efficiency.work_is_split, updates[0])]
+    found.append(checked("compiled once", most, efficiency.compiled_once, updates))
+    found.append(checked("no implicit transfers", most, efficiency.no_transfers, updates))
     return found
 
 
+def checked(name: str, ran: Ran, look: Callable[..., Cause | None], *arguments: Any) -> Check:
+    """The check that `look` makes: it returns the cause of a mistake, or None, or says why it cannot be made."""
+    devices = (ran.trial.N,)
+    try:
+        found = look(ran, *arguments)
+    except (NotCheckedError, StepFailedError) as why:
+        return Check(name, NOT_CHECKED, devices, str(why))
+    except Exception as error:  # whatever a step does that cannot be traced: it may be right all the same
+        return Check(name, NOT_CHECKED, devices, f"the step cannot be called or traced for it, {blame(error)}")
+    return Check(name, FAILED, devices, found[1], found[0]) if found else Check(name, PASSED, devices)
+
+
 def run_counts(
-    step_of: Callable, plain: Trial, counts: list[int], updates: list[Update]
+    make_step: Callable, plain: Trial, counts: list[int], updates: list[Update]
 ) -> tuple[dict[int, Ran], list[Check]]:
     """The step's updates by the number of devices, and what to report of those on which it cannot be run."""
     rans, others = {}, []
-    sizes = [trees.number_of_examples(update.arguments[1]) for update in updates]
     for N in counts:
-        if plain.layout.divides and (odd := [B for B in sizes if B % N]):
-            why = f"{odd[0]} examples do not divide over {N} devices; a Layout of your own can pad them"
-            others.append(Check("runs", NOT_CHECKED, (N,), why))
-            continue
         try:
             with user_code("make_step", N):
-                step = step_of(N)
+                step = make_step(plain.devices[:N])
             rans[N] = step_updates(plain._replace(step=step, devices=plain.devices[:N]), updates)
+        except NotCheckedError as why:
+            others.append(Check("runs", NOT_CHECKED, (N,), str(why)))
         except StepFailedError as error:
             others.append(Check("runs", FAILED, (N,), str(error), error.cause))
     return rans, others

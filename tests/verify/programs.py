@@ -245,7 +245,10 @@ def on_all(state, batch, key, mistake, N, options):
 
 
 # Mistakes of how a step is called rather than of what it computes.
-AROUND = ("check_vma", "every device computes everything", "recompilation", "transfer", "used after donation")
+AROUND = (
+    "check_vma", "every device computes everything", "replicated in the step", "recompilation", "transfer",
+    "used after donation",
+)  # fmt: skip
 
 
 def make_step(way, devices, mistake=None, **options):
@@ -270,6 +273,8 @@ def make_step(way, devices, mistake=None, **options):
         return lambda state, batch, key: build()(state, batch, key)
     if mistake == "transfer":
         return lambda state, batch, key: step(state, {**batch, "x": np.asarray(batch["x"])}, key)
+    if mistake == "replicated in the step":
+        return lambda state, batch, key: step(state, replicate(batch, devices), key)
     if mistake == "used after donation":
 
         def with_norm(state, batch, key):

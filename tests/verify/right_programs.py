@@ -276,7 +276,7 @@ def a_key_in_the_state_split_by_device():
         "reference": step,
         "make_step": lambda devices: jax.pmap(lambda *a: step(*a, lambda t: lax.pmean(t, AXIS)), AXIS, devices=devices),
         "state": {"params": plain_params(), "key": jax.random.PRNGKey(1)}, "batch": data(),
-        "layout": Layout(place, split_rows, divides=True),
+        "layout": Layout(place, split_rows),
     }  # fmt: skip
 
 
