@@ -126,6 +126,7 @@ def nan(x):
     return np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # of JAX, about float64
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -14,7 +14,7 @@ from pmapdp.verify.runs import wrong
 from pmapdp.verify.sizes import CLEAR, scale, unequal_examples, weight_decay
 
 # Leaves that are statistics of the batch rather than parameters, by a word of their path, as Flax names them.
-STATISTICS = re.compile(r"stat|running|moving|(^|/|_)(mean|var|variance)(/|$)", re.IGNORECASE)
+STATISTICS = re.compile(r"stats|statistic|running|moving|(^|/|_)(mean|var|variance)(/|$)", re.IGNORECASE)
 
 
 def explain_state(case: Case) -> Cause:

@@ -42,7 +42,7 @@ def start(adam=False):
     params = jax.tree.map(np.float32, params)
     state = {
         "params": params,
-        "optimizer": optax.adam(RATE).init(params) if adam else jax.tree.map(np.zeros_like, params),
+        "opt_state": optax.adam(RATE).init(params) if adam else jax.tree.map(np.zeros_like, params),
         "batch_stats": {"mean": np.zeros(H, np.float32), "var": np.ones(H, np.float32)},
         "step": np.int32(0),
     }
@@ -87,15 +87,15 @@ def clip(gradients, length):
 def update(state, gradients, statistics, options, rate=RATE, decay=DECAY):
     params = state["params"]
     if options.get("adam"):
-        moves, optimizer = optax.adam(rate).update(gradients, state["optimizer"])
+        moves, optimizer = optax.adam(rate).update(gradients, state["opt_state"])
     else:
-        optimizer = jax.tree.map(lambda m, g: 0.9 * m + g, state["optimizer"], gradients)
+        optimizer = jax.tree.map(lambda m, g: 0.9 * m + g, state["opt_state"], gradients)
         moves = jax.tree.map(lambda m: -rate * m, optimizer)
     params = jax.tree.map(lambda p, move: p + move - rate * decay * p, params, moves)
     old = state["batch_stats"]
     keep = 1.0 if options.get("no statistics") else 0.9
     batch_stats = jax.tree.map(lambda a, b: keep * a + (1 - keep) * b, old, statistics)
-    return {"params": params, "optimizer": optimizer, "batch_stats": batch_stats, "step": state["step"] + 1}
+    return {"params": params, "opt_state": optimizer, "batch_stats": batch_stats, "step": state["step"] + 1}
 
 
 def reference(state, batch, key, **options):

@@ -99,6 +99,17 @@ def test_a_mistake_is_found_in_float32_too(mistake):
     assert report_on("shard_map" if mistake == "nonlinear" else "pmap", mistake, float64=False).causes == [mistake]
 
 
+def test_a_missing_all_reduce_under_adam_with_global_batch_norm_is_seen_in_the_moments():
+    """No device makes the update of its examples alone there, and only Adam's first moments have the right mean."""
+    options = {"adam": True, "norm": True}
+    report = report_on(
+        "pmap", "no all-reduce", state=programs.start(adam=True)[0],
+        reference=functools.partial(programs.reference, **options),
+        make_step=lambda devices: programs.make_step("pmap", devices, "no all-reduce", **options),
+    )  # fmt: skip
+    assert report.causes == ["no all-reduce"], str(report)
+
+
 @pytest.mark.slow
 def test_a_gradient_summed_under_adam_is_found_although_the_parameters_hardly_show_it():
     state, _, _ = programs.start(adam=True)
@@ -167,7 +178,7 @@ def test_which_examples_and_which_leaves_are_named():
     dropped = report_on("jit", "dropped").failed[0]
     assert "Examples 15 have no influence" in dropped.sentence
     left_out = report_on("pmap", "left out").failed[0]
-    assert left_out.sentence.startswith("optimizer/logits/b, params/logits/b: every device makes")
+    assert left_out.sentence.startswith("opt_state/logits/b, params/logits/b: every device makes")
 
 
 def halved(state, batch):
