@@ -113,8 +113,6 @@ class WorkdirOptions:
 
     workdir: str | None = None
     """Folder of the run: checkpoints, metrics, TensorBoard files, log. The same command again resumes there."""
-    fresh: bool = False
-    """Delete an earlier run in the workdir and start anew."""
     checkpoint_every: int | None = None
     """Write a checkpoint after this many updates, beside the one after each epoch."""
     keep_checkpoints: int = 3
@@ -223,7 +221,7 @@ def check(config: Config) -> None:
                 f"{flag(name)} {getattr(config, name)} is an address, which this program cannot open: mount the "
                 "bucket, for example with gcsfuse, and name its folder"
             )
-    for name in ("fresh", "checkpoint_every", "profile", "on_nan"):
+    for name in ("checkpoint_every", "profile", "on_nan"):
         if getattr(config, name) not in (None, False, "stop") and not config.workdir:
             raise UserError(f"{flag(name)} needs a folder for its files: add --workdir runs/first")
     if config.global_batch_size and config.per_device_batch_size:

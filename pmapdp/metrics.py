@@ -44,7 +44,6 @@ class Meter:
 
     def __init__(self, totals: Totals = Totals()):
         self.totals = totals
-        self.last_loss = math.nan
         self.waiting: deque[tuple[int, int, MetricSums]] = deque()
         self.steps = self.examples = 0
         self.clock, self.seconds = time.perf_counter(), 0.0
@@ -88,16 +87,13 @@ class Meter:
         last, count, sums = self.waiting.popleft()
         rows = zip(*(np.atleast_1d(field)[:count] for field in jax.device_get(sums)), strict=True)
         for step, row in enumerate(rows, start=last - count + 1):
-            before = self.totals
-            self.totals = before.add(MetricSums(*row))
+            self.totals = self.totals.add(MetricSums(*row))
             if not math.isfinite(self.totals.loss):
                 raise DivergedError(
                     f"the loss is {self.totals.loss} at step {step}: try a lower --learning-rate, "
                     "--warmup-steps 100, or --clip-norm 1",
                     step,
                 )
-            if self.totals.count > before.count:
-                self.last_loss = (self.totals.loss - before.loss) / (self.totals.count - before.count)
 
     def finish(self) -> Totals:
         """Wait for all steps; the sums over them."""

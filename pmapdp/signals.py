@@ -8,8 +8,6 @@ import contextlib
 import os
 import signal
 import threading
-from collections import Counter
-from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,7 @@ def end_at_once() -> None:
     receive, send = os.pipe()
     os.set_blocking(send, False)
     signal.set_wakeup_fd(send, warn_on_full_buffer=False)
-    first, taken = threading.Lock(), Counter[Any]()
+    first = threading.Lock()
 
     def end(number: int, frame: FrameType | None = None) -> None:
         if first.acquire(blocking=False):
@@ -37,11 +35,12 @@ def end_at_once() -> None:
             os._exit(128 + number)
 
     def watch() -> None:
+        taken = False
         while number := os.read(receive, 1):
             handler = signal.getsignal(number[0])
-            taken[handler] += 1
-            if handler is end or (isinstance(handler, StopRequest) and taken[handler] > 1):
+            if handler is end or (taken and isinstance(handler, StopRequest)):
                 end(number[0])
+            taken = True
 
     for number in SIGNALS:
         signal.signal(number, end)
@@ -49,28 +48,37 @@ def end_at_once() -> None:
 
 
 class StopRequest:
-    """Whether a signal asked the run to stop, and which; it is the signals' handler. Several processes have an
-    agreement, so that all stop after the same update."""
+    """While it is entered, it notes the first SIGTERM or SIGINT that asks the run to stop; a second one has the effect
+    that it had before. Several processes have an agreement, so that all stop after the same update.
+
+    Outside the main thread Python cannot catch signals, and they keep their usual effect.
+    """
 
     def __init__(self, agreement: "StopAgreement | None" = None):
         self.agreement = agreement
         self.signal: signal.Signals | None = None
         self.came = False
-        self.before = {number: signal.getsignal(number) for number in SIGNALS}
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.getsignal(number) for number in SIGNALS}
+            for number in SIGNALS:
+                signal.signal(number, self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """A signal has come. The second one has the effect that it would have had without this handler."""
+        """A signal has come."""
         if self.came:
-            self.restore()
+            self.__exit__()
             signal.raise_signal(number)
         self.came, self.signal = True, signal.Signals(number)
         if self.agreement:
             self.agreement.signal = self.signal
-
-    def restore(self) -> None:
-        """Give the signals the handlers back that they had before."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
 
     def begin(self, step: int) -> None:
         """The updates up to `step` are about to be started."""
@@ -81,21 +89,3 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self.signal is not None and (self.agreement is None or self.agreement.reached)
-
-
-@contextlib.contextmanager
-def listening(agreement: "StopAgreement | None" = None) -> Iterator[StopRequest]:
-    """Note the first SIGTERM or SIGINT in the `StopRequest`; a second one has the effect that it had before.
-
-    Outside the main thread Python cannot catch signals, and they keep their usual effect.
-    """
-    request = StopRequest(agreement)
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    for number in SIGNALS:
-        signal.signal(number, request)
-    try:
-        yield request
-    finally:
-        request.restore()

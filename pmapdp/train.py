@@ -23,9 +23,8 @@ from pmapdp.own import named
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.recipes import RECIPES
 from pmapdp.run import compile_cache
-from pmapdp.run.finish import compare_with_reported, draw_sharding
+from pmapdp.run.reported import compare_with_reported
 from pmapdp.run.running import running
 from pmapdp.sharding.nnx_guide import DotReluDot, squared_error
 from pmapdp.state import TrainState
@@ -63,8 +62,6 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     job = prepare(config, peers, **own)
     with running(job, named(dataclasses.asdict(config), **own), started) as run:
         state, step = run.state, run.step
-        if config.draw_sharding and step == 0 and peers.first:
-            draw_sharding(job.steps.place_batch(next(job.train_batches.epoch(0))))
         while step < job.total_steps:
             try:
                 run.start_epoch(step)
@@ -77,10 +74,7 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
             except DivergedError as error:
                 state, step = run.roll_back(error)
         run.end(step)
-        recipe = RECIPES[config.recipe]
-        if all(getattr(config, field) == getattr(recipe.config, field) for field in ("dataset", "model", "epochs")):
-            for line in compare_with_reported(recipe.reported, run.epochs):
-                run.line(line)
+        run.report.lines(compare_with_reported(config, run.epochs))
         return Result(job.steps.fetch(state), run.epochs)
 
 

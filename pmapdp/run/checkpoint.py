@@ -6,6 +6,7 @@ that made it, so any other may resume from it.
 
 import contextlib
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -21,9 +22,9 @@ from pmapdp.files import saying
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum, crc32
 from pmapdp.run.damage import DamagedError, known, outside_cause
+from pmapdp.run.workdir import require_same
 from pmapdp.state import Task, TrainState, initial_state
 
-SMALL = 64 * 2**20  # bytes, of a state that a link of 16 GB/s brings to the host in 4 ms
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
 
 
@@ -39,9 +40,11 @@ def orbax() -> ModuleType:
 
 
 class Checkpoint(NamedTuple):
-    """A train state without any device axis, and what the run needs besides to go on: JSON."""
+    """A train state without any device axis, the updates made before it, and what the run needs besides to go on: JSON.
+    A run begins with one that was never written."""
 
     state: TrainState
+    step: int
     progress: dict[str, Any]
 
 
@@ -53,28 +56,33 @@ class Checkpoints:
         folder: made if it is missing.
         keep: how many of the newest are kept.
         only_read: leave the folder as it is, also what a run is just writing there.
+        belongs_to: the identity of the run, which checkpoints get, and must have to be read; with None any is read.
         peers: the processes that write and read each its shards of a checkpoint; all make the same calls.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, *, only_read: bool = False, peers: Peers = ALONE):
-        self.peers = peers
-        self.folder, self.damaged = folder, folder.parent / "damaged"
-        self.options = orbax().CheckpointManagerOptions(
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 3,
+        *,
+        only_read: bool = False,
+        belongs_to: dict[str, Any] | None = None,
+        peers: Peers = ALONE,
+    ):
+        self.folder, self.only_read, self.belongs_to, self.peers = folder, only_read, belongs_to, peers
+        self.warnings: list[str] = []  # about checkpoints that were set aside
+        options = orbax().CheckpointManagerOptions(
             max_to_keep=keep,
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
             # Otherwise a folder that cannot be made keeps threads waiting for minutes.
             async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
         )
-        self.manager = self.open()
-
-    def open(self) -> Any:
-        """Orbax' `CheckpointManager` of the folder as it is now."""
-        with saying(self.folder, "used", "mend that, or name another --workdir"):
-            if not self.options.read_only:
-                self.folder.mkdir(parents=True, exist_ok=True)
+        with saying(folder, "used", "mend that, or name another --workdir"):
+            if not only_read:
+                folder.mkdir(parents=True, exist_ok=True)
                 self.require_room(0)
-            return orbax().CheckpointManager(self.folder.absolute(), options=self.options)
+            self.manager = orbax().CheckpointManager(folder.absolute(), options=options)
 
     def steps(self) -> list[int]:
         """The updates after which there are checkpoints, oldest first."""
@@ -85,23 +93,10 @@ class Checkpoints:
         them. The state's memory may be used again then."""
         args = orbax().args
         with self.writing():
-            self.require_room(2 * size(state))
-            progress = progress | {"checksum_of_words": checksum(state)}
+            self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+            progress = progress | {"belongs_to": self.belongs_to, "checksum_of_words": int(checksum(state))}
             kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
-            self.manager.save(step, args=args.Composite(state=args.StandardSave(self.on_host(state)), progress=kept))
-
-    def on_host(self, state: TrainState) -> TrainState:
-        """A copy of the state on the host, if it is small and lies in this process alone; otherwise the state itself.
-
-        Left to Orbax, each of N devices that hold an array whole gives an N-th of it. That pays for large states; for a
-        small one it takes longer than one copy, and the devices wait.
-        """
-        if self.peers.count > 1 or size(state) >= SMALL or isinstance(jax.tree.leaves(state)[0], np.ndarray):
-            return state
-        # The host looks at one copy, through an object of its own: a look at the array itself would stay with it, and
-        # then the next update could not have its memory.
-        copies = jax.tree.map(lambda x: x.addressable_data(0) if x.is_fully_replicated else x, state)
-        return jax.tree.map(np.array, jax.device_get(copies))
+            self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
 
     def require_room(self, needed: int) -> None:
         """Look before writing whether the folder takes new files of so many bytes, or raise an OSError: where a write
@@ -128,6 +123,18 @@ class Checkpoints:
                 "before it are intact, so mend that and start the same command again"
             ) from error
 
+    def newest_first(self, task: Task, sharding: Any = None, most: float = math.inf) -> Iterator[Checkpoint]:
+        """What is kept of step `most` or before, as `read` gives it; what is damaged is set aside, with a warning."""
+        for step in reversed([step for step in self.steps() if step <= most]):
+            try:
+                yield self.read(step, task, sharding)
+            except DamagedError as damage:
+                if not self.only_read:
+                    self.warnings.append(
+                        f"warning: the checkpoint of step {step} is damaged ({damage}); it was moved to "
+                        f"{self.set_aside(step)}"
+                    )
+
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
         """The checkpoint after update `step`, or a `DamagedError`: its content is not what was written.
 
@@ -137,22 +144,15 @@ class Checkpoints:
             sharding: where to put the arrays, one sharding or a pytree of them like the state; each device then
                 reads its shards only. With None they become NumPy arrays on the host.
         """
-        progress = self.progress(step)
-        return Checkpoint(self.state(step, progress, task, sharding), progress)
-
-    def progress(self, step: int) -> dict[str, Any]:
-        """What was saved beside the state of `step`; errors as of `read`."""
         progress = self.load(step, progress=orbax().args.JsonRestore()).progress
         if not isinstance(progress, dict) or progress.pop("crc32", None) != crc32(progress, step):
             raise DamagedError("the checksum of its progress is wrong")
-        return progress
-
-    def state(self, step: int, progress: dict[str, Any], task: Task, sharding: Any = None) -> TrainState:
-        """The state of `step` alone, checked against its `progress`; the rest as for `read`."""
+        if self.belongs_to is not None:
+            require_same(f"the checkpoint of step {step} in {self.folder}", progress["belongs_to"], self.belongs_to)
         state = self.load(step, state=orbax().args.StandardRestore(template(task, sharding))).state
-        if progress["checksum_of_words"] != checksum(state):
+        if progress["checksum_of_words"] != int(checksum(state)):
             raise DamagedError("the checksum of its arrays is wrong")
-        return state
+        return Checkpoint(state, step, progress)
 
     def load(self, step: int, **items: Any) -> Any:
         """Read items of a checkpoint on all processes, or on none; errors as of `read`."""
@@ -173,18 +173,13 @@ class Checkpoints:
 
     def set_aside(self, step: int) -> Path:
         """Move the checkpoint of `step` out of the way; returns where it is then."""
-        target = self.damaged / str(step)
-        while target.exists():
-            target = target.with_name(target.name + "_")
-        self.manager.close()
-        self.peers.wait("where to put it")
+        source, target = self.folder / str(step), self.folder.parent / "damaged" / str(step)
         if self.peers.first:
-            advice = f"move {self.folder / str(step)}, which is damaged, yourself, or name another --workdir"
-            with saying(target, "written", advice):
-                self.damaged.mkdir(exist_ok=True)
-                os.replace(self.folder / str(step), target)
+            with saying(target, "written", f"move {source}, which is damaged, yourself, or name another --workdir"):
+                target.parent.mkdir(exist_ok=True)
+                os.replace(source, target)
         self.peers.wait("setting aside")
-        self.manager = self.open()
+        self.manager.reload()
         return target
 
     def close(self) -> None:
@@ -198,17 +193,9 @@ def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]
     folder = Path(path) / "checkpoints"
     if not folder.is_dir():
         raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
-    checkpoints = Checkpoints(folder, only_read=True)
-    for step in reversed(checkpoints.steps()):
-        with contextlib.suppress(DamagedError):  # only the run itself, which holds the lock, sets it aside
-            found = checkpoints.read(step, task)
-            return found.state, found.progress
+    for found in Checkpoints(folder, only_read=True).newest_first(task):
+        return found.state, found.progress
     raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
-
-
-def size(state: TrainState) -> int:
-    """Bytes of its arrays, each counted once."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
 def template(task: Task, sharding: Any) -> TrainState:

@@ -15,18 +15,14 @@ def crc32(progress: dict[str, Any], step: int) -> int:
     return zlib.crc32(json.dumps(progress | {"step": step}, sort_keys=True).encode())
 
 
-def checksum(state: TrainState) -> int:
-    """32 bits over all numbers of the state: finds a file that was altered, where its format would not.
+@jax.jit
+def checksum(state: TrainState) -> jax.Array:
+    """`word_sum` over all arrays of the state as if they were one, `[]` uint32: finds an altered file, where the file's
+    format would not.
 
     A CRC needs all bytes in order in one place. The devices make this sum of their shards, so the arrays stay where
     they are, and every layout gives the same number.
     """
-    return int(sum_of_words(state))
-
-
-@jax.jit
-def sum_of_words(state: TrainState) -> jax.Array:
-    """`word_sum` over all arrays as if they were one, `[]` uint32."""
     total, start = jnp.uint32(0), 0
     for leaf in jax.tree.leaves(state):
         total += word_sum(leaf, start)

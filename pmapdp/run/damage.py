@@ -28,17 +28,14 @@ def outside_cause(error: BaseException, folder: Path) -> str | None:
     if found := known(error):
         return found
     try:
-        for where, _, names in os.walk(folder, onerror=raise_error):
-            for name in names:
-                with open(os.path.join(where, name), "rb") as file:
-                    while file.read(2**20):
-                        pass
+        for path in (folder, *folder.rglob("*")):
+            if path.is_dir():
+                os.listdir(path)
+                continue
+            with open(path, "rb") as file:
+                while file.read(2**20):
+                    pass
     except OSError as failure:
         if not isinstance(failure, FileNotFoundError | NotADirectoryError):
             return failure.strerror
     return None
-
-
-def raise_error(error: OSError) -> None:
-    """For `os.walk`, which would leave out what it cannot list."""
-    raise error

@@ -17,14 +17,13 @@ from pmapdp.errors import DivergedError, StoppedError
 from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
 from pmapdp.run.header import facts, header
-from pmapdp.run.log import LinesFile
 from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
-from pmapdp.run.resume import Keeper, Progress
-from pmapdp.run.screen import Report
-from pmapdp.signals import listening
+from pmapdp.run.report import Report
+from pmapdp.run.resume import beginning, last_finite, open_checkpoints
+from pmapdp.signals import StopRequest
 from pmapdp.state import TrainState
-from pmapdp.steps.placing import place
+from pmapdp.steps.placing import over_all_processes, place
 
 ROLLBACKS = 3  # more would hide a run that cannot succeed
 
@@ -56,57 +55,35 @@ class Run:
         self.job, self.settings, self.started = job, settings, started
         self.epochs: list[dict[str, Any]] = []
         self.compile_seconds = 0.0
-        self.keeper = Keeper(job, settings, stack)
-        progress = self.keeper.begin()
-        self.state, self.step, self.totals = progress.state, progress.step, progress.totals
-        self.best, self.last, self.skipped = progress.best, progress.last, progress.skipped
-        self.replicas = Replicas(job, settings["check_replicas"])
-
-        writes = job.peers.first
-        folder = Path(settings["workdir"]) if settings["workdir"] is not None and writes else None
-        log, self.tensorboard, self.files = None, None, []
-        if settings["metrics_file"] and writes:
-            file = LinesFile(settings["metrics_file"], f"--metrics-file {settings['metrics_file']}")
-            self.files.append(stack.enter_context(contextlib.closing(file)))
-        if folder:
-            self.files.append(stack.enter_context(contextlib.closing(LinesFile(folder / "metrics.jsonl"))))
-            log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
-            from pmapdp.run.tensorboard import TensorBoard  # its library takes a while to import
-
-            self.tensorboard = stack.enter_context(contextlib.closing(TensorBoard(folder, self.step)))
-        shown = settings["progress"] and writes
-        self.report = Report(progress=shown, epochs=settings["epochs"], log=log, quiet=not writes)
-        stack.callback(self.report.end_epoch)
-        self.line = self.report.line
-
-        self.event("start", **settings | facts(job, self.state))
+        self.checkpoints = open_checkpoints(job, settings, stack)
+        self.state, self.step, self.kept = beginning(job, self.checkpoints)
+        self.report = Report(settings, stack, first=job.peers.first)
+        self.report.event("start", **settings | facts(job, self.state))
+        self.report.lines(header(job, self.state, settings))
+        if self.checkpoints is not None:
+            self.report.lines(self.checkpoints.warnings)
         if self.step:
-            self.event("resume", step=self.step)
-        self.show(header(job, self.state, settings))
-        self.show(self.keeper.messages)
+            self.report.event("resume", step=self.step)
+            self.report.line(f"restored from the checkpoint of step {self.step:,}")
+        if settings["draw_sharding"] and self.step == 0 and job.peers.first:
+            labels = job.steps.place_batch(next(job.train_batches.epoch(0))).labels
+            print(f"labels {labels.shape} of the first batch on the devices:")
+            jax.debug.visualize_array_sharding(labels)
+        self.replicas = Replicas(job, settings["check_replicas"])
         if self.replicas.every:
-            self.line(self.replicas.text)
-        self.stop = stack.enter_context(listening(job.peers.agreement))
-        self.profiler = Profiler(folder / "profile" if folder and settings["profile"] else None)
+            self.report.line(self.replicas.text)
+        self.stop = stack.enter_context(StopRequest(job.peers.agreement))
+        profiles = settings["profile"] and job.peers.first
+        self.profiler = Profiler(Path(settings["workdir"]) / "profile" if profiles else None)
         stack.enter_context(job.peers.failing_together())
         self.replicas.require_equal(self.step, self.state)  # compiles, before anything is timed
-
-    def show(self, lines: list[str]) -> None:
-        """Print lines, and take them out of the list."""
-        while lines:
-            self.line(lines.pop(0))
-
-    def event(self, name: str, **values: Any) -> None:
-        """Append an event to the metrics files."""
-        for file in self.files:
-            file.event(name, **values)
 
     def start_epoch(self, step: int) -> None:
         """The epoch that update `step + 1` belongs to begins, or goes on."""
         job = self.job
         self.epoch, done = divmod(step, job.train_batches.steps)
         self.end_of_epoch = min((self.epoch + 1) * job.train_batches.steps, job.total_steps)
-        self.meter, self.trained = Meter(self.totals), 0.0
+        self.meter, self.trained = Meter(Totals(*self.kept["totals"])), 0.0
         self.report.start_epoch(self.epoch + 1, job.train_batches.steps, done)
 
     def before_updates(self, step: int) -> None:
@@ -120,16 +97,17 @@ class Run:
         if self.compile_seconds == 0:  # traced and compiled just now: not timed
             self.compile_seconds += self.meter.restart_clock()
         self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
-        self.show(self.profiler.after_updates(step - before, state))
+        self.report.lines(self.profiler.after_updates(step - before, state))
         if step == self.end_of_epoch:
             self.meter.finish()
             self.report.end_epoch()
             self.trained = time.perf_counter()
             return
-        if self.is_due("check_replicas"):
-            self.replicas.require_equal(step, state)
         stopping = bool(self.stop)  # asked once: a signal may come at any moment
-        if stopping or self.is_due("checkpoint_every"):
+        keeping = stopping or self.is_due("checkpoint_every")
+        if keeping or self.is_due("check_replicas"):
+            self.replicas.require_equal(step, state)
+        if keeping:
             self.keep(state, self.meter.finish())
         if stopping:
             self.end_stopped()
@@ -145,8 +123,9 @@ class Run:
         if not self.epochs:
             self.compile_seconds += time.perf_counter() - self.trained
         trained, meter = self.meter.totals, self.meter
+        skipped = sum(last - first + 1 for first, last in self.kept["skipped"])
         with jax.transfer_guard("allow"):
-            learning_rate = float(self.job.schedule(step - 1 - sum(last - first + 1 for first, last in self.skipped)))
+            learning_rate = float(self.job.schedule(step - 1 - skipped))
         results = {
             "epoch": self.epoch + 1,
             "step": step,
@@ -162,23 +141,20 @@ class Run:
             "step_ms": meter.step_ms,
         }
         self.epochs.append(results)
-        self.event("epoch", **results)
         self.report.results(results)
-        if self.tensorboard:
-            self.tensorboard.epoch(results)
-        self.last = results
-        if not self.best or results["test_accuracy"] > self.best["test_accuracy"]:
-            self.best = results
-        whole = step == (self.epoch + 1) * self.job.train_batches.steps
-        self.totals = Totals() if whole else trained
-        self.keep(state, self.totals)
+        if results["test_accuracy"] > self.kept["best"].get("test_accuracy", -1):
+            self.kept["best"] = results
+        self.kept["last"] = results
+        self.keep(state, trained if step % self.job.train_batches.steps else Totals())
         if self.stop:
             self.end_stopped()
 
     def keep(self, state: TrainState, totals: Totals) -> None:
         """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
-        self.replicas.require_equal(self.step, state)
-        self.keeper.keep(Progress(state, self.step, totals, self.best, self.last, self.skipped))
+        self.kept["totals"] = dataclasses.astuple(totals)
+        if self.checkpoints is not None:
+            state = over_all_processes(state, self.job.steps.state_sharding)
+            self.checkpoints.save(self.step, state, self.kept)
 
     def roll_back(self, error: DivergedError) -> tuple[TrainState, int]:
         """Where to go on after a loss that is not finite: the state of the last checkpoint, and the step of that loss.
@@ -188,35 +164,35 @@ class Run:
         the one that shows it may have caused it. They count as steps, but not in the optimizer's schedule. The state is
         kept at once, so a run that is resumed skips the same. An epoch whose last batch is skipped has no results.
         """
-        if self.settings["on_nan"] == "stop" or len(self.skipped) == ROLLBACKS:
+        skipped = self.kept["skipped"]
+        if self.settings["on_nan"] == "stop" or self.checkpoints is None or len(skipped) == ROLLBACKS:
             raise error
         self.report.end_epoch()
         self.step = self.step if self.trained else error.step  # the loss of the test set, or of an update
         # A checkpoint that is there because somebody stopped the run is passed over: the result must not depend on it.
         steps, every = self.job.train_batches.steps, self.settings["checkpoint_every"] or self.job.total_steps
         regular = [(self.step - 1) // each * each for each in (steps, every)]
-        found = self.keeper.last_finite(max(*regular, *(last for _, last in self.skipped)))
-        self.show(self.keeper.messages)
+        found = last_finite(self.job, self.checkpoints, max(*regular, *(last for _, last in skipped)))
+        self.report.lines(self.checkpoints.warnings)
         if found is None:
             raise error
         first = found.step + 1
-        self.skipped = [*self.skipped, [first, self.step]]
-        self.totals = found.totals if found.step // steps == self.step // steps else Totals()
-        self.best, self.last = found.best, found.last
-        self.line(
-            f"warning: the loss is not finite at step {self.step:,}: rollback {len(self.skipped)} of {ROLLBACKS} to "
-            f"the state of step {found.step:,}; the batches of steps {first:,} to {self.step:,} are skipped"
+        skipped = [*skipped, [first, self.step]]
+        self.kept = found.progress | {"skipped": skipped}
+        self.report.line(
+            f"warning: the loss is not finite at step {self.step:,}: rollback {len(skipped)} of {ROLLBACKS} to the "
+            f"state of step {found.step:,}; the batches of steps {first:,} to {self.step:,} are skipped"
         )
-        self.event("rollback", step=self.step, restored=found.step, skipped=[first, self.step])
-        step = place(np.int32(self.step), found.state.step.sharding)
-        state = dataclasses.replace(found.state, step=step)
-        self.keep(state, self.totals)
+        self.report.event("rollback", step=self.step, restored=found.step, skipped=[first, self.step])
+        state = dataclasses.replace(found.state, step=place(np.int32(self.step), found.state.step.sharding))
+        self.keep(state, Totals(*found.progress["totals"]) if found.step // steps == self.step // steps else Totals())
         return state, self.step
 
     def end_stopped(self) -> NoReturn:
         """End the run because a signal asked for it."""
         assert self.stop.signal is not None
-        self.keeper.wait()
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
         workdir, number = self.settings["workdir"], self.stop.signal
         kept = (
             f"a checkpoint is in {workdir}, and the same command resumes from it"
@@ -227,8 +203,9 @@ class Run:
 
     def end(self, step: int) -> None:
         """All updates are made: say so, when the last checkpoint is on the disk."""
-        self.show(self.profiler.stop())
-        self.keeper.wait()
+        self.report.lines(self.profiler.stop())
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
         seconds = time.perf_counter() - self.started
-        self.event("end", steps=step, compile_seconds=self.compile_seconds, total_seconds=seconds)
-        self.report.end(self.best, self.last, self.compile_seconds, seconds)
+        self.report.event("end", steps=step, compile_seconds=self.compile_seconds, total_seconds=seconds)
+        self.report.end(self.kept["best"], self.kept["last"], self.compile_seconds, seconds)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
 from pmapdp.files import saying
@@ -17,25 +17,19 @@ SCALARS = ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learni
 
 
 class TensorBoard:
-    """Writes results of epochs as they come, in this thread, so that a full disk is a `UserError` of the run. Events of
-    its earlier starts after update `first_step` are hidden by TensorBoard."""
+    """Writes results of epochs as they come, in this thread, so that a full disk is a `UserError` of the run."""
 
-    def __init__(self, folder: Path, first_step: int):
+    def __init__(self, folder: Path):
         self.folder = folder
         with saying(folder, "written", FULL_ADVICE):
             self.file = EventsWriter(str(folder.absolute() / "events"), f".{os.getpid()}")
-        self.write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def epoch(self, results: dict[str, Any]) -> None:
         """Write an epoch's results (the keys of the metrics file)."""
         figures = {tag: results[tag.replace("/", "_")] for tag in SCALARS}
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items() if value is not None]
-        self.write(step=results["step"], summary=Summary(value=values))
-
-    def write(self, **fields: Any) -> None:
-        """Append an event."""
         with saying(self.folder, "written", FULL_ADVICE):
-            self.file.write_event(Event(wall_time=time.time(), **fields))
+            self.file.write_event(Event(wall_time=time.time(), step=results["step"], summary=Summary(value=values)))
             self.file.flush()
 
     def close(self) -> None:

@@ -10,48 +10,38 @@ profile/          a trace, with --profile
 pmapdp.lock       held by the running process; the system lets go of it when that process ends
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
-import re
-import shutil
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pmapdp.config import Config
+from pmapdp.config import Config, DataOptions, ModelOptions, OptimizationOptions, RunOptions
 from pmapdp.errors import UserError
 from pmapdp.files import open_regular, read_json, saying, write_file
 
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
-# What a run may change when it goes on: how it is spread, shown and written, and where it stops early. The batch
-# size is compared as the global one, whichever way it was given.
-FREE_SETTINGS = {
-    "recipe",  # a name; the settings that it stands for are compared
-    "strategy", "devices", "mesh", "layout", "shard_state", "steps_per_dispatch", "compile_cache", "data_dir",
-    "global_batch_size", "per_device_batch_size", "steps", "draw_sharding",
-    "workdir", "fresh", "checkpoint_every", "keep_checkpoints",
-    "metrics_file", "progress", "profile",
-    "check_replicas", "on_nan",  # the batches that were skipped are kept in the checkpoints
-}  # fmt: skip
+# What the results of a run depend on. The rest may change when it goes on: how it is spread, shown and written. The
+# batch size is compared as the global one, whichever way it was given.
+GROUPS = (DataOptions, ModelOptions, OptimizationOptions, RunOptions)
+FIXED = {field.name for group in GROUPS for field in dataclasses.fields(group)} - {"data_dir", "steps"} | {"accumulate"}
 
 # A run of an earlier version lacks the settings that came later, and did what they do by default.
 DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
 
-# What a run writes beside config.json and its lock.
-WRITTEN = re.compile(
-    r"metrics\.jsonl|log\.txt|events\.out\.tfevents\..+|checkpoints/\d+(\.orbax-checkpoint-tmp.*)?|damaged/\d+_*|"
-    r"profile/plugins"
-)
-FOLDERS = ("", "checkpoints", "damaged", "profile")
+# Files that a run would append to, or delete in time.
+ENDANGERED = ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
 
 
 def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]:
     """The settings on which the results of a run depend, as JSON gives them back."""
-    fixed = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
+    fixed = {name: value for name, value in settings.items() if name in FIXED}
     return json.loads(json.dumps(fixed | {"global_batch_size": global_batch_size}))
 
 
@@ -65,70 +55,56 @@ def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Non
     ]
     if different:
         raise UserError(
-            f"{what} is of another configuration, which differs in {', '.join(different)}: use the same, another "
-            "folder, or --fresh to delete that run"
+            f"{what} is of another configuration, which differs in {', '.join(different)}: use the same or another "
+            "folder, or delete that run yourself"
         )
 
 
-class Workdir:
-    """The folder of a run, made if it is missing and locked for this process.
+@contextlib.contextmanager
+def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) -> Iterator[None]:
+    """A folder for the run with these settings and this process alone; it and its config.json are made where they are
+    missing.
 
     Raises:
-        UserError: it is no folder, cannot be written, holds files of somebody else under the names of ours, or is in
-            use by a running process.
+        UserError: it is no folder, cannot be written, holds files of somebody else under the names of ours or a run of
+            another configuration, or is in use by a running process.
     """
-
-    def __init__(self, path: str | Path):
-        if not str(path):  # of which pathlib makes the current folder
-            raise UserError("--workdir '' is no folder: name one, for example runs/first")
-        self.path = Path(path)
+    if not str(path):  # of which pathlib makes the current folder
+        raise UserError("--workdir '' is no folder: name one, for example runs/first")
+    folder = Path(path)
+    with contextlib.ExitStack() as stack:
         with saying(f"--workdir {path}", "written", WRITE_ADVICE):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.found()  # refuses a folder of somebody else before anything is written there
-            self.lock = open(open_regular(self.path / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+")  # noqa: SIM115
+            folder.mkdir(parents=True, exist_ok=True)
+            found(folder)  # refuses a folder of somebody else before anything is written there
+            lock = stack.enter_context(open(open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+"))
             try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
             except BlockingIOError:
                 raise UserError(
-                    f"--workdir {path} is in use by process {self.lock.read(99)}: wait until that run has ended, or "
-                    "name another folder"
+                    f"--workdir {path} is in use by process {lock.read(99)}: wait until that run has ended, or name "
+                    "another folder"
                 ) from None
-            self.lock.truncate(0)
-            self.lock.write(f"{os.getpid()} on {socket.gethostname()}")
-            self.lock.flush()
+            lock.truncate(0)
+            lock.write(f"{os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+        if theirs := found(folder):
+            require_same(f"the run in --workdir {path}", theirs, identity(settings, global_batch_size))
+        else:
+            content = {"format": "pmapdp run 1", "config": settings, "global_batch_size": global_batch_size}
+            write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
+        yield
 
-    def written(self) -> list[Path]:
-        """What a run wrote there beside config.json, or what has the name of such a file."""
-        paths = [path for folder in FOLDERS for path in (self.path / folder).glob("*")]
-        return [path for path in paths if WRITTEN.fullmatch(path.relative_to(self.path).as_posix())]
 
-    def found(self) -> dict[str, Any] | None:
-        """The identity of the run in the folder, None where there is none."""
-        if os.path.lexists(self.path / "config.json"):
-            return identity(*read_settings(self.path))
-        for foreign in self.written():
-            raise UserError(
-                f"--workdir {self.path} holds {foreign.relative_to(self.path)}, and no config.json says that a run of "
-                "pmapdp wrote it: name a new folder, for example runs/first"
-            )
-        return None
-
-    def start(self, settings: dict[str, Any], global_batch_size: int, *, fresh: bool) -> None:
-        """Write config.json, or compare with the one there: a `UserError` names the settings that differ. With `fresh`
-        the run that is there is deleted first."""
-        theirs = self.found()
-        if theirs is not None and not fresh:
-            require_same(f"the run in --workdir {self.path}", theirs, identity(settings, global_batch_size))
-            return
-        with saying(f"the run in --workdir {self.path}", "deleted for --fresh", "name another folder"):
-            for each in self.written():
-                shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-        content = {"format": "pmapdp run 1", "config": settings, "global_batch_size": global_batch_size}
-        write_file(self.path / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
-
-    def close(self) -> None:
-        """Let others use the folder."""
-        self.lock.close()
+def found(folder: Path) -> dict[str, Any] | None:
+    """The identity of the run in a folder, None where there is none."""
+    if os.path.lexists(folder / "config.json"):
+        return identity(*read_settings(folder))
+    for foreign in (path for pattern in ENDANGERED for path in folder.glob(pattern)):
+        raise UserError(
+            f"--workdir {folder} holds {foreign.relative_to(folder)}, and no config.json says that a run of pmapdp "
+            "wrote it: name a new folder, for example runs/first"
+        )
+    return None
 
 
 def require_shared(path: str, seconds: float = 10) -> None:

@@ -20,6 +20,7 @@ from pmapdp.export import write
 from pmapdp.export.read import EXAMPLES_PER_CALL, load_exported
 from pmapdp.export.write import export_model
 from pmapdp.registry import MODELS
+from pmapdp.run.workdir import claimed
 from pmapdp.state import Task, create_state
 from pmapdp.train import train
 
@@ -248,11 +249,8 @@ def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path):
 
 
 def test_workdir_without_checkpoint(tmp_path, capsys):
-    from pmapdp.run.workdir import Workdir
-
-    workdir = Workdir(tmp_path / "run")
-    workdir.start(dataclasses.asdict(Config()), 64, fresh=False)
-    workdir.close()
+    with claimed(tmp_path / "run", dataclasses.asdict(Config()), 64):
+        pass
     assert run_command(export.main, [str(tmp_path / "run"), str(tmp_path / "model.zip")]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "model.zip").exists()

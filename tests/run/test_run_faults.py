@@ -24,8 +24,7 @@ from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.checksums import crc32
 from pmapdp.run.damage import DamagedError
 from pmapdp.run.log import LinesFile
-from pmapdp.run.resume import Keeper
-from pmapdp.run.workdir import Workdir
+from pmapdp.run.resume import beginning, open_checkpoints
 from pmapdp.train import train
 from pmapdp.trained import read_config
 
@@ -54,7 +53,8 @@ def begin(folder: Path | str, **changes: object) -> None:
     """Start in a folder as a run does, up to its first update."""
     config = dataclasses.replace(JOB, workdir=str(folder), **changes)
     with contextlib.ExitStack() as stack:
-        Keeper(prepare(config), dataclasses.asdict(config), stack).begin()
+        job = prepare(config)
+        beginning(job, open_checkpoints(job, dataclasses.asdict(config), stack))
 
 
 def refusal(folder: Path, **changes: object) -> str:
@@ -82,21 +82,16 @@ def folder(finished, tmp_path):
 # Folders that are no runs of ours
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    ["checkpoints/100/x", "damaged/6_/x", "profile/plugins/x", "events.out.tfevents.1.x", "metrics.jsonl", "log.txt"],
-)
-def test_a_folder_of_others_is_refused_and_left_as_it_is(tmp_path, name, fresh):
+@pytest.mark.parametrize("name", ["checkpoints/100/x", "metrics.jsonl", "log.txt"])
+def test_a_folder_of_others_is_refused_and_left_as_it_is(tmp_path, name):
     file = tmp_path / "folder" / name
     file.parent.mkdir(parents=True)
     file.write_text("mine")
-    sentence = refusal(tmp_path / "folder", fresh=fresh)
+    sentence = refusal(tmp_path / "folder")
     assert f"holds {'/'.join(name.split('/')[:2])}, and no config.json says that a run of pmapdp wrote it" in sentence
     assert "name a new folder" in sentence
 
 
-@pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize(
     "text",
     [
@@ -106,9 +101,9 @@ def test_a_folder_of_others_is_refused_and_left_as_it_is(tmp_path, name, fresh):
         '{"config": {}, "global_batch_size": 64, "format": "another"}',
     ],
 )
-def test_a_config_json_that_no_run_wrote_is_refused(tmp_path, text, fresh):
+def test_a_config_json_that_no_run_wrote_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    assert "name another folder" in refusal(tmp_path, fresh=fresh)
+    assert "name another folder" in refusal(tmp_path)
     with pytest.raises(UserError, match="name another folder"):
         read_config(tmp_path)
 
@@ -163,45 +158,7 @@ def test_links_that_lead_nowhere_are_refused(folder, tmp_path):
     assert "config.json" in refusal(folder)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"--workdir .* runs/first"):
-        Workdir(tmp_path / "link")
-
-
-# --fresh
-
-
-def test_fresh_deletes_what_the_run_wrote_and_nothing_else(folder):
-    mine = {"notes.txt", "lock", "config.json.tmp"}
-    mine |= {"checkpoints/notes.txt", "checkpoints/best/x", "damaged/x", "profile/x"}
-    for name in mine:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("mine")
-    (folder / "damaged" / "6_").mkdir()
-    (folder / "checkpoints" / "24.orbax-checkpoint-tmp").mkdir()
-    begin(folder, fresh=True, seed=7)
-    left = {name for name, bytes_ in content(folder).items() if bytes_ is not None}
-    assert left == mine | {"config.json"}
-    assert read_config(folder).seed == 7
-
-
-def test_fresh_follows_a_link_to_another_disk(folder, tmp_path):
-    (folder / "checkpoints").rename(tmp_path / "elsewhere")
-    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
-    begin(folder, fresh=True, seed=7)
-    assert (folder / "checkpoints").is_symlink()
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_fresh_that_cannot_delete_changes_nothing_of_the_configuration(folder):
-    before = (folder / "config.json").read_bytes()
-    disk = folder / "checkpoints" / "18"
-    if subprocess.run(["mount", "--bind", disk, disk], capture_output=True).returncode != 0:
-        pytest.skip("cannot mount: not root, or not allowed here")
-    try:
-        with pytest.raises(UserError, match="cannot be deleted for --fresh"):
-            begin(folder, fresh=True, seed=7)
-        assert (folder / "config.json").read_bytes() == before
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+        begin(tmp_path / "link")
 
 
 # What a checkpoint belongs to

@@ -15,7 +15,7 @@ from running import run, start
 
 from pmapdp.errors import UserError
 from pmapdp.recipes import RECIPES
-from pmapdp.run.workdir import Workdir
+from pmapdp.run.workdir import claimed
 from pmapdp.trained import load_run, read_config
 
 JOB = ["--model", "mlp", "--devices", 2, "--epochs", 2]
@@ -115,7 +115,7 @@ def test_another_configuration_is_refused_with_its_fields(finished):
     message = refused("--model", "cnn", "--devices", 2, "--epochs", 3, "--workdir", folder)
     assert "model ('mlp' there, 'cnn' now)" in message
     assert "epochs (2 there, 3 now)" in message
-    assert "--fresh" in message
+    assert "use the same or another folder" in message
 
 
 @pytest.mark.slow
@@ -154,16 +154,15 @@ def test_in_use_by_a_running_process_and_free_after_it(tmp_path):
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    with_lock = Workdir(tmp_path / "run")  # the lock did not outlive its owner
-    with_lock.close()
+    run(*job, "--steps", 1)  # the lock did not outlive its owner
 
 
 def test_no_checkpoint_yet(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
     run_folder = tmp_path / "run"
-    Workdir(run_folder).start(dataclasses.asdict(RECIPES["digits"].config), 64, fresh=False)
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    settings = dataclasses.asdict(RECIPES["digits"].config)
+    with claimed(run_folder, settings, 64), pytest.raises(UserError, match="holds no checkpoint"):
         load_run(run_folder)
 
 
