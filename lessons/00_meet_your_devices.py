@@ -143,9 +143,9 @@ assert moved.devices() == {eight[0]}
 # | the programs, which are compiled for eight devices | speed: the devices share its cores |
 # | which messages the devices send each other (lesson 05) | the time of a message, which is only a copy in memory |
 #
-# So simulated devices show whether a program is **right**. They do not show how **fast** it will be. Measure it: eight
-# matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the results. Without it
-# you would measure only how long it takes to start the work.
+# So simulated devices show whether a program is **right**. They do not show how **fast** it will be. To see this, time
+# eight matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the results.
+# Without it you would measure only how long it takes to start the work. **Predict:** which placement is faster?
 
 # %%
 matrix = np.random.default_rng(0).standard_normal((512, 512), np.float32)
@@ -162,7 +162,7 @@ for name, places in placings.items():
     print(f"{name}: {1000 * min(times):.1f} ms, the fastest of 5")
 
 # %% [markdown]
-# Eight devices are not eight times as fast, because they share the cores of this machine, and a single large product can
+# The second may be faster, but not eight times: the devices share the cores of this machine, and a single large product can
 # already use several cores. On eight GPUs the second time would be about an eighth of the first.
 #
 # ## How it fails: asking too late

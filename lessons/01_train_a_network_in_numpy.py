@@ -102,7 +102,7 @@ assert np.isfinite(log_softmax(np.array([[1000.0, 0.0]]))).all()
 # %%
 def initialise(sizes, seed, scale):
     random = np.random.default_rng(seed)
-    return [(scale * random.normal(size=(m, n)), np.zeros(n)) for m, n in itertools.pairwise(sizes)]
+    return [(scale * random.normal(size=(m, k)), np.zeros(k)) for m, k in itertools.pairwise(sizes)]
 
 
 parameters = initialise((784, 64, 10), seed=0, scale=1e-2)

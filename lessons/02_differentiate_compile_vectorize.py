@@ -160,7 +160,7 @@ assert traces == [(32, 784), (29, 784)]
 
 # %% [markdown]
 # Twice, once for each shape. A last batch that is smaller costs a second compilation. That is one reason why pmapdp
-# fills it up to the full size with examples of weight 0 (lesson 07).
+# fills it up to the full size with examples of weight 0 (lesson 03).
 #
 # ## What jit captures
 #
@@ -268,7 +268,8 @@ print(f"operation by operation:   {milliseconds(by_python, wait=True, repeats=5)
 
 # %% [markdown]
 # The first call takes longest, because it compiles. The second time is the shortest, and it is wrong: it measures how
-# long it takes to start the work. Without `jit` (the last line), Python starts each operation separately.
+# long it takes to start the work. Without `jit` (the last line) a call takes longer than with it, because Python
+# starts each operation separately.
 #
 # ## vmap: write it for one example
 #

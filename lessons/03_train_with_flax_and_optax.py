@@ -351,7 +351,7 @@ for exercise in (decayed, make_step, mended_loss):
 # This step is in [steps/single.py](../pmapdp/steps/single.py), printed below. Its parts are in
 # [steps/shared.py](../pmapdp/steps/shared.py): `gradient_sums` is the first half of your `train_step`, and `update` the
 # second. To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html),
-# [Optax' introduction](https://optax.readthedocs.io/en/latest/getting_started.html). Next:
+# [Optax's introduction](https://optax.readthedocs.io/en/latest/getting_started.html). Next:
 # [04 Map over devices](04_map_over_devices.ipynb).
 
 # %%

@@ -181,7 +181,7 @@ assert lie.is_fully_replicated
 assert np.array_equal(on_device_7, xs[7])
 
 # %% [markdown]
-# The array claims to be replicated, and its copies differ. Lesson 06 shows how a training program gets there, and how
+# JAX shows the row of device 0, because it reads only one copy. The array claims to be replicated, and its copies differ. Lesson 06 shows how a training program gets there, and how
 # to notice.
 #
 # ## Read results back

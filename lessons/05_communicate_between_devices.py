@@ -115,8 +115,8 @@ for n in (2, 4, 8, 64):
 #
 # An operation in which all devices take part is called a **collective**. `pmap` gives the mapped axis a name, and a
 # collective refers to it: "add this up over `data`". All devices run the same line, and wait for each other there.
-# `tiled=True` cuts or joins along the axis that is there, without a new axis. **Predict** the shape of each result on
-# one device, where `x` has the shape `[4]`.
+# With `tiled=True` a collective cuts or joins an existing axis, and adds no new one. **Predict** the shape of each result
+# on one device, where `x` has the shape `[4]`.
 
 
 # %%
@@ -303,5 +303,5 @@ for exercise in (broadcast, butterfly_sum, mended_softmax):
 # In pmapdp the gradients are averaged by `lax.pmean` in [steps/pmap.py](../pmapdp/steps/pmap.py), which lesson 06 builds;
 # batch norm adds collectives of its own (lesson 07). [collectives.py](../pmapdp/collectives.py) reads what a compiled
 # program exchanges. To read on: [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
-# [lax' parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
+# [lax's parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
 # [06 Average gradients](06_average_gradients.ipynb).

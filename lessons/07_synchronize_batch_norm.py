@@ -153,8 +153,8 @@ assert (means == 3.25).all()
 #
 # Now write batch norm as in a textbook: a learned scale (gamma) and a learned bias (beta), and running averages of the
 # moments, which evaluation uses. Only three things are new: the weights, the line with `lax.pmean`, and the variance. It
-# is computed as E[(x - k)²] - (E[x] - k)², which is the same number for any k. With the running mean as k it keeps its
-# digits, and one all-reduce is enough.
+# is computed as E[(x - k)²] - (E[x] - k)², which is the same number for any k. With the running mean as k, no digits
+# are lost, and one all-reduce is enough.
 
 
 # %%

@@ -174,7 +174,7 @@ assert np.isnan(means[-1]) or DATASET != "digits"
 #
 # ## Proof: one network, any number of devices
 #
-# `ConvNet` is the network of Keras' guide to data parallelism, with three batch norms and a dropout. The functions of
+# `ConvNet` is the network of Keras's guide to data parallelism, with three batch norms and a dropout. The functions of
 # `make_steps` (lesson 03) train it, with a key for each example. Two updates with 20 examples each must give the same
 # parameters and running averages on 1 and on 8 devices, within 1e-12 in float64.
 
@@ -237,8 +237,7 @@ for function in (with_one_key, with_example_keys):
     print(f"{function.__name__}: {1000 * min(times):.2f} ms, the fastest of 20")
 
 # %% [markdown]
-# Less than a millisecond here, and sometimes nothing: it depends on how XLA compiles the two. Beside a training step, this
-# is little.
+# The difference is less than a millisecond here, and often too small to measure. Beside a training step, this is little.
 #
 # ## Exercises
 #
@@ -290,7 +289,7 @@ for exercise in (row_keys, exact_accuracy, mended_mean):
 #
 # The keys and the dropout layer are in [models/layers.py](../pmapdp/models/layers.py), printed below. The sums are in
 # [loss.py](../pmapdp/loss.py), and the padding in [data/batches.py](../pmapdp/data/batches.py). To read on:
-# [JAX' random numbers](https://docs.jax.dev/en/latest/random-numbers.html). Next, the compiler takes all this work over:
+# [JAX's random numbers](https://docs.jax.dev/en/latest/random-numbers.html). Next, the compiler takes all this work over:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%

@@ -75,8 +75,9 @@ assert jax.device_put(x, split).addressable_shards[3].data.shape == (2, 4)
 assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
 
 # %% [markdown]
-# The array keeps its shape `[16, 4]`, and has no device axis as with `pmap`. The pictures show which rows and columns each
-# device holds. On the right the mesh has two axes, and the columns are split too.
+# If the rows are split, device 3 holds two of them, `[2, 4]`; if the array is replicated, it holds all 16. The array itself
+# keeps the shape `[16, 4]` in both cases: unlike with `pmap`, there is no device axis. The pictures show which rows and columns
+# each device holds. On the right the mesh has two axes, and the columns are split too.
 
 # %%
 grid = Mesh(np.array(chosen).reshape(4, 2), ("data", "model"))
@@ -208,7 +209,7 @@ for name, wrong in refused.items():
 
 # %% [markdown]
 # The NumPy batch is split, and the step has its all-reduce again. The last line shows one more rule: 500 rows do not
-# divide by 8. pmapdp pads such a batch with examples of weight 0 (lesson 07) before it places it.
+# divide by 8. pmapdp pads such a batch with examples of weight 0 (lesson 08) before it places it.
 #
 # In short: `in_shardings` and `device_put` say where arguments are placed, and `out_shardings` says where results are
 # placed. Without `out_shardings` the compiler chooses. Place large batches with `device_put` before the step needs them,

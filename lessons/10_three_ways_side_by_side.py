@@ -98,7 +98,7 @@ assert seen == [(2,), (2 * N,), (2,)]
 # ## One training step, four times
 #
 # Here is a whole training step for one device, and then for eight devices in three ways. The network has one hidden layer; the
-# optimizer is Optax' momentum. Each function returns the step and how to place a batch for it. You can copy any of them
+# optimizer is Optax's momentum. Each function returns the step and how to place a batch for it. You can copy any of them
 # into a program of your own: nothing here comes from pmapdp.
 
 # %%
@@ -281,7 +281,7 @@ assert found["average_after_a_cast", True] == found["average_after_a_cast", Fals
 # | `grad(pmean(loss))` | right | **not averaged**: devices drift apart |
 # | `pcast(w, "data", to="varying")`, then `pmean(grad(loss))` | right | right |
 #
-# The jaxpr, JAX' intermediate program of `jax.grad(loss)`, shows why. `V:data` marks a value that varies over the axis.
+# The jaxpr, JAX's intermediate program of `jax.grad(loss)`, shows why. `V:data` marks a value that varies over the axis.
 # `pvary` is how a jaxpr writes the cast of `w`, which JAX inserts by itself. The derivative of that cast is a sum over the
 # devices, the last line.
 
@@ -413,7 +413,7 @@ for exercise in (gradient, make_step, length_ratio):
 # - Compare an update with that of one device, as `pmapdp.verify` does.
 #
 # The code is in [steps/shard_map.py](../pmapdp/steps/shard_map.py), beside [pmap.py](../pmapdp/steps/pmap.py) and
-# [jit.py](../pmapdp/steps/jit.py). Read on in JAX' documentation:
+# [jit.py](../pmapdp/steps/jit.py). Read on in JAX's documentation:
 # [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
 # [11 Port a pmap program](11_port_a_pmap_program.ipynb), or [12 A real training run](12_a_real_training_run.ipynb) if you have

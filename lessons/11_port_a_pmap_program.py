@@ -21,7 +21,7 @@
 # [12 A real training run](12_a_real_training_run.ipynb). The same text in short is the page
 # [Porting](../docs/porting.md).
 #
-# pmap still runs, but it is in maintenance. Since jax 0.8 it is a wrapper around `jit` and `shard_map`, and JAX'
+# pmap still runs, but it is in maintenance. Since jax 0.8 it is a wrapper around `jit` and `shard_map`, and JAX's
 # developers [recommend `shard_map` for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). Porting a program is less
 # work than it looks.
 
@@ -85,7 +85,7 @@ lesson_11.before_and_after()
 # %% [markdown]
 # ## What fails or is slow today
 #
-# JAX' migration guide names four cases. The first two are errors. **One:** an input on a device that is not one of pmap's used to
+# JAX's migration guide names four cases. The first two are errors. **One:** an input on a device that is not one of pmap's used to
 # be moved, and is an error today. **Two:** a pmap inside a pmap fails; a `shard_map` over two mesh axes replaces it.
 
 # %%
@@ -176,12 +176,12 @@ replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
 def mapped_step(state, batch, key):
     key = jax.random.fold_in(key, lax.axis_index("batch"))
     metrics, grads, batch_stats = old.loss_and_update(state, batch, key)
-    metrics, grads, batch_stats = lax.pmean((metrics, grads, batch_stats), axis_name="batch")  # <- changed: batch_stats
+    metrics, grads, batch_stats = lax.pmean((metrics, grads, batch_stats), "batch")  # <- changed: batch_stats
     return state.apply_gradients(grads=grads, batch_stats=batch_stats), metrics
 
 
 specs = {"mesh": mesh, "in_specs": (P(), P("batch"), P()), "out_specs": P()}
-shard_map_step = jax.jit(jax.shard_map(mapped_step, **specs, check_vma=False), donate_argnums=0)  # <- was jax.pmap
+shard_map_step = jax.jit(jax.shard_map(mapped_step, **specs, check_vma=False), donate_argnums=0)  # <- was pmap
 
 
 def train(step, state):
@@ -326,10 +326,11 @@ for name, state in (("old checkpoint", restored), ("stacked one", mended), ("tra
 #
 # ## Is it faster?
 #
-# We time one update of each program. The compiled work is nearly the same, so expect small differences on this machine, where
-# eight simulated devices share the cores. With several processes and many arrays, case four counts as well. (The steps donate
-# their state, so each gets a copy of its own from the host. A `device_put` of an array that is on device 0 already may share
-# its memory, and donating one would then delete the other.)
+# We time one update of each program, and count its all-reduces. **Predict:** which of the three has more of them than the
+# others? Eight simulated devices share the cores of this machine, so the times say little about real devices. With several
+# processes and many arrays, case four counts as well. (The steps donate their state, so each gets a copy of its own from the
+# host. A `device_put` of an array that is on device 0 already may share its memory, and donating one would then delete the
+# other.)
 
 # %%
 batch, key, host = next(old.batches(*train_set)), jax.random.PRNGKey(2), jax.device_get(template)
@@ -351,7 +352,7 @@ for name, (step, state, placed, key) in ways.items():
 
 # %% [markdown]
 # jit has two more all-reduces, because its batch norm uses the global batch: one in the forward pass, for the mean and the
-# mean of squares, and one in the backward pass.
+# mean of squares, and one in the backward pass. Otherwise the three compute the same.
 #
 # ## The table
 #
@@ -389,13 +390,13 @@ for name, (step, state, placed, key) in ways.items():
 # with equal results, replicated.
 #
 # ```
-# def step(w, x, y):                                        # in pmap: w [D], x [b, D], y [b]
+# def step(w, x, y):  # in pmap: w [D], x [b, D], y [b]
 #     loss = lambda w: jnp.square(x @ w - y).sum() / (len(y) * lax.psum(1, "batch"))
 #     value, gradient = jax.value_and_grad(loss)(w)
 #     value, gradient = lax.psum((value, gradient), "batch")
 #     return w - 0.1 * gradient, value
 #
-# old_step = jax.pmap(step, axis_name="batch")              # old_step(replicate(w), shard(x), shard(y))
+# old_step = jax.pmap(step, axis_name="batch")  # old_step(replicate(w), shard(x), shard(y))
 # ```
 # <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map mind check_vma.</details>
 #
@@ -430,7 +431,8 @@ for exercise in (unstacked, ported, statistics):
 # ## Take away
 #
 # - Port in two steps: shard_map keeps the program and drops the device axis; jit drops the collectives as well.
-# - Replicated means that somebody made the devices agree. Batch statistics and dropout masks are where ports differ.
+# - JAX does not check that a replicated array is equal on all devices; your step must make it so. Look first at batch
+#   statistics and dropout masks, because there a port differs most often.
 # - Verify against one device. Equality with the old program is not enough, because it may depend on the number of devices.
 #
 # Read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html),

@@ -158,9 +158,9 @@ assert counts["model"] == [("all-reduce", 1, 4 * (B // 4) * C)]  # y, of the 16 
 assert counts["spatial"] == [("all-reduce", 2, 4 * (B // 2) * (H // 2 + C))]  # half of h, then y
 
 # %% [markdown]
-# In *model*, one all-reduce serves two matrices. W1 is split along its columns and W2 along its rows, so the activation
-# between them can stay split (Shoeybi et al., ["Megatron-LM"](https://arxiv.org/abs/1909.08053)). In *spatial*, the first
-# product is a sum over devices as well.
+# There is none in *data*, one in *model* and two in *spatial*. In *model*, one all-reduce serves two matrices: W1 is split
+# along its columns and W2 along its rows, so the activation between them can stay split (Shoeybi et al.,
+# ["Megatron-LM"](https://arxiv.org/abs/1909.08053)). In *spatial*, the first product is a sum over devices as well.
 #
 # ## The training step
 #
@@ -183,7 +183,8 @@ steps, reduced = {}, {}
 for layout in RULES:
     placed, x = put(layout)
     y = jax.device_put(labels, NamedSharding(mesh, P(RULES[layout]["batch"])))
-    steps[layout] = jax.jit(step, out_shardings={name: sharding_of(layout, name) for name in weights})  # <- changed
+    out = {name: sharding_of(layout, name) for name in weights}
+    steps[layout] = jax.jit(step, out_shardings=out)  # <- changed
     found = collectives(steps[layout].lower(placed, x, y).compile().as_text())
     for _ in range(5):
         placed = steps[layout](placed, x, y)

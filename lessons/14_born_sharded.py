@@ -85,7 +85,7 @@ assert sharding.shard_shape(abstract.shape) == (4, 2)
 #
 # ## Created in shards
 #
-# Names alone place nothing. The next cell takes the network of Flax' guide to scaling up, which has two matrices of
+# Names alone place nothing. The next cell takes the network of Flax's guide to scaling up, which has two matrices of
 # 1024 x 1024, and creates it in three ways. The third is new: a compiled constructor with `out_shardings`. The compiler
 # plans all memory ahead, and `memory_analysis` shows its plan. **Predict:** on how many devices is the first matrix in
 # each of the three? And how many bytes does a device need while the state is created in shards, compared with
@@ -119,10 +119,10 @@ assert abs(created["replicated"] / created["in shards"] - 4) < 0.1
 jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
 
 # %% [markdown]
-# All three have the same numbers, to the bit, because each device generates its own part of one random sequence. *Moved* needs a
-# device that can hold the whole matrix for a moment, and for a large model there is none. Created in shards, the state needs a
-# quarter of the memory on each device, because *model* has four devices. The drawing shows which rows of the second matrix each
-# device holds. Adam's two moments are placed like the parameters that they belong to.
+# With names alone, the matrix is on one device; the other two are on all eight. All three have the same numbers, to the bit,
+# because each device generates its own part of one random sequence. *Moved* needs a device that can hold the whole matrix for a
+# moment, and for a large model there is none. Created in shards, the state needs a quarter of the memory on each device,
+# because *model* has four devices. The drawing shows which rows of the second matrix each device holds. Adam's two moments are placed like the parameters that they belong to.
 #
 # ## ZeRO: split what is only a copy
 #
@@ -381,7 +381,7 @@ for exercise in (born_in_place, zero_step, clipped):
 # - Norms and means over all parameters need a sum over the devices once the parameters are split.
 #
 # The code is in [sharding/split_step.py](../pmapdp/sharding/split_step.py) and [sharding/zero.py](../pmapdp/sharding/zero.py);
-# the flags are `--mesh`, `--layout` and `--shard-state`. Read on: [Flax' guide to scaling
+# the flags are `--mesh`, `--layout` and `--shard-state`. Read on: [Flax's guide to scaling
 # up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its program is `python -m pmapdp.train nnx-mesh`), and
 # [the scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next:
 # [15 Train with many processes](15_many_processes.ipynb).

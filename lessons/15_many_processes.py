@@ -159,7 +159,7 @@ def train_in_two(workdir):
 # ## Kill one
 #
 # As soon as a checkpoint is there, we kill process 1 with SIGKILL. Process 0 then waits in an all-reduce for an answer that never
-# comes. JAX' own heartbeats would notice after about 100 seconds. pmapdp has heartbeats of its own. A process that sends none
+# comes. JAX's own heartbeats would notice after about 100 seconds. pmapdp has heartbeats of its own. A process that sends none
 # for 0.6 of `--heartbeat-timeout` counts as lost, so that all others have ended when the timeout is over. The timeout is
 # 6 seconds here (60 by default), so the message says 4 (3.6, rounded). **Predict:** what remains of the run?
 

@@ -60,7 +60,9 @@ print(devices.describe(everyone), "| jax", jax.__version__)
 # A message of n bytes takes L + n / W seconds: the latency, and then the bytes. In a ring all-reduce (lesson 05) each device sends
 # 2 (N - 1) messages of n / N bytes, one after the other:
 #
+# ```
 # time = 2 (N - 1) (L + n / (N W))
+# ```
 #
 # In your head: 4 devices, 4 MB, 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6 microseconds.
 # **Predict:** what happens to the time with many devices, for 4 MB and for 4 bytes?
@@ -243,8 +245,10 @@ for exercise in (ring_sum, bytes_sent, least_batch):
 #
 # - In a ring, the time for the latencies grows with the number of devices, and the time for the bytes approaches 2 n / W.
 # - The model is good enough to choose a plan. Say "predicted", and say what is left out.
-# - ZeRO-1 saves memory at equal communication. A larger batch gives more examples per second, but seldom as many fewer updates.
+# - ZeRO-1 saves memory at equal communication. A larger batch gives more examples per second, but seldom reduces the number of
+#   updates as much.
 #
 # The code is in [scaling/costs.py](../pmapdp/scaling/costs.py) and [scaling/predict.py](../pmapdp/scaling/predict.py), with the
-# hardware and its sources in [scaling/hardware.py](../pmapdp/scaling/hardware.py). Read on: [the scaling
-# book](https://jax-ml.github.io/scaling-book/roofline/).
+# hardware and its sources in [scaling/hardware.py](../pmapdp/scaling/hardware.py). Read on: the scaling book on
+# [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and on [training](https://jax-ml.github.io/scaling-book/training/).
+# Next: [18 Explicit sharding](18_explicit_sharding.ipynb), or work of your own.

@@ -268,5 +268,5 @@ for exercise in (typed, gram, normalized_step):
 # - Where a result could be sharded in several ways, JAX raises an error: choose with `out_sharding` or `jax.reshard`.
 # - An assert on a type turns a silent replication into an error, at no cost.
 #
-# Read on: [Explicit sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX' documentation, and
+# Read on: [Explicit sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX's documentation, and
 # [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX.

@@ -11,17 +11,15 @@ INK = "#767676"  # the grey that has a contrast of 4.5 : 1 to white and to black
 
 
 def setup() -> None:
-    """Make pictures in this notebook small SVGs in the lessons' style.
+    """Give the pictures of this notebook the lessons' style.
 
-    Each is a PNG too: JupyterLab shows no SVG of a notebook that its reader does not trust yet.
+    They are PNGs of double resolution: JupyterLab shows no SVG of a notebook that its reader does not trust yet.
     """
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
-    set_matplotlib_formats("svg", "png")
+    set_matplotlib_formats("retina")
     matplotlib.rcParams.update(
         {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "pmapdp",
             "figure.facecolor": "none",
             "axes.facecolor": "none",
             "savefig.facecolor": "none",

@@ -26,7 +26,7 @@ def mesh_and_specs() -> None:
     axes.text(0, 0.6, 'Mesh, axis "data"', va="center")
     for d in range(8):
         drawing.box(axes, 6.2 + 1.95 * d, 0.2, f"{d}", device=d, width=1.7)
-    axes.text(0, 3.4, 'PartitionSpec("data")\narray [8, 10]:\nrow d is on device d', va="center")
+    axes.text(0, 2.7, 'PartitionSpec("data")\narray [8, 10]:\nrow d is on device d', va="center")
     for d in range(8):
         drawing.box(axes, 6.2 + 1.95 * d, 2.0, f"row {d}\n[1,10]", device=d, width=1.75, height=1.4)
         drawing.arrow(axes, (7.05 + 1.95 * d, 1.05), (7.05 + 1.95 * d, 1.95), device=d)

@@ -43,8 +43,8 @@ def columns(single, *others) -> HTML:
         rows = ""
         for row, line in enumerate(inspect.getsource(function).splitlines()):
             colour = "background:#d9770633;" if row in marked else ""
-            rows += f'<div style="{colour}white-space:pre;min-height:1.3em">{html.escape(line)}</div>'
-        cells += f'<div style="overflow-x:auto">{rows}</div>'
+            rows += f'<div style="{colour}white-space:pre-wrap;min-height:1.3em">{html.escape(line)}</div>'
+        cells += f"<div>{rows}</div>"
     frame = "display:grid;grid-template-columns:1fr 1fr;gap:1em;font:10px/1.3 monospace;text-align:left"
     return HTML(f'<div style="{frame}">{cells}</div>')
 

@@ -5,18 +5,18 @@ import matplotlib.pyplot as plt
 
 # (text, width, whether it communicates) of each stage of a step.
 STAGES = {
-    "all-reduce": (("forward, backward", 10.8, 0), ("all-reduce", 6.2, 1), ("update w, m", 7, 0)),
+    "all-reduce": (("forward, backward", 10.8, 0), ("all-reduce", 6.2, 1), ("update w, m", 8, 0)),
     "ZeRO-1": (
         ("forward, backward", 10.8, 0),
         ("reduce-scatter", 8.4, 1),
-        ("update 1/N", 6.4, 0),
+        ("update 1/N", 7.4, 0),
         ("all-gather", 6.2, 1),
     ),
     "ZeRO-3": (
         ("gather, forward", 9, 1),
         ("gather, backward", 9.6, 1),
         ("reduce-scatter", 8.4, 1),
-        ("update 1/N", 6.4, 0),
+        ("update 1/N", 7.4, 0),
     ),
 }
 

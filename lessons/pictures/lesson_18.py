@@ -13,7 +13,7 @@ STAGES = (
 
 def types() -> None:
     """The types of a network's arrays, as JAX writes them; colours of the two mesh axes."""
-    axes = drawing.canvas(30, 5.6)
+    axes = drawing.canvas(30, 6)
     places = {"x": (0, 0.6), "W1": (0, 3.4), "relu(x @ W1)": (10.3, 2), "W2": (10.3, 4.6), "logits": (20.6, 3.3)}
     for name, text in STAGES:
         left, top = places[name]
