@@ -23,7 +23,7 @@ def before_and_after() -> None:
             drawing.box(axes, 6.6 + 1.7 * d, y, "w", device=d, width=1.6)
             drawing.box(axes, 16.4 + 1.7 * d, y, "x", device=d, width=1.6)
         if row == 2:
-            drawing.box(axes, 25, y, "program of one device", width=10.4)
+            drawing.box(axes, 25, y, "the plain step", width=9.2)
         else:
             axes.text(25, y - 0.3, "pmean of gradients")
             for d in range(4):
