@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections.abc import Mapping
 
 from pmapdp.processes.store import Store
 
@@ -37,18 +36,18 @@ class StopAgreement:
         """Whether all stop after the updates that were begun last."""
         return self.last is not None and self.begun >= self.last
 
-    def advance(self, said: Mapping[str, str]) -> None:
-        """Go on with agreeing; called now and then with what the processes have published under `stop`."""
-        if self.last is not None or (self.signal is None and not said):
+    def advance(self) -> None:
+        """Go on with agreeing; called now and then."""
+        if self.last is not None:
             return
-        if not self.published:
-            if self.signal is None:
-                self.signal = signal.Signals(int(next(iter(said.values())).split()[0]))
+        stops = self.store.read("stop")  # by process: the signal, and the updates that it has begun
+        if not self.published and (self.signal or stops):
+            self.signal = self.signal or signal.Signals(next(iter(stops.values()))[0])
             with self.changed:
                 self.published = True
                 begun = self.begun
-            self.store.set(f"stop/{self.store.process}", f"{self.signal.value} {begun}")
-        elif len(said) == self.store.count:
+            self.store.publish("stop", [self.signal, begun])
+        elif len(stops) == self.store.count:
             with self.changed:
-                self.last = 1 + max(int(each.split()[1]) for each in said.values())
+                self.last = 1 + max(begun for _, begun in stops.values())
                 self.changed.notify_all()

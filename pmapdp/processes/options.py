@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from pmapdp.errors import UserError
 
@@ -53,38 +54,31 @@ def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> 
             f"{' and '.join(missing)} missing: processes started by hand need all three, for example "
             "--coordinator 127.0.0.1:9876 --num-processes 2 --process-id 0"
         )
-    for flag, value, least in (
-        ("--heartbeat-timeout", options.heartbeat_timeout, 2),
-        ("--join-timeout", options.join_timeout, 1),
-        ("--num-processes", 1 if options.num_processes is None else options.num_processes, 1),
-    ):
-        if value < least:
-            raise UserError(f"{flag} {value} is too small: use at least {flag} {least}")
+    if options.heartbeat_timeout < 2:
+        raise UserError(
+            f"--heartbeat-timeout {options.heartbeat_timeout} is too short: use at least --heartbeat-timeout 2"
+        )
     if options.coordinator is None or options.num_processes is None or options.process_id is None:
         return
     split_address(options.coordinator)
     if not 0 <= options.process_id < options.num_processes:
         raise UserError(
-            f"--process-id {options.process_id} is out of range: with --num-processes {options.num_processes} "
-            f"use 0 to {options.num_processes - 1}"
+            f"--process-id {options.process_id} does not go with --num-processes {options.num_processes}: the "
+            "processes are numbered from 0, for example --num-processes 2 with --process-id 0 and 1"
         )
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; an IPv6 address stands in brackets, as in `[::1]:9876`. A `UserError` says that it
-    is not of that form, or that no host can have that name."""
-    host, _, port = address.rpartition(":")
-    in_brackets = host.startswith("[") and host.endswith("]")
-    name = host[1:-1] if in_brackets else host
-    if ":" in name and not in_brackets:
+    is not of that form."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
         raise UserError(
-            f"--coordinator {address} holds an IPv6 address without brackets: try --coordinator [{host}]:{port}"
+            f"--coordinator {address} is not HOST:PORT: try --coordinator localhost:9876, and write an IPv6 address in "
+            "brackets, as in [::1]:9876"
         )
-    if not name or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-        raise UserError(f"--coordinator {address} is not HOST:PORT: try --coordinator {host or 'localhost'}:9876")
-    if not all(0 < len(label) < 64 for label in name.rstrip(".").split(".")) or len(name) > 253:
-        raise UserError(
-            f"--coordinator {address} has a host name that no machine can have (a part is empty or longer than 63 "
-            "letters): try --coordinator localhost:9876"
-        )
-    return name, int(port)
+    return host, port

@@ -1,15 +1,14 @@
 """This process among those of a run."""
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from jax.errors import JaxRuntimeError
 
-from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason, report
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError
 from pmapdp.processes.store import Store
 from pmapdp.processes.watch import Watch
 
@@ -42,7 +41,7 @@ class Peers:
         """What every process says, JSON, in the order of their numbers."""
         if self.store is None:
             return [value]
-        self.uses[name] += 1  # the store's keys are for one use
+        self.uses[name] += 1  # each topic of the store is for one exchange
         return self.store.exchange(f"{name}-{self.uses[name]}", value)
 
     def require_same(self, name: str, facts: dict[str, Any]) -> None:
@@ -68,7 +67,11 @@ class Peers:
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Let an error of this process end the others too."""
+        """Let an error of this process end the others too.
+
+        An error of JAX mostly means that another process is lost: a collective saw its connection close. The watch
+        finds out which, and ends this process.
+        """
         try:
             yield
         except TOGETHER:
@@ -76,23 +79,12 @@ class Peers:
         except BaseException as error:
             if self.watch is None:
                 raise
-            self.fail(error, self.watch)
-
-    def fail(self, error: BaseException, watch: Watch) -> NoReturn:
-        """End this process because of an error, and tell the others.
-
-        An error of JAX mostly means that another process is lost: a collective saw its connection close. The watch
-        finds out which, and ends this process.
-        """
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, JaxRuntimeError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is not None:
-            time.sleep(1.5 * watch.patience)
-        with watch.ending:
-            status = report(error)
-            watch.tell(reason(error))
-            os._exit(status)
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, JaxRuntimeError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is not None:
+                time.sleep(1.5 * self.watch.patience)
+            self.watch.end(error)
 
 
 ALONE = Peers()

@@ -8,34 +8,37 @@ from jax.errors import JaxRuntimeError
 
 from pmapdp.errors import UserError
 
-PREFIX = "pmapdp/"
-
 
 class Store:
-    """Keys and values that all `count` processes see, of which this is number `process`; process 0 holds them. They are
-    given `timeout` seconds to say something."""
+    """What the processes publish, as JSON; process 0 holds it. They are given `timeout` seconds to say something.
 
-    def __init__(self, process: int, count: int, timeout: float):
-        self.process, self.count, self.timeout = process, count, timeout
-        self.client: Any = distributed.global_state.client
+    Attributes:
+        process: number of this process, from 0.
+        count: number of processes.
+    """
 
-    def set(self, key: str, value: str) -> None:
-        """Write a value, over an earlier one."""
-        self.client.key_value_set(PREFIX + key, value, allow_overwrite=True)
+    def __init__(self, timeout: float):
+        state = distributed.global_state
+        self.process, self.count, self.timeout = state.process_id, state.num_processes, timeout
+        self.client: Any = state.client
 
-    def entries(self, folder: str) -> dict[str, str]:
-        """All keys (without the folder) and values below `folder`."""
-        found = self.client.key_value_dir_get(f"{PREFIX}{folder}/")
-        return {key.removeprefix(f"{PREFIX}{folder}/"): value for key, value in found}
+    def publish(self, topic: str, value: Any) -> None:
+        """Write what this process says on a topic, over what it said before."""
+        self.client.key_value_set(f"pmapdp/{topic}/{self.process}", json.dumps(value), allow_overwrite=True)
 
-    def exchange(self, name: str, value: Any) -> list[Any]:
-        """What every process said under `name`, in the order of their numbers; waits for all. `value` is JSON. A
-        `UserError` names a process that has not spoken in time."""
-        self.set(f"{name}/{self.process}", json.dumps(value))
+    def read(self, topic: str) -> dict[int, Any]:
+        """What the processes have said on a topic so far, by their numbers."""
+        found = self.client.key_value_dir_get(f"pmapdp/{topic}/")
+        return {int(key.rpartition("/")[2]): json.loads(value) for key, value in found}
+
+    def exchange(self, topic: str, value: Any) -> list[Any]:
+        """What every process says on a topic, in the order of their numbers; waits for all. A `UserError` names a
+        process that has not spoken in time."""
+        self.publish(topic, value)
         values = []
         for other in range(self.count):
             try:
-                text = self.client.blocking_key_value_get(f"{PREFIX}{name}/{other}", int(1000 * self.timeout))
+                text = self.client.blocking_key_value_get(f"pmapdp/{topic}/{other}", int(1000 * self.timeout))
             except JaxRuntimeError:
                 raise UserError(
                     f"process {other} of {self.count} did not get as far as the others within {self.timeout:.0f} s: "
@@ -43,7 +46,3 @@ class Store:
                 ) from None
             values.append(json.loads(text))
         return values
-
-    def barrier(self, name: str, seconds: float) -> None:
-        """Wait until all processes are here; each name may be used once."""
-        self.client.wait_at_barrier(PREFIX + name, int(1000 * seconds))

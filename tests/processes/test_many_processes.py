@@ -16,9 +16,8 @@ from running import run
 
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.processes.join import joined
+from pmapdp.processes.join import address_to_listen_on
 from pmapdp.processes.options import ProcessesOptions, check_options
-from pmapdp.processes.place import address_to_listen_on, find, wait_for_coordinator
 from pmapdp.trained import load_run
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
@@ -160,11 +159,22 @@ def test_other_numbers_of_devices_and_other_data_are_refused():
 
 
 def test_not_all_come():
-    (first, _) = by_hand(2)
-    with running([*first, "--join-timeout", 3]) as (alone,):
+    """Process 0 alone, and process 1 alone, whose coordinator does not listen."""
+    flags = ["--join-timeout", 3]
+    with running([*by_hand(2)[0], *flags], [*by_hand(2)[1], *flags]) as alone:
+        for ended in map(end_of, alone):
+            assert ended.status == 2, ended
+            assert ended.err.startswith("error: not all processes have reached the coordinator (waited 3 s)"), ended
+            assert ended.err.count("\n") == 0, ended
+
+
+def test_no_launcher(monkeypatch):
+    for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    with running(["--distributed"]) as (alone,):
         ended = end_of(alone)
     assert ended.status == 2, ended
-    assert ended.err.splitlines()[-1].startswith("error: not all 2 processes have come (waited 3 s)"), ended
+    assert ended.err.startswith("error: --distributed finds neither Slurm, Open MPI, Kubernetes"), ended
 
 
 def hand(coordinator="127.0.0.1:9876", count=2, process=0, **others) -> ProcessesOptions:
@@ -174,12 +184,11 @@ def hand(coordinator="127.0.0.1:9876", count=2, process=0, **others) -> Processe
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (hand(process=2), "--process-id 2 is out of range: with --num-processes 2 use 0 to 1"),
-        (hand(process=-1), "--process-id -1 is out of range"),
-        (hand(coordinator="here"), "--coordinator here is not HOST:PORT"),
-        (hand(coordinator="here:99999"), "try --coordinator here:9876"),
-        (hand(count=0), "--num-processes 0 is too small"),
-        (hand(heartbeat_timeout=1), "--heartbeat-timeout 1 is too small: use at least --heartbeat-timeout 2"),
+        (hand(process=2), "--process-id 2 does not go with --num-processes 2: the processes are numbered from 0"),
+        (hand(process=-1), "--process-id -1 does not go with --num-processes 2"),
+        (hand(count=0), "--process-id 0 does not go with --num-processes 0"),
+        (hand(coordinator="here"), "--coordinator here is not HOST:PORT: try --coordinator localhost:9876"),
+        (hand(heartbeat_timeout=1), "--heartbeat-timeout 1 is too short: use at least --heartbeat-timeout 2"),
         (ProcessesOptions(coordinator="localhost:9876"), "--num-processes and --process-id missing"),
         (ProcessesOptions(process_id=0), "--coordinator and --num-processes missing"),
     ],
@@ -190,19 +199,14 @@ def test_flags_that_cannot_be(options, sentence):
     assert sentence in str(error.value)
 
 
-def test_mistakes_before_joining(monkeypatch):
-    with (
-        pytest.raises(UserError, match="--strategy single runs on one device"),
-        joined(hand(), {"--strategy": "single"}),
-    ):
-        pass
-    for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match="finds neither Slurm, Open MPI, Kubernetes"):
-        find(ProcessesOptions(distributed=True))
-    place = find(hand(f"127.0.0.1:{free_port()}", process=1))
-    with pytest.raises(UserError, match=f"no coordinator answers at 127.0.0.1:{place.port} after 0 s"):
-        wait_for_coordinator(place, 0)
-    assert address_to_listen_on(place) == place.address
-    with socket.create_server(("127.0.0.1", place.port)), pytest.raises(UserError, match="cannot listen on port"):
-        address_to_listen_on(place)
+def test_a_single_device_needs_no_other_process():
+    with pytest.raises(UserError, match="--strategy single runs on one device"):
+        check_options(hand(), {"--strategy": "single"})
+
+
+def test_a_port_in_use():
+    options = hand(f"127.0.0.1:{free_port()}")
+    assert address_to_listen_on(options) == options.coordinator
+    port = int(options.coordinator.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError, match="process 0 cannot listen at"):
+        address_to_listen_on(options)

@@ -1,6 +1,7 @@
 """Whoever connects to a port of a run, and says what does not belong there, changes nothing for the run."""
 
 import contextlib
+import re
 import socket
 import subprocess
 import time
@@ -14,12 +15,13 @@ from processes import by_hand, end_of, free_port, running, train_together, wait_
 from test_lost_processes import final_leaves
 
 from pmapdp.errors import UserError
-from pmapdp.processes.options import split_address
-from pmapdp.processes.place import Place, address_to_listen_on
+from pmapdp.processes.join import address_to_listen_on
+from pmapdp.processes.options import ProcessesOptions, split_address
 
 JOB = ["--model", "mlp", "--devices", 2, "--epochs", 3, "--no-progress"]
 RUBBISH = np.random.default_rng(0).bytes(100_000)
 TLS_HELLO = bytes.fromhex("160301002f0100002b0303") + bytes(32) + bytes.fromhex("000004c02fc0300100")
+STRANGERS = 300
 MESSAGES = (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", TLS_HELLO, RUBBISH, b"")
 
 
@@ -56,9 +58,8 @@ def stranger(port: int, message: bytes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [20, 300])
-def test_strangers_at_every_port_change_nothing(tmp_path, number):
-    """HTTP, TLS, 100 kB of rubbish and nothing at all: the run ends as if nobody had come, bit for bit."""
+def test_strangers_at_every_port_change_nothing(tmp_path):
+    """300 at once at each port: HTTP, TLS, 100 kB of rubbish and nothing at all: the run ends as if nobody had come, bit for bit."""
     job = [*JOB, "--checkpoint-every", 5, "--workdir"]
     quiet, disturbed = tmp_path / "quiet", tmp_path / "disturbed"
     train_together(2, *job, quiet)
@@ -66,8 +67,8 @@ def test_strangers_at_every_port_change_nothing(tmp_path, number):
         wait_for_checkpoint(disturbed, processes)
         ports = {port for process in processes for port in listening_ports(process)}
         assert len(ports) >= 3  # the coordinator's, and one of gloo's for each process
-        with ThreadPoolExecutor(max_workers=number) as pool:
-            for each in range(number):
+        with ThreadPoolExecutor(max_workers=STRANGERS * len(ports)) as pool:
+            for each in range(STRANGERS):
                 for port in ports:
                     pool.submit(stranger, port, MESSAGES[each % len(MESSAGES)])
         assert any(process.poll() is None for process in processes)  # else nobody was disturbed
@@ -78,13 +79,15 @@ def test_strangers_at_every_port_change_nothing(tmp_path, number):
 
 
 def test_strangers_before_the_processes_meet():
-    """Process 0 waits for process 1, and a port scanner comes first."""
+    """Process 0 waits for process 1, and a port scanner comes first. At another address nobody listens."""
     first, second = by_hand(2)
     port = int(first[1].rpartition(":")[2])
     with running([*JOB, *first]) as (one,):
         wait_until(lambda: port in listening_ports(one), one)
         for message in MESSAGES:
             stranger(port, message)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=2)
         with running([*JOB, *second]) as (two,):
             ended = [end_of(one), end_of(two)]
     assert [each.status for each in ended] == [0, 0], ended
@@ -103,8 +106,8 @@ def test_a_number_given_twice_ends_all_with_a_sentence():
     assert [len(lines) for lines in said] == [1, 1, 1], ended
     assert [each.status for each in ended] == [4, 4, 2], ended
     for line in said[0] + said[1]:
-        assert line.startswith("error: another process came with a --process-id that one of these has")
-    assert "start each once with its own --process-id" in said[2][0]
+        assert line.startswith("error: a connection between the processes broke, or two came with the same --process-id")
+    assert "one came with a --process-id that is taken" in said[2][0]
 
 
 @pytest.mark.parametrize(
@@ -120,35 +123,29 @@ def test_addresses(address, found):
 
 
 @pytest.mark.parametrize(
-    ("address", "sentence"),
+    "address",
     [
-        ("::1:9876", "holds an IPv6 address without brackets: try --coordinator [::1]:9876"),
-        ("here:", "is not HOST:PORT: try --coordinator here:9876"),
-        ("here:0", "is not HOST:PORT"),
-        ("here:99999999999999999999", "is not HOST:PORT"),
-        ("[]:80", "is not HOST:PORT"),
-        ("a" * 64 + ":80", "has a host name that no machine can have"),
-        ("a..b:80", "has a host name that no machine can have"),
+        "::1:9876",
+        "fe80::1:9876",
+        "here",
+        "here:",
+        "here:0",
+        "here:99999",
+        "here:99999999999999999999",
+        "[]:80",
+        "[here:80",
     ],
 )
-def test_addresses_that_cannot_be(address, sentence):
-    with pytest.raises(UserError) as error:
+def test_addresses_that_cannot_be(address):
+    with pytest.raises(UserError, match=re.escape(f"--coordinator {address} is not HOST:PORT: try --coordinator ")):
         split_address(address)
-    assert sentence in str(error.value)
 
 
-def test_the_coordinator_listens_no_wider_than_it_must():
-    """On the address alone where that is a number of this machine; a name may mean another address elsewhere."""
-    port = free_port()
-
-    def found(host: str) -> str:
-        return address_to_listen_on(Place(host, port, 2, 0, None))
-
-    assert found("127.0.0.1") == f"127.0.0.1:{port}"
-    assert found("localhost") == f"localhost:{port}"
-    everywhere = f"[::]:{port}" if socket.has_dualstack_ipv6() else f"0.0.0.0:{port}"
-    assert found("192.0.2.77") == everywhere  # of no machine (RFC 5737), as behind a router that translates addresses
-    assert found(socket.gethostname()) == everywhere
+@pytest.mark.parametrize(("host", "alone"), [("127.0.0.1", True), ("localhost", True), (socket.gethostname(), False)])
+def test_the_coordinator_listens_no_wider_than_it_must(host, alone):
+    """On the address alone where that is a number; a name may mean another address elsewhere."""
+    first = ProcessesOptions(coordinator=f"{host}:{free_port()}", num_processes=2, process_id=0)
+    assert address_to_listen_on(first) == (first.coordinator if alone else None)
 
 
 @pytest.mark.slow
