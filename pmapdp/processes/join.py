@@ -54,8 +54,9 @@ def joined(options: ProcessesOptions, settings: Mapping[str, object]) -> Iterato
 def connect(options: ProcessesOptions) -> None:
     """Let JAX connect the processes; ends this one with a sentence where not all come in time."""
     ending = threading.Lock()
+    refused = "process 0 has ended, or one came with a --process-id that is taken or too large"
 
-    def give_up(why: str = "process 0 has ended, or one came with a --process-id that is taken or too large") -> NoReturn:
+    def give_up(why: str = refused) -> NoReturn:
         """End the process from any thread: JAX would abort it without a sentence, or wait on."""
         with ending:  # held to the end, so that only one sentence is said
             say(
