@@ -76,7 +76,7 @@ def split_address(address: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if not host or not port:
+    if not host or not port or parts.netloc != address:
         raise UserError(
             f"--coordinator {address} is not HOST:PORT: try --coordinator localhost:9876, and write an IPv6 address in "
             "brackets, as in [::1]:9876"

@@ -135,6 +135,7 @@ def test_addresses(address, found):
         "here:99999999999999999999",
         "[]:80",
         "[here:80",
+        "here:80/there",
     ],
 )
 def test_addresses_that_cannot_be(address):
