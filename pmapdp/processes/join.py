@@ -5,8 +5,8 @@ import functools
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 from unittest import mock
 
 import jax
@@ -77,7 +77,10 @@ def connect(options: ProcessesOptions) -> None:
         missed_heartbeat_callback=aborts.abort,
         shutdown_timeout=LONGEST_FAREWELL,
     )
-    with mock.patch.object(distributed._jax, "get_distributed_runtime_client", make_client):
+    make_service = functools.partial(start_service, distributed._jax.get_distributed_runtime_service)
+    with mock.patch.multiple(
+        distributed._jax, get_distributed_runtime_client=make_client, get_distributed_runtime_service=make_service
+    ):
         try:
             jax.distributed.initialize(
                 options.coordinator,
@@ -89,6 +92,8 @@ def connect(options: ProcessesOptions) -> None:
                 shutdown_timeout_seconds=LONGEST_FAREWELL,
                 coordinator_bind_address=address_to_listen_on(options),
             )
+        except UserError:
+            raise
         except Exception as error:  # each launcher fails in its own way
             if distributed.global_state.coordinator_address is None:
                 raise UserError(
@@ -103,19 +108,25 @@ def connect(options: ProcessesOptions) -> None:
 def address_to_listen_on(options: ProcessesOptions) -> str | None:
     """Where process 0 listens: on the coordinator's address alone if that is written as a number or as localhost.
 
-    A name may stand for one address here and for another elsewhere: then, and with a launcher, it listens on all
-    addresses (None). A `UserError` says that it cannot. JAX would share the port with the coordinator of another run.
+    A name may stand for one address here and for another elsewhere: then, and with a launcher, JAX listens on all
+    addresses (None).
     """
-    if options.coordinator is None or options.process_id != 0:
+    if options.coordinator is None:
         return None
-    host, port = split_address(options.coordinator)
-    alone = host == "localhost" or ":" in host or host.rpartition(".")[2].isdigit()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host, _ = split_address(options.coordinator)
+    return options.coordinator if host == "localhost" or ":" in host or host.rpartition(".")[2].isdigit() else None
+
+
+def start_service(start: Callable[..., Any], address: str, *arguments: Any, **named: Any) -> Any:
+    """Start JAX's coordination service. A `UserError` says that it cannot listen at `address`: there JAX would crash,
+    or share the port with the service of another run."""
+    host, port = split_address(address)
+    host = "0.0.0.0" if host == "::" else host  # of all addresses some machines lack those of IPv6
     try:
-        socket.create_server((host if alone else "", port), family=family).close()
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise UserError(
-            f"process 0 cannot listen at {options.coordinator} ({error.strerror}): give an address of its machine, or "
-            f"another port, for example --coordinator localhost:{port % 60000 + 1024}, to all processes"
+            f"process 0 cannot listen at {address} ({error.strerror}): give all processes another --coordinator, an "
+            f"address of its machine and a port that is free, for example localhost:{port % 60000 + 1024}"
         ) from None
-    return options.coordinator if alone else None
+    return start(address, *arguments, **named)

@@ -77,9 +77,7 @@ class Watch:
         """C++ is about to abort, because a connection closed. The clock says which process is lost."""
         if not self.closed.wait(1.5 * self.patience):
             self.end(
-                LostError(
-                    f"a connection between the processes broke, or two came with the same --process-id: {RESUME}"
-                )
+                LostError(f"a connection between the processes broke, or two came with the same --process-id: {RESUME}")
             )
 
     def end(self, error: BaseException) -> NoReturn:

@@ -16,7 +16,6 @@ from running import run
 
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.processes.join import address_to_listen_on
 from pmapdp.processes.options import ProcessesOptions, check_options
 from pmapdp.trained import load_run
 
@@ -168,6 +167,15 @@ def test_not_all_come():
             assert ended.err.count("\n") == 0, ended
 
 
+def test_a_port_in_use():
+    first, _ = by_hand(2)
+    port = int(first[1].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)), running(first) as (alone,):
+        ended = end_of(alone)
+    assert ended.status == 2, ended
+    assert ended.err.startswith(f"error: process 0 cannot listen at {first[1]} (Address already in use"), ended
+
+
 def test_no_launcher(monkeypatch):
     for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
@@ -202,11 +210,3 @@ def test_flags_that_cannot_be(options, sentence):
 def test_a_single_device_needs_no_other_process():
     with pytest.raises(UserError, match="--strategy single runs on one device"):
         check_options(hand(), {"--strategy": "single"})
-
-
-def test_a_port_in_use():
-    options = hand(f"127.0.0.1:{free_port()}")
-    assert address_to_listen_on(options) == options.coordinator
-    port = int(options.coordinator.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError, match="process 0 cannot listen at"):
-        address_to_listen_on(options)
