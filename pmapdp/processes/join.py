@@ -66,7 +66,7 @@ def connect(options: ProcessesOptions) -> None:
             )
             os._exit(UserError.status)
 
-    aborts.hold(give_up)
+    aborts.hold(lambda by_jax: give_up())
     timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
     timer.daemon = True
     timer.start()

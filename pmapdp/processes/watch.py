@@ -73,12 +73,14 @@ class Watch:
                         )
                     )
 
-    def aborting(self) -> None:
-        """C++ is about to abort, because a connection closed. The clock says which process is lost."""
+    def aborting(self, by_jax: bool) -> None:
+        """C++ is about to abort, because a connection broke. Where that is one of gloo's, the clock says which process
+        is lost. JAX's client does not say more than that it cannot go on, and answers nothing any more."""
+        if by_jax and not self.closed.is_set():
+            twice = "another process came with a --process-id that one of these has"
+            self.end(LostError(f"process 0, the coordinator, has ended, or {twice}: {RESUME}"))
         if not self.closed.wait(1.5 * self.patience):
-            self.end(
-                LostError(f"a connection between the processes broke, or two came with the same --process-id: {RESUME}")
-            )
+            self.end(LostError(f"a connection between the processes broke: {RESUME}"))
 
     def end(self, error: BaseException) -> NoReturn:
         """Report an error, tell the other processes, and end this one at once: its main thread may wait for a lost one

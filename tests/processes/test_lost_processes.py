@@ -87,12 +87,13 @@ FAULTS = {
     "network": (1, None),
     "asked to stop": (1, signal.SIGTERM),
 }
-LOSSES = {  # the process that the others name
-    "killed": {0: 1},
-    "coordinator killed": {1: 0},
-    "stopped": {0: 1},
-    "coordinator stopped": {1: 0},
-    "network": {0: 1, 1: 0},
+SILENT = f"on {socket.gethostname()} has given no sign of life for {0.6 * HEARTBEAT:.0f} s"
+SENTENCES = {
+    "killed": {0: f"process 1 of 2 {SILENT}"},
+    "coordinator killed": {1: "process 0, the coordinator, has ended, or another process came"},
+    "stopped": {0: f"process 1 of 2 {SILENT}"},
+    "coordinator stopped": {1: f"process 0 of 2 {SILENT}"},
+    "network": {0: f"process 1 of 2 {SILENT}", 1: f"process 0 of 2 {SILENT}"},
 }
 
 
@@ -112,17 +113,16 @@ QUICK = ("killed",)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SENTENCES]
 )
 def test_the_others_end_in_time_with_one_sentence(faults, name):
     ended, seconds = faults[name][1].result()
     assert seconds < HEARTBEAT + 2  # two seconds for the test itself, on a machine with much to do
-    for process, lost in LOSSES[name].items():
+    for process, sentence in SENTENCES[name].items():
         assert ended[process].status == 4, ended
         lines = [line for line in ended[process].err.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, ended
-        silent = f"{socket.gethostname()} has given no sign of life for {0.6 * HEARTBEAT:.0f} s"
-        assert lines[0].startswith(f"error: process {lost} of 2 on {silent}"), ended
+        assert lines[0].startswith(f"error: {sentence}"), ended
         assert lines[0].endswith(
             "start the same command again, and a run with a workdir resumes from its last checkpoint"
         )

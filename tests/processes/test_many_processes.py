@@ -1,6 +1,7 @@
 """Several real processes on the loopback interface give the result of one, write once, and refuse strangers."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -124,13 +125,14 @@ def test_elastic_and_only_process_0_writes(tmp_path):
     ],
 )
 def test_a_process_that_differs_is_refused(tmp_path, other, env, sentence):
+    paths = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
     if env:  # another version of jax cannot be installed beside this one, but it can say so
         (tmp_path / "sitecustomize.py").write_text(f"import jax\njax.__version__ = {env['version']!r}\n")
     first, second = by_hand(2)
     job = ["--devices", 2, "--workdir", tmp_path / "run"]
     with (
         running([*job, *first]) as (one,),
-        running([*job, *second, *other], env={"PYTHONPATH": str(tmp_path)} if env else None) as (two,),
+        running([*job, *second, *other], env={"PYTHONPATH": paths}) as (two,),
     ):
         ended = [end_of(one), end_of(two)]
     for each in ended:
