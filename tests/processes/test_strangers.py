@@ -101,14 +101,14 @@ def test_a_number_given_twice_ends_all_with_a_sentence():
     job = [*JOB, "--epochs", 1000]
     with running([*job, *first], [*job, *second]) as processes:
         wait_until(lambda: len(listening_ports(processes[0])) >= 2, processes[0])  # gloo's is there once both train
-        with running([*job, *second]) as (third,):
+        with running([*job, *second, "--join-timeout", 10]) as (third,):
             ended = [end_of(each) for each in (*processes, third)]
     said = [[line for line in each.err.splitlines() if line.startswith("error: ")] for each in ended]
     assert [len(lines) for lines in said] == [1, 1, 1], ended
     assert [each.status for each in ended] == [4, 4, 2], ended
     for line in said[0] + said[1]:
         assert "or another process came with a --process-id that one of these has" in line
-    assert "one came with a --process-id that is taken" in said[2][0]
+    assert "(waited 10 s): start each once, with the same --coordinator and its own --process-id" in said[2][0]
 
 
 @pytest.mark.parametrize(
