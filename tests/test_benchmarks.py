@@ -13,7 +13,8 @@ from running import run
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
-from benchmarks.speedrun.changes import AROUND, CHOICES, WAY
+from benchmarks.speedrun.changes import AROUND, WAY
+from benchmarks.speedrun.choice import SETTINGS, WIDTHS
 from pmapdp.cli import parse
 from pmapdp.errors import run_command
 
@@ -67,7 +68,7 @@ def test_the_bare_step_is_that_of_one_device(strategy, plain):
     np.testing.assert_allclose(loss, one_loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("flags", [*(change.flags for change in (*WAY, *AROUND)), *CHOICES])
+@pytest.mark.parametrize("flags", [*(change.flags for change in (*WAY, *AROUND)), *WIDTHS, *SETTINGS])
 def test_the_flags_on_the_page_of_the_speedrun_are_taken(flags):
     assert parse(flags.split()).dataset == "mnist"
 

@@ -1,6 +1,8 @@
-"""The recipe `speedrun`: its augmentation against NumPy, its steps against one device, its accuracy on MNIST."""
+"""The recipe `speedrun`: its augmentation against NumPy, its steps against one device, its accuracy on MNIST, the rule
+that chose it, and its page."""
 
 import json
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,10 @@ from flax import nnx
 from launch import train
 from marks import quick
 
+from benchmarks.speedrun import page
+from benchmarks.speedrun.changes import AROUND, WAY
+from benchmarks.speedrun.choice import RECIPE, SETTINGS, WIDTHS, chosen
+from benchmarks.speedrun.runs import Timed, in_turn
 from benchmarks.speedrun.variants import Unmoved
 from pmapdp.cpu.convolution import faster
 from pmapdp.data.batches import Batches
@@ -82,3 +88,51 @@ def test_the_recipe_learns_digits_too(tmp_path):
     done = train("speedrun", "--dataset", "digits", "--epochs", 4, "--warmup-steps", 10, "--metrics-file", metrics)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in metrics.read_text().splitlines()][-2]["test_accuracy"] >= 0.9
+
+
+@pytest.fixture(scope="module")
+def results():
+    """As they are shipped."""
+    return json.loads(page.RESULTS.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "choice"),
+    [
+        ({"a": (1.0, 0.9905), "b": (2.0, 0.9915), "c": (3.0, 0.9930)}, "b"),  # "a" is within the margin of 0.001
+        ({"a": (1.0, 0.9915), "b": (1.05, 0.9920), "c": (1.2, 0.9990)}, "b"),  # as fast as "a", but for noise
+        ({"a": (1.0, 0.9900)}, None),
+    ],
+)
+def test_the_rule_takes_the_fastest_that_reaches_the_target(candidates, choice):
+    assert chosen(candidates) == choice
+
+
+def test_the_recipe_is_what_the_rule_chooses(results):
+    facts = page.candidates(results["validation"]["found"])
+    assert chosen({flags: facts[flags] for flags in WIDTHS}) == RECIPE
+    assert chosen({flags: facts[flags] for flags in SETTINGS}) == RECIPE
+
+
+def test_the_page_and_its_picture_are_those_of_the_results(results):
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.filled(text, page.blocks(results)) == text
+    changes = results["changes"]["found"]
+    for measured, group in ((changes["way"], WAY), (changes["around"], AROUND)):
+        assert [(each["words"], each["flags"]) for each in measured] == list(group)
+    # The picture's words: where they are drawn is up to the version of matplotlib.
+    made, kept = ElementTree.fromstring(page.picture(changes["way"])), ElementTree.parse(page.PICTURE)
+    words, found = ([each.text for each in picture.findall(".//{*}text")] for picture in (made, kept))
+    assert len(words) > 2 * len(WAY)
+    assert words == found
+
+
+def test_commands_run_in_turn_and_long_ones_once():
+    ran = []
+
+    def run(name, seconds):
+        return lambda seed: ran.append((name, seed)) or Timed(seconds, 1.0, 0.99)
+
+    found = in_turn({"quick": run("quick", 2.0), "long": run("long", 30.0)}, 2, longest=20)
+    assert ran == [("quick", 0), ("long", 0), ("quick", 1)]
+    assert [len(runs) for runs in found.values()] == [2, 1]

@@ -14,6 +14,7 @@ from pmapdp.cli import parse
 from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.run.profile import longest_operations
+from pmapdp.speedrun import Speedrun
 from pmapdp.state import create_state
 
 SIDE, REPEATS = 2000, 30
@@ -32,9 +33,10 @@ def seconds_of(function: Any, *arguments: Any) -> float:
 def by_hand(batch: int) -> int:
     """Operations of one update: products of the forward pass, of the weights' gradients and of the inputs', which the
     first layer does not need; a multiplication and an addition each."""
-    first = 24 * 24 * 25 * 16
-    others = 10 * 10 * 9 * 16 * 32 + 800 * 128 + 128 * 10
-    return 2 * batch * (2 * first + 3 * others)
+    first, second, hidden = Speedrun.widths
+    conv1 = 24 * 24 * 25 * first
+    others = 10 * 10 * 9 * first * second + 25 * second * hidden + hidden * 10
+    return 2 * batch * (2 * conv1 + 3 * others)
 
 
 def kinds(lines: list[str]) -> dict[str, float]:

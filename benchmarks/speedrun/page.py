@@ -1,120 +1,237 @@
-"""The tables and the picture of docs/speedrun.md, from the results."""
+"""The tables, the figures and the picture of docs/speedrun.md, from the results."""
 
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speedrun.changes import AROUND, WAY
+from benchmarks.speedrun.choice import CLOSE, CONFIG, HELD_BACK, MARGIN, SETTINGS, TARGET, WIDTHS, chosen
+from benchmarks.speedrun.runs import LONG, Timed
 from pmapdp.pictures import INK, STRATEGY_COLOURS, drawing, svg
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "speedrun.md"
 PICTURE = PAGE.parent / "pictures" / "speedrun.svg"
-COMMAND, TRAINING, ACCURACY = range(3)  # of a run, as JSON has it
-HEAD = "| {} | seconds of the command | of training | test accuracy |\n| --- | --- | --- | --- |"
+Runs = list[list[float]]  # of one command, each a `Timed` as JSON has it
+EXAMPLES = 60_000  # of the training set, in one epoch
+COLUMNS = "seconds of the command | of training | test accuracy"
 
 
-def column(runs: list[list[float]], field: int) -> list[float]:
-    """One figure of each run."""
-    return [run[field] for run in runs]
+def table(heads: str, rows: list[str]) -> str:
+    """A table in Markdown; cells are separated by ` | `."""
+    return "\n".join(f"| {row} |" for row in (heads, " | ".join(["---"] * (heads.count("|") + 1)), *rows))
 
 
-def row(words: str, runs: list[list[float]]) -> str:
+def median(runs: Runs, field: str) -> float:
+    """Of one attribute of `Timed`."""
+    return statistics.median(getattr(Timed(*run), field) for run in runs)
+
+
+def accuracy(runs: Runs) -> float:
+    """In the mean."""
+    return statistics.fmean(Timed(*run).accuracy for run in runs)
+
+
+def row(words: str, runs: Runs) -> str:
     """Medians of the seconds, the mean accuracy."""
-    command, training = (statistics.median(column(runs, field)) for field in (COMMAND, TRAINING))
-    return f"| {words} | {command:.1f} | {training:.1f} | {statistics.fmean(column(runs, ACCURACY)):.4f} |"
+    return f"{words} | {median(runs, 'command'):.1f} | {median(runs, 'training'):.1f} | {accuracy(runs):.4f}"
 
 
-def of_machine(results: dict[str, Any], runs: str) -> str:
+def of_machine(facts: dict[str, Any]) -> str:
     """What was measured on, and whether it was busy."""
-    facts = results["machine"]
-    peers = "".join(f", {name} {version}" for name, version in facts.get("peers", {}).items())
+    peers = ", ".join(f"{name} {version}" for name, version in facts.get("peers", {}).items())
     return (
-        f"\n{runs}. {facts['cores']} cores ({facts['processor']}), jax {facts['jax']}"
-        f"{'; peers:' + peers[1:] if peers else ''}; load of the machine {facts['load before']:.1f} before and "
-        f"{facts['load after']:.1f} after, where the run itself is about 1.5."
+        f"{facts['cores']} cores ({facts['processor']}), jax {facts['jax']}{'; peers: ' * bool(peers)}{peers}; load of "
+        f"the machine {facts['load before']:.1f} before and {facts['load after']:.1f} after, where the run itself is "
+        "about 1.5."
     )
 
 
-def tables(results: dict[str, Any]) -> dict[str, str]:
-    """What stands on the page between the marks of each part that was measured."""
-    found = {}
-    for part, measured in results.items():
-        runs = measured["found"]
-        if part == "validation":
-            lines = [f"| `{flags}` | {statistics.fmean(column(each, ACCURACY)):.4f} |" for flags, each in runs.items()]
-            head = f"| flags | accuracy on the examples held back, mean over {len(runs['speedrun'])} seeds |"
-            found[part] = "\n".join([head, "| --- | --- |", *lines])
-        elif part == "seeds":
-            values = column(runs["warm"], ACCURACY)
-            lines = [
-                HEAD.format("compile cache"),
-                *(row(name, runs[name]) for name in ("cold", "warm")),
-                f"\nOver {len(values)} seeds the test accuracy is {statistics.fmean(values):.4f} in the mean, with a "
-                f"standard deviation of {statistics.stdev(values):.4f}, from {min(values):.4f} to {max(values):.4f}. "
-                f"The fastest command took {min(column(runs['cold'], COMMAND)):.1f} s with a cold cache and "
-                f"{min(column(runs['warm'], COMMAND)):.1f} s with a warm one; the fastest training "
-                f"{min(column(runs['warm'], TRAINING)):.1f} s.",
-                of_machine(measured, "Medians of the seconds"),
-            ]
-            found[part] = "\n".join(lines)
-        elif part == "changes":
-            number = len(runs["bfloat16"])
-            for name, group in (("changes", WAY), ("around", AROUND)):
-                rows = [row(f"{change.words}<br>`{change.flags}`", runs[change.words]) for change in group]
-                words = (
-                    f"Medians of the seconds, means of the accuracy, {number} seeds" if number > 1 else "One run each"
-                )
-                note = of_machine(measured, words)
-                found[name] = "\n".join([HEAD.format("change"), *rows, note])
-        elif part == "peers":
-            number = len(runs["pmapdp"])
-            note = of_machine(measured, f"Medians of {number} runs each, in turn" if number > 1 else "One run each")
-            found[part] = "\n".join([HEAD.format("program"), *(row(name, each) for name, each in runs.items()), note])
-        elif part == "limit":
-            kinds = ", ".join(f"`{kind}` {share:.0%}" for kind, share in runs["kinds"].items())
-            found[part] = (
-                f"A step takes {runs['operations'] / 1e6:.0f} million operations and {runs['step_ms']:.2f} ms: "
-                f"{runs['gflop_per_second']:.0f} GFLOP/s, {runs['share']:.0%} of the "
-                f"{runs['machine_gflop_per_second']:.0f} GFLOP/s that a product of matrices reaches on this machine. "
-                f"Of the time of the operations: {kinds}." + "\n" + of_machine(measured, "The least of 30 calls")
-            )
-    return found
+def over_seeds(runs: Runs) -> str:
+    """How often a group of commands ran, of which `runs` are those of a short one."""
+    return (
+        f"Medians of the seconds and means of the accuracy over {len(runs)} seeds; all commands ran with the first "
+        f"seed, then all with the next. A command of more than {LONG} seconds ran once."
+    )
 
 
-def picture(runs: dict[str, list[list[float]]]) -> str:
+def seeds(found: dict[str, Runs]) -> dict[str, str]:
+    """The recipe with its compile cache cold and warm."""
+    values = [Timed(*run).accuracy for run in found["warm"]]
+    return {
+        "seeds": table(f"compile cache | {COLUMNS}", [row(name, runs) for name, runs in found.items()])
+        + f"\n\nMedians of the seconds over {len(values)} seeds. The test accuracy is {statistics.fmean(values):.4f} in "
+        f"the mean, with a standard deviation of {statistics.stdev(values):.4f}, from {min(values):.4f} to "
+        f"{max(values):.4f}."
+    }
+
+
+def candidates(found: dict[str, Runs]) -> dict[str, tuple[float, float]]:
+    """What the rule looks at."""
+    return {flags: (median(runs, "training"), accuracy(runs)) for flags, runs in found.items()}
+
+
+def validation(found: dict[str, Runs]) -> dict[str, str]:
+    """The candidates, the rule and what it chooses."""
+    blocks, facts = {}, candidates(found)
+    for part, names in (("widths", WIDTHS), ("settings", SETTINGS)):
+        rows = [
+            f"`{flags}`{f'<br>{WIDTHS[flags]}' if part == 'widths' else ''} | {facts[flags][0]:.1f} | "
+            f"{facts[flags][1]:.4f} | {', '.join(f'{Timed(*run).accuracy:.4f}' for run in found[flags])}"
+            for flags in names
+        ]
+        choice = chosen({flags: facts[flags] for flags in names})
+        blocks[part] = (
+            table("flags | seconds of training | mean accuracy on the examples held back | of each seed", rows)
+            + "\n\n"
+            + (f"The rule chooses `{choice}`." if choice else "No candidate reaches the target.")
+        )
+    blocks["rule"] = (
+        f"> Of the candidates whose mean accuracy on the {HELD_BACK:,} examples held back is at least "
+        f"{TARGET + MARGIN:.4f}, take the fastest in training. If others are slower by less than {CLOSE - 1:.0%}, take "
+        "the most accurate of them.\n\n"
+        f"The bound is the target, {TARGET}, and one standard error of an accuracy that is measured on {HELD_BACK:,} "
+        f"examples, {MARGIN:.4f}."
+    )
+    return blocks
+
+
+def changes(found: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """The way to the recipe, and around it."""
+    return {
+        name: table(
+            f"change | {COLUMNS}", [row(f"{change['words']}<br>`{change['flags']}`", change["runs"]) for change in group]
+        )
+        + f"\n\n{over_seeds(group[-1]['runs'])}"
+        for name, group in found.items()
+    }
+
+
+def devices(found: dict[str, dict[str, Runs]]) -> dict[str, str]:
+    """Every strategy in two types."""
+    rows = [
+        f"`--strategy {name}` | {' | '.join(f'{accuracy(runs[name]):.4f}' for runs in found.values())}"
+        for name in found["float32"]
+    ]
+    apart = []
+    for dtype, runs in found.items():
+        values = [accuracy(each) for each in runs.values()]
+        apart.append(f"{10_000 * (max(values) - min(values)):.0f} of the 10,000 test images in {dtype}")
+    return {
+        "devices": table(f"8 devices, `single` on 1 | {' | '.join(f'`--dtype {dtype}`' for dtype in found)}", rows)
+        + f"\n\nTest accuracy, seed 0. The best and the worst differ by {' and by '.join(apart)}."
+    }
+
+
+def phases(runs: Runs) -> list[float]:
+    """Median seconds of ours: start of Python, data and first state, compiling, training."""
+    whole = [Timed(*run) for run in runs]
+    parts = [(t.started, t.command - t.started - t.compiling - t.training, t.compiling, t.training) for t in whole]
+    return [statistics.median(each) for each in zip(*parts, strict=True)]
+
+
+def peers(found: dict[str, dict[str, Runs]], limit: dict[str, Any]) -> dict[str, str]:
+    """Ours beside others, and where our seconds go."""
+    cold, warm = found["ours"].values()
+    rows = [row(name, runs) for group in found.values() for name, runs in group.items()]
+
+    def fastest(group: str, field: str) -> tuple[str, float]:
+        return min(((name, median(runs, field)) for name, runs in found[group].items()), key=lambda each: each[1])
+
+    def times(seconds: float, runs: Runs, field: str) -> str:
+        return f"{median(runs, field):.1f} s, {seconds / median(runs, field):.1f} times as fast"
+
+    (whole, seconds), (trained, training) = fastest("same", "command"), fastest("same", "training")
+    own, own_seconds = fastest("own", "command")
+    start, data, *_ = phases(warm)
+    operations = limit["operations"] * EXAMPLES / CONFIG.global_batch_size
+    share = operations / (training / 4) / (1e9 * limit["machine_gflop_per_second"])
+    return {
+        "peers": table(f"program | {COLUMNS}", rows)
+        + f"\n\n{over_seeds(cold)}\n\n"
+        f"- **Whole command.** The fastest with the same network is {whole} with {seconds:.1f} s. Ours takes "
+        f"{times(seconds, cold, 'command')}, with an empty compile cache, and {times(seconds, warm, 'command')}, with "
+        f"a full one.\n"
+        f"- **Training alone.** The fastest is {trained} with {training:.1f} s. Ours takes "
+        f"{times(training, cold, 'training')}.\n"
+        f"- **With the study's network and settings** the fastest is {own.split(', the study')[0]} with "
+        f"{own_seconds:.1f} s for the whole command.",
+        "phases": table(
+            "compile cache | Python and imports | data, first state | compiling, first updates, evaluation | training",
+            [
+                " | ".join([name, *(f"{each:.1f}" for each in phases(runs))])
+                for name, runs in (("cold", cold), ("warm", warm))
+            ],
+        )
+        + f"\n\nFour times as fast as the fastest would be {seconds / 4:.1f} s for the whole command: in ours, Python, its "
+        f"imports and the data alone take {start + data:.1f} s. In training it would be {training / 4:.1f} s: "
+        f"{share:.0%} of the speed that this machine reaches with a product of large matrices.",
+    }
+
+
+def limit(found: dict[str, Any]) -> dict[str, str]:
+    """Operations of a step over the machine's speed."""
+    kinds = ", ".join(f"`{kind}` {share:.0%}" for kind, share in found["kinds"].items())
+    return {
+        "limit": f"A step takes {found['operations'] / 1e6:.0f} million operations and {found['step_ms']:.2f} ms: "
+        f"{found['gflop_per_second']:.0f} GFLOP/s, {found['share']:.0%} of the {found['machine_gflop_per_second']:.0f} "
+        f"GFLOP/s that a product of matrices reaches on this machine. Of the time of the operations: {kinds}."
+        "\n\nThe least of 30 calls."
+    }
+
+
+def blocks(results: dict[str, Any]) -> dict[str, str]:
+    """What stands on the page, between the marks of each block."""
+    found = {part: measured["found"] for part, measured in results.items()}
+    made = {
+        "validation": validation(found["validation"]),
+        "seeds": seeds(found["seeds"]),
+        "changes": changes(found["changes"]),
+        "devices": devices(found["devices"]),
+        "peers": peers(found["peers"], found["limit"]),
+        "limit": limit(found["limit"]),
+    }
+    for part, texts in made.items():
+        last = next(reversed(texts))
+        texts[last] += f"\n\n{of_machine(results[part]['machine'])}"
+    return {name: text for texts in made.values() for name, text in texts.items()}
+
+
+def picture(way: list[dict[str, Any]]) -> str:
     """One bar a change: seconds of the command, those of training in it, and the accuracy."""
-    title = "Seconds of the command, compile cache warm; blue: of training"
-    with drawing(9, 0.8 + 0.35 * len(WAY)) as (figure, axes):
-        for number, change in enumerate(WAY):
-            each = runs[change.words]
-            command, training = (statistics.median(column(each, field)) for field in (COMMAND, TRAINING))
+    title = "Seconds of the command; blue: of training"
+    with drawing(9, 0.8 + 0.35 * len(way)) as (figure, axes):
+        for number, change in enumerate(way):
+            runs = change["runs"]
+            command = median(runs, "command")
             axes.barh(number, command, height=0.7, color=STRATEGY_COLOURS["single"], alpha=0.5)
-            axes.barh(number, training, height=0.7, color=STRATEGY_COLOURS["pmap"])
-            accuracy = statistics.fmean(column(each, ACCURACY))
-            axes.text(command, number, f"  {command:.1f} s, {100 * accuracy:.2f} %", va="center", color=INK)
-        axes.set_yticks(range(len(WAY)), [change.words for change in WAY])
-        axes.set_ylim(len(WAY) - 0.4, -0.6)
-        axes.set_xlim(0, 1.25 * max(statistics.median(column(runs[change.words], COMMAND)) for change in WAY))
+            axes.barh(number, median(runs, "training"), height=0.7, color=STRATEGY_COLOURS["pmap"])
+            axes.text(command, number, f"  {command:.1f} s, {100 * accuracy(runs):.2f} %", va="center", color=INK)
+        axes.set_yticks(range(len(way)), [change["words"] for change in way])
+        axes.set_ylim(len(way) - 0.4, -0.6)
+        axes.set_xlim(0, 1.25 * max(median(change["runs"], "command") for change in way))
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
         figure.suptitle(title, weight="bold")
         return svg(figure, title)
 
 
-def mark(part: str) -> tuple[str, str]:
-    """Between which lines of the page a part stands."""
-    return f"<!-- made by python -m benchmarks.speedrun: {part} -->", f"<!-- end of {part} -->"
+def mark(block: str) -> tuple[str, str]:
+    """Between which lines of the page a block stands."""
+    return f"<!-- made by python -m benchmarks.speedrun: {block} -->\n", f"\n<!-- end of {block} -->"
+
+
+def filled(text: str, made: dict[str, str]) -> str:
+    """The page's text with every block between its marks."""
+    for block, content in made.items():
+        begin, end = mark(block)
+        before, rest = text.split(begin)
+        text = f"{before}{begin}{content}{end}{rest.split(end)[1]}"
+    return text
 
 
 def write() -> None:
-    """Write every part between its marks, and the picture."""
-    results, text = json.loads(RESULTS.read_text(encoding="utf-8")), PAGE.read_text(encoding="utf-8")
-    for part, table in tables(results).items():
-        begin, end = mark(part)
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
-    PAGE.write_text(text, encoding="utf-8")
-    if "changes" in results:
-        PICTURE.write_text(picture(results["changes"]["found"]), encoding="utf-8")
+    """Write the page and the picture."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(results)), encoding="utf-8")
+    PICTURE.write_text(picture(results["changes"]["found"]["way"]), encoding="utf-8")

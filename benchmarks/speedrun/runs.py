@@ -1,24 +1,28 @@
-"""One run of a command in a process of its own, timed from start to end."""
+"""One run of a command in a process of its own, timed from start to end, and several in turn."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.speedrun.choice import HELD_BACK
 from pmapdp.config import Config
 from pmapdp.registry import load_data
+from pmapdp.speedrun import Speedrun
 
 PEERS = Path(__file__).parent.parent / "peers"
 KINDS = ("inputs", "labels")
-# Of the recipe: channels of the two convolutions and hidden units; pixels that an image is moved; those of Adam.
-FIXED: dict[str, Any] = {"widths": (16, 32, 128), "pixels": 1, "betas": (0.9, 0.999)}
-HELD_BACK = 10_000  # examples of the training set, its last, on which all was chosen
+# What the recipe's configuration does not hold; Adam's are Optax' defaults.
+FIXED: dict[str, Any] = {"widths": Speedrun.widths, "pixels": Speedrun.pixels, "betas": (0.9, 0.999)}
+LONG = 20  # seconds: a run that takes longer is made once
 
 
 class Timed(NamedTuple):
@@ -26,13 +30,30 @@ class Timed(NamedTuple):
 
     Attributes:
         command: seconds from start to end.
-        training: seconds of the updates, without the first call, which compiles.
+        training: seconds of all updates, at their speed after the first call, which compiles.
         accuracy: after the last epoch.
+        started: of ours, the seconds until the trainer begins: Python and its imports.
+        compiling: of ours, the seconds of the first call and of the first evaluation, which compile.
     """
 
     command: float
     training: float
     accuracy: float
+    started: float | None = None
+    compiling: float | None = None
+
+
+def in_turn(
+    runs: dict[str, Callable[[int], Timed]], seeds: int, longest: float = math.inf
+) -> dict[str, list[Timed]]:
+    """All runs with the first seed, then all with the next; those of more than `longest` seconds with the first only."""
+    found: dict[str, list[Timed]] = {name: [] for name in runs}
+    for seed in range(seeds):
+        for name, run in runs.items():
+            if seed == 0 or found[name][0].command <= longest:
+                found[name].append(run(seed))
+                print(f"seed {seed}: {name:55} {found[name][-1]}", flush=True)
+    return found
 
 
 def arrays(path: Path, data_dir: str | None, *, validation: bool) -> Path:
@@ -46,7 +67,7 @@ def arrays(path: Path, data_dir: str | None, *, validation: bool) -> Path:
     return path
 
 
-def timed(command: list[Any], environment: dict[str, str] | None = None) -> tuple[float, str]:
+def timed(command: list[Any], environment: dict[str, str]) -> tuple[float, str]:
     """Seconds that a command took, and what it printed.
 
     Raises:
@@ -60,30 +81,31 @@ def timed(command: list[Any], environment: dict[str, str] | None = None) -> tupl
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=clean | (environment or {}),
+        env=clean | environment,
     )
     return time.perf_counter() - clock, done.stdout
 
 
-def ours(flags: list[Any], cache: str | None = None) -> Timed:
-    """A run of `python -m pmapdp.train`; `cache` is the folder of compiled programs, the user's where it is None."""
+def ours(flags: list[Any], cache: Path) -> Timed:
+    """A run of `python -m pmapdp.train` with its compiled programs in the folder `cache`."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "metrics.jsonl"
-        environment = {"JAX_COMPILATION_CACHE_DIR": cache} if cache else {}
         command = [sys.executable, "-m", "pmapdp.train", *flags, "--metrics-file", metrics, "--no-progress"]
-        seconds, _ = timed(command, environment)
+        seconds, _ = timed(command, {"JAX_COMPILATION_CACHE_DIR": str(cache)})
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    epochs = [line for line in lines if line["event"] == "epoch"]
+    epochs, end = [line for line in lines if line["event"] == "epoch"], lines[-1]
     training = sum(line["train_examples"] / line["examples_per_second"] for line in epochs)
-    return Timed(seconds, training, epochs[-1]["test_accuracy"])
+    started = seconds - end["total_seconds"]
+    return Timed(seconds, training, epochs[-1]["test_accuracy"], started, end["compile_seconds"])
 
 
-def theirs(python: Path, program: str, options: list[str], data: Path, config: Config, own: dict[str, Any]) -> Timed:
-    """A run of one of `peers/` with the settings of `config`, of which `own` replaces some."""
+def theirs(python: Path, program: str, flags: tuple[str, ...], data: Path, config: Config, own: dict[str, Any]) -> Timed:
+    """A run of one of `peers/` with the settings of `config`, of which `own` replaces some; nothing is compiled yet."""
     names = ("global_batch_size", "epochs", "learning_rate", "warmup_steps", "label_smoothing", "seed")
     settings = json.dumps({name: getattr(config, name) for name in names} | FIXED | own)
     file, _, backend = program.partition(":")
-    environment = {"KERAS_BACKEND": backend} if backend else {}
-    seconds, output = timed([python, PEERS / f"{file}.py", data, settings, *options], environment)
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {"KERAS_BACKEND": backend, "TORCHINDUCTOR_CACHE_DIR": cache}
+        seconds, output = timed([python, PEERS / f"{file}.py", data, settings, *flags], environment)
     found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     return Timed(seconds, found["train_seconds"], found["test_accuracy"])

@@ -9,7 +9,25 @@ class Unmoved(Speedrun):
     pixels = 0
 
 
-class Wide(Speedrun):
-    """In the widths of the study."""
+class Channels8(Speedrun):
+    """Half the widths of `Channels16`."""
+
+    widths = 8, 16, 64
+
+
+class Channels16(Speedrun):
+    """In the widths from which the others are halved and doubled."""
+
+    widths = 16, 32, 128
+
+
+class Channels24(Speedrun):
+    """In the widths of github.com/tuomaso/train_mnist_fast."""
 
     widths = 24, 32, 256
+
+
+class Channels32(Speedrun):
+    """Twice the widths of `Channels16`."""
+
+    widths = 32, 64, 256

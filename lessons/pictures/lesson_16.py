@@ -1,6 +1,10 @@
-"""The picture of lesson 16: what a clock sees."""
+"""The pictures of lesson 16: what a clock sees, and what each change gave on the way to 99 % of MNIST."""
 
 import drawing
+import matplotlib.pyplot as plt
+import numpy as np
+
+from pmapdp.pictures import DEVICE_COLOURS
 
 
 def three_durations() -> None:
@@ -20,3 +24,17 @@ def three_durations() -> None:
     for y, start, end, name in spans:
         axes.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "<->", "color": drawing.INK})
         axes.text(end + 0.2, y, name, va="center")
+
+
+def seconds_of_changes(way: list[dict]) -> None:
+    """One bar a change: seconds of the command, and in blue those of training. `way` is as in the results of
+    `python -m benchmarks.speedrun changes`."""
+    _, axes = plt.subplots(figsize=(7, 3))
+    for row, change in enumerate(way):
+        command, training = np.median([run[:2] for run in change["runs"]], axis=0)
+        axes.barh(row, command, color=drawing.INK, alpha=0.5)
+        axes.barh(row, training, color=DEVICE_COLOURS[0])
+        axes.text(command, row, f"  {command:.1f} s", va="center")
+    axes.set_yticks(range(len(way)), [change["words"] for change in way])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of the command; blue: of training")
