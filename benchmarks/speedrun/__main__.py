@@ -40,7 +40,7 @@ class Peer(NamedTuple):
 
     program: str
     flags: tuple[str, ...] = ()
-    changed: dict[str, Any] = {}  # noqa: RUF012 (never written to)
+    changed: dict[str, Any] | None = None
 
 
 SAME = {
@@ -91,7 +91,8 @@ def peers(run: Run, rounds: int, python: Path, data: Path) -> dict[str, Any]:
     """Ours, with an empty compile cache and then with a full one, and theirs in turn."""
 
     def run_peer(peer: Peer, seed: int) -> Timed:
-        return theirs(python, peer.program, peer.flags, data, dataclasses.replace(CONFIG, seed=seed), peer.changed)
+        config = dataclasses.replace(CONFIG, seed=seed)
+        return theirs(python, peer.program, peer.flags, data, config, peer.changed or {})
 
     groups: dict[str, dict[str, Callable[[int], Timed]]] = {
         "ours": {f"pmapdp, compile cache {cache}": partial(run, RECIPE) for cache in ("cold", "warm")},

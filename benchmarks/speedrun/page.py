@@ -60,8 +60,8 @@ def seeds(found: dict[str, Runs]) -> dict[str, str]:
     values = [Timed(*run).accuracy for run in found["warm"]]
     return {
         "seeds": table(f"compile cache | {COLUMNS}", [row(name, runs) for name, runs in found.items()])
-        + f"\n\nMedians of the seconds over {len(values)} seeds. The test accuracy is {statistics.fmean(values):.4f} in "
-        f"the mean, with a standard deviation of {statistics.stdev(values):.4f}, from {min(values):.4f} to "
+        + f"\n\nMedians of the seconds over {len(values)} seeds. The test accuracy is {statistics.fmean(values):.4f} "
+        f"in the mean, with a standard deviation of {statistics.stdev(values):.4f}, from {min(values):.4f} to "
         f"{max(values):.4f}."
     }
 
@@ -100,7 +100,8 @@ def changes(found: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
     """The way to the recipe, and around it."""
     return {
         name: table(
-            f"change | {COLUMNS}", [row(f"{change['words']}<br>`{change['flags']}`", change["runs"]) for change in group]
+            f"change | {COLUMNS}",
+            [row(f"{change['words']}<br>`{change['flags']}`", change["runs"]) for change in group],
         )
         + f"\n\n{over_seeds(group[-1]['runs'])}"
         for name, group in found.items()
@@ -147,8 +148,7 @@ def peers(found: dict[str, dict[str, Runs]], limit: dict[str, Any]) -> dict[str,
     operations = limit["operations"] * EXAMPLES / CONFIG.global_batch_size
     share = operations / (training / 4) / (1e9 * limit["machine_gflop_per_second"])
     return {
-        "peers": table(f"program | {COLUMNS}", rows)
-        + f"\n\n{over_seeds(cold)}\n\n"
+        "peers": table(f"program | {COLUMNS}", rows) + f"\n\n{over_seeds(cold)}\n\n"
         f"- **Whole command.** The fastest with the same network is {whole} with {seconds:.1f} s. Ours takes "
         f"{times(seconds, cold, 'command')}, with an empty compile cache, and {times(seconds, warm, 'command')}, with "
         f"a full one.\n"
@@ -163,8 +163,8 @@ def peers(found: dict[str, dict[str, Runs]], limit: dict[str, Any]) -> dict[str,
                 for name, runs in (("cold", cold), ("warm", warm))
             ],
         )
-        + f"\n\nFour times as fast as the fastest would be {seconds / 4:.1f} s for the whole command: in ours, Python, its "
-        f"imports and the data alone take {start + data:.1f} s. In training it would be {training / 4:.1f} s: "
+        + f"\n\nFour times as fast as the fastest would be {seconds / 4:.1f} s for the whole command: in ours, Python, "
+        f"its imports and the data alone take {start + data:.1f} s. In training it would be {training / 4:.1f} s: "
         f"{share:.0%} of the speed that this machine reaches with a product of large matrices.",
     }
 

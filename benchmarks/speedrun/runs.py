@@ -43,10 +43,8 @@ class Timed(NamedTuple):
     compiling: float | None = None
 
 
-def in_turn(
-    runs: dict[str, Callable[[int], Timed]], seeds: int, longest: float = math.inf
-) -> dict[str, list[Timed]]:
-    """All runs with the first seed, then all with the next; those of more than `longest` seconds with the first only."""
+def in_turn(runs: dict[str, Callable[[int], Timed]], seeds: int, longest: float = math.inf) -> dict[str, list[Timed]]:
+    """All runs with the first seed, then all with the next; those of more than `longest` seconds only once."""
     found: dict[str, list[Timed]] = {name: [] for name in runs}
     for seed in range(seeds):
         for name, run in runs.items():
@@ -99,10 +97,12 @@ def ours(flags: list[Any], cache: Path) -> Timed:
     return Timed(seconds, training, epochs[-1]["test_accuracy"], started, end["compile_seconds"])
 
 
-def theirs(python: Path, program: str, flags: tuple[str, ...], data: Path, config: Config, own: dict[str, Any]) -> Timed:
-    """A run of one of `peers/` with the settings of `config`, of which `own` replaces some; nothing is compiled yet."""
+def theirs(
+    python: Path, program: str, flags: tuple[str, ...], data: Path, config: Config, changed: dict[str, Any]
+) -> Timed:
+    """A run of one of `peers/` with the settings of `config`, but for what is `changed`; nothing is compiled yet."""
     names = ("global_batch_size", "epochs", "learning_rate", "warmup_steps", "label_smoothing", "seed")
-    settings = json.dumps({name: getattr(config, name) for name in names} | FIXED | own)
+    settings = json.dumps({name: getattr(config, name) for name in names} | FIXED | changed)
     file, _, backend = program.partition(":")
     with tempfile.TemporaryDirectory() as cache:
         environment = {"KERAS_BACKEND": backend, "TORCHINDUCTOR_CACHE_DIR": cache}
