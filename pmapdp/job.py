@@ -182,7 +182,7 @@ def prepare(
         train_batches=train_batches,
         test_batches=test_batches,
         total_steps=min(config.steps or all_steps, all_steps),
-        schedule=schedule,
+        schedule=jax.jit(schedule),  # operation by operation it would be a dozen programs to compile
         ends=[every for every in (config.checkpoint_every, config.check_replicas) if every],
         steps=steps,
         dispatch=Dispatch(lambda batch, count: (steps.place_batch(batch),), steps.train_step),

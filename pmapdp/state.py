@@ -94,9 +94,10 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
         sharding: where the arrays are made, one sharding or a pytree of them like the state; with None they are
             NumPy arrays on the host.
     """
-    if sharding is None:
-        return jax.device_get(jax.jit(initial_state, static_argnums=0)(task))
-    return jax.jit(initial_state, static_argnums=0, out_shardings=sharding)(task)
+    # This program runs once: to optimize it takes seconds, and saves none.
+    options = {"xla_backend_optimization_level": 0}
+    state = jax.jit(initial_state, static_argnums=0, out_shardings=sharding, compiler_options=options)(task)
+    return jax.device_get(state) if sharding is None else state
 
 
 def count_parameters(params: Any) -> int:

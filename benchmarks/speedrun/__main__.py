@@ -26,7 +26,7 @@ from benchmarks import at_least_one
 from benchmarks.run import machine, peers_python, peers_versions
 from benchmarks.speedrun import limit, page
 from benchmarks.speedrun.changes import AROUND, WAY
-from benchmarks.speedrun.choice import CONFIG, RECIPE, SETTINGS, WIDTHS
+from benchmarks.speedrun.choice import CONFIG, RECIPE, SEEDS, SETTINGS, WIDTHS
 from benchmarks.speedrun.runs import LONG, Timed, arrays, in_turn, ours, theirs
 from benchmarks.speedrun.variants import Channels24
 from pmapdp.errors import run_command
@@ -114,7 +114,7 @@ def measure(part: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         return ours([*words.split(), *flags, "--seed", seed], folder / f"{seed} {words}".replace("/", " "))
 
     if part == "validation":
-        return in_turn({words: partial(run, words) for words in (*WIDTHS, *SETTINGS)}, options.rounds)
+        return in_turn({words: partial(run, words) for words in (*WIDTHS, *SETTINGS)}, SEEDS)
     if part == "seeds":
         return in_turn({name: partial(run, RECIPE) for name in ("cold", "warm")}, options.seeds)
     if part == "changes":
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> None:
     parts = ["validation", "seeds", "changes", "devices", "peers", "limit"]
     parser.add_argument("parts", nargs="+", choices=[*parts, "page"])
     parser.add_argument("--seeds", type=at_least_one, default=10, help="of the part seeds")
-    parser.add_argument("--rounds", type=at_least_one, default=3, help="of validation, changes and peers")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="of the parts changes and peers")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")
     environment = Path.home() / ".cache" / "pmapdp" / "peers"
     parser.add_argument("--environment", type=Path, default=environment, help="folder of the peers' environment")

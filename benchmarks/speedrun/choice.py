@@ -8,6 +8,7 @@ from pmapdp.recipes import RECIPES
 from pmapdp.speedrun import Speedrun
 
 HELD_BACK = 10_000  # examples of the training set, its last: candidates train on the others and are compared on these
+SEEDS = 5  # of each candidate
 TARGET = 0.99
 MARGIN = math.sqrt(TARGET * (1 - TARGET) / HELD_BACK)  # the standard error of such an accuracy on so many examples
 CLOSE = 1.1  # times the fewest seconds: a difference below a tenth may be noise
@@ -36,7 +37,7 @@ SETTINGS = (
 
 def chosen(candidates: dict[str, tuple[float, float]]) -> str | None:
     """The rule: of the candidates that reach the target and the margin, the fastest; of those that are close to it in
-    seconds, the most accurate. None where no candidate reaches them.
+    seconds, the most accurate, or the first of equals. None where no candidate reaches them.
 
     Args:
         candidates: of each its seconds of training and its accuracy on the examples held back, over several seeds.
@@ -45,4 +46,4 @@ def chosen(candidates: dict[str, tuple[float, float]]) -> str | None:
     if not good:
         return None
     fewest = min(seconds for seconds, _ in good.values())
-    return max((name for name in good if good[name][0] <= CLOSE * fewest), key=lambda name: good[name][1])
+    return max((name for name in good if good[name][0] <= CLOSE * fewest), key=lambda name: round(good[name][1], 6))
