@@ -49,9 +49,10 @@ def of_machine(facts: dict[str, Any]) -> str:
 
 def over_seeds(runs: Runs) -> str:
     """How often a group of commands ran, of which `runs` are those of a short one."""
+    seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
     return (
-        f"Medians of the seconds and means of the accuracy over {len(runs)} seeds; all commands ran with the first "
-        f"seed, then all with the next. A command of more than {LONG} seconds ran once."
+        f"Medians of the seconds and means of the accuracy over {seeds}; all commands ran with the first seed, then "
+        f"all with the next. A command of more than {LONG} seconds ran once."
     )
 
 
@@ -73,11 +74,18 @@ def candidates(found: dict[str, Runs]) -> dict[str, tuple[float, float]]:
 
 def validation(found: dict[str, Runs]) -> dict[str, str]:
     """The candidates, the rule and what it chooses."""
-    blocks, facts = {}, candidates(found)
+    blocks = {
+        "rule": f"> Of the candidates whose mean accuracy on the {HELD_BACK:,} examples held back is at least "
+        f"{TARGET + MARGIN:.4f}, take the fastest in training. If others are slower by less than {CLOSE - 1:.0%}, take "
+        "the most accurate of them.\n\n"
+        f"The bound is the target, {TARGET}, and one standard error of an accuracy that is measured on {HELD_BACK:,} "
+        f"examples, {MARGIN:.4f}."
+    }
+    facts = candidates(found)
     for part, names in (("widths", WIDTHS), ("settings", SETTINGS)):
         rows = [
             f"`{flags}`{f'<br>{WIDTHS[flags]}' if part == 'widths' else ''} | {facts[flags][0]:.1f} | "
-            f"{facts[flags][1]:.4f} | {', '.join(f'{Timed(*run).accuracy:.4f}' for run in found[flags])}"
+            f"{facts[flags][1]:.5f} | {', '.join(f'{Timed(*run).accuracy:.4f}' for run in found[flags])}"
             for flags in names
         ]
         choice = chosen({flags: facts[flags] for flags in names})
@@ -86,13 +94,6 @@ def validation(found: dict[str, Runs]) -> dict[str, str]:
             + "\n\n"
             + (f"The rule chooses `{choice}`." if choice else "No candidate reaches the target.")
         )
-    blocks["rule"] = (
-        f"> Of the candidates whose mean accuracy on the {HELD_BACK:,} examples held back is at least "
-        f"{TARGET + MARGIN:.4f}, take the fastest in training. If others are slower by less than {CLOSE - 1:.0%}, take "
-        "the most accurate of them.\n\n"
-        f"The bound is the target, {TARGET}, and one standard error of an accuracy that is measured on {HELD_BACK:,} "
-        f"examples, {MARGIN:.4f}."
-    )
     return blocks
 
 
@@ -180,21 +181,18 @@ def limit(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+PARTS = {"validation": validation, "seeds": seeds, "changes": changes, "devices": devices, "limit": limit}
+
+
 def blocks(results: dict[str, Any]) -> dict[str, str]:
-    """What stands on the page, between the marks of each block."""
-    found = {part: measured["found"] for part, measured in results.items()}
-    made = {
-        "validation": validation(found["validation"]),
-        "seeds": seeds(found["seeds"]),
-        "changes": changes(found["changes"]),
-        "devices": devices(found["devices"]),
-        "peers": peers(found["peers"], found["limit"]),
-        "limit": limit(found["limit"]),
-    }
-    for part, texts in made.items():
+    """What stands on the page between the marks of each block, of the parts that were measured."""
+    made: dict[str, str] = {}
+    for part, measured in results.items():
+        found = measured["found"]
+        texts = peers(found, results["limit"]["found"]) if part == "peers" else PARTS[part](found)
         last = next(reversed(texts))
-        texts[last] += f"\n\n{of_machine(results[part]['machine'])}"
-    return {name: text for texts in made.values() for name, text in texts.items()}
+        made |= texts | {last: f"{texts[last]}\n\n{of_machine(measured['machine'])}"}
+    return made
 
 
 def picture(way: list[dict[str, Any]]) -> str:
