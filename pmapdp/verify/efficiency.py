@@ -39,9 +39,9 @@ def no_transfers(ran: Ran, updates: list[Update]) -> Cause | None:
         with jax.transfer_guard("disallow"):
             jax.block_until_ready(ran.trial.step(*ran.placed))
     except JaxRuntimeError as error:
-        found = re.search(r"Disallowed (\S+) transfer: (?:aval|shape)=(?:ShapedArray\()?([^\]]*\])", str(error))
+        found = re.search(r"Disallowed (\S+) transfer: (?:aval=ShapedArray\(|shape=)([^\])]*[\])])", str(error))
         what = f"{found[1]}, {found[2]}" if found else str(error).splitlines()[0]
-        if what.endswith("[]"):
+        if what.endswith(("[]", "()")):
             raise NotCheckedError(f"a number is moved in every call ({what}), and hides what follows") from error
         return named("transfer", what=what)
     return None

@@ -134,14 +134,19 @@ def run_checks(
     most = rans[max(rans)]
     random = checked("random numbers advance", most, checks.random_numbers_advance, updates)
     for check in checks.same_results(rans, updates):
-        if random.status == FAILED and check.cause in ("unknown", "other random numbers"):
-            cause, text = named("follows")
-            check = check._replace(cause=cause, sentence=text)
-        found.append(check)
-    found += [random, checked("the work is split", most, efficiency.work_is_split, updates[0])]
-    found.append(checked("compiled once", most, efficiency.compiled_once, updates))
-    found.append(checked("no implicit transfers", most, efficiency.no_transfers, updates))
-    return found
+        follows = random.status == FAILED and check.cause in ("unknown", "other random numbers")
+        found.append(following(check) if follows else check)
+    split = checked("the work is split", most, efficiency.work_is_split, updates[0])
+    transfers = checked("no implicit transfers", most, efficiency.no_transfers, updates)
+    if split.status == transfers.status == FAILED:  # what replicates the batch may move it over the host
+        transfers = following(transfers)
+    return [*found, random, split, checked("compiled once", most, efficiency.compiled_once, updates), transfers]
+
+
+def following(check: Check) -> Check:
+    """A failed check whose cause another one has named."""
+    cause, text = named("follows")
+    return check._replace(cause=cause, sentence=text)
 
 
 def checked(name: str, ran: Ran, look: Callable[..., Cause | None], *arguments: Any) -> Check:
