@@ -16,11 +16,15 @@ class DamagedError(ValueError):
     """The content of a checkpoint is provably not what was written."""
 
 
-def known(error: BaseException) -> str | None:
-    """What an error of Orbax, or of the system below it, says of the system; None where it says something else."""
-    if isinstance(error, MemoryError):
-        return "no memory is left"
-    return next((each for each in OUTSIDE if each in str(error)), None)
+def known(error: BaseException | None) -> str | None:
+    """What an error of Orbax, or one that led to it, says of the system below; None where they say something else."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return "no memory is left"
+        if found := next((each for each in OUTSIDE if each in str(error)), None):
+            return found
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def outside_cause(error: BaseException, folder: Path) -> str | None:

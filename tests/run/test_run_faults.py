@@ -22,7 +22,7 @@ from pmapdp.errors import UserError
 from pmapdp.job import prepare
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.checksums import crc32
-from pmapdp.run.damage import DamagedError
+from pmapdp.run.damage import DamagedError, outside_cause
 from pmapdp.run.log import LinesFile
 from pmapdp.run.resume import beginning, open_checkpoints
 from pmapdp.train import train
@@ -256,6 +256,14 @@ def test_without_file_handles_or_memory_nothing_is_called_damaged(folder, kind, 
     refused = re.search("Too many open files|start new thread|no memory", done.stdout)
     assert refused or (more and done.stdout == "read\n"), done
     assert content(folder) == before
+
+
+def test_an_error_that_led_to_that_of_orbax_tells_that_memory_was_short(folder):
+    """With 28 MiB left Orbax raised just this."""
+    error = Exception("Encountered error while reading array index: (slice(0, 512, 1),).")
+    assert outside_cause(error, folder) is None
+    error.__cause__ = RuntimeError("can't start new thread")
+    assert outside_cause(error, folder) == "can't start new thread"
 
 
 GO_ON = """
