@@ -33,15 +33,16 @@ def terminal() -> None:
 
 
 def page() -> None:
-    """The top of the page that `python -m pmapdp.compare --html` writes, as a PNG."""
+    """The top of the page that `python -m pmapdp.compare --dtype float64 --html` writes, as a PNG."""
     with tempfile.TemporaryDirectory() as folder:
         html = Path(folder, "page.html")
-        subprocess.run([sys.executable, "-m", "pmapdp.compare", "--html", html], check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "pmapdp.compare", "--dtype", "float64", "--html", html]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(
             [
                 "chromium",
                 *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-                *("--hide-scrollbars", "--window-size=1100,1300", f"--user-data-dir={folder}/chromium"),
+                *("--hide-scrollbars", "--window-size=1100,1400", f"--user-data-dir={folder}/chromium"),
                 f"--screenshot={FOLDER / 'compare.png'}",
                 html.as_uri(),
             ],
