@@ -258,7 +258,7 @@ def time_to(accuracy, strategy, group, rate):
 updates_needed = []
 for strategy, group, rate in (("shard_map", chosen, 1e-3), ("single", everyone[:1], 1e-3), ("single", everyone[:1], 4e-3)):
     start, updates, seconds = time_to(0.95, strategy, group, rate)
-    print(f"{len(group)} devices, rate {rate}: {start:.1f} s to start, {updates} updates in {seconds:.2f} s")
+    print(f"{len(group)} device(s), rate {rate}: {start:.1f} s to start, {updates} updates in {seconds:.2f} s")
     updates_needed.append(updates)
 assert updates_needed[0] == updates_needed[1] > updates_needed[2]
 
@@ -268,7 +268,7 @@ assert updates_needed[0] == updates_needed[1] > updates_needed[2]
 #
 # For MNIST the same has been measured for the whole command, from the start of Python to the end, on two cores that did nothing
 # else. Each row has one change more than the row above; put its flags behind `python -m pmapdp.train` to repeat it. **Predict:**
-# one change halves the seconds and costs two hundredths of the accuracy. Which one, and what brings the accuracy back?
+# one change halves the seconds and costs one hundredth of the accuracy. Which one, and what brings the accuracy back?
 
 # %%
 way = json.loads(Path("../benchmarks/speedrun/results.json").read_text())["changes"]["found"]["way"]
@@ -281,9 +281,9 @@ lesson_16.seconds_of_changes(way)
 
 # %% [markdown]
 # The smaller network shortens each update. One epoch in place of three leaves a third of the updates, and is not enough
-# until the learning rate is higher; label smoothing and moved images add the rest, and cost almost no time. What remains is mostly
-# the start: the compile cache of the last row spares most of the compiling. [Time to 99 %](../docs/speedrun.md) gives the reasons
-# for each change, what was tried in vain, and the same in PyTorch and Keras.
+# until the learning rate is higher; label smoothing and moved images add the rest, and cost almost no time. More than half of what
+# remains is the start: the compile cache of the last row spares most of the compiling. [Time to 99 %](../docs/speedrun.md) gives
+# the reasons for each change, what was tried in vain, and the same in PyTorch and Keras.
 #
 # ## Exercises
 #
