@@ -90,11 +90,9 @@ def mended_loss(answer):
     predictions, targets = random.normal(size=(7, 1)).astype(np.float32), random.normal(size=7).astype(np.float32)
     found = np.asarray(answer(jnp.asarray(predictions), jnp.asarray(targets)))
     require(found.shape == (), f"the loss is one number, yours has the shape {found.shape}")
+    right = np.isclose(found, ((predictions[:, 0] - targets) ** 2).mean(), rtol=1e-4)
     require(
-        not np.isclose(found, ((predictions - targets) ** 2).mean(), rtol=1e-4),
+        right or not np.isclose(found, ((predictions - targets) ** 2).mean(), rtol=1e-4),
         "this is still the broken loss: [B, 1] minus [B] is [B, B], every prediction against every target",
     )
-    require(
-        np.isclose(found, ((predictions[:, 0] - targets) ** 2).mean(), rtol=1e-4),
-        "the loss is the mean over the examples of (prediction - target) squared",
-    )
+    require(right, "the loss is the mean over the examples of (prediction - target) squared")

@@ -74,7 +74,7 @@ def exact_accuracy(answer):
         require(set(seen) <= {(b, D)}, f"a device should see arrays of shape {(b, D)}, yours saw {sorted(set(seen))}")
         kept = n // (N * b) * N * b
         require(
-            kept == n or not np.isclose(found, right[:kept].mean(), atol=1e-6),
+            np.isclose(found, right.mean(), atol=1e-6) or not np.isclose(found, right[:kept].mean(), atol=1e-6),
             f"of {n} examples yours counts only the first {kept}: pad the last batch instead of dropping it",
         )
         require(
