@@ -139,7 +139,7 @@ def prepare(
         peers: the processes that take part.
         model: builds the network, in the place of the one that the configuration names; see `Task.model`.
         data: arrays in the place of the data set that the configuration names.
-        loss: in the place of the cross-entropy; see `Task.loss`.
+        loss: in the place of the model's own, `model.loss`, or else of the cross-entropy; see `Task.loss`.
 
     Raises:
         UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
@@ -155,7 +155,7 @@ def prepare(
     task = make_task(config, model, loss)
     data, _ = viewed(data or load_data(config.dataset, config.data_dir), task.model)
     data = check_data(data)
-    check_task(task, data, classifies=loss is None)
+    check_task(task, data, classifies=loss is None and not hasattr(task.model, "loss"))
     if peers.first:
         peers.wait("the data set")
     if peers.count > 1:
@@ -204,8 +204,10 @@ def make_task(
 ) -> Task:
     """What is trained, with learning rate 0: that depends on how the batch is split. `model` and `loss` as for
     `prepare`."""
+    model = model or find_model(config.model)
+    loss = loss or getattr(model, "loss", None)
     return Task(
-        model or find_model(config.model),
+        model,
         make_optimizer(config, lambda step: 0.0),
         config.seed,
         config.dtype,

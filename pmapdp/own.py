@@ -4,7 +4,7 @@
 
 The file of data holds the arrays `train_inputs`, `train_labels`, `test_inputs` and `test_labels`, and may hold
 `classes`, their names. The model is built by a function of `rngs`, `dtype` and `param_dtype`, and takes
-(inputs, `Context`).
+(inputs, `Context`). Its method `loss` (batch, `Context`) returns `MetricSums`; without one it is a classifier.
 """
 
 from pathlib import Path

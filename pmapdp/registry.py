@@ -20,7 +20,7 @@ from pmapdp.models.mlp import MLP
 from pmapdp.models.text_mlp import TextMLP
 from pmapdp.models.transformer import Transformer
 from pmapdp.own import data_from_file
-from pmapdp.sharding.nnx_guide import random_numbers
+from pmapdp.sharding.nnx_guide import DotReluDot, random_numbers
 from pmapdp.speedrun import Speedrun
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
@@ -30,6 +30,7 @@ MODELS: dict[str, Callable[..., nnx.Module]] = {
     "text_mlp": TextMLP,
     "transformer": Transformer,
     "speedrun": Speedrun,
+    "dot_relu_dot": DotReluDot,
 }
 # Each is a function of the folder of downloaded data sets.
 DATA_SETS: dict[str, Callable[[Path], DataSet]] = {

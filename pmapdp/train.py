@@ -26,7 +26,6 @@ from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run import compile_cache
 from pmapdp.run.reported import compare_with_reported
 from pmapdp.run.running import running
-from pmapdp.sharding.nnx_guide import DotReluDot, squared_error
 from pmapdp.state import TrainState
 
 
@@ -81,10 +80,9 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
-    own = {"model": DotReluDot, "loss": squared_error} if config.model == "dot_relu_dot" else {}
     keep_freed_memory()
     with joined(options, by_flag(config)) as peers:
-        train(config, peers, **own)
+        train(config, peers)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,21 @@ def test_a_loss_of_ones_own(loss, data):
     assert runs[1].epochs[-1]["train_loss"] < runs[1].epochs[0]["train_loss"]
 
 
+class Regression(Net):
+    """Brings its own loss."""
+
+    def loss(self, batch, context):
+        return squared_error(self, batch, context)
+
+
+def test_a_model_may_bring_its_loss():
+    given, brought = (
+        train(Config(**SETTINGS), data=REGRESSION, **own)
+        for own in ({"model": Net, "loss": squared_error}, {"model": Regression})
+    )
+    jax.tree.map(np.testing.assert_array_equal, given.state.params, brought.state.params)
+
+
 def nan(x):
     return np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x)
 

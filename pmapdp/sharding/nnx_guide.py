@@ -16,6 +16,7 @@ from flax import nnx
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.loss import MetricSums
+from pmapdp.models.layers import EVALUATION, Context
 from pmapdp.state import Task
 
 SIZE, EXAMPLES = 1024, 8
@@ -43,21 +44,20 @@ class DotReluDot(nnx.Module):
         self.dtype = dtype
         self.first, self.second = matrix("embed", "hidden"), matrix("hidden", "embed")
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, context: Context = EVALUATION) -> jax.Array:
         """The forward pass."""
         first, second = (matrix[...].astype(self.dtype) for matrix in (self.first, self.second))
         return nnx.relu(x.astype(self.dtype) @ first) @ second
 
-
-def squared_error(model: DotReluDot, batch: Batch, context: Any) -> MetricSums:
-    """The mean squared error over the D numbers of each example; its labels are targets `[b, D]`."""
-    errors = jnp.square(model(batch.inputs) - batch.labels).mean(-1)
-    return MetricSums((batch.weights * errors).sum(), jnp.zeros(()), batch.weights.sum())
+    def loss(self, batch: Batch, context: Context) -> MetricSums:
+        """The mean squared error over the D numbers of each example; its labels are targets `[b, D]`."""
+        errors = jnp.square(self(batch.inputs, context) - batch.labels).mean(-1)
+        return MetricSums((batch.weights * errors).sum(), jnp.zeros(()), batch.weights.sum())
 
 
 def make_task(size: int = SIZE, rules: tuple[tuple[str, Any], ...] = ()) -> Task:
     """The guide's model, loss and optimizer."""
-    return Task(functools.partial(DotReluDot, size, rules=rules), optax.adam(1e-3), loss=squared_error)
+    return Task(functools.partial(DotReluDot, size, rules=rules), optax.adam(1e-3), loss=DotReluDot.loss)
 
 
 def random_numbers() -> DataSet:

@@ -151,7 +151,6 @@ def test_a_run_that_fails_is_no_success():
         (["--steps", "0"], "try --steps 100"),
         (["--devices", "8", "0"], "try --devices 8"),
         (["--device-counts", "8"], "did you mean '--devices'"),
-        (["nnx-mesh"], "unknown model 'dot_relu_dot': choose from "),
         (["--html", "/nowhere/page.html"], "/nowhere/page.html cannot be written"),
         (["--model", "cnm"], "did you mean 'cnn'"),
         (["digts"], "did you mean 'digits'"),

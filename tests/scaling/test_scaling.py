@@ -130,7 +130,7 @@ def test_a_recipe_of_ours_is_predicted(capsys):
         (["--utilization", "nan"], "try --utilization 0.4"),
         (["--per-device-batch-size", "9" * 300], "is not a whole number of 64 bits"),
         (["--per-device-batch-size", "0"], "must be at least 1"),
-        (["nnx-mesh"], "unknown model 'dot_relu_dot': choose from "),
+        (["nnx-mesh"], "DotReluDot and its loss do not take inputs [2, 28, 28, 1] of uint8"),
         (["--model", f"{__file__}:Net"], "Net and its loss do not take inputs [2, 28, 28, 1] of uint8"),
         (["--dtype", "float64"], "try --dtype float32"),
         (["digts"], "did you mean 'digits'"),

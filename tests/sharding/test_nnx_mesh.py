@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from jax import P
 
+from pmapdp import evaluate
 from pmapdp.data.batches import Batches
+from pmapdp.export import write
+from pmapdp.export.read import load_exported
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.sharding import nnx_guide
 from pmapdp.sharding.fit import fit_layout
@@ -99,3 +102,17 @@ def test_a_state_made_in_parts_never_is_there_as_a_whole():
     assert split["largest_shard"] * 8 == whole["largest_shard"] == 4 * 2048**2
     assert split["grown"] < 2.5 * split["state"]
     assert whole["grown"] > 6 * whole["state"]  # eight copies, less what was free in the process before
+
+
+def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
+    """The model brings its own loss."""
+    run, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
+    out = launch.train("nnx-mesh", "--no-progress", "--workdir", run)
+    assert out.returncode == 0, out.stderr
+    (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", out.stdout)}
+    totals, _ = evaluate.from_workdir(run)
+    assert totals.mean_loss == pytest.approx(test_loss, abs=1e-4)
+    write.from_workdir(run, file)
+    data = nnx_guide.random_numbers().test
+    errors = (load_exported(file).outputs(data.inputs)["logits"] - data.labels) ** 2
+    assert errors.mean() == pytest.approx(test_loss, abs=1e-4)
