@@ -67,6 +67,8 @@ def make_step(model: str, strategy: str, devices: list[jax.Device], plain: bool 
 
 def main() -> None:
     """The command."""
+    if len(sys.argv) < 8:
+        sys.exit(__doc__)
     path, strategy, model = sys.argv[1:4]
     N, B, examples, epochs = map(int, sys.argv[4:8])
     plain = "plain" in sys.argv[8:]

@@ -4,6 +4,7 @@ The fields stand in groups, as `--help` shows them; `Config` holds them all side
 """
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -213,8 +214,10 @@ def check(config: Config) -> None:
             raise UserError(f"{name}={value!r} is not of type {kind}: try {name}={getattr(Config, name)!r}")
         least, most, example = LIMITS.get(name, (0, 0, ""))
         if example and value is not None and not least <= value <= most:
-            bound = f"most {most}" if value > most else f"least {least}"
-            raise UserError(f"{flag(name)} {value} must be at {bound}: try {flag(name)} {example}")
+            why = f"must be at most {most}" if value > most else f"must be at least {least}"
+            if not math.isfinite(value):
+                why = "is not a finite number"
+            raise UserError(f"{flag(name)} {value} {why}: try {flag(name)} {example}")
     for name in ("workdir", "data_dir", "metrics_file"):
         if "://" in (getattr(config, name) or ""):
             raise UserError(

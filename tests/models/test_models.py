@@ -7,7 +7,7 @@ import numpy_mlp
 import optax
 import plain_convnet
 import pytest
-from examples import random_split, random_split_for, whole_batch
+from examples import CLASSIFIERS, random_split, random_split_for, whole_batch
 from flax import nnx
 from jax import lax
 from marks import quick
@@ -24,6 +24,7 @@ BLOCK = 4 * 64 + 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64
 TRANSFORMER = (8192 + 128) * 64 + 2 * BLOCK + 2 * 64 + 64 * 2 + 2
 PARAMETERS = {"mlp": 669_706, "cnn": 347_146, "convnet": 49_242, "text_mlp": 57_746, "transformer": TRANSFORMER}
 PARAMETERS["speedrun"] = 16 * (25 + 1) + 32 * (16 * 9 + 1) + 128 * (800 + 1) + 10 * (128 + 1)
+PARAMETERS["dot_relu_dot"] = 2 * 1024**2
 RUNNING_STATISTICS = {"convnet": 136, "text_mlp": 96}
 CLASSES = {"images": 10, "tfidf": 2, "tokens": 2}
 
@@ -39,7 +40,7 @@ def test_numbers_of_parameters_and_running_statistics(model, states):
     assert sum(leaf.size for leaf in jax.tree.leaves(states[model].batch_stats)) == RUNNING_STATISTICS.get(model, 0)
 
 
-@quick(3, "model", MODELS)
+@quick(3, "model", CLASSIFIERS)
 def test_logits_have_one_column_a_class(model):
     logits = MODELS[model](rngs=nnx.Rngs(0))(jnp.asarray(random_split_for(model, 6).inputs))
     assert logits.shape == (6, CLASSES[view_of(MODELS[model])])

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import optax
 import pytest
-from examples import random_split_for
+from examples import CLASSIFIERS, random_split_for
 from launch import python
 
 import pmapdp
@@ -36,7 +36,7 @@ def lowered(platform: str, strategy: str, model: str, **settings) -> str:
 
 
 @pytest.mark.parametrize(
-    "model", ["mlp", "cnn", *(pytest.param(m, marks=SLOW) for m in MODELS if m not in ("mlp", "cnn"))]
+    "model", ["mlp", "cnn", *(pytest.param(m, marks=SLOW) for m in CLASSIFIERS if m not in ("mlp", "cnn"))]
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
@@ -87,7 +87,7 @@ def test_a_package_without_the_craft_trains(without_cpu, tmp_path):
 
 @SLOW
 def test_a_package_without_the_craft_keeps_the_contracts(without_cpu):
-    done = python("support/contract_worker.py", 4, ",".join(MODELS), env=without_cpu, timeout=1200)
+    done = python("support/contract_worker.py", 4, ",".join(CLASSIFIERS), env=without_cpu, timeout=1200)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert {faults for case in report.values() for strategy in case.values() for faults in strategy} == set()

@@ -18,6 +18,9 @@ def random_split(examples: int, seed: int = 0) -> Split:
     return Split(images, generator.integers(0, 10, examples, np.int32))
 
 
+CLASSIFIERS = [name for name, model in MODELS.items() if not hasattr(model, "loss")]  # all but one
+
+
 def random_split_for(model: str, examples: int, seed: int = 0) -> Split:
     """`examples` random inputs as `model` takes them, with labels of its classes."""
     generator = np.random.default_rng(seed)
