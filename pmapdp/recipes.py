@@ -87,7 +87,7 @@ ALL = (
             Reported("test accuracy", 0.9879, "test_accuracy"),
         ),
     ),
-    # "Multi-GPU distributed training with JAX", Keras' guide. It reports the loss of the last batch of an epoch; ours
+    # "Multi-GPU distributed training with JAX", Keras's guide. It reports the loss of the last batch of an epoch; ours
     # is the mean over the epoch. It neither shuffles nor evaluates, and drops the last batch; we do not drop any. It
     # keeps the learning rate constant; then the test accuracy after two epochs depends on where the last updates happen
     # to lead, so ours falls to 0 along a cosine.
@@ -167,10 +167,10 @@ ALL = (
             schedule="cosine",
         ),
     ),
-    # "Scale up Flax NNX on multiple devices", Flax' guide: a regression on random numbers (`sharding/nnx_guide.py`).
-    # JAX' random generator has changed since, so that the losses are others, on one device too.
+    # "Scale up Flax NNX on multiple devices", Flax's guide: a regression on random numbers (`sharding/nnx_guide.py`).
+    # JAX's random generator has changed since, so that the losses are others, on one device too.
     Recipe(
-        "two matrices on a 2x4 mesh, from Flax' guide to scaling up, on random numbers",
+        "two matrices on a 2x4 mesh, from Flax's guide to scaling up, on random numbers",
         Config(
             recipe="nnx-mesh",
             dataset="random_numbers",

@@ -24,7 +24,7 @@ class TrainState:
         step: `[]` int32, updates made so far.
         params: the model's parameters.
         batch_stats: running statistics of batch norm; empty where there is none.
-        optimizer_state: optax' state.
+        optimizer_state: optax's state.
     """
 
     step: Any

@@ -15,7 +15,7 @@ from jax import lax
 from pmapdp.cpu.program import Equation, Evaluation, rewritten
 from pmapdp.cpu.winograd import tile_size, winograd
 
-LAYOUT = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # NHWC, HWIO, NHWC: Flax' own
+LAYOUT = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # NHWC, HWIO, NHWC: Flax's own
 POOLING = dict.fromkeys(("window_dimensions", "window_strides"), (1, 2, 2, 1)) | {"padding": ((0, 0),) * 4}
 POOLING |= dict.fromkeys(("base_dilation", "window_dilation"), (1, 1, 1, 1))
 FEW = 8  # examples, the fewest with which Winograd's algorithm was measured to be faster
@@ -127,7 +127,7 @@ def pooling_rule(evaluation: Evaluation, equation: Equation, _: Sequence[Any]) -
 
 
 def is_relu(equation: Equation) -> bool:
-    """Whether it is `jax.nn.relu`, which is Flax' too: both name the same line of the same file as their source."""
+    """Whether it is `jax.nn.relu`, which is Flax's too: both name the same line of the same file as their source."""
     relu = jax.make_jaxpr(jax.nn.relu)(0.0).eqns[0]
     one, other = (each.params["call_jaxpr"].jaxpr.debug_info.func_src_info for each in (equation, relu))
     return one == other

@@ -14,7 +14,7 @@ from pmapdp.models.layers import Context
 class BatchNorm(nnx.Module):
     """Without a scale, for layers that a ReLU and a linear layer follow; momentum, epsilon and variance as in Keras.
 
-    Flax' own layer averages the devices' means, which is wrong as soon as devices hold different numbers of valid
+    Flax's own layer averages the devices' means, which is wrong as soon as devices hold different numbers of valid
     examples. Here the devices average sums and counts, and divide afterwards.
     """
 

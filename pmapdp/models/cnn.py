@@ -10,7 +10,7 @@ from pmapdp.models.layers import EVALUATION, Context, named_linear, scale_pixels
 
 
 class CNN(nnx.Module):
-    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras' initialiser, Glorot uniform."""
+    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras's initialiser, Glorot uniform."""
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype

@@ -23,7 +23,7 @@ def with_fixed_bias(arrays: Any, /, *, dtype: Any = None, **options: Any) -> Any
 
 
 class ConvNet(nnx.Module):
-    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras' initialiser, Glorot uniform."""
+    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras's initialiser, Glorot uniform."""
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype

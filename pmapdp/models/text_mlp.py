@@ -14,7 +14,7 @@ HIDDEN, CLASSES = 48, 2
 
 
 class TextMLP(nnx.Module):
-    """`[b, 1200]` float32 tf-idf weights to `[b, 2]` logits; Keras' initialiser, Glorot uniform.
+    """`[b, 1200]` float32 tf-idf weights to `[b, 2]` logits; Keras's initialiser, Glorot uniform.
 
     The batch norm has no trainable variables. In training it takes the moments of the global batch, as the tutorial
     does. The tutorial has no others, so that there an answer depends on what else is in the batch; here evaluation

@@ -70,7 +70,7 @@ def connect(options: ProcessesOptions) -> None:
     timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
     timer.daemon = True
     timer.start()
-    # JAX' own handler of SIGTERM, its heartbeats and its timeouts stay out of the way of ours.
+    # JAX's own handler of SIGTERM, its heartbeats and its timeouts stay out of the way of ours.
     jax.config.update("jax_enable_preemption_service", False)
     make_client = functools.partial(
         distributed._jax.get_distributed_runtime_client,

@@ -100,7 +100,7 @@ class Checkpoints:
 
     def require_room(self, needed: int) -> None:
         """Look before writing whether the folder takes new files of so many bytes, or raise an OSError: where a write
-        fails, Orbax' threads wait for minutes, or write to the screen."""
+        fails, Orbax's threads wait for minutes, or write to the screen."""
         disk = os.statvfs(self.folder)
         if disk.f_bavail * disk.f_frsize < needed:
             raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
@@ -183,7 +183,7 @@ class Checkpoints:
         return target
 
     def close(self) -> None:
-        """Finish writing and release Orbax' threads."""
+        """Finish writing and release Orbax's threads."""
         with self.writing():
             self.manager.close()
 

@@ -24,7 +24,7 @@ class Axes:
 
 def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
     """The `Axes` of the parameters and of the running statistics, each nested as those are, and the rules that stand in
-    the model itself (Flax' metadata `sharding_rules`). No array is made."""
+    the model itself (Flax's metadata `sharding_rules`). No array is made."""
     model = nnx.eval_shape(task.build_model)
     rules: Rules = {}
 

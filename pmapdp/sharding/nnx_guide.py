@@ -1,4 +1,4 @@
-"""What Flax' guide "Scale up on multiple devices" (flax.readthedocs.io) trains: `python -m pmapdp.train nnx-mesh`.
+"""What Flax's guide "Scale up on multiple devices" (flax.readthedocs.io) trains: `python -m pmapdp.train nnx-mesh`.
 
 Two matrices with a ReLU between, which learn random numbers: a regression. Lesson 14 creates this model in shards, and
 restores it in other ones.
@@ -23,7 +23,7 @@ SIZE, EXAMPLES = 1024, 8
 
 
 class DotReluDot(nnx.Module):
-    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax' default initialiser. With
+    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax's default initialiser. With
     `rules` the model itself says which mesh axes split its logical axes; a layout can say it later."""
 
     input_axes = ("batch", "embed")
