@@ -40,7 +40,7 @@ def chosen(candidates: dict[str, tuple[float, float]]) -> str | None:
     seconds, the most accurate, or the first of equals. None where no candidate reaches them.
 
     Args:
-        candidates: of each its seconds of training and its accuracy on the examples held back, over several seeds.
+        candidates: of each the least seconds of training, and the mean accuracy on the examples held back, over seeds.
     """
     good = {name: each for name, each in candidates.items() if each[1] >= TARGET + MARGIN}
     if not good:
