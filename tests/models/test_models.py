@@ -47,7 +47,7 @@ def test_logits_have_one_column_a_class(model):
     assert logits.dtype == jnp.float32
 
 
-@quick(2, "model", MODELS)
+@quick(2, "model", CLASSIFIERS)
 def test_initial_parameters_follow_from_the_seed(model, states):
     again = create_state(Task(MODELS[model], optax.sgd(0.1)))
     other = create_state(Task(MODELS[model], optax.sgd(0.1), seed=1))
