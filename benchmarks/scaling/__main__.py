@@ -37,7 +37,8 @@ def table(title: str, lines: list[Line]) -> Table:
 def main(arguments: list[str]) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", choices=[*MODELS][:-1], default="cnn")
+    classifiers = [name for name, model in MODELS.items() if not hasattr(model, "loss")]
+    parser.add_argument("model", nargs="?", choices=classifiers, default="cnn")
     model, screen = parser.parse_args(arguments).model, console()
     screen.print(table("ResNet-50 from 8 to 256 P100 (Goyal et al., 2017)", check_published()))
     screen.print(table(f"collectives in the step of {model}, compiled and not run", check_compiled(model)))
