@@ -17,7 +17,7 @@ class Speedrun(nnx.Module):
     """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits."""
 
     pixels = 1  # the most that an image is moved in training, in each direction
-    widths = 16, 32, 128  # channels of the convolutions, hidden units
+    widths = 24, 32, 256  # channels of the convolutions, hidden units
 
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.dtype = dtype

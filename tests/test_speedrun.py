@@ -140,6 +140,6 @@ def test_commands_run_in_turn_and_long_ones_once():
     def run(name, seconds):
         return lambda seed: ran.append((name, seed)) or Timed(seconds, 1.0, 0.99)
 
-    found = in_turn({"quick": run("quick", 2.0), "long": run("long", 30.0)}, 2, longest=20)
+    found = in_turn({"quick": run("quick", 2.0), "long": run("long", 30.0)}, [0, 1], longest=20)
     assert ran == [("quick", 0), ("long", 0), ("quick", 1)]
     assert [len(runs) for runs in found.values()] == [2, 1]

@@ -28,7 +28,6 @@ from benchmarks.speedrun import limit, page
 from benchmarks.speedrun.changes import AROUND, WAY
 from benchmarks.speedrun.choice import CONFIG, RECIPE, SEEDS, SETTINGS, WIDTHS
 from benchmarks.speedrun.runs import LONG, Timed, arrays, in_turn, ours, theirs
-from benchmarks.speedrun.variants import Channels24
 from pmapdp.errors import run_command
 
 Run = Callable[[str, int], Timed]  # of flags and a seed
@@ -51,9 +50,8 @@ SAME = {
     "Keras on JAX": Peer("speedrun_keras:jax"),
     "Keras on TensorFlow": Peer("speedrun_keras:tensorflow"),
 }
-# Network and settings of the study in docs/speedrun.md, with a linear warm-up: the best that we know for PyTorch.
+# The settings of the study in docs/speedrun.md, with a linear warm-up: the best that we know for PyTorch.
 STUDY = {
-    "widths": Channels24.widths,
     "global_batch_size": 256,
     "warmup_steps": 70,
     "label_smoothing": 0.0,
@@ -61,14 +59,14 @@ STUDY = {
     "betas": (0.7, 0.9),
 }
 OWN = {
-    f"{name}, the study's network and settings": SAME[name]._replace(changed=STUDY)
+    f"{name}, the study's settings": SAME[name]._replace(changed=STUDY)
     for name in ("PyTorch, channels last", "Keras on JAX", "Keras on TensorFlow")
 }
 
 
 def changes(run: Run, rounds: int) -> dict[str, Any]:
     """Every change in turn."""
-    found = in_turn({change.words: partial(run, change.flags) for change in (*WAY, *AROUND)}, rounds, LONG)
+    found = in_turn({change.words: partial(run, change.flags) for change in (*WAY, *AROUND)}, range(rounds), LONG)
     groups = {"way": WAY, "around": AROUND}
     return {name: [{**each._asdict(), "runs": found[each.words]} for each in group] for name, group in groups.items()}
 
@@ -81,7 +79,7 @@ def devices(run: Run) -> dict[str, Any]:
                 strategy: partial(run, f"{RECIPE} --strategy {strategy} --devices {number} --dtype {dtype}")
                 for strategy, number in STRATEGIES.items()
             },
-            1,
+            [0],
         )
         for dtype in ("float32", "float64")
     }
@@ -99,7 +97,7 @@ def peers(run: Run, rounds: int, python: Path, data: Path) -> dict[str, Any]:
         "same": {name: partial(run_peer, peer) for name, peer in SAME.items()},
         "own": {name: partial(run_peer, peer) for name, peer in OWN.items()},
     }
-    found = in_turn({name: run for group in groups.values() for name, run in group.items()}, rounds, LONG)
+    found = in_turn({name: run for group in groups.values() for name, run in group.items()}, range(rounds), LONG)
     return {kind: {name: found[name] for name in group} for kind, group in groups.items()}
 
 
@@ -116,7 +114,7 @@ def measure(part: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     if part == "validation":
         return in_turn({words: partial(run, words) for words in (*WIDTHS, *SETTINGS)}, SEEDS)
     if part == "seeds":
-        return in_turn({name: partial(run, RECIPE) for name in ("cold", "warm")}, options.seeds)
+        return in_turn({name: partial(run, RECIPE) for name in ("cold", "warm")}, range(options.seeds))
     if part == "changes":
         return changes(run, options.rounds)
     if part == "devices":

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,12 +43,14 @@ class Timed(NamedTuple):
     compiling: float | None = None
 
 
-def in_turn(runs: dict[str, Callable[[int], Timed]], seeds: int, longest: float = math.inf) -> dict[str, list[Timed]]:
+def in_turn(
+    runs: dict[str, Callable[[int], Timed]], seeds: Sequence[int], longest: float = math.inf
+) -> dict[str, list[Timed]]:
     """All runs with the first seed, then all with the next; those of more than `longest` seconds only once."""
     found: dict[str, list[Timed]] = {name: [] for name in runs}
-    for seed in range(seeds):
+    for seed in seeds:
         for name, run in runs.items():
-            if seed == 0 or found[name][0].command <= longest:
+            if not found[name] or found[name][0].command <= longest:
                 found[name].append(run(seed))
                 print(f"seed {seed}: {name:55} {found[name][-1]}", flush=True)
     return found

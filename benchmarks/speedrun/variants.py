@@ -21,12 +21,6 @@ class Channels16(Speedrun):
     widths = 16, 32, 128
 
 
-class Channels24(Speedrun):
-    """In the widths of github.com/tuomaso/train_mnist_fast."""
-
-    widths = 24, 32, 256
-
-
 class Channels32(Speedrun):
     """Twice the widths of `Channels16`."""
 
