@@ -268,7 +268,7 @@ assert updates_needed[0] == updates_needed[1] > updates_needed[2]
 #
 # For MNIST the same has been measured for the whole command, from the start of Python to the end, on two cores that did nothing
 # else. Each row has one change more than the row above; put its flags behind `python -m pmapdp.train` to repeat it. **Predict:**
-# one change halves the seconds and costs one hundredth of the accuracy. Which one, and what brings the accuracy back?
+# one change halves the seconds and costs accuracy. Which one, and what brings the accuracy back?
 
 # %%
 way = json.loads(Path("../benchmarks/speedrun/results.json").read_text())["changes"]["found"]["way"]

@@ -166,8 +166,8 @@ def peers(found: dict[str, dict[str, Runs]], limit: dict[str, Any]) -> dict[str,
             ],
         )
         + f"\n\nFour times as fast as the fastest would be {seconds / 4:.1f} s for the whole command. All but training "
-        f"takes {sum(beside):.1f} s, with a full cache. If every step ran at the speed that this machine reaches with a "
-        f"product of large matrices, training would take {at_limit:.1f} s and the command {least:.1f} s, "
+        f"takes {sum(beside):.1f} s, with a full cache. If every step ran at the speed that this machine reaches with "
+        f"a product of large matrices, training would take {at_limit:.1f} s and the command {least:.1f} s, "
         f"{seconds / least:.1f} times as fast as the fastest. In training alone, four times would be "
         f"{training / 4:.1f} s: {4 * at_limit / training:.0%} of that speed.",
     }
