@@ -29,10 +29,11 @@
 # runs unchanged on eight GPUs.
 #
 # The number is fixed when JAX starts, which is at the first call that needs a device. In plain JAX, one line sets it:
-# `jax.config.update("jax_num_cpu_devices", 8)`. This project calls `devices.simulate(8)`, which does the same and some
-# checks. Call it before anything else that uses JAX.
+# `jax.config.update("jax_num_cpu_devices", 8)`. This project calls `devices.simulate(8)`, which sets the same number,
+# and explains what to do if it is too late. Call it before anything else that uses JAX.
 #
-# `drawing`, `pictures` and `checks` are files of this folder. They draw the pictures and check your exercises.
+# `drawing`, `pictures` and `checks` are files of this folder. They draw the pictures and check your exercises; you need
+# not read them.
 
 # %%
 import inspect
@@ -98,9 +99,9 @@ assert (np.stack(back) == 2 * x).all()
 #
 # ## Committed and uncommitted arrays
 #
-# You placed the rows on a device that you named. Such an array is **committed**: JAX never moves it to another device
-# by itself. But most arrays are made without naming a device, for example by `jnp.ones(3)` or `jax.device_put(x)`. They
-# are on the default device, and **uncommitted**: JAX may copy them to where they are needed.
+# For each row you named the device. Such an array is **committed**: JAX never moves it to another device by itself. But
+# most arrays are made without naming a device, for example by `jnp.ones(3)` or `jax.device_put(x)`. They are placed on
+# the default device, and are **uncommitted**: JAX may copy them to where they are needed.
 #
 # **Predict** for each of the four sums: does it work, and on which device is the result?
 
@@ -122,18 +123,19 @@ assert (free.committed, rows[5].committed) == (False, True)
 assert (free + rows[5]).devices() == {eight[5]}
 
 # %% [markdown]
-# A committed array decides where the operation runs, and uncommitted ones follow it. Two that are committed to different
-# devices are an error, because JAX does not guess which one you meant. The cure is to move one of them on purpose:
+# A committed array decides where the operation runs, and JAX copies uncommitted ones there. Two arrays that are
+# committed to different devices raise an error, because JAX does not guess which device you meant. The cure is to move
+# one of them yourself:
 
 # %%
-moved = rows[0] + jax.device_put(rows[5], eight[0])  # <- changed: moved on purpose
+moved = rows[0] + jax.device_put(rows[5], eight[0])  # <- changed: moved first
 print(moved, moved.devices())
 assert moved == 5
 assert moved.devices() == {eight[0]}
 
 # %% [markdown]
-# Remember this rule for lesson 09. There, an uncommitted batch beside parameters on eight devices is copied to all eight
-# without a warning, and a batch that is committed to one device is an error.
+# Remember this rule for lesson 09. There the parameters are on eight devices. An uncommitted batch is then copied to
+# all eight without a warning, and a batch that is committed to one device raises an error.
 #
 # ## What a simulation shows
 #
@@ -143,9 +145,10 @@ assert moved.devices() == {eight[0]}
 # | the programs, which are compiled for eight devices | speed: the devices share its cores |
 # | which messages the devices send each other (lesson 05) | the time of a message, which is only a copy in memory |
 #
-# So simulated devices show whether a program is **right**. They do not show how **fast** it will be. To see this, time
-# eight matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the results.
-# Without it you would measure only how long it takes to start the work. **Predict:** which placement is faster?
+# So simulated devices show whether a program is **right**. They do not show how **fast** it will be. The next cell
+# times eight matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the
+# results. Without it, you would measure only how long it takes to start the work. **Predict:** which placement is
+# faster?
 
 # %%
 matrix = np.random.default_rng(0).standard_normal((512, 512), np.float32)
@@ -162,13 +165,13 @@ for name, places in placings.items():
     print(f"{name}: {1000 * min(times):.1f} ms, the fastest of 5")
 
 # %% [markdown]
-# The second may be faster, but not eight times: the devices share the cores of this machine, and a single large product can
-# already use several cores. On eight GPUs the second time would be about an eighth of the first.
+# The second may be faster, but not eight times: the devices share the cores of this machine, and a single large product
+# can already use several cores. On eight GPUs the second time would be about an eighth of the first.
 #
 # ## How it fails: asking too late
 #
-# Code that asks for eight devices *after* JAX has started does not get them. Try it in a fresh Python process with plain
-# JAX. **Predict:** how many devices are there after setting `XLA_FLAGS`, as many tutorials do?
+# Code that asks for eight devices *after* JAX has started does not get them. Try it in a fresh Python process with
+# plain JAX. **Predict:** how many devices are there after setting `XLA_FLAGS`, as many tutorials do?
 
 # %%
 program = """
@@ -188,8 +191,8 @@ assert run.stderr.strip().splitlines()[-1].startswith("RuntimeError")
 
 # %% [markdown]
 # The environment variable was ignored without any message, so the program would train on one device. The configuration
-# setting at least raises an error. `devices.simulate` uses the setting, and says what to do. Ask this notebook, which
-# started with eight devices, for sixteen:
+# setting at least raises an error. `devices.simulate` uses the setting, and its error says what to do. Ask this
+# notebook, which started with eight devices, for sixteen:
 
 # %%
 try:
@@ -208,18 +211,18 @@ else:
 #
 # 1. `add_on` (3 minutes): the sum of two arrays that may be committed to different devices, on a third.
 #    <details><summary>Hint</summary>Move both first.</details>
-# 2. `sum_in_pairs` (10 minutes): the sum of N arrays, one on each of N devices, on the first device. N is a power of
-#    two. Adding them one after the other takes N - 1 rounds; adding in pairs takes log2 N, as in the picture below. In
-#    round r, the device d that is a multiple of 2^r adds the array of device d + 2^(r-1) to its own. Return the list of
-#    rounds: the N arrays, then N/2 sums, and so on down to one.
-#    <details><summary>Hint</summary>In a round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
+# 2. `sum_in_pairs` (10 minutes): N devices hold one array each, where N is a power of two. Compute the sum of all
+#    arrays on the first device. Adding them one after the other takes N - 1 rounds. Adding in pairs takes log2 N
+#    rounds, as in the picture below: in round r = 1, 2, ..., every device whose number d is a multiple of 2^r adds the
+#    array of device d + 2^(r-1) to its own. Return the list of rounds: the N arrays, then N/2 sums, and so on down to
+#    one. <details><summary>Hint</summary>In a round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
-# 3. `mended_standardize` (find the mistake): `broken_standardize` should compute on the given device. The numbers that it
-#    returns are right, but they are on the wrong device. Write it correctly. <details><summary>Hint</summary>What does
+# 3. `mended_standardize` (find the mistake): `broken_standardize` should compute on the given device. It returns the
+#    right numbers, but on the wrong device. Write it correctly. <details><summary>Hint</summary>What does
 #    <code>device_put</code> do to its argument?</details>
 
 # %%
-lesson_00.tree_of_sums()
+drawing.rounds_of_sums(on_all=False)
 
 
 def broken_standardize(x, device):
@@ -237,7 +240,7 @@ def add_on(device, a, b):
 
 
 def sum_in_pairs(arrays):
-    """The rounds of the sum: N arrays, N/2 arrays, ..., one array. Given: array i, on device i."""
+    """The rounds of the sum: N arrays, N/2 arrays, ..., one array. `arrays[i]` is on device i."""
     ...  # your code: 5 to 7 lines
 
 
@@ -256,9 +259,9 @@ for exercise in (add_on, sum_in_pairs, mended_standardize):
 # * An operation runs where its committed arrays are. JAX moves uncommitted arrays, and never committed ones.
 # * Simulated devices show that a program is right, and not how fast it is.
 #
-# In pmapdp this code is [pmapdp/devices.py](../pmapdp/devices.py); its function `simulate` is printed at the end. To read
-# on: [JAX on data placement](https://docs.jax.dev/en/latest/201/placement.html).
-# Next, a network without JAX: [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
+# In pmapdp this code is [pmapdp/devices.py](../pmapdp/devices.py); its function `simulate` is printed at the end. To
+# read on: [JAX on data placement](https://docs.jax.dev/en/latest/201/placement.html). Next, a network without JAX:
+# [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
 #
 # ## Appendix: why simulated devices need threads
 #
@@ -266,8 +269,9 @@ for exercise in (add_on, sum_in_pairs, mended_standardize):
 #
 # In a **collective** operation, such as the sum over all devices (lesson 05), every device waits for all others. Before
 # jax 0.12, a simulated device occupies a thread while it waits, and JAX makes as many threads as there are cores. With
-# eight devices on two cores, two devices wait for six that never get a thread. This is a **deadlock**: the process aborts
-# after a while. The next cell shows this in plain Python: eight tasks wait for each other, on pools of different sizes.
+# eight devices on two cores, two devices wait for six that never get a thread. This is a **deadlock**: the process
+# aborts after a while. The next cell shows this in plain Python: eight tasks wait for each other, on pools of different
+# sizes.
 
 
 # %%
@@ -291,9 +295,9 @@ print(outcome)
 assert outcome == {2: False, 7: False, 8: True, 16: True}
 
 # %% [markdown]
-# With fewer threads than tasks, they never all arrive. JAX reads the environment variable `NPROC` when it starts, and
-# makes a pool of that size. The pool has other work too, so `simulate` asks for two threads for each device. From jax
-# 0.12 on we have seen no deadlock, and `simulate` does not set the variable.
+# With fewer threads than tasks, the tasks never all arrive. JAX reads the environment variable `NPROC` when it starts,
+# and makes a pool of that size. The pool has other work too, so `simulate` asks for two threads for each device. From
+# jax 0.12 on we have seen no deadlock, and `simulate` does not set the variable.
 
 # %%
 print("jax", jax.__version__, "NPROC =", os.environ.get("NPROC", "not set"))

@@ -26,7 +26,6 @@
 # in square brackets.
 
 # %%
-import inspect
 import itertools
 import os
 import time
@@ -35,7 +34,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for small matrices, one th
 
 import drawing
 import numpy as np
-import numpy_network
 from checks import check
 from pictures import lesson_01
 
@@ -48,8 +46,9 @@ data = load_data(DATASET)
 print("train", data.train.inputs.shape, data.train.inputs.dtype, "| test", data.test.inputs.shape)
 
 # %% [markdown]
-# Each example is a grey image and the digit that somebody meant to write. The images are scans of 8 x 8 pixels, which the
-# loader enlarges to the 28 x 28 pixels of MNIST. The network sees an image as a row of D = 784 numbers from 0 to 1.
+# Each example is a grey image and its label, which is the digit that the image shows. The images are scans of 8 x 8
+# pixels. The loader enlarges them to the 28 x 28 pixels of MNIST. The network sees an image as a row of D = 784 numbers
+# from 0 to 1.
 
 # %%
 x, labels = data.train.inputs.reshape(-1, 784) / 255, data.train.labels  # [n, D], [n]
@@ -57,22 +56,22 @@ x_test, labels_test = data.test.inputs.reshape(-1, 784) / 255, data.test.labels
 lesson_01.digits(x, labels)
 
 # %% [markdown]
-# This is one image of each class. You can read them, in spite of the few pixels.
+# This is one image of each class.
 #
 # ## Forward: from an image to a loss
 #
-# The network has two layers. Each multiplies by a matrix and adds a bias, and between them a ReLU sets negative numbers
-# to 0. The results of the last layer, one for each class, are called **logits**. In the picture, the forward pass goes
-# from left to right, and the gradients go back from right to left.
+# The network has two layers. Each layer multiplies by a matrix and adds a bias. Between them, a ReLU sets negative
+# numbers to 0. The results of the last layer, one for each class, are called **logits**. In the picture, the forward
+# pass goes from left to right, and the gradients go back from right to left.
 
 # %%
 lesson_01.forward_and_backward()
 
 # %% [markdown]
-# Softmax turns the logits into probabilities: exp(logit), divided by the sum over the classes. The loss of an example is
-# minus the logarithm of the probability of its class (**cross-entropy**), which is 0 if the network is sure and right.
-# `log_softmax` subtracts the largest logit first. This changes nothing in the result, and no exp can overflow. The
-# parameters are a list with one pair of arrays, weights and bias, for each layer.
+# Softmax turns the logits into probabilities: exp(logit), divided by the sum over the classes. The loss of an example
+# is minus the logarithm of the probability of its class (**cross-entropy**), which is 0 if the network is sure and
+# right. `log_softmax` subtracts the largest logit first. The result stays the same, and exp cannot overflow. The
+# parameters are a list with one pair of arrays for each layer: the weights and the bias.
 
 
 # %%
@@ -115,13 +114,13 @@ assert abs(loss(parameters, x, labels) - np.log(10)) < 0.01
 #
 # ## Backward, by hand
 #
-# The backward pass applies the chain rule from the loss back to the parameters. It carries along the gradient of the
-# loss with respect to the activations. Three rules are enough:
+# The backward pass applies the chain rule, from the loss back to the parameters. On its way it keeps one array, `g`:
+# the gradient of the loss with respect to the activations at that point. Three rules are enough:
 #
-# 1. The gradient with respect to the logits is *probabilities minus target*, divided by B because the loss is a mean. The
-#    target is 1 for the class of the example, and 0 for the others.
-# 2. For a product `h @ W` with a gradient `g` of its result, the gradient of W is `h.T @ g`, and that of h is `g @ W.T`.
-#    The gradient of the bias is the sum of `g` over the examples.
+# 1. The gradient with respect to the logits is *probabilities minus target*, divided by B because the loss is a mean.
+#    The target is 1 for the class of the example, and 0 for the others.
+# 2. Let `g` be the gradient with respect to the result of `h @ W + b`. Then the gradient of W is `h.T @ g`, the
+#    gradient of h is `g @ W.T`, and the gradient of b is the sum of `g` over the examples.
 # 3. A ReLU lets the gradient through where its result is positive, and sets it to 0 elsewhere.
 
 
@@ -162,7 +161,7 @@ def finite_differences(loss, parameters, step=1e-6):
 
 
 # %% [markdown]
-# So compare them with the backward pass on a small network and three examples.
+# Compare them with the backward pass, on a small network and three examples.
 
 
 # %%
@@ -216,13 +215,14 @@ print(f"100 updates with the wrong gradient: loss {loss(misled, x[:256], labels[
 assert loss(misled, x[:256], labels[:256]) < 1
 
 # %% [markdown]
-# Only the first layer is wrong, because the backward pass meets the second layer first. No error is raised, and the loss
-# falls far below 2.30. Only the comparison shows the mistake.
+# Only the first layer is wrong, because the backward pass meets the second layer first. No error is raised, and the
+# loss falls far below 2.30. Only the comparison with finite differences shows the mistake.
 #
 # ## Train
 #
-# Stochastic gradient descent takes a **mini-batch** of examples, here 32, and moves the parameters against the gradient.
-# An **epoch** visits each example once, in a new order. The last batch of an epoch is smaller; no example is dropped.
+# Stochastic gradient descent (SGD) takes a **mini-batch** of examples, here 32, and moves the parameters a little
+# against the gradient of its loss. The factor is the **learning rate**, here 0.2. An **epoch** visits each example
+# once, in a new order. The last batch of an epoch is smaller; no example is dropped.
 
 # %%
 random = np.random.default_rng(0)
@@ -241,8 +241,8 @@ print(f"20 epochs in {seconds:.1f} s on {devices.cores()} cores, test accuracy {
 assert accuracy > 0.9
 
 # %% [markdown]
-# More than nine of ten digits are right. **Predict:** which digits does the network confuse most often? The next picture
-# shows the losses of every epoch on the left, and counts the mistakes on the test set on the right.
+# More than nine of ten digits are right. **Predict:** which digits does the network confuse most often? The next
+# picture shows the losses of every epoch on the left, and counts the mistakes on the test set on the right.
 
 # %%
 confusion = np.zeros((10, 10), int)
@@ -254,8 +254,8 @@ print(f"most often, {confusion.max()} times: the digit {digit} is taken for {gue
 assert confusion.sum() == (guesses != labels_test).sum()
 
 # %% [markdown]
-# The line below the picture answers the question. The loss on images that the network never saw first falls with the
-# training loss, and then stays above it.
+# The line below the picture answers the question. The test loss first falls with the training loss, and then stays
+# above it, because the network never saw these images in training.
 #
 # ## Exercises
 #
@@ -264,14 +264,14 @@ assert confusion.sum() == (guesses != labels_test).sum()
 # 1. `softmax_gradient` (5 minutes): return the gradient `[B, C]` of the *mean* loss with respect to the logits, from
 #    `probabilities` `[B, C]` and `labels` `[B]`. Do not change `probabilities`.
 #    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is the target.</details>
-# 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on several devices. The
-#    forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient `g`
-#    of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every example,
-#    through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard deviation.
-#    Then take away what a shift of all examples would change (the mean of g), and what a stretch would change
-#    (y times the mean of g * y).</details>
+# 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on several devices.
+#    The forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient
+#    `g` of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every
+#    example, through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard
+#    deviation. Then subtract two terms: the mean of g, which comes from the mean of x, and y times the mean of g * y,
+#    which comes from the standard deviation.</details>
 # 3. `mended_update` (find the mistake): `broken_update` makes one step of gradient descent. It raises no error, and the
-#    loss falls. But the step is not along the gradient. Write it correctly.
+#    loss falls. But the step does not follow the gradient. Write it correctly.
 #    <details><summary>Hint</summary>With which W2 was the forward pass computed?</details>
 
 
@@ -312,13 +312,7 @@ for exercise in (softmax_gradient, standardize_backward, mended_update):
 # - The loss is a mean over the batch, so the gradient is a mean, too. Data parallelism (lesson 06) rests on that.
 # - Check a gradient against finite differences before you believe it.
 #
-# This network, for any number of layers, is [numpy_network.py](numpy_network.py), which lesson 02 uses. Its backward pass is
-# printed below, and equals yours. To read on:
+# pmapdp has no backward pass written by hand: JAX derives it, which is what the next lesson shows. To read on:
 # [Calculus on computational graphs](https://colah.github.io/posts/2015-08-Backprop/),
 # [micrograd](https://github.com/karpathy/micrograd). Next:
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
-
-# %%
-print(inspect.getsource(numpy_network.backward))
-again = numpy_network.backward(small, numpy_network.forward(small, few), classes)
-assert difference(again, by_hand) < 1e-15

@@ -21,17 +21,18 @@
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb)
 #
 # JAX has three parts: the functions of NumPy for any device (`jax.numpy`), a compiler (XLA), and **transformations**. A
-# transformation takes a function and returns a function, so they can be combined: `jit(vmap(grad(f)))` is the gradient
-# of f for each example of a batch, compiled. Lesson 04 adds one more transformation, `pmap`.
+# transformation takes a function and returns a function, so transformations can be combined: `jit(vmap(grad(f)))` is a
+# compiled function that computes the gradient of f for each example of a batch. Lesson 04 adds one more transformation,
+# `pmap`.
 
 # %%
+import itertools
 import time
 
 import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy_network
 from checks import check
 from pictures import lesson_02
 
@@ -64,9 +65,9 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 
 # %% [markdown]
-# The values are 8, 12, 12 and 6. The same works for a curve. `tanh` was the usual activation before the ReLU. Where its
-# derivative is near 0, a network learns slowly. (`vmap` applies a function of one number to all points; it is explained
-# below.)
+# The values are 8, 12, 12 and 6. Now draw the derivatives of `tanh`, which was the usual activation before the ReLU.
+# (`vmap` applies a function of one number to all points. It is explained below.) **Predict:** where is the first
+# derivative near 0?
 
 # %%
 points, f, curves = jnp.linspace(-3, 3, 121), jnp.tanh, []
@@ -77,13 +78,15 @@ lesson_02.curves(points, curves)
 np.testing.assert_allclose(curves[1], 1 - np.tanh(points) ** 2, atol=1e-6)
 
 # %% [markdown]
-# The first derivative is 1 - tanh², as it should be.
+# The first derivative is 1 - tanh², as it should be. It is near 0 where tanh is near 1 or -1, and there a network
+# learns slowly.
 #
 # ## Arrays never change
 #
-# A JAX array is immutable: unlike a NumPy array or a tensor of PyTorch, it cannot be changed in place. The reason is that
-# a transformation can only handle a function whose result depends on its arguments, and which changes nothing else.
-# Instead of `x[1] = 10`, write `x.at[1].set(10)`, which returns a new array. **Predict** what each line prints.
+# A JAX array is immutable: unlike a NumPy array or a PyTorch tensor, it cannot be changed in place. The reason is that
+# transformations need **pure** functions: the result depends on the arguments alone, and nothing else changes. Instead
+# of `x[1] = 10`, write `x.at[1].set(10)`, which returns a new array. **Predict** the four arrays that the next cell
+# prints.
 
 # %%
 numbers = jnp.zeros(3)
@@ -99,14 +102,14 @@ print(numbers, changed, twice, "| NumPy:", of_numpy)
 assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
 
 # %% [markdown]
-# The old array is unchanged. `.add` with a repeated index adds twice, and NumPy's `+=` only once. Inside `jit`, the
-# compiler avoids the copy where nobody needs the old array any more.
+# The old array is unchanged. With a repeated index, `.at[].add` adds twice, and NumPy's `+=` only once. Inside `jit`,
+# the compiler avoids the copy if the old array is not needed any more.
 #
 # ## The gradient of a network
 #
-# The next network has three linear layers from 784 inputs to 10 classes. In lesson 01 you wrote the backward pass. Now
+# The next network has three linear layers, from 784 inputs to 10 classes. In lesson 01 you wrote the backward pass. Now
 # `grad` does it. The parameters are a list of pairs of arrays again, but any nesting of lists, tuples and dictionaries
-# will do. JAX calls that a **pytree**, and `jax.tree.map` applies a function to all of its arrays.
+# would do. JAX calls such a nesting a **pytree**, and `jax.tree.map` applies a function to each of its arrays.
 
 
 # %%
@@ -122,25 +125,42 @@ def loss(parameters, x, labels):
     return -jnp.take_along_axis(log_p, labels[:, None], axis=1).mean()
 
 
-in_numpy = numpy_network.initialise((784, 512, 512, 10), seed=0, scale=1e-2)
-parameters = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), in_numpy)
+random, sizes = np.random.default_rng(0), itertools.pairwise((784, 512, 512, 10))
+parameters = [(jnp.float32(0.01 * random.normal(size=(m, k))), jnp.zeros(k)) for m, k in sizes]
 gradients = jax.grad(loss)(parameters, x[:32], labels[:32])  # <- new: no backward pass
 print(jax.tree.map(jnp.shape, gradients))
 
-by_hand = numpy_network.backward(in_numpy, numpy_network.forward(in_numpy, x[:32].astype(float)), labels[:32])
+# %% [markdown]
+# The gradients are nested like the parameters. Compare them with a backward pass that follows lesson 01's three rules.
+# JAX computes in float32 unless you ask for more. This keeps about seven digits, so the tolerance is 0.1 %.
+
+
+# %%
+def backward(parameters, x, labels):
+    activations = [x]
+    for weights, bias in parameters[:-1]:
+        activations.append(jnp.maximum(activations[-1] @ weights + bias, 0))
+    g = (jax.nn.softmax(predict(parameters, x)) - jax.nn.one_hot(labels, 10)) / len(x)  # rule 1
+    gradients = []
+    for (weights, _), h in zip(reversed(parameters), reversed(activations), strict=True):
+        gradients.append((h.T @ g, g.sum(0)))  # rule 2
+        g = (g @ weights.T) * (h > 0)  # rules 2 and 3
+    return gradients[::-1]
+
+
+by_hand = backward(parameters, x[:32], labels[:32])
 for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(by_hand), strict=True):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-7)
-print("equal to the backward pass of lesson 01 within 0.1 %")
+print("grad equals the backward pass by hand within 0.1 %")
 
 # %% [markdown]
-# The gradients are nested like the parameters, and equal those of lesson 01. The tolerance is 0.1 %, because NumPy
-# computed in float64 and JAX in float32, which keeps about seven digits.
+# They are equal. So from here on, `grad` writes the backward pass.
 #
 # ## jit: trace once, compile, run
 #
-# `jax.jit` calls your Python function once with **tracers**: stand-ins for arrays, which have a shape and a type, but no
-# values. It records every operation (**tracing**), and compiles the record. From then on it runs the compiled program,
-# without Python. **Predict:** how often does the next cell print "tracing"?
+# In the first call, `jax.jit` runs your Python function with **tracers** in place of arrays. A tracer has a shape and a
+# type, but no values. JAX records every operation (**tracing**) and compiles the record. Later calls run the compiled
+# program, without Python. **Predict:** how often does the next cell print "tracing"?
 
 # %%
 traces = []
@@ -159,13 +179,13 @@ for size in (32, 32, 32, 29, 32):
 assert traces == [(32, 784), (29, 784)]
 
 # %% [markdown]
-# Twice, once for each shape. A last batch that is smaller costs a second compilation. That is one reason why pmapdp
-# fills it up to the full size with examples of weight 0 (lesson 03).
+# Twice, once for each shape. A smaller last batch costs a second compilation. This is one reason why pmapdp pads it to
+# the full size, with examples of weight 0 (lesson 03).
 #
 # ## What jit captures
 #
-# Everything that happens in Python happens while tracing, and only then. A compiled function keeps the value that a
-# global variable had when it was traced. **Predict** the second line.
+# Python code runs only while JAX traces. So a compiled function keeps the value that a global variable had at that
+# time. **Predict** the second line.
 
 # %%
 rate = 0.1
@@ -185,12 +205,12 @@ shrink_by = jax.jit(lambda w, rate: w - rate * w)  # <- changed: an argument
 assert np.isclose(shrink_by(1.0, 0.5), 0.5)
 
 # %% [markdown]
-# The compiled function still uses 0.1. So whatever changes must be an argument: learning rates, parameters, and also what
-# a method reads from `self`.
+# The compiled function still uses 0.1. So everything that changes must be an argument: learning rates, parameters, and
+# also what a method reads from `self`.
 #
 # ## How it fails
 #
-# While tracing there are no values, so Python's `if` cannot look at them:
+# While JAX traces, arrays have no values, so Python's `if` cannot look at them:
 
 
 # %%
@@ -211,15 +231,15 @@ assert right(3.0) == 1
 assert right(0.5) == 0.5
 
 # %% [markdown]
-# `jnp.where` computes both branches and chooses. (`jax.lax.cond` computes only one, where that pays.) Shapes are known
-# while tracing, so an `if` on a shape is fine.
+# The first function raises an error. `jnp.where` computes both branches and then chooses. (`jax.lax.cond` computes only
+# one of them.) Shapes are known during tracing, so an `if` on a shape is fine.
 #
 # ## Random keys
 #
-# PyTorch draws random numbers from a hidden global state, which each draw changes. JAX has no such state, because the
-# result of a function may depend on its arguments only. So you pass the state yourself: a **key**. The same key gives the
-# same numbers. To get other numbers, make other keys from it, with `split` or with `fold_in(key, number)`. **Predict**
-# which of the four draws are equal.
+# PyTorch draws random numbers from a global state, and each draw changes it. JAX has no such state, because the result
+# of a pure function depends on its arguments alone. So you pass the state yourself: it is called a **key**. The same
+# key gives the same numbers. To get other numbers, make new keys from it, with `split` or with `fold_in(key, number)`.
+# **Predict** which of the four draws are equal.
 
 # %%
 key = jax.random.key(0)
@@ -233,14 +253,14 @@ assert (draws["key"] == draws["key again"]).all()
 assert (draws["key"] != draws["split"]).all()
 
 # %% [markdown]
-# The first two are equal. So use a key once, and make new ones for everything else. `fold_in` is handy in a training
-# loop: `fold_in(key, step)` is a new key for every step, and a resumed run gets the same ones.
+# The first two are equal. So use each key for one draw only. `fold_in` is handy in a training loop:
+# `fold_in(key, step)` is a new key for every step, and a run that resumes after a stop gets the same keys again.
 #
 # ## Timing honestly
 #
-# JAX returns before the work is done (**asynchronous dispatch**), as PyTorch does on a GPU, and the first call compiles.
-# So call the function once to warm up, and wait with `block_until_ready` before you read the clock. **Predict** the order
-# of the four times.
+# Two things spoil a measurement. The first call compiles. And JAX returns before the work is done (**asynchronous
+# dispatch**), as PyTorch does on a GPU. So call the function once before you measure, and wait with `block_until_ready`
+# before you read the clock. **Predict** the order of the four times.
 
 
 # %%
@@ -267,15 +287,15 @@ jax.block_until_ready(by_python(parameters, x[:128], labels[:128]))
 print(f"operation by operation:   {milliseconds(by_python, wait=True, repeats=5):8.2f} ms")
 
 # %% [markdown]
-# The first call takes longest, because it compiles. The second time is the shortest, and it is wrong: it measures how
-# long it takes to start the work. Without `jit` (the last line) a call takes longer than with it, because Python
-# starts each operation separately.
+# The first call takes longest, because it compiles. The second time is the shortest, but it only says how long it takes
+# to start the work. Without `jit` (the last line), a call takes longer than with it, because Python starts each
+# operation separately.
 #
 # ## vmap: write it for one example
 #
-# `predict_one` takes one image `[D]`. `jax.vmap` makes it a function of a batch, without a loop: the products of a
-# vector and a matrix become one product of two matrices. `in_axes` has one entry for each argument: `None` says that all
-# examples share the parameters, and 0 that the images are stacked along axis 0. `pmap` uses the same words.
+# `predict_one` takes one image `[D]`. `jax.vmap` turns it into a function of a batch, without a loop: the products of a
+# vector and a matrix become one product of two matrices. `in_axes` has one entry for each argument. `None` says that
+# all examples share the parameters, and 0 says that the images are stacked along axis 0. `pmap` has the same option.
 
 
 # %%
@@ -289,10 +309,11 @@ np.testing.assert_allclose(logits, predict(parameters, x[:32]), atol=1e-5)
 lesson_02.vectorized()
 
 # %% [markdown]
-# `vmap` runs on one device, which is why everything has one colour.
+# Everything has one colour, because `vmap` runs on one device.
 #
-# Now combine the transformations, and compute the gradient of **each** example. Their mean is the gradient of the mean
-# loss. Data parallelism rests on this fact: each device can sum the gradients of its own examples.
+# Now combine the three transformations, and compute the gradient of **each** example. The mean of these gradients is
+# the gradient of the mean loss. Data parallelism rests on this fact: each device can compute the gradients of its own
+# examples, and only the mean needs all devices.
 
 
 # %%
@@ -306,25 +327,25 @@ for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(gradients), 
     np.testing.assert_allclose(each.mean(0), mean, atol=1e-6)
 
 # %% [markdown]
-# There is one gradient for each of the 32 examples, and the mean of these agrees with the gradient of the mean loss
-# within 1e-6.
+# There is one gradient for each of the 32 examples. Their mean agrees with the gradient of the mean loss within 1e-6.
 #
 # ## Exercises
 #
 # Solutions, with reasons:
 # [solutions/02_differentiate_compile_vectorize.py](solutions/02_differentiate_compile_vectorize.py).
 #
-# 1. `relu_power` (5 minutes): x to the power `n` where x is positive, else 0. It must work under `jit` and `grad`; `n` is
-#    a Python number. <details><summary>Hint</summary><code>jnp.where</code>. For the gradient, also the branch that is
-#    not chosen must be finite.</details>
-# 2. `clipped_mean_gradient` (10 minutes): the gradient of each example, shortened to a length of at most `limit`, and
-#    then the mean over the examples. This is the heart of training with differential privacy. The length of a gradient
-#    is the root of the sum of the squares of *all* its entries, over the whole pytree. `loss_one` is a function of
-#    (parameters, image, label). <details><summary>Hint</summary>Write a function that returns the shortened gradient of
-#    one example, then <code>vmap</code> it, then take means with <code>jax.tree.map</code>.</details>
-# 3. `mended_shift` (find the mistake): `broken_shift` should move an image down and to the right, each by a random number
-#    of pixels from -2 to 2. But of the 25 possible shifts, only five ever occur, as the next cell shows.
-#    Write it correctly. <details><summary>Hint</summary>How often is the key used?</details>
+# 1. `relu_power` (5 minutes): x to the power `n` where x is positive, else 0. It must work under `jit` and `grad`; `n`
+#    is a Python number. <details><summary>Hint</summary><code>jnp.where</code>. The derivative of the branch that is
+#    not chosen must be finite, too.</details>
+# 2. `clipped_mean_gradient` (10 minutes): clip the gradient of each example to a length of at most `limit`, then take
+#    the mean over the examples. This is the main step of training with differential privacy. The length of a gradient
+#    is the square root of the sum of the squares of *all* its entries, over all arrays of the pytree. `loss_one` is a
+#    function of (parameters, image, label). <details><summary>Hint</summary>Write a function that returns the clipped
+#    gradient of one example, then <code>vmap</code> it, then take means with <code>jax.tree.map</code>.</details>
+# 3. `mended_shift` (find the mistake): `broken_shift` should move an image down and to the right, each by a random
+#    number of pixels from -2 to 2. But only five of the 25 possible shifts ever occur. The next cell shows it: it
+#    shifts one pixel 60 times, and adds up the images. Write the function correctly.
+#    <details><summary>Hint</summary>How often is the key used?</details>
 
 
 # %%
@@ -345,7 +366,7 @@ def relu_power(x, n):
 
 
 def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
-    """Mean of the examples' gradients, each at most `limit` long; nested like `parameters`."""
+    """Mean of the examples' gradients, each clipped to the length `limit`; nested like `parameters`."""
     ...  # your code: 6 to 8 lines
 
 
@@ -361,11 +382,11 @@ for exercise in (relu_power, clipped_mean_gradient, mended_shift):
 # ## Take away
 #
 # - `grad`, `jit` and `vmap` turn functions into functions, and can be combined.
-# - `jit` traces once for each shape and type. Python runs while tracing, so what changes must be an argument, and a
-#   random key is one of them.
-# - The gradient of a mean is the mean of the gradients. Before you time something, warm up, and wait for the result.
+# - `jit` traces once for each shape and type. Python runs only then, so everything that changes must be an argument,
+#   also the key of random numbers.
+# - The gradient of a mean is the mean of the gradients.
 #
-# In pmapdp, `value_and_grad` is called in [steps/shared.py](../pmapdp/steps/shared.py), with the loss of
+# In pmapdp, `value_and_grad` is called in [steps/shared.py](../pmapdp/steps/shared.py), with the cross-entropy of
 # [loss.py](../pmapdp/loss.py). To read on:
 # [JAX: the sharp bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html),
 # [key concepts](https://docs.jax.dev/en/latest/key-concepts.html). Next:

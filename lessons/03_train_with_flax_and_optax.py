@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 03. Train with Flax and Optax
 #
-# After this lesson you can read and write a training program in JAX: first in the style of most Flax programs, then as
-# a pure function (one that changes nothing but returns what is new), which is the form that later runs on many devices.
+# After this lesson you can read and write a training program in JAX. You write it twice: first in the style of most
+# Flax programs, then with a pure function as the training step, which is the form that later runs on many devices.
 #
 # About 30 minutes · before: [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb) · next:
 # [04 Map over devices](04_map_over_devices.ipynb)
 #
-# Flax has the layers, and Optax the optimizers. The four steps are those that you know from PyTorch.
+# Flax has the layers, and Optax has the optimizers. The four steps are the same as in PyTorch.
 #
 # | step | PyTorch | JAX |
 # | --- | --- | --- |
@@ -82,15 +82,16 @@ assert count == 784 * 32 + 32 + 32 * 10 + 10
 #
 # ## Step 2: the data
 #
-# A training loop needs the examples in a shuffled order. `Batches` of this project computes the order from seed, epoch
-# and step alone, so a run that was stopped can resume in the middle of an epoch (lesson 12). It drops no example: the
-# last batch of an epoch is padded to the full shape, and its `weights` are 1 for an example and 0 for padding.
+# A training loop needs the examples in a shuffled order. `Batches` of this project computes the order from the seed,
+# the epoch and the step alone, so a run that was stopped can resume in the middle of an epoch (lesson 12). It drops no
+# example: the last batch of an epoch is padded to the full size. Every batch has `weights`, which are 1 for an example
+# and 0 for padding.
 
 # %%
 data = load_data(DATASET)
 batches = Batches(data.train, 64, shuffle_seed=0)
 last = list(batches.epoch(0))[-1]
-print(f"{batches.steps} batches; the last: images {last.inputs.shape}, {last.examples} of them count")
+print(f"{batches.steps} batches; the last: images {last.inputs.shape}, {last.examples} of them with weight 1")
 assert sum(batch.examples for batch in batches.epoch(0)) == len(data.train.labels)
 
 # %% [markdown]
@@ -103,9 +104,9 @@ assert sum(batch.examples for batch in batches.epoch(0)) == len(data.train.label
 # for each parameter. `update(gradients, state, params)` returns what to add to the parameters, and the new state. A
 # schedule is a function from the number of updates to the learning rate.
 #
-# A case that you can check in your head: Adam divides the average gradient by its typical size, to which it adds
-# epsilon = 1e-8. So in its first update a parameter moves by the learning rate, whatever the size of its gradient.
-# **Predict** the two exceptions in the next cell.
+# A case that you can check in your head: Adam divides the average of the gradients by their typical size plus epsilon =
+# 1e-8. In the first update, both are the size of the first gradient, so a parameter moves by the learning rate. The
+# next cell has five gradients. **Predict:** which two do not move their parameter by the learning rate?
 
 # %%
 epochs = 10
@@ -119,14 +120,14 @@ print("first update:", update)
 np.testing.assert_allclose(update, [-3e-3, -3e-3, 3e-3, -1.5e-3, 0], rtol=1e-4)
 
 # %% [markdown]
-# Where the gradient is 0, the update is 0, and where it is as small as epsilon, half the learning rate. Everywhere else it
-# is the learning rate.
+# The last two. Where the gradient is as small as epsilon, the update is half the learning rate, and where the gradient
+# is 0, the update is 0.
 #
 # ## Step 4a: train, as most Flax programs do
 #
-# `nnx.Optimizer` ties an Optax optimizer to a model. `nnx.jit` compiles a function that changes the model, and
-# `nnx.value_and_grad` differentiates with respect to it. You will meet this form in the Flax documentation and in most
-# programs. Here it runs for five updates.
+# `nnx.Optimizer` combines an Optax optimizer with a model. `nnx.jit` compiles a function that changes the model, and
+# `nnx.value_and_grad` differentiates with respect to the model. You will meet this form in the documentation of Flax
+# and in most programs. Here it runs for five updates.
 
 # %%
 nnx_optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
@@ -150,12 +151,11 @@ for batch in first_five:
 # The loss falls. A compiled program cannot really change a Python object: `nnx.jit` passes the model's arrays in as
 # arguments, takes the new arrays back as results, and writes them into your object.
 #
-# In this course you will do that yourself. It takes two lines more, and it is what the next lessons need: to place each
-# array on devices, to map a step over them, or to write a checkpoint, you need the arrays and not the object.
+# In this course you will do that yourself, which takes two more lines. The reason is that you need the arrays, and not
+# the object, to place them on devices, to map a step over devices, and to write a checkpoint.
 #
-# `nnx.split` takes the module apart into its **structure**, which has no arrays and never changes (Flax calls it
-# `graphdef`), and its **state**, which is nothing but arrays. `nnx.merge` puts them together again inside the compiled
-# function.
+# `nnx.split` takes a module apart. Its **structure** (Flax calls it `graphdef`) has no arrays and never changes. Its
+# **state** has nothing but arrays. `nnx.merge` puts the two together again, inside the compiled function.
 
 # %%
 structure, state = nnx.split(Network(nnx.Rngs(0)))
@@ -168,9 +168,9 @@ lesson_03.split_and_merge()
 #
 # ## Step 4b: train, with a pure function
 #
-# First the loss. It differs from the one above in a detail: it is *summed* over the examples, with their weights, so that
-# padding does not count. The sums of the losses, the right answers and the examples are returned beside it, as metrics.
-# The module exists only inside this function.
+# First the loss. It differs from the one above: it is the *sum* over the examples, and each example is multiplied by
+# its weight, so padding does not count. Beside the loss, the function returns three sums as metrics: of the losses, of
+# the right answers, and of the examples. The module exists only inside this function.
 
 
 # %%
@@ -187,10 +187,10 @@ def make_loss_sums(structure):
 
 
 # %% [markdown]
-# Then the step. One function does what `zero_grad`, `backward` and `step` do together. It mutates nothing: the old state
-# is an argument, and the new state is a result. `has_aux=True` says that the function returns a pair, of which only the
-# first is differentiated. `make_train_step` gets the structure and the optimizer as arguments, so the compiled function
-# depends on no global variable that could change later (lesson 02).
+# Then the step. One function does what `zero_grad`, `backward` and `step` do together in PyTorch. It mutates nothing:
+# the old state is an argument, and the new state is a result. `has_aux=True` says that `loss_sums` returns a pair, and
+# that only its first element is differentiated. `make_train_step` gets the structure and the optimizer as arguments, so
+# the compiled function does not depend on a global variable that could change later (lesson 02).
 #
 # `donate_argnums=0` lets XLA write the new state into the memory of the old one. Without it, both are in memory at the
 # same time.
@@ -214,8 +214,8 @@ train_step = jax.jit(make_train_step(structure, optimizer), donate_argnums=0)
 eval_step = jax.jit(make_loss_sums(structure))
 
 # %% [markdown]
-# Is it the same training? Five updates from the same seed on the same batches must give the parameters of the module
-# above, within 1e-5 in float32.
+# Does this step train in the same way as the first one? Make five updates from the same seed on the same batches. The
+# parameters must be those of the module above, within 1e-5 in float32.
 
 # %%
 state = jax.device_put((params, optimizer.init(params)))
@@ -247,11 +247,12 @@ assert test["count"] == len(data.test.labels)
 assert accuracy > 0.9
 
 # %% [markdown]
-# The accuracy is over 90 % after ten epochs, in a few seconds.
+# The accuracy is over 90 % after ten epochs.
 #
 # ## How it fails
 #
-# The first state was donated, so its memory holds something else by now. **Predict** what happens when you read it.
+# The first update donated the first state, so its memory has been used again. **Predict** what happens when you read
+# it.
 
 # %%
 try:
@@ -267,9 +268,10 @@ else:
 #
 # ## The same in pmapdp
 #
-# A `Task` holds what is trained: here the network `MLP` and the optimizer. `make_steps("single", task, devices)` returns
-# functions that place the state and a batch on the devices, that train and evaluate, and that fetch the state back. Give
-# your function the same network, and compare five updates, again within 1e-5.
+# In pmapdp, a `Task` holds what is trained, here the network `MLP` and the optimizer.
+# `make_steps("single", task, devices)` returns five functions: two place the state and a batch on the devices, two
+# train and evaluate, and one fetches the state back. Give your own step the same network, and compare the parameters
+# after five updates, again within 1e-5.
 
 # %%
 task = Task(MLP, optimizer)
@@ -286,23 +288,23 @@ for a, b in zip(jax.tree.leaves(mine[0]), jax.tree.leaves(steps.fetch(theirs).pa
 print("five updates: equal within 1e-5")
 
 # %% [markdown]
-# Your step and the one of pmapdp make the same updates.
+# Your step and the step of pmapdp make the same updates.
 #
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).
 #
 # 1. `decayed` (3 minutes): return the pytree `params` with every array multiplied by `factor`, except biases, which are
-#    the arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and <code>array.ndim</code>.</details>
-# 2. `make_step` (10 minutes): the training step. Return a pure function `step(params, optimizer_state, x, y)`. It returns
-#    `(params, optimizer_state, loss)` after one update, where the loss is the mean squared error of the module's outputs.
-#    It must work with any module and any Optax optimizer.
-#    <details><summary>Hint</summary>An inner function of <code>params</code> alone returns the loss;
-#    <code>jax.value_and_grad</code> of it; then <code>optimizer.update</code> and
-#    <code>optax.apply_updates</code>.</details>
-# 3. `mended_loss` (find the mistake): the next cell fits a straight line to points that lie exactly on one. It raises no
-#    error, and the loss falls. But it stops at the variance of the targets instead of 0. Find the mistake in
-#    `broken_loss`, and write it correctly. <details><summary>Hint</summary>Print the shape of
+#    the arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and
+#    <code>array.ndim</code>.</details>
+# 2. `make_step` (10 minutes): the training step. Return a pure function `step(params, optimizer_state, x, y)`. It
+#    returns `(params, optimizer_state, loss)` after one update, where the loss is the mean squared error of the
+#    module's outputs. It must work with any module and any Optax optimizer. <details><summary>Hint</summary>An inner
+#    function of <code>params</code> alone returns the loss; <code>jax.value_and_grad</code> of it; then
+#    <code>optimizer.update</code> and <code>optax.apply_updates</code>.</details>
+# 3. `mended_loss` (find the mistake): the next cell fits a straight line to points that lie exactly on a line. It
+#    raises no error, and the loss falls. But the loss stops at the variance of the targets instead of 0. Find the
+#    mistake in `broken_loss`, and write it correctly. <details><summary>Hint</summary>Print the shape of
 #    <code>predictions - targets</code>.</details>
 
 
@@ -345,7 +347,7 @@ for exercise in (decayed, make_step, mended_loss):
 #
 # - A training step is a pure function from (state, batch) to (new state, metrics). Such a function can be compiled,
 #   mapped over devices, and tested.
-# - `nnx.jit` hides the split and the merge. Do them yourself when you care where the arrays are.
+# - `nnx.jit` hides the split and the merge. Do them yourself when you need the arrays, for example to place them.
 # - Keep sums and counts instead of means, and donate the old state.
 #
 # This step is in [steps/single.py](../pmapdp/steps/single.py), printed below. Its parts are in

@@ -24,8 +24,8 @@
 # **Should you still use `pmap`?** For new programs, no: JAX keeps `pmap` working, and does not develop it any further.
 # New programs use `jax.jit` with sharded arrays (lesson 09) or `jax.shard_map` (lesson 10). This course begins with
 # `pmap` for three reasons. You write each step of data parallelism yourself, which `jit` leaves to the compiler. The
-# function that you write for one device works with `shard_map` almost unchanged. And many programs still use `pmap`,
-# which you may have to read or to port. Since JAX 0.8, `pmap` itself is `jit` of `shard_map`.
+# function that you write for one device works with `shard_map` almost unchanged. And there are many programs with
+# `pmap` that you may have to read or to port. Since JAX 0.8, `pmap` itself is implemented with `jit` and `shard_map`.
 
 # %%
 import inspect
@@ -44,7 +44,7 @@ from pmapdp import devices
 from pmapdp.steps import pmap as pmap_steps
 
 drawing.setup()
-chosen = devices.choose(8)  # 8 simulated CPU devices; nothing of JAX may run before this line
+chosen = devices.choose(8)  # 8 simulated CPU devices; call it before any other use of JAX
 N = len(chosen)
 print(devices.describe(chosen))
 
@@ -83,15 +83,15 @@ assert np.array_equal(dots, 45 + 100 * np.arange(N))
 # The result is one array of shape `[8]`, and each device holds its own row of it, a **shard**. Nothing was gathered.
 # (`addressable_shards` lists the shards that this process can read, here all of them.)
 #
-# Inside `f` there is no device axis: `jnp.dot` saw two arrays of shape `[10]`. The size of the device axis says how many
-# devices are used.
+# Inside `f` there is no device axis: `jnp.dot` got two arrays of shape `[10]`. The size of the device axis decides how
+# many devices are used.
 #
 # ## Which axis is split: `in_axes` and `out_axes`
 #
-# `in_axes` has one entry for each argument: the axis to split, or `None` to replicate the argument, so that every device
-# gets all of it. `out_axes` is the axis along which each result is stacked.
+# `in_axes` has one entry for each argument: the axis to split, or `None` to replicate the argument, so that every
+# device gets all of it. `out_axes` is the axis along which each result is stacked.
 #
-# **Predict** the three shapes. NumPy checks all results, within 1e-5 (float32 rounds).
+# **Predict** the three shapes. The cell compares all results with NumPy, within 1e-5, because float32 rounds.
 
 # %%
 random = np.random.default_rng(0)
@@ -109,19 +109,20 @@ np.testing.assert_allclose(columns, np.einsum("nd,nd->n", xs, ys), atol=1e-5)
 np.testing.assert_array_equal(products, (xs * ys).T)
 
 # %% [markdown]
-# The first two give one number for each device. The third gives ten from each, stacked along axis 1.
+# The first two results have one number from each device. The third has ten from each, stacked along axis 1.
 #
 # ## Mesh and specs: where an array is placed
 #
-# Before a training loop you want to place the parameters and the batches yourself. JAX describes a placement in two
-# parts, which all later lessons use.
+# In a training loop you place the parameters and the batches yourself. JAX describes a placement by two things, which
+# all later lessons use.
 #
-# * A **mesh** is an array of devices whose axes have names. Ours is a row of eight devices, with the axis `"data"`.
+# * A **mesh** is an array of devices whose axes have names. Ours is a row of eight devices. Its axis is called
+#   `"data"`.
 # * A **partition spec** says, for each axis of an array, along which mesh axis it is split. `PartitionSpec("data")`
-#   splits the first axis over the devices. `PartitionSpec()` splits nothing: the array is **replicated**, so every device
-#   holds all of it.
+#   splits the first axis over the devices. `PartitionSpec()` splits nothing: the array is **replicated**, so every
+#   device holds all of it.
 #
-# Both together are a `NamedSharding`, and `jax.device_put(x, sharding)` places an array.
+# Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` places an array.
 
 # %%
 mesh = Mesh(np.array(chosen), ("data",))
@@ -144,9 +145,9 @@ lesson_04.mesh_and_specs()
 #
 # * **Stacked**: N copies along a device axis, `[N, ...]`, with `in_axes=0`. Most older programs do this.
 # * **Replicated**: no device axis, with `in_axes=None` for the argument and `out_axes=None` for the result. pmapdp does
-#   this. A checkpoint then does not depend on the number of devices.
+#   this. Then a checkpoint does not depend on the number of devices.
 #
-# The next cell makes three steps. The state is replicated as an argument and as a result, and the scores are stacked.
+# The next cell makes three steps. The state is replicated, as an argument and as a result, and the scores are stacked.
 # `axis_name` gives the device axis of `pmap` a name, which lesson 05 needs.
 
 
@@ -176,17 +177,17 @@ lie = jax.pmap(lambda row: row, out_axes=None)(xs)
 on_device_7 = lie.addressable_shards[7].data
 print("JAX says replicated:", lie.is_fully_replicated)
 print("it shows device 0's row:", np.array_equal(lie, xs[0]))
-print("device 7 holds that, too:", np.array_equal(on_device_7, xs[0]))
+print("device 7 holds device 0's row, too:", np.array_equal(on_device_7, xs[0]))
 assert lie.is_fully_replicated
 assert np.array_equal(on_device_7, xs[7])
 
 # %% [markdown]
-# JAX shows the row of device 0, because it reads only one copy. The array claims to be replicated, and its copies differ. Lesson 06 shows how a training program gets there, and how
-# to notice.
+# JAX shows the row of device 0, because it reads only one copy. The array claims to be replicated, but its copies
+# differ. Lesson 06 shows how a training program comes to such a state, and how to notice it.
 #
 # ## Read results back
 #
-# A program with stacked parameters `[N, ...]` often needs one copy of them, for a checkpoint for example.
+# A program with stacked parameters `[N, ...]` often needs one copy of them, for example for a checkpoint.
 #
 # **Predict:** how many devices take part when you write `stacked[0]`?
 
@@ -204,12 +205,13 @@ assert len(by_index.sharding.device_set) == N
 assert by_shard.sharding.device_set == {chosen[0]}
 
 # %% [markdown]
-# All eight. `stacked[0]` is a program for all devices, which sends the row to each of them. The shard is there already.
-# To copy everything to the host, use `jax.device_get(tree)`, and do so rarely, because it waits for the devices.
+# All eight. `stacked[0]` is a program that runs on all devices, and sends the row to each of them. Reading the shard
+# sends nothing. To copy everything to the host, use `jax.device_get(tree)`, but do so rarely, because it waits for the
+# devices.
 #
 # ## What it costs
 #
-# Measure both on this machine. **Predict:** is `pmap` or `vmap` faster for dot products of length 10?
+# Measure on this machine. **Predict:** is `pmap` or `vmap` faster for dot products of length 10?
 
 
 # %%
@@ -230,8 +232,8 @@ print(f"stacked[0]:                {milliseconds(lambda a: a[0], stacked):.3f} m
 print(f"the shard of device 0:     {milliseconds(lambda a: a.addressable_shards[0].data, stacked):.3f} ms")
 
 # %% [markdown]
-# `vmap` is faster: starting eight devices costs far more than the arithmetic, and simulated devices share the cores
-# anyway. `pmap` pays only when each device has enough to do. Reading a shard costs next to nothing.
+# `vmap` is faster: to start eight devices costs far more than the arithmetic, and simulated devices share the cores of
+# the machine. `pmap` pays only when each device has enough to do. Reading a shard costs next to nothing.
 #
 # ## How it fails
 #
@@ -243,17 +245,17 @@ for rows in (6, 12, 16):
     try:
         result = jax.pmap(jnp.dot)(ones, ones)
         print(f"{rows} rows: ran on {len(result.sharding.device_set)} devices\n")
-        assert rows == 6
+        assert rows == len(result.sharding.device_set) == 6
     except Exception as error:
         print(textwrap.shorten(f"{rows} rows: {type(error).__name__}: {error}", 420), "\n")
         assert rows > 6
 
 # %% [markdown]
-# Six rows run on six devices, without a warning. Twelve do not divide by eight. Sixteen do, but then each device gets
-# two rows, where `pmap` expects one. The cure is to reshape `[16, 10]` to `[8, 2, 10]`, so that every device gets a
-# small batch of its own. That is your first exercise.
+# Six rows run on six devices, without a warning. Twelve rows cannot be divided evenly among eight devices. Sixteen can,
+# but then each device gets two rows, where `pmap` expects one. The cure is to reshape `[16, 10]` to `[8, 2, 10]`, so that
+# every device gets a small batch. That is your first exercise.
 #
-# Older tutorials copy their state to all devices with a function that is gone:
+# Older tutorials copy their state to all devices with a function that no longer exists:
 
 # %%
 try:
@@ -271,14 +273,15 @@ else:
 # Solutions, with reasons: [solutions/04_map_over_devices.py](solutions/04_map_over_devices.py).
 #
 # 1. `dot_product` (5 minutes): B dot products on N devices, where B is a multiple of N. The arguments are `[B, 10]` and
-#    `[B, 10]`, and the result is `[B]`. Use all devices. <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>; inside pmap, vmap.</details>
-# 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]`, computed in 2 x 4 blocks, one
-#    on each of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return `[8, m, p]`,
-#    with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m, K]</code> in
-#    which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in which the four
-#    column blocks occur twice (<code>tile</code>).</details>
-# 3. `mended_accuracy` (find the mistake): `broken_accuracy` raises no error and returns a number between 0 and 1, but this
-#    is not the accuracy over all examples. Write it correctly. <details><summary>Hint</summary>What does
+#    `[B, 10]`, and the result is `[B]`. Use all devices.
+#    <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>. Inside pmap, use vmap.</details>
+# 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]`, computed in 2 x 4 blocks,
+#    one on each of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return
+#    `[8, m, p]`, with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m,
+#    K]</code> in which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in
+#    which the four column blocks occur twice (<code>tile</code>).</details>
+# 3. `mended_accuracy` (find the mistake): `broken_accuracy` raises no error and returns a number between 0 and 1, but
+#    the number is not the accuracy over all examples. Write it correctly. <details><summary>Hint</summary>What does
 #    <code>out_axes=None</code> promise?</details>
 
 
@@ -318,7 +321,7 @@ for exercise in (dot_product, block_product, mended_accuracy):
 #
 # In pmapdp this code is [steps/pmap.py](../pmapdp/steps/pmap.py). The lines that you can read by now are printed below.
 # To read on: [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and
-# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far no device needed another one.
+# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far each device worked alone.
 # Next: [05 Communicate between devices](05_communicate_between_devices.ipynb).
 
 # %%

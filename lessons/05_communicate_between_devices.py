@@ -21,8 +21,8 @@
 # [06 Average gradients](06_average_gradients.ipynb)
 #
 # In lesson 04 each device worked alone. To train one network together, the devices must add up what each of them
-# computed: N devices hold one array each, and all N need the sum. This operation is called an **all-reduce** (in PyTorch:
-# `dist.all_reduce`).
+# computed: N devices hold one array each, and all N devices need the sum. This operation is called an **all-reduce**
+# (in PyTorch: `dist.all_reduce`).
 
 # %%
 import time
@@ -45,17 +45,18 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## By hand, in NumPy
 #
-# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. **Predict:** what should each of them hold
-# at the end?
+# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. **Predict:** what should each of them
+# hold at the end?
 #
 # The simplest way: every device sends its vector to device 0, which adds them up and sends the sum back. Then N - 1
-# vectors arrive at device 0 and N - 1 leave it, while the others wait. The more devices, the longer this takes.
+# vectors arrive at device 0 and N - 1 vectors leave it, while the other devices wait. The more devices there are, the
+# longer this takes.
 #
-# The **ring** shares the work. Cut each vector into N chunks. In every step each device sends *one chunk* to its right
-# neighbour, and all of them do so at the same time.
+# The **ring** distributes the work. Cut each vector into N chunks. In every step, each device sends *one chunk* to its
+# right neighbour, and all devices send at the same time.
 #
-# - **reduce-scatter**, N - 1 steps: a device adds the chunk that arrives to its own. At the end each device has one
-#   finished chunk.
+# - **reduce-scatter**, N - 1 steps: each device adds the chunk that arrives to its own chunk. At the end each device
+#   has one finished chunk of the sum.
 # - **all-gather**, N - 1 steps: the devices pass the finished chunks on.
 
 # %%
@@ -84,20 +85,20 @@ print(states[0], states[-1], sep="\n\n")
 assert (states[-1] == vectors.sum(0)).all()
 
 # %% [markdown]
-# All rows are the sum. The picture shows every step. A row is a device, a column is a chunk, and the colour is that of the
-# device that sent the chunk. A bold number is a finished sum. Follow the first column: the 1 of device 0 moves to the
-# next row in each step, and grows.
+# At the end, all rows are the sum. The picture shows every step. A row is a device, and a column is a chunk. A coloured
+# chunk has just arrived, and has the colour of the device that sent it. A bold number is a finished sum. Follow the
+# first column: in each of the first three steps, the sum moves to the next device and grows.
 
 # %%
 lesson_05.ring(states, vectors.sum(0))
 
 # %% [markdown]
-# After three steps each device has one bold number. After three more, all have all four.
+# After three steps, each device has one bold number. After three more steps, each device has all four.
 #
 # ## What it costs
 #
-# In each of the 2 (N - 1) steps a device sends 1/N of the vector, so in all 2 (N - 1)/N times the size of the vector.
-# **Predict:** how much more does each device send on 64 devices than on 2?
+# There are 2 (N - 1) steps, and in each step a device sends 1/N of the vector. So it sends 2 (N - 1)/N times the size
+# of the vector. **Predict:** how much more does each device send on 64 devices than on 2?
 
 # %%
 for n in (2, 4, 8, 64):
@@ -107,16 +108,16 @@ for n in (2, 4, 8, 64):
     assert np.isclose(share, 2 * (n - 1) / n)
 
 # %% [markdown]
-# Less than twice as much: a device never sends more than two vectors, which makes the ring good for large gradients. But
-# the number of steps grows with N. For small messages on many devices, libraries use algorithms with fewer steps, such
-# as trees, or the butterfly of the second exercise.
+# Less than twice as much. However many devices there are, a device sends less than two vectors, so the ring suits large
+# gradients. But the number of steps grows with N. For small messages on many devices, libraries use algorithms with
+# fewer steps, such as trees, or the butterfly of the second exercise.
 #
 # ## The collectives of JAX
 #
 # An operation in which all devices take part is called a **collective**. `pmap` gives the mapped axis a name, and a
-# collective refers to it: "add this up over `data`". All devices run the same line, and wait for each other there.
-# With `tiled=True` a collective cuts or joins an existing axis, and adds no new one. **Predict** the shape of each result
-# on one device, where `x` has the shape `[4]`.
+# collective refers to this name: "add this up over `data`". All devices run the same line, and wait for each other
+# there. With `tiled=True`, `psum_scatter` cuts an existing axis into chunks, so the result has as many axes as `x`.
+# **Predict** the shape of each result on one device, where `x` has the shape `[4]`.
 
 
 # %%
@@ -151,8 +152,8 @@ for d in range(N):
 lesson_05.collectives()
 
 # %% [markdown]
-# `psum_scatter` is what others call **reduce-scatter**, the first half of the ring, and `all_gather` is the second half.
-# **Predict:** what do the two give, one after the other?
+# `psum_scatter` is what others call **reduce-scatter**, the first half of the ring, and `all_gather` is the second
+# half. **Predict:** what do the two give, one after the other?
 
 
 # %%
@@ -166,13 +167,15 @@ np.testing.assert_array_equal(halves, result["psum"])
 print("psum_scatter, then all_gather:", halves[0])
 
 # %% [markdown]
-# They give an all-reduce. Between the halves each device holds a different chunk of the sum. Lesson 14 uses that: each
-# device updates only its chunk of the parameters (ZeRO).
+# Together they are an all-reduce. (Here `tiled=True` makes `all_gather` join the chunks into one axis.) Between the
+# two, each device holds a different chunk of the sum. Lesson 14 uses this: each device updates only its chunk of the
+# parameters (ZeRO).
 #
 # ## The ring on devices
 #
-# `ppermute` sends one step around the ring. With it, the loop above becomes a program for eight devices. Its result must
-# equal `psum`, within 1e-4: in float32, another order of the additions changes the last digits.
+# `ppermute` sends arrays along a list of (from, to) pairs, here one step around the ring. With it, the loop above
+# becomes a program for eight devices. Its result must equal that of `psum` within 1e-4, because in float32 the order of
+# the additions changes the last digits.
 
 
 # %%
@@ -198,9 +201,9 @@ np.testing.assert_allclose(by_ring, by_psum, rtol=1e-4, atol=1e-4)
 print("ring and psum agree on", by_ring.shape)
 
 # %% [markdown]
-# What does the compiler make of the two? `collectives`, borrowed from pmapdp, reads the text of a compiled program: which
-# collectives are in it, and how many bytes their results have. These are not the bytes that are sent. The result of an
-# all-reduce is one vector, but to compute it, a ring sends 2 (N - 1)/N vectors from each device.
+# Into which collectives does the compiler translate the two? `collectives`, borrowed from pmapdp, reads the text of a
+# compiled program. It lists the collectives, and how many bytes their results have. These are not the bytes that are
+# sent: the result of an all-reduce is one vector, but to compute it in a ring, each device sends 2 (N - 1)/N vectors.
 
 # %%
 n, vector = 8, x[0].nbytes
@@ -219,9 +222,9 @@ for name, function in (("ring", ring_sum), ("psum", direct_sum)):
     assert sent == 2 * (n - 1) * vector // n
 
 # %% [markdown]
-# Both send 28,672 bytes from each device, if the library uses a ring. In your programs use `psum`: the library knows how
-# the devices are connected, and chooses the algorithm. The times are those of copies in one machine's memory, and say
-# nothing about a network.
+# In both, a device sends 28,672 bytes, if the library implements `psum` by a ring. In your programs use `psum`: the
+# library knows how the devices are connected, and chooses the algorithm. The times are those of copies in the memory of
+# one machine, and say nothing about a network.
 #
 # ## How it fails
 #
@@ -236,30 +239,30 @@ else:
     raise AssertionError("an unbound axis name was accepted")
 
 # %% [markdown]
-# JAX raises the error while it traces the function. The same happens outside of `pmap`. There is a worse failure, which we
-# do not run: if a condition lets only some devices reach a collective, they wait for the others, until XLA aborts the
-# process or you do. Do not put collectives into branches that depend on `axis_index`.
+# JAX raises this error while it traces the function, and also for a collective outside of `pmap`. There is a worse
+# failure, which we do not run: if a condition lets only some devices reach a collective, they wait for the others until
+# XLA or you abort the process. Do not put collectives into branches that depend on `axis_index`.
 #
 # ## Exercises
 #
 # Each function is the code of one device. The checks map it with `axis_name="data"`. Solutions, with reasons:
 # [solutions/05_communicate_between_devices.py](solutions/05_communicate_between_devices.py).
 #
-# 1. `broadcast` (5 minutes): return the `x` of device 0, on every device. The other devices may hold anything, even NaN.
-#    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and add up. Multiplying
-#    by 0 does not do: 0 times NaN is NaN.</details>
-# 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds instead of 2 (N - 1) steps, for N a power of two. In
-#    round r = 0, 1, ... each device exchanges its *whole* sum with the device whose number differs in bit r, as in the
-#    picture below. Use only `ppermute` to communicate. Then answer for yourself: how many bytes does a device send?
-#    <details><summary>Hint</summary>The partner of d is <code>d ^ 2**r</code>. The list of pairs has one entry for each
-#    device.</details>
+# 1. `broadcast` (5 minutes): return the `x` of device 0, on every device. The other devices may hold anything, even
+#    NaN. <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and add up.
+#    Multiplying by 0 is not enough: 0 times NaN is NaN.</details>
+# 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds instead of 2 (N - 1) steps, where N is a power of two.
+#    In round r = 1, 2, ..., device d and device `d ^ 2**(r - 1)` (exclusive or) exchange their current sums, and each
+#    adds what arrives to its own. The picture below shows the rounds. Use only `ppermute` to communicate.
+#    Then answer for yourself: how many bytes does a device send?
+#    <details><summary>Hint</summary>The list of pairs has one entry for each device: from d to its partner.</details>
 # 3. `mended_softmax` (find the mistake): a row of logits is split over the devices, `[b]` on each, and the softmax is
-#    taken over all N * b logits. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its results
-#    add up to 1. But they are wrong. Write it correctly.
-#    <details><summary>Hint</summary>Which number does each device subtract?</details>
+#    taken over all N * b logits. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its
+#    results add up to 1. But they are wrong. Write it correctly. <details><summary>Hint</summary>Which number does each
+#    device subtract?</details>
 
 # %%
-lesson_05.butterfly()
+drawing.rounds_of_sums(on_all=True)
 
 
 def broken_softmax(logits):  # [b]
@@ -294,14 +297,14 @@ for exercise in (broadcast, butterfly_sum, mended_softmax):
 # %% [markdown]
 # ## Take away
 #
-# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, however many devices
-#   there are.
-# - An all-reduce is a reduce-scatter and an all-gather. Inside `pmap`, collectives name the mapped axis, and all devices
-#   must reach the same line.
+# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, however many
+#   devices there are.
+# - An all-reduce is a reduce-scatter and an all-gather. Inside `pmap`, collectives name the mapped axis, and all
+#   devices must reach the same line.
 # - Simulated devices exchange data through memory, so times measured here say nothing about a network.
 #
-# In pmapdp the gradients are averaged by `lax.pmean` in [steps/pmap.py](../pmapdp/steps/pmap.py), which lesson 06 builds;
-# batch norm adds collectives of its own (lesson 07). [collectives.py](../pmapdp/collectives.py) reads what a compiled
-# program exchanges. To read on: [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
+# In pmapdp, `lax.pmean` in [steps/pmap.py](../pmapdp/steps/pmap.py) averages the gradients, as in the next lesson.
+# [collectives.py](../pmapdp/collectives.py) lists the collectives of a compiled program. To read on:
+# [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
 # [lax's parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
 # [06 Average gradients](06_average_gradients.ipynb).

@@ -69,3 +69,17 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, d
     """An arrow from `start` to `end`, in the colour of `device`."""
     colour = INK if device is None else DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
     axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.4})
+
+
+def rounds_of_sums(*, on_all: bool) -> None:
+    """Eight devices add up their arrays in three rounds: `on_all` devices by a butterfly, or on device 0 by a tree."""
+    axes = canvas(18, 6.2)
+    for done in range(4):
+        axes.text(0, 0.5 + 1.7 * done, f"round {done}" if done else "start", va="center")
+        for d in range(0, 8, 1 if on_all else 2**done):
+            left, first = 2.4 + 1.95 * d, d - d % 2**done
+            box(axes, left, 0.1 + 1.7 * done, f"{first}..{first + 2**done - 1}" if done else f"{d}", device=d)
+            receivers = (d, d ^ 2**done) if on_all else (d - d % 2 ** (done + 1),)
+            for receiver in receivers if done < 3 else ():
+                arrow(axes, (left + 0.9, 0.9 + 1.7 * done), (3.3 + 1.95 * receiver, 1.8 + 1.7 * done), device=d)
+    plt.show()

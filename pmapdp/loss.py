@@ -1,6 +1,6 @@
 """Loss and metrics as sums and counts: sums over devices and steps stay exact, means of means do not.
 
-Lessons 02 and 06 teach this file. Shapes: b examples on this device (or the whole batch), C classes.
+Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the whole batch), C classes.
 """
 
 from typing import Any, NamedTuple

@@ -58,8 +58,8 @@ def clipped_mean_gradient(answer):
         )
         right = mean(1 / np.maximum(lengths / limit, 1))
         mistakes = {
-            "no gradient was shortened: compare each length with the limit": plain,
-            "the mean was shortened: shorten the gradient of each example first, then take the mean": jax.tree.map(
+            "no gradient was clipped: compare each length with the limit": plain,
+            "the mean was clipped: clip the gradient of each example first, then take the mean": jax.tree.map(
                 lambda leaf, limit=limit: leaf / max(length / limit, 1), plain
             ),
             "short gradients were stretched to the limit: only those that are longer than it change": mean(

@@ -59,7 +59,7 @@ def mended_softmax(answer):
     for shift in (0, 200):
         x = logits + np.float32(shift)
         found = np.asarray(mapped(answer)(x))
-        require(found.shape == x.shape, f"each device returns its own shares, shape (3,), not {found.shape[1:]}")
+        require(found.shape == x.shape, f"each device returns its own probabilities, shape (3,), not {found.shape[1:]}")
         right = np.exp(logits.astype(np.float64))
         local = np.exp(logits - logits.max(1, keepdims=True))
         require(
@@ -71,6 +71,6 @@ def mended_softmax(answer):
         )
         require(
             not np.allclose(found.sum(1), 1, atol=1e-3),
-            "each device's shares add up to 1 by themselves: the sum must go over all devices, lax.psum(..., 'data')",
+            "each device's probabilities add up to 1 by themselves: the sum must go over all devices, lax.psum(..., 'data')",
         )
-        require(np.allclose(found, right / right.sum(), rtol=1e-3, atol=1e-6), "the shares are not the softmax")
+        require(np.allclose(found, right / right.sum(), rtol=1e-3, atol=1e-6), "the probabilities are not the softmax")

@@ -137,8 +137,8 @@ def global_gradient(answer):
     local = np.stack([summed_gradient(w, *each) / each[2].sum() for each in zip(x, y, weights, strict=True)])
     require(
         not close(found[0], local.mean(0)),
-        "this is the mean of the devices' means, in which a lonely example counts more than others: add up sums and "
-        "counts with psum, and divide once",
+        "this is the mean of the devices' means, in which the single example of a device counts more than others: add up "
+        "sums and counts with psum, and divide once",
     )
     require(
         not close(found[0], expected() * weights.sum()),

@@ -55,20 +55,3 @@ def collectives() -> None:
                 start, end = (left + 0.8, top + 1.3 + 1.2 * source), (left + 2.6, top + 1.3 + 1.2 * d)
                 drawing.arrow(axes, start, end, device=source)
     plt.show()
-
-
-def butterfly() -> None:
-    """Eight devices exchange with a partner at distance 1, 2 and 4."""
-    axes = drawing.canvas(18, 6.2)
-    for level in range(4):
-        label = "start" if level == 0 else f"round {level}"
-        axes.text(0, 0.5 + 1.7 * level, label, va="center")
-        for d in range(8):
-            first = d - d % 2**level
-            text = f"{d}" if level == 0 else f"{first}..{first + 2**level - 1}"
-            drawing.box(axes, 2.4 + 1.95 * d, 0.1 + 1.7 * level, text, device=d)
-            if level < 3:
-                for to in (d, d ^ 2**level):
-                    start = 2.4 + 1.95 * d + 0.9, 0.9 + 1.7 * level
-                    drawing.arrow(axes, start, (2.4 + 1.95 * to + 0.9, 1.8 + 1.7 * level), device=d)
-    plt.show()

@@ -10,7 +10,7 @@ def add_on(device, a, b):
 
 
 def sum_in_pairs(arrays):
-    """The rounds of the sum: N arrays, N/2 arrays, ..., one array. Given: array i, on device i."""
+    """The rounds of the sum: N arrays, N/2 arrays, ..., one array. `arrays[i]` is on device i."""
     rounds = [list(arrays)]
     while len(rounds[-1]) > 1:
         before = rounds[-1]

@@ -12,9 +12,9 @@ def relu_power(x, n):
 
 
 def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
-    """Mean of the examples' gradients, each at most `limit` long; nested like `parameters`."""
+    """Mean of the examples' gradients, each clipped to the length `limit`; nested like `parameters`."""
 
-    # Written for one example: the length is one number, and vmap keeps the examples apart. Shortening is not linear, so
+    # Written for one example: the length is one number, and vmap keeps the examples apart. Clipping is not linear, so
     # the mean must come last.
     def clipped_gradient(image, label):
         gradient = jax.grad(loss_one)(parameters, image, label)

@@ -14,7 +14,7 @@ def butterfly_sum(x):
     """The sum over all devices, in log2 N rounds of `ppermute`."""
     N = lax.axis_size("data")
     distance = 1
-    # After round r each device has the sum of 2^(r+1) devices. It sends the whole vector log2 N times: the ring sends
+    # After round r each device has the sum of 2^r devices. It sends the whole vector log2 N times: the ring sends
     # less (two vectors at most) where vectors are large, and where they are small the few rounds win.
     while distance < N:
         x = x + lax.ppermute(x, "data", [(d, d ^ distance) for d in range(N)])

@@ -26,7 +26,7 @@ def clipped(loss_one, parameters, x, labels, limit, *, after=False, stretch=Fals
     return shorten(mean(gradients)) if after else mean(jax.vmap(shorten)(gradients))
 
 
-def not_shortened(loss_one, parameters, x, labels, limit):
+def not_clipped(loss_one, parameters, x, labels, limit):
     return clipped(loss_one, parameters, x, labels, 1e9)
 
 
@@ -46,7 +46,7 @@ def branch(x, n):
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("clipped_mean_gradient", not_shortened, "no gradient was shortened"),
+        ("clipped_mean_gradient", not_clipped, "no gradient was clipped"),
         ("clipped_mean_gradient", partial(clipped, after=True), "the gradient of each example first"),
         ("clipped_mean_gradient", partial(clipped, stretch=True), "only those that are longer"),
         ("clipped_mean_gradient", partial(clipped, each_array=True), "over all arrays of the pytree together"),
