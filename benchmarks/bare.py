@@ -20,9 +20,12 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks import at_least_one, make_parser
 from pmapdp.cpu.convolution import faster
 from pmapdp.cpu.joined import join_collectives
 from pmapdp.devices import choose
+from pmapdp.errors import run_command
+from pmapdp.files import open_file
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.registry import MODELS
 
@@ -65,24 +68,28 @@ def make_step(model: str, strategy: str, devices: list[jax.Device], plain: bool 
     return mapped if plain else jax.jit(join_collectives(mapped), donate_argnums=(0, 1)), *places
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """The command."""
-    if len(sys.argv) < 8:
-        sys.exit(__doc__)
-    path, strategy, model = sys.argv[1:4]
-    N, B, examples, epochs = map(int, sys.argv[4:8])
-    plain = "plain" in sys.argv[8:]
+    parser = make_parser(__doc__, "python -m benchmarks.bare data.npz pmap cnn 8 512 51200 3")
+    parser.add_argument("data")
+    parser.add_argument("strategy", choices=["single", "pmap", "jit", "shard_map"])
+    parser.add_argument("model", choices=list(MODELS))
+    for number in ("devices", "batch", "examples", "epochs"):
+        parser.add_argument(number, type=at_least_one)
+    parser.add_argument("plain", nargs="?", choices=["plain"])
+    options = parser.parse_args(arguments)
+    strategy, plain, N, B = options.strategy, bool(options.plain), options.devices, options.batch
     if not plain:
         keep_freed_memory()
     devices = choose(N)
-    with np.load(path) as data:
-        images, labels = data["images"][:examples], data["labels"][:examples].astype(np.int32)
-    step, whole, split = make_step(model, strategy, devices, plain)
-    parameters = jax.device_put(initial_parameters(model), whole)
+    with open_file(options.data) as file, np.load(file) as data:
+        images, labels = data["images"][: options.examples], data["labels"][: options.examples].astype(np.int32)
+    step, whole, split = make_step(options.model, strategy, devices, plain)
+    parameters = jax.device_put(initial_parameters(options.model), whole)
     slots = jax.device_put(OPTIMIZER.init(parameters), whole)
-    steps = examples // B
-    for epoch in range(epochs):
-        order = np.random.default_rng(epoch).permutation(examples)[: steps * B].reshape(steps, B)
+    steps = options.examples // B
+    for epoch in range(options.epochs):
+        order = np.random.default_rng(epoch).permutation(options.examples)[: steps * B].reshape(steps, B)
         start = time.perf_counter()
         for rows in order:
             batch = images[rows], labels[rows]
@@ -94,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

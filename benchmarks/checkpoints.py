@@ -5,7 +5,6 @@ end, which all write. An epoch with checkpoints is compared with the mean of its
 shared machine drifts; the median of these ratios is printed.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import at_least_one
+from benchmarks import at_least_one, make_parser
 from pmapdp import devices
 from pmapdp.cli import parse
 from pmapdp.errors import run_command
@@ -45,12 +44,12 @@ def epochs_in_turn(steps: int, every: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "python -m benchmarks.checkpoints --epochs 41")
     parser.add_argument("--epochs", type=at_least_one, default=41, help="of the training; 7 or more")
     parser.add_argument("--every", type=at_least_one, default=50, help="updates between checkpoints")
     options, flags = parser.parse_known_args(arguments)
     if options.epochs < 7:
-        parser.error(f"--epochs {options.epochs} leaves too little to compare after the first two: use 7 or more")
+        parser.error(f"--epochs {options.epochs} leaves too little to compare after the first two")
     flags = flags or DEFAULT_JOB
     own = ["--no-progress", "--epochs", str(options.epochs), "--checkpoint-every", str(options.every)]
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,6 @@ Times the forward pass and the gradients of the convolutions of convnet and cnn 
 trainer runs its updates, XLA computes the gradients of its own convolution in a slow way.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -18,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from benchmarks import at_least_one
+from benchmarks import at_least_one, make_parser
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.devices import cores
 from pmapdp.errors import run_command
@@ -83,7 +82,7 @@ def milliseconds(run: Callable, arguments: Any) -> float:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "python -m benchmarks.convolution --rounds 5")
     parser.add_argument("--rounds", type=at_least_one, default=5, help="runs of each kind")
     parser.add_argument("--in-a-loop", action="store_true", help="each call in a loop, as the trainer's updates are")
     options = parser.parse_args(arguments)

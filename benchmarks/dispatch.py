@@ -4,7 +4,6 @@ Trains the same job with 1, 2, 4, ... updates in a dispatch, in turn in one proc
 written. Prints the step times (medians over the rounds) and their ratio to that of one update at a time.
 """
 
-import argparse
 import itertools
 import statistics
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import at_least_one
+from benchmarks import at_least_one, make_parser
 from pmapdp import devices
 from pmapdp.cli import parse
 from pmapdp.errors import run_command
@@ -45,7 +44,7 @@ def updates(job: Job, state: Any) -> tuple[Any, float]:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "python -m benchmarks.dispatch --rounds 5")
     parser.add_argument("--rounds", type=at_least_one, default=5, help="turns of each size")
     options, flags = parser.parse_known_args(arguments)
     flags = flags or DEFAULT_JOB

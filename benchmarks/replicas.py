@@ -4,7 +4,6 @@ Each round trains through one dispatch, then compares the copies of the state on
 give the share of the comparison in the time of so many updates.
 """
 
-import argparse
 import itertools
 import statistics
 import sys
@@ -12,7 +11,7 @@ import time
 
 import jax
 
-from benchmarks import at_least_one
+from benchmarks import at_least_one, make_parser
 from pmapdp import devices
 from pmapdp.cli import parse
 from pmapdp.errors import run_command
@@ -25,7 +24,7 @@ DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "python -m benchmarks.replicas --rounds 20")
     parser.add_argument("--rounds", type=at_least_one, default=20, help="dispatches to time")
     parser.add_argument("--every", type=at_least_one, default=100, help="updates between comparisons")
     options, flags = parser.parse_known_args(arguments)

@@ -7,7 +7,6 @@ some minutes, 6 GB) and compares with them too. Writes, after every round, bench
 table and the picture of docs/speed.md. Leave the machine alone meanwhile.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -23,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import at_least_one, summary
+from benchmarks import at_least_one, make_parser, summary
 from benchmarks.comparisons import Run, comparisons
 from pmapdp.devices import cores
 from pmapdp.errors import run_command
@@ -134,7 +133,7 @@ def machine() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "python -m benchmarks.run --rounds 3")
     parser.add_argument("--peers", action="store_true", help="compare with other frameworks too")
     parser.add_argument("--rounds", type=at_least_one, default=3, help="runs of each command")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")

@@ -36,7 +36,8 @@ class Options:
     """Loss and accuracy of a trained model over exactly the test set of its data."""
 
     model: Annotated[str, "MODEL"]
-    """Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote."""
+    """Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote; such a file
+    holds a program, so use only files of people whom you trust."""
     strategy: Literal["pmap", "jit", "shard_map", "single"] | None = None
     """Who splits the batch and adds up; default: as in training. An exported model runs on one device."""
     devices: int | None = None
@@ -65,7 +66,7 @@ def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
     totals, sums = Totals(), jax.jit(metric_sums)
     with exported.precision():
         for batch in Batches(arrays, EVALUATION_BATCH_PER_DEVICE).epoch(0):
-            totals = totals.add(sums(exported.outputs(batch.inputs)["logits"], batch))
+            totals = totals.add(sums(*jax.device_put((exported.outputs(batch.inputs)["logits"], batch))))
     return totals
 
 

@@ -36,7 +36,7 @@ class Options:
     """
 
     model: Annotated[str, "MODEL"]
-    """A file that python -m pmapdp.export wrote."""
+    """A file that python -m pmapdp.export wrote. It holds a program, so use only files of people whom you trust."""
     input: Annotated[tuple[str, ...], "[INPUT...]"] = ()
     """Files with images, or texts."""
     lines: str | None = None

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: a command ends at once, and a run that trains after the current dispatch.
+"""SIGTERM, SIGINT and SIGHUP: a command ends at once, and a run that trains after the current dispatch.
 
 Python's own way, an exception wherever the program happens to be, waits until a call of C++ returns, and gets lost
 where that is a callback of the garbage collector.
@@ -8,17 +8,28 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing takes no time, so that a command can call `end_at_once` before it imports anything else
     from pmapdp.processes.agreement import StopAgreement
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def catch(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Let `handler` take these signals; returns what took them before. Under nohup SIGHUP is ignored, and stays so."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, handler)
+    return before
 
 
 def end_at_once() -> None:
-    """From here on the first SIGTERM or SIGINT ends this process, or the second where a `StopRequest` takes the first.
+    """From here on the first of these signals ends this process, or the second where a `StopRequest` takes the first.
 
     It ends with one line, and with exit status 128 + the signal's number, as shells have it. A thread does that, which
     Python tells of a signal at any moment; or the signal's handler, whichever is first.
@@ -42,14 +53,13 @@ def end_at_once() -> None:
                 end(number[0])
             taken = True
 
-    for number in SIGNALS:
-        signal.signal(number, end)
+    catch(end)
     threading.Thread(target=watch, daemon=True).start()
 
 
 class StopRequest:
-    """While it is entered, it notes the first SIGTERM or SIGINT that asks the run to stop; a second one has the effect
-    that it had before. Several processes have an agreement, so that all stop after the same update.
+    """While it is entered, it notes the first signal that asks the run to stop; a second one has the effect that it had
+    before. Several processes have an agreement, so that all stop after the same update.
 
     Outside the main thread Python cannot catch signals, and they keep their usual effect.
     """
@@ -62,9 +72,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.getsignal(number) for number in SIGNALS}
-            for number in SIGNALS:
-                signal.signal(number, self)
+            self.before = catch(self)
         return self
 
     def __exit__(self, *error: object) -> None:

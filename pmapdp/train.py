@@ -53,7 +53,7 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     Raises:
         UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
             file could not be written.
-        StoppedError: SIGTERM or SIGINT asked for it; with a workdir a checkpoint was written.
+        StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
     """
     started = time.perf_counter()
     if config.compile_cache:

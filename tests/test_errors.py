@@ -4,8 +4,9 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from launch import environment, python, train
+from launch import environment, python
 
 COMMAND = """
 import sys
@@ -116,9 +117,19 @@ def test_environments_that_jax_cannot_start_in(variable, value, said):
     assert said in done.stderr
 
 
-def test_training_moves_nothing_to_a_device_unasked():
-    done = train("--model", "mlp", "--devices", 2, "--epochs", 1, env={"JAX_TRANSFER_GUARD": "disallow"})
-    assert done.returncode == 0, done.stderr
+def test_nothing_is_moved_to_a_device_unasked(tmp_path):
+    np.save(tmp_path / "digit.npy", np.zeros((28, 28), np.uint8))
+    folder, exported = tmp_path / "run", tmp_path / "model.zip"
+    for command in (
+        ["train", "--model", "mlp", "--devices", 2, "--epochs", 1, "--workdir", folder],
+        ["train", "--model", "mlp", "--devices", 2, "--epochs", 1, "--workdir", folder],  # resumes
+        ["evaluate", folder],
+        ["export", folder, exported],
+        ["evaluate", exported],
+        ["predict", exported, tmp_path / "digit.npy"],
+    ):
+        done = python("-m", f"pmapdp.{command[0]}", *command[1:], env={"JAX_TRANSFER_GUARD": "disallow"})
+        assert (done.returncode, done.stderr) == (0, ""), command
 
 
 def test_other_programs_keep_their_tracebacks(tmp_path):

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at any moment, once or twice: one line, the signal's status, a checkpoint where one was promised.
+"""SIGINT, SIGTERM and SIGHUP at any moment, once or twice: one line, the signal's status, a checkpoint where one was promised.
 
 With the marker `slow` there are PMAPDP_ROUNDS random moments; 200 were tried.
 """
@@ -12,8 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launch import python
+from marks import quick
 from running import run, start
 
+from pmapdp.signals import SIGNALS
 from pmapdp.trained import load_run
 
 ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 10))
@@ -35,7 +38,7 @@ def wait_until(condition) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@quick(1, "number", SIGNALS)
 @pytest.mark.parametrize("module", ["train", "evaluate", "export", "predict", "compare", "scaling", "verify"])
 def test_while_a_command_imports(module, number):
     process = start("--help", module=f"pmapdp.{module}")
@@ -43,6 +46,18 @@ def test_while_a_command_imports(module, number):
     process.send_signal(number)
     assert process.communicate(timeout=60) == ("", f"stopped at once by {number.name}\n")
     assert process.returncode == 128 + number
+
+
+def test_under_nohup_a_terminal_that_closes_changes_nothing():
+    """The handler that a process had of SIGHUP stays there where that ignores it, and only there."""
+    code = "import signal; before = signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    code += "from pmapdp.signals import StopRequest\n"
+    code += "with StopRequest() as stop: signal.raise_signal(signal.SIGHUP)\n"
+    code += "assert not stop and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN\n"
+    code += "signal.signal(signal.SIGHUP, before)\n"
+    code += "with StopRequest() as stop: signal.raise_signal(signal.SIGHUP)\n"
+    code += "assert stop.signal == signal.SIGHUP\n"
+    assert python("-c", code).stderr == ""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +85,7 @@ def stop_at_random_moments(rounds: int, finished: Path, folder: Path) -> None:
     for _ in range(rounds):
         name = random.choice(list(commands), p=[0.1, 0.1, 0.1, 0.1, 0.4, 0.2])
         module = name if name not in ("single", "pmap") else "train"
-        numbers = [signal.Signals(each) for each in random.choice([signal.SIGINT, signal.SIGTERM], 2)]
+        numbers = [signal.Signals(each) for each in random.choice(SIGNALS, 2)]
         seconds, pause, twice = random.uniform(0, 6), random.choice([0, 0.001, 0.05, 0.3]), random.random() < 0.5
         process = start(*commands[name], module=f"pmapdp.{module}", env={"TMPDIR": str(folder / "temporary")})
         wait_until(lambda: has_begun(process))  # noqa: B023
@@ -89,7 +104,7 @@ def stop_at_random_moments(rounds: int, finished: Path, folder: Path) -> None:
             continue
         assert process.returncode in {128 + each for each in numbers[: 1 + twice]}, case
         *before, last = err.splitlines()
-        assert re.fullmatch(r"stopped (at once )?by SIG(INT|TERM).*", last), case
+        assert re.fullmatch(r"stopped (at once )?by SIG(INT|TERM|HUP).*", last), case
         assert all(line.startswith("run ") for line in before), case  # what compare does now
         assert not list((folder / "temporary").iterdir()), case
         if found := re.search(r"after step ([\d,]+): a checkpoint is in", last):

@@ -4,12 +4,12 @@ A published run, compiled programs and simulated devices; a minute or two. Each 
 with its error. Run it from the repository's root and leave the machine alone meanwhile.
 """
 
-import argparse
 import statistics
 import sys
 
 from rich.table import Table
 
+from benchmarks import make_parser
 from benchmarks.scaling.checks import Line, check_compiled, check_published, check_simulated
 from pmapdp.errors import run_command
 from pmapdp.registry import MODELS
@@ -36,7 +36,7 @@ def table(title: str, lines: list[Line]) -> Table:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "python -m benchmarks.scaling cnn")
     classifiers = [name for name, model in MODELS.items() if not hasattr(model, "loss")]
     parser.add_argument("model", nargs="?", choices=classifiers, default="cnn")
     model, screen = parser.parse_args(arguments).model, console()

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import at_least_one
+from benchmarks import at_least_one, make_parser
 from benchmarks.run import machine, peers_python, peers_versions
 from benchmarks.speedrun import limit, page
 from benchmarks.speedrun.changes import AROUND, WAY
@@ -127,7 +127,7 @@ def measure(part: str, options: argparse.Namespace, folder: Path) -> dict[str, A
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "python -m benchmarks.speedrun seeds --seeds 10")
     parts = ["validation", "seeds", "changes", "devices", "peers", "limit"]
     parser.add_argument("parts", nargs="+", choices=[*parts, "page"])
     parser.add_argument("--seeds", type=at_least_one, default=10, help="of the part seeds")

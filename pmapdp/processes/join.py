@@ -11,8 +11,9 @@ from unittest import mock
 
 import jax
 from jax._src import distributed  # jax.distributed.initialize cannot be told what to do when the connection is lost
+from jax._src.lib import utils
 
-from pmapdp.errors import UserError, reason, say
+from pmapdp.errors import TRACEBACK, UserError, reason, say
 from pmapdp.processes import aborts
 from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.options import ProcessesOptions, check_options, split_address
@@ -66,6 +67,8 @@ def connect(options: ProcessesOptions) -> None:
             )
             os._exit(UserError.status)
 
+    if not os.environ.get(TRACEBACK):  # beside our sentence, C++ would log the same in lines of its own
+        utils.absl_set_min_log_level(3)
     aborts.hold(lambda by_jax: give_up())
     timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
     timer.daemon = True

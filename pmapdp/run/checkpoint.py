@@ -7,6 +7,7 @@ that made it, so any other may resume from it.
 import contextlib
 import logging
 import math
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from pmapdp.run.workdir import require_same
 from pmapdp.state import Task, TrainState, initial_state
 
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
+# Bytes of memory that must be left before a checkpoint is read: with less, CPython waits for a thread that could not
+# start, and C++ ends the process.
+MEMORY = 64 * 2**20
 
 
 def orbax() -> ModuleType:
@@ -94,7 +98,7 @@ class Checkpoints:
         args = orbax().args
         with self.writing():
             self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            progress = progress | {"belongs_to": self.belongs_to, "checksum_of_words": int(checksum(state))}
+            progress = progress | {"belongs_to": self.belongs_to, "checksum_of_words": checksum(state)}
             kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
             self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
 
@@ -150,7 +154,7 @@ class Checkpoints:
         if self.belongs_to is not None:
             require_same(f"the checkpoint of step {step} in {self.folder}", progress["belongs_to"], self.belongs_to)
         state = self.load(step, state=orbax().args.StandardRestore(template(task, sharding))).state
-        if progress["checksum_of_words"] != int(checksum(state)):
+        if progress["checksum_of_words"] != checksum(state):
             raise DamagedError("the checksum of its arrays is wrong")
         return Checkpoint(state, step, progress)
 
@@ -159,6 +163,7 @@ class Checkpoints:
         fault: Exception | None = None
         found = None
         try:
+            mmap.mmap(-1, MEMORY).close()
             found = self.manager.restore(step, args=orbax().args.Composite(**items))
         except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
             fault = DamagedError(reason(error)[:150])

@@ -15,14 +15,18 @@ def crc32(progress: dict[str, Any], step: int) -> int:
     return zlib.crc32(json.dumps(progress | {"step": step}, sort_keys=True).encode())
 
 
-@jax.jit
-def checksum(state: TrainState) -> jax.Array:
-    """`word_sum` over all arrays of the state as if they were one, `[]` uint32: finds an altered file, where the file's
-    format would not.
+def checksum(state: TrainState) -> int:
+    """`word_sum` over all arrays of the state as if they were one: finds an altered file, where its format would not.
 
     A CRC needs all bytes in order in one place. The devices make this sum of their shards, so the arrays stay where
-    they are, and every layout gives the same number.
+    they are, and every layout gives the same number. Arrays of the host are moved to a device.
     """
+    return int(jax.device_get(sum_of_words(jax.device_put(state))))
+
+
+@jax.jit
+def sum_of_words(state: TrainState) -> jax.Array:
+    """`word_sum` over all arrays, `[]` uint32."""
     total, start = jnp.uint32(0), 0
     for leaf in jax.tree.leaves(state):
         total += word_sum(leaf, start)

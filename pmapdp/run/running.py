@@ -48,7 +48,7 @@ class Run:
         UserError: the workdir or the metrics file cannot be used for this run, or the disk takes no more.
         DivergedError: the loss is no longer finite; `roll_back` may take it.
         ReplicasError: the devices' copies of the state differ.
-        StoppedError: SIGTERM or SIGINT asked for it; with a workdir a checkpoint was written.
+        StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
     """
 
     def __init__(self, job: Job, settings: dict[str, Any], started: float, stack: contextlib.ExitStack):

@@ -193,4 +193,6 @@ def test_help(capsys):
     with pytest.raises(SystemExit) as stopped:
         predict.main(["--help"])
     assert stopped.value.code == 0
-    assert "MODEL [INPUT...]" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "MODEL [INPUT...]" in said
+    assert "use only files of people whom you trust" in said

@@ -238,23 +238,32 @@ if sys.argv[2] == "memory":
     kind, used = resource.RLIMIT_AS, resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
 before = resource.getrlimit(kind)
 resource.setrlimit(kind, (used + more, before[1]))
-try:
-    checkpoints.read(18, job.task)
-    message = "read"
-except UserError as error:
-    message = error
+messages = []
+for _ in range(20):
+    try:
+        checkpoints.read(18, job.task)
+        messages.append("read")
+    except UserError as error:
+        messages.append(error)
 resource.setrlimit(kind, before)
-print(message)
+print(*messages, sep="\\n")
 os._exit(0)
 """
 
 
-@quick(1, ("kind", "more"), [("handles", 0), ("handles", 1), ("handles", 3), ("memory", 4 * 2**20)])
+@quick(
+    2,
+    ("kind", "more"),
+    [("memory", 0), ("handles", 0), ("handles", 1), ("handles", 3), ("memory", 2**20), ("memory", 4 * 2**20)],
+)
 def test_without_file_handles_or_memory_nothing_is_called_damaged(folder, kind, more):
+    """Nor does it hang: without memory CPython did, once in eleven times."""
     before = content(folder)
-    done = python("-c", WITH_FEW, folder, kind, more)
-    refused = re.search("Too many open files|start new thread|no memory", done.stdout)
-    assert refused or (more and done.stdout == "read\n"), done
+    done = python("-c", WITH_FEW, folder, kind, more, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        refused = re.search("Too many open files|start new thread|Cannot allocate memory", line)
+        assert refused or (kind == "handles" and more and line == "read"), done
     assert content(folder) == before
 
 
