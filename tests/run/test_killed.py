@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from disks import small_disk
 from running import run, start
 
 from pmapdp.trained import load_run
@@ -144,20 +145,13 @@ def filled_and_freed(disk: Path):
 
 
 def test_with_a_disk_that_fills_up_and_frees_again(straight, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", disk], capture_output=True).returncode != 0:
-        pytest.skip("cannot mount a small file system to fill up: not root, or not allowed here")
-
     def full(status: int, error: str) -> bool:
         return status == 2 and error.count("\n") == 1 and bool(re.search("No space left|it needs up to", error))
 
-    try:
+    with small_disk(tmp_path / "disk", "size=40m") as disk:
         with filled_and_freed(disk):
             kill_and_start_again(disk / "run", straight[0], may_fail=full)
         require_same_end(disk / "run", straight[0])
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 SLOW = """

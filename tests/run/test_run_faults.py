@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from disks import small_disk
 from launch import environment, python
 from marks import quick
 from running import run
@@ -314,15 +315,12 @@ def test_a_file_that_the_disk_cannot_read_is_no_damage(folder):
 
 def test_stopped_before_the_first_epoch_then_told_to_stop_there(tmp_path):
     """The run has no figures yet, neither best nor last."""
-    config = dataclasses.replace(JOB, workdir=str(tmp_path / "run"), checkpoint_every=2)
-    whole = train(dataclasses.replace(config, workdir=str(tmp_path / "whole")))
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    for step in (6, 12, 18):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step), ignore_errors=True)
-    kept = max(int(each.name) for each in (tmp_path / "run" / "checkpoints").iterdir() if each.name.isdigit())
-    change_progress(tmp_path / "run", kept, checksum=True, best={}, last={})
-    assert train(dataclasses.replace(config, steps=kept)).epochs == []
-    assert len(whole.epochs) == 3
+    config = dataclasses.replace(JOB, workdir=str(tmp_path), checkpoint_every=2, keep_checkpoints=99)
+    train(config)
+    for checkpoint in (tmp_path / "checkpoints").iterdir():
+        if checkpoint.name != "2":
+            shutil.rmtree(checkpoint)
+    assert train(dataclasses.replace(config, steps=2)).epochs == []
 
 
 # Files that lines are appended to
@@ -342,39 +340,29 @@ def test_half_a_line_is_ended_first(tmp_path):
 
 def test_an_error_of_the_disk_is_an_error_of_the_command(tmp_path):
     """Nothing is kept in a buffer, so the error comes with the line, and once."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True).returncode != 0:
-        pytest.skip("cannot mount a small file system to fill up: not root, or not allowed here")
-    try:
+    with small_disk(tmp_path / "disk", "size=8k") as disk:
         file = LinesFile(disk / "lines", "--metrics-file lines")
         file.line("x" * 3000)
         with pytest.raises(UserError, match="--metrics-file lines cannot be written"):
             file.line("x" * 6000)
         file.close()
         (disk / "lines").unlink()
-        _, err = run(*COMMAND, "--workdir", disk / "run", status=2)
-        assert len(err.splitlines()) == 1
-        assert "No space left" in err
+        assert "No space left" in refused(*COMMAND, "--workdir", disk / "run")[1]
         (disk / "x").write_bytes(bytes(shutil.disk_usage(disk).free))
         (disk / "metrics").touch()
-        _, err = run(*COMMAND, "--metrics-file", disk / "metrics", status=2)
-        assert len(err.splitlines()) == 1
-        assert "No space left" in err
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+        assert "No space left" in refused(*COMMAND, "--metrics-file", disk / "metrics")[1]
+
+
+def refused(*arguments: object) -> tuple[str, str]:
+    """stdout, and the one line on stderr, of a command that refuses its arguments."""
+    out, err = run(*arguments, status=2)
+    assert err.count("\n") == 1, err
+    return out, err
 
 
 @quick(1, ("options", "sentence"), [("ro", "Read-only file system"), ("nr_inodes=2", "No space left on device")])
 def test_checkpoints_that_cannot_be_written_end_the_run(tmp_path, options, sentence):
-    disk = tmp_path / "run" / "checkpoints"
-    disk.mkdir(parents=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True).returncode != 0:
-        pytest.skip("cannot mount a file system: not root, or not allowed here")
-    try:
-        out, err = run(*COMMAND, "--workdir", tmp_path / "run", status=2)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+    with small_disk(tmp_path / "run" / "checkpoints", options):
+        out, err = refused(*COMMAND, "--workdir", tmp_path / "run")
     assert (out == "") == (options == "ro")  # that is found out before the first update
-    assert len(err.splitlines()) == 1
     assert sentence in err
