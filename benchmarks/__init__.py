@@ -7,9 +7,7 @@ from pmapdp.flags import Parser
 
 def make_parser(description: str | None, example: str) -> Parser:
     """The parser of a benchmark, to which it adds its flags: a mistake is one sentence, which ends in `example`."""
-    parser = Parser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.example = example
     return parser
 

@@ -13,6 +13,7 @@ import difflib
 import errno
 import io
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -20,7 +21,6 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn, TextIO
 
 from pmapdp.environment import cannot_start, check_xla_flags
-from pmapdp.signals import SIGNALS
 
 TRACEBACK = "PMAPDP_TRACEBACK"  # set in the environment, it shows where an unexpected error comes from
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -99,7 +99,7 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
 def end(_: object, error: BaseException | None, trace: object = None) -> NoReturn:
     """End a command without the work of an interpreter that ends: it takes a while, in which signals would have their
     own effect. It is the `sys.excepthook` of `python -m pmapdp.COMMAND` for what that meets before `run_command`."""
-    for number in SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os._exit(finish(error))
 

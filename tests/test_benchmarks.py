@@ -93,7 +93,6 @@ def test_runs(name, options, said):
         ("run", ["--rounds", "0"], "--rounds 0 is not a whole number of at least 1: try python -m benchmarks.run"),
         ("run", ["--data-dir", "/nowhere"], "/nowhere"),
         ("checkpoints", ["--epochs", "3"], "--epochs 3 leaves too little"),
-        ("checkpoints", ["--workdir", "x"], "--workdir"),
         ("dispatch", ["--devices", "0"], "--devices 0"),
         ("replicas", ["--bogus"], "'--bogus'"),
         ("convolution", ["--bogus"], "unrecognized arguments: --bogus: try python -m benchmarks.convolution"),

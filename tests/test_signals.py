@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP at any moment, once or twice: one line, the signal's status, a checkpoint where one was promised.
+"""SIGINT, SIGTERM, SIGHUP at any moment, once or twice: one line, its status, a checkpoint where one was promised.
 
 With the marker `slow` there are PMAPDP_ROUNDS random moments; 200 were tried.
 """

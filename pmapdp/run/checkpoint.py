@@ -154,7 +154,7 @@ class Checkpoints:
         if self.belongs_to is not None:
             require_same(f"the checkpoint of step {step} in {self.folder}", progress["belongs_to"], self.belongs_to)
         state = self.load(step, state=orbax().args.StandardRestore(template(task, sharding))).state
-        if progress["checksum_of_words"] != checksum(state):
+        if progress["checksum_of_words"] != checksum(jax.device_put(state) if sharding is None else state):
             raise DamagedError("the checksum of its arrays is wrong")
         return Checkpoint(state, step, progress)
 
