@@ -109,7 +109,7 @@ def from_python_file(name: str, given: str) -> Callable[..., Any]:
     """
     path, _, attribute = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
+    if spec is None or spec.loader is None or not os.path.isfile(path):
         raise UserError(
             f"{given}: there is no file {path or name} of Python: name one, for example my_file.py:{attribute or name}"
         )

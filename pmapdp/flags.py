@@ -36,6 +36,10 @@ class Parser(argparse.ArgumentParser):
 
     example = ""
 
+    def print_help(self, file: Any = None) -> None:
+        """Called for --help; argparse's own passes over an output that takes nothing."""
+        print(self.format_help(), end="", file=file)
+
     def error(self, message: str) -> NoReturn:
         """Called by argparse about what it does not take."""
         said = re.sub("^argument (.*?):", r"\1", message).replace("ignored explicit argument", "takes no value, here")

@@ -98,6 +98,7 @@ def test_runs(name, options, said):
         ("convolution", ["--bogus"], "unrecognized arguments: --bogus: try python -m benchmarks.convolution"),
         ("scaling.__main__", ["vgg"], "invalid choice: 'vgg'"),
         ("speedrun.__main__", ["seeds", "--seeds", "0"], "--seeds 0 is not"),
+        ("speedrun.__main__", ["seeds", "--data-dir", "/nowhere"], "mnist is not in /nowhere"),
         ("bare", [], "are required"),
         ("bare", ["/no/file", "pmap", "cnn", "2", "64", "128", "1"], "/no/file cannot be read"),
     ],

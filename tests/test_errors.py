@@ -85,6 +85,17 @@ def test_an_output_that_takes_nothing_of_rich():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_help_that_nobody_can_read():
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -m pmapdp.verify --help >/dev/full', sys.executable],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("No space left on device")) == (2, 1)
+
+
 def test_an_error_that_nobody_reads():
     assert run("raise UserError('x')", "2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}").returncode == 2
 
@@ -127,6 +138,7 @@ def test_nothing_is_moved_to_a_device_unasked(tmp_path):
         ["export", folder, exported],
         ["evaluate", exported],
         ["predict", exported, tmp_path / "digit.npy"],
+        ["train", "nnx-mesh", "--steps", 1],
     ):
         done = python("-m", f"pmapdp.{command[0]}", *command[1:], env={"JAX_TRANSFER_GUARD": "disallow"})
         assert (done.returncode, done.stderr) == (0, ""), command

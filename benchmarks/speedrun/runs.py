@@ -17,6 +17,7 @@ from benchmarks.speedrun.choice import HELD_BACK
 from pmapdp.config import Config
 from pmapdp.registry import load_data
 from pmapdp.speedrun import Speedrun
+from pmapdp.workers import WorkerError, what_happened
 
 PEERS = Path(__file__).parent.parent / "peers"
 KINDS = ("inputs", "labels")
@@ -71,18 +72,13 @@ def timed(command: list[Any], environment: dict[str, str]) -> tuple[float, str]:
     """Seconds that a command took, and what it printed.
 
     Raises:
-        subprocess.CalledProcessError: it failed.
+        WorkerError: it failed.
     """
     clean = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
     clock = time.perf_counter()
-    done = subprocess.run(
-        list(map(str, command)),
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=clean | environment,
-    )
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=clean | environment, check=False)
+    if done.returncode:
+        raise WorkerError(what_happened(done.returncode, done.stderr), done.returncode)
     return time.perf_counter() - clock, done.stdout
 
 

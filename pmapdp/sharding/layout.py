@@ -103,17 +103,19 @@ class Layout:
         """
         if not self.splits_state:
             return self.replicated
-        return TrainState(
-            step=self.replicated,
-            params=self.params(task, split=self.shard_state == "parameters"),
-            batch_stats=jax.tree.map(self.array, logical_axes(task)[1]),
-            optimizer_state=optax.tree_map_params(
+        with jax.transfer_guard("allow"):  # optax makes some arrays to find the parameters' places
+            optimizer_state = optax.tree_map_params(
                 task.optimizer,
                 lambda _, sharding: sharding,
                 jax.eval_shape(lambda: initial_state(task)).optimizer_state,
                 self.params(task, split=self.shard_state != "none"),
                 transform_non_params=lambda _: self.replicated,
-            ),
+            )
+        return TrainState(
+            step=self.replicated,
+            params=self.params(task, split=self.shard_state == "parameters"),
+            batch_stats=jax.tree.map(self.array, logical_axes(task)[1]),
+            optimizer_state=optimizer_state,
         )
 
 
