@@ -22,6 +22,7 @@
 # [15 Train with many processes](15_many_processes.ipynb)
 
 # %%
+import inspect
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +46,7 @@ from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import bytes_on_a_device
+from pmapdp.sharding.layout import Layout, bytes_on_a_device
 from pmapdp.sharding.nnx_guide import DotReluDot, make_task
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state, initial_state
@@ -60,8 +61,8 @@ print(devices.describe(chosen), "|", mesh)
 #
 # A model that does not fit on one device cannot be created on one device first. So begin with shapes. `nnx.eval_shape`
 # traces the constructor without computing anything: the result has shapes and types, and takes no memory. The smallest case
-# is a `[4, 8]` kernel whose axes have **logical names** (lesson 13). Flax keeps these with the parameter as `out_sharding`;
-# `eager_sharding=False` tells Flax that they are not the names of mesh axes.
+# is a `[4, 8]` kernel whose axes have **logical names** (lesson 13). Flax keeps the names with the parameter, as
+# `out_sharding`. `eager_sharding=False` tells Flax not to place the array by them, because they are not the names of mesh axes.
 
 
 # %%
@@ -86,10 +87,10 @@ assert sharding.shard_shape(abstract.shape) == (4, 2)
 # ## Created in shards
 #
 # Names alone place nothing. The next cell takes the network of Flax's guide to scaling up, which has two matrices of
-# 1024 x 1024, and creates it in three ways. The third is new: a compiled constructor with `out_shardings`. The compiler
-# plans all memory ahead, and `memory_analysis` shows its plan. **Predict:** on how many devices is the first matrix in
-# each of the three? And how many bytes does a device need while the state is created in shards, compared with
-# replicated?
+# 1024 x 1024, and creates it in three ways. The third is new: a compiled constructor with `out_shardings`. From pmapdp it
+# borrows `fit_layout(...).state`, which turns names into shardings as above, for every array of the train state. The
+# compiler plans all memory ahead, and `memory_analysis` shows its plan. **Predict:** on how many devices is the first
+# matrix in each of the three ways? And how much less memory does a device need if the state is created in shards?
 
 # %%
 task = make_task(1024)
@@ -120,9 +121,10 @@ jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
 
 # %% [markdown]
 # With names alone, the matrix is on one device; the other two are on all eight. All three have the same numbers, to the bit,
-# because each device generates its own part of one random sequence. *Moved* needs a device that can hold the whole matrix for a
-# moment, and for a large model there is none. Created in shards, the state needs a quarter of the memory on each device,
-# because *model* has four devices. The drawing shows which rows of the second matrix each device holds. Adam's two moments are placed like the parameters that they belong to.
+# because each device generates its own part of one random sequence. *Moved* needs a device that can hold the full matrix for a
+# moment. For a large model there is no such device. Created in shards, the state needs a quarter of the memory on each device,
+# because the axis *model* has four devices. The drawing shows which rows of the second matrix each device holds. Adam's two
+# moments are placed like the parameters to which they belong.
 #
 # ## ZeRO: split what is only a copy
 #
@@ -132,7 +134,8 @@ jax.debug.visualize_array_sharding(born.params["second"], use_color=False)
 # - **Stage 1** splits the optimizer state. Each device updates its share of the parameters, and an all-gather completes them.
 # - **Stage 3**, which PyTorch calls FSDP, splits the parameters too. Each device gathers them when it needs them.
 #
-# (Stage 2 splits the gradients, which in this lesson exist only during the step.)
+# (Stage 2 splits the gradients, which in this lesson exist only during the step.) The picture shows what a device does during a
+# step, without ZeRO and with it.
 
 # %%
 lesson_14.zero_over_time()
@@ -165,8 +168,8 @@ lesson_14.bytes_on_a_device(rows)
 # axis that divides by 8, such as the bias of the ten classes, stay replicated.)
 #
 # To lower the peak too, gather each layer just before it is used, and drop it afterwards. `jax.checkpoint` makes the
-# backward pass gather the layer once more instead of keeping it since the forward pass. Here is a layer in both forms, and a
-# network of 16 such layers of 512 x 512.
+# backward pass gather the layer once more, so that the gathered layer is not kept from the forward pass. Here is a layer in
+# both forms. We will stack 16 such layers of 512 x 512.
 
 # %%
 line = Mesh(np.array(chosen), ("data",))
@@ -211,13 +214,13 @@ assert peaks["gather by layer"] < 0.3 * peaks["replicated"] < peaks["replicated"
 
 # %% [markdown]
 # "Gather all first" has a higher peak than no ZeRO at all. Only gathering layer by layer keeps the promise of stage 3. So
-# measure the peak, and not only the bytes at rest.
+# look at the peak, and not only at the bytes at rest.
 #
 # ## ZeRO-1 by hand
 #
 # An all-reduce is a **reduce-scatter** (each device gets the sum of its shard) followed by an **all-gather** (each gets all
-# shards). The update of stage 1 goes in between. The smallest case has 8 weights on 8 devices. The gradient of device d is d
-# everywhere, so the sum is 28.
+# shards). The update of stage 1 goes in between. The smallest case has 8 weights on 8 devices. Every number in the gradient of
+# device d is d, so the sum over the devices is 28. **Predict:** what is the new weight of device 0?
 
 # %%
 w, gradients = np.arange(8, dtype=np.float32), np.repeat(np.arange(8, dtype=np.float32), 8)
@@ -243,10 +246,11 @@ for f in (all_reduced, in_shards):
     np.testing.assert_allclose(on_devices(f)(w, gradients), w - 2.8, rtol=1e-6)
 
 # %% [markdown]
-# The results are equal. Each device updated one weight instead of eight, and needs the moments of that one only.
+# The first weight was 0 and is now -2.8, and both ways give the same result. With the second, each device updated one weight
+# instead of eight, so it needs the optimizer state of that one only.
 # [sharding/zero.py](../pmapdp/sharding/zero.py) does this for pmap and shard_map. Under jit, stages 1 and 3 only need other
 # shardings. Here are three updates of pmapdp's step in each way, compared with one device (float32, tolerance 1e-5).
-# **Predict:** which collectives has each of them?
+# **Predict:** which collectives does each of them need?
 
 # %%
 results, trained = {}, {}
@@ -268,35 +272,36 @@ for end in results.values():
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# Under jit the CPU's compiler writes an all-reduce, of which each device then uses its shard. On GPUs and TPUs the compiler
-# turns the two into a reduce-scatter. In pmap and shard_map we asked for a reduce-scatter and got one for each array. Their
-# all-reduce is for the metrics and for the bias of the ten classes, which does not divide by 8.
+# Under jit, the compiler for CPUs uses an all-reduce, and each device then keeps only its shard of the result. The compilers
+# for GPUs and TPUs replace such a pair by a reduce-scatter. With pmap and shard_map we asked for a reduce-scatter, and got one
+# for each array that is split. Their all-reduce is for the metrics and for the bias of the ten classes, which does not divide
+# by 8.
 #
 # **A failure on purpose.** The gradient is to be clipped to length 1, and each device holds a shard of it. So each clips its
 # shard. **Predict:** how long is the result for eight equal shards?
 
 
 # %%
-def clipped_by_its_norm(g):
-    return g / jnp.maximum(1, optax.tree.norm(g))  # the norm of this device's shard, and not of the gradient
+def broken_clip(g):
+    return g / jnp.maximum(1, optax.tree.norm(g))
 
 
-by_shards = jax.shard_map(clipped_by_its_norm, mesh=line, in_specs=P("data"), out_specs=P("data"))
+by_shards = jax.shard_map(broken_clip, mesh=line, in_specs=P("data"), out_specs=P("data"))
 gradient = jnp.full(8, 5.0)
-lengths = [float(jnp.linalg.norm(f(gradient))) for f in (clipped_by_its_norm, by_shards)]
-print(f"length of the whole {lengths[0]:.3f}, by shards {lengths[1]:.3f}")
+lengths = [float(jnp.linalg.norm(f(gradient))) for f in (broken_clip, by_shards)]
+print(f"length on one device {lengths[0]:.3f}, on eight {lengths[1]:.3f}")
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 
 # %% [markdown]
-# It is the square root of N times too long, and where the shards differ it also points in another direction. Once the
-# gradients are split, whatever needs *all* of them needs a `psum`. Under jit this cannot happen, because there the norm is
-# that of the global array.
+# On eight devices the result is the square root of 8 times too long. Where the shards differ, it also points in another
+# direction. You will repair it in exercise 3. Under jit this cannot happen, because there the norm is that of the global
+# array.
 #
 # ## Restored in shards
 #
 # A checkpoint is restored in the same way as a model is created: from shapes and shardings. Each device reads only its shards,
-# and the mesh may differ from that of the run that wrote the checkpoint. Here the state of above is saved, and restored on one
-# device and on three meshes.
+# and the mesh may differ from that of the run that wrote the checkpoint. Here we save the state that was born sharded, and
+# restore it on one device and on three meshes.
 
 # %%
 with TemporaryDirectory() as folder:
@@ -314,13 +319,12 @@ with TemporaryDirectory() as folder:
     checkpoints.close()
 
 # %% [markdown]
-# All four hold the same bits (the checksum is over the whole state), and the more devices *model* has, the less each holds.
+# All four hold the same bits (the checksum is over the full state), and the more devices *model* has, the less each holds.
 #
 # ## What it costs
 #
-# At last the time of a step, measured in turns. All simulated devices share one memory and the same cores, so these times say
-# little about real devices. There, ZeRO-1 sends as many bytes as an all-reduce does. ZeRO-3 by layer sends half as many
-# again, because it gathers the parameters twice.
+# Finally, the time of a step. We time the five ways in turn, so that other programs disturb them alike. **Predict:** does ZeRO make
+# a step slower here?
 
 # %%
 times = {key: [] for key in WAYS}
@@ -336,19 +340,23 @@ for (name, strategy), found in times.items():
     print(f"{name:10s} {strategy:9s} median {np.median(found):4.0f} ms ({min(found):.0f} to {max(found):.0f})")
 
 # %% [markdown]
+# The five take about the same time: simulated devices share one memory and the same cores, so these times say little about real
+# devices. There, ZeRO-1 sends as many bytes as an all-reduce does. ZeRO-3 layer by layer sends half as many again, because it
+# gathers the parameters twice, in the forward and in the backward pass.
+#
 # ## Exercises
 #
 # **1. `born_in_place`** (2 minutes): return the array that `build()` makes, with the sharding `sharding`, such that no device
 # ever holds all of it.
-# <details><summary>Hint</summary>Compile it, and say where the result is to be placed.</details>
+# <details><summary>Hint</summary>Compile it, and say how the result is to be sharded.</details>
 #
 # **2. `zero_step`** (10 minutes): ZeRO-1 with momentum, in `shard_map` over the axis "data". Every device gets the weights `w`
 # `[D]`, its own gradient `g` `[D]`, and its shard `m` `[D / N]` of the momentum. The gradient of the update is the *mean* over
 # the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`.
 # <details><summary>Hint</summary>psum_scatter, divided by N; the update of the shard; all_gather with tiled=True.</details>
 #
-# **3. `clipped`** (5 minutes): mend the planted mistake above. In `shard_map`, `g` is this device's shard of the gradient; clip
-# the length of the whole gradient to 1.
+# **3. `mended_clip`** (5 minutes): find the mistake in `broken_clip` above, and write it correctly. In `shard_map` over the axis
+# "data", `g` is this device's shard of the gradient. Clip the length of the full gradient to 1.
 # <details><summary>Hint</summary>Squares can be added over devices, lengths cannot.</details>
 
 
@@ -363,12 +371,12 @@ def zero_step(w, g, m):
     ...  # your code: 5 or 6 lines
 
 
-def clipped(g):
+def mended_clip(g):
     """This device's shard of the clipped gradient."""
     ...  # your code: 2 lines
 
 
-for exercise in (born_in_place, zero_step, clipped):
+for exercise in (born_in_place, zero_step, mended_clip):
     check("14_born_sharded", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -378,10 +386,13 @@ for exercise in (born_in_place, zero_step, clipped):
 #
 # - Shapes first, then shardings, then numbers: `eval_shape`, a table of rules, `jit(..., out_shardings=...)`.
 # - ZeRO-1 is a reduce-scatter, the update of a shard, and an all-gather. ZeRO-3 lowers the peak only if it gathers layer by layer.
-# - Norms and means over all parameters need a sum over the devices once the parameters are split.
+# - Once the gradients are split, whatever needs all of them, such as their norm, needs a `psum`.
 #
 # The code is in [sharding/split_step.py](../pmapdp/sharding/split_step.py) and [sharding/zero.py](../pmapdp/sharding/zero.py);
-# the flags are `--mesh`, `--layout` and `--shard-state`. Read on: [Flax's guide to scaling
-# up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its program is `python -m pmapdp.train nnx-mesh`), and
-# [the scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next:
-# [15 Train with many processes](15_many_processes.ipynb).
+# the flags are `--mesh`, `--layout` and `--shard-state`. The function that gives every array of a train state its sharding is
+# printed below. Read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its
+# program is `python -m pmapdp.train nnx-mesh`), and [the scaling book on
+# training](https://jax-ml.github.io/scaling-book/training/). Next: [15 Train with many processes](15_many_processes.ipynb).
+
+# %%
+print(inspect.getsource(Layout.state))

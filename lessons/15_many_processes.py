@@ -20,12 +20,13 @@
 # About 30 minutes · before: [14 Born sharded](14_born_sharded.ipynb) · next:
 # [16 Measure a step](16_measure_a_step.ipynb)
 #
-# One machine has a handful of devices. To use several machines, start a process on each. All run the same program, and
-# each owns only the devices of its machine. Here both processes run on your machine and communicate through its loopback
-# interface. In PyTorch, `torchrun` starts a process for each *device*; a JAX process may own all devices of its machine.
+# One machine has a handful of devices. To use several machines, start a process on each. All processes run the same program,
+# and each owns only the devices of its machine. Here, two processes run on your machine and communicate through its loopback
+# interface. In PyTorch, `torchrun` starts a process for each *device*; a JAX process usually owns all devices of its machine.
 
 # %%
 import dataclasses
+import inspect
 import json
 import os
 import signal
@@ -47,6 +48,7 @@ from pmapdp import devices
 from pmapdp.data.batches import Batches
 from pmapdp.recipes import RECIPES
 from pmapdp.registry import load_data
+from pmapdp.steps.placing import place
 from pmapdp.train import train
 from pmapdp.trained import load_run
 
@@ -58,7 +60,7 @@ runs = Path(tempfile.mkdtemp())
 # ## One array, two processes
 #
 # The picture shows a global array `[16, 3]` on four devices. Both processes know its global shape. Process 0 can read the two
-# shards on its own devices, and not the other two.
+# shards on its own devices, but not the other two.
 
 # %%
 lesson_15.one_array()
@@ -66,10 +68,10 @@ lesson_15.one_array()
 # %% [markdown]
 # ## A program to take home
 #
-# [programs/two_processes.py](programs/two_processes.py) is a whole training in plain JAX. Three things are new:
+# [programs/two_processes.py](programs/two_processes.py) is a complete training program in plain JAX. Three things are new:
 #
-# - `jax.distributed.initialize` connects the processes. Process 0 listens as the *coordinator*; each process says how many there
-#   are and which of them it is. (Under Slurm, Open MPI or on Cloud TPU it needs no arguments.)
+# - `jax.distributed.initialize` connects the processes. Process 0 listens as the *coordinator*. Each process says how many
+#   processes there are and which of them it is. (Under Slurm, Open MPI or on Cloud TPU it needs no arguments.)
 # - `jax.devices()` then lists the devices of *all* processes.
 # - `jax.make_array_from_process_local_data` builds a global array from the rows that each process gives.
 #
@@ -80,13 +82,13 @@ program = Path("programs/two_processes.py").read_text()
 print(program[program.index("coordinator, process") :])
 
 # %% [markdown]
-# We run it as one process, and then as two. At its end it calls pmap too, which takes and returns arrays of the process' own
+# We run it as one process, and then as two. At its end it also calls pmap, which takes and returns arrays of the process's own
 # devices. **Predict:** which shape does `x` have on process 1 of 2, and how many of its rows does that process hold? And which
 # shape does pmap return there?
 
 # %%
 def start(count, *arguments):
-    """The processes of one run: Python with these arguments, and the coordinator's address and a number filled in."""
+    """Start `count` processes of one run: Python with these arguments, with `{coordinator}` and `{process}` filled in."""
     with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
         coordinator = f"127.0.0.1:{server.getsockname()[1]}"
     clean = {name: value for name, value in os.environ.items() if name != "NPROC"} | {"JAX_PLATFORMS": "cpu"}
@@ -109,18 +111,18 @@ assert difference < 1e-6
 
 # %% [markdown]
 # The global array has the same shape in both processes, and each holds half of its rows. No process sent its rows to the
-# other: only the gradients crossed the network. pmap's result has the shape `[2]`, for the two devices of its process. A loop
-# around pmap works on such process-local arrays; that changes when you port it (lesson 11).
+# other: in a step, only gradients cross the network. pmap's result has the shape `[2]`, for the two devices of its process. A
+# loop around pmap works on such process-local arrays; that changes when you port it (lesson 11).
 #
 # Reading all of `x` is an error, because half of it belongs to the other process. So the rule is: **all processes run the same
-# computations in the same order, and each reads its own shards.** A process that calls one collective more than the others
-# waits for them forever.
+# computations in the same order, and each reads its own shards.** If one process calls a collective and the others do not, it
+# waits for them in vain.
 #
 # ## Who reads which examples?
 #
-# The order of an epoch is a function of the seed (lesson 12). So every process knows the whole order, and takes its own
-# rows. Here are two processes of two devices each, and a batch of ten examples. **Predict:** how many rows does each process
-# hold, and which one has the padding?
+# The order of an epoch is a function of the seed (lesson 12). So every process knows the order of all examples, and takes its
+# own rows. pmapdp's `Batches` does this; here we ask it for the rows of two processes with two devices each, in a batch of ten
+# examples. **Predict:** how many rows does each process hold, and which one has the padding?
 
 # %%
 digits = load_data("digits")
@@ -136,10 +138,10 @@ np.testing.assert_array_equal(np.concatenate([part.inputs for part in parts]), b
 #
 # ## Process 0
 #
-# Two processes that append to one log would garble it. So only process 0 prints, and writes metrics and `config.json`.
-# Checkpoints are different: each process writes the shards that it holds, into one folder that all can reach.
+# Two processes that append to one log would garble it. So only process 0 prints, and only process 0 writes the metrics and
+# `config.json`. Checkpoints are different: each process writes the shards that it holds, into one folder that all can reach.
 #
-# Now we use the trainer of pmapdp. Both processes get the same command, except for the number of the process. For comparison
+# Now we use the trainer of pmapdp. Both processes get the same command, except for the number of the process. For comparison,
 # the job first runs here, in a single process with four devices.
 
 # %%
@@ -159,9 +161,9 @@ def train_in_two(workdir):
 # ## Kill one
 #
 # As soon as a checkpoint is there, we kill process 1 with SIGKILL. Process 0 then waits in an all-reduce for an answer that never
-# comes. JAX's own heartbeats would notice after about 100 seconds. pmapdp has heartbeats of its own. A process that sends none
-# for 0.6 of `--heartbeat-timeout` counts as lost, so that all others have ended when the timeout is over. The timeout is
-# 6 seconds here (60 by default), so the message says 4 (3.6, rounded). **Predict:** what remains of the run?
+# comes. JAX itself would notice after about 100 seconds. pmapdp notices earlier, by heartbeats of its own: a process that sends
+# none for 60 % of `--heartbeat-timeout` counts as lost, so that all others have ended when the timeout is over. The timeout
+# is 6 seconds here (60 by default), so the message says 4 s (3.6 s, rounded). **Predict:** what remains of the run?
 
 # %%
 both = train_in_two(runs / "two")
@@ -191,12 +193,12 @@ print(f"largest difference to one process: {max(apart):.0e}")
 assert max(apart) < 1e-10
 
 # %% [markdown]
-# The resumed run ends as the one in a single process does (float64; only the order of additions differs).
+# The resumed run ends with the parameters of the run in a single process, to within 1e-10 (float64; the additions are made in
+# another order).
 #
 # ## Is it faster?
 #
-# Not here. The two processes share the cores of one machine, and their all-reduce goes through sockets instead of shared
-# memory. On two machines they would have twice the devices, and pay for the network.
+# **Predict:** both runs used four devices. Which one made more examples per second in its last epoch?
 
 # %%
 for name, meaning in (("one", "1 process x 4 devices"), ("two", "2 processes x 2 devices")):
@@ -206,12 +208,16 @@ for name, meaning in (("one", "1 process x 4 devices"), ("two", "2 processes x 2
 print(devices.describe(jax.devices()[:4]))
 
 # %% [markdown]
+# The single process is faster here. The two processes share the cores of one machine, and their all-reduce goes through sockets
+# instead of shared memory. Two machines would have twice as many cores, and the all-reduce would go through the network.
+#
 # ## Exercises
 #
 # The exercises run in one process. Its eight devices stand for those of several processes.
 #
-# **1. `rows_of`** (5 minutes): `sharding` splits a global array of shape `shape` along its first axis. `mine` is the list of
-# devices of this process, side by side. Return `(first, last)`: the rows that this process must read, from `first` to below `last`.
+# **1. `rows_of`** (5 minutes): `sharding` splits a global array of shape `shape` along its first axis. `mine` lists the devices of
+# this process, which are neighbours. Return `(first, last)`: the process must read the rows from `first` up to, but not
+# including, `last`.
 # <details><summary>Hint</summary><code>sharding.devices_indices_map(shape)[device]</code> is a tuple of slices; a slice's
 # start is None for the first row.</details>
 #
@@ -220,13 +226,18 @@ print(devices.describe(jax.devices()[:4]))
 # <details><summary>Hint</summary><code>np.split</code>, <code>jax.device_put(part, device)</code>, and
 # <code>jax.make_array_from_single_device_arrays(shape, sharding, parts)</code>.</details>
 #
-# **3. `log_loss`** (3 minutes): find the planted mistake. With two processes this program stops at the first call, without an
-# error: `if process == 0: say(mean_loss())`. Here `mean_loss` is a jitted function of global arrays. Write it right, as a function
-# that every process calls.
+# **3. `mended_log`** (3 minutes): find the planted mistake. Every process calls `broken_log` after each epoch. With one process
+# it works. With two, process 0 hangs, and there is no error. `mean_loss` is a jitted function of global arrays. Write
+# `broken_log` correctly, and return the loss on every process.
 # <details><summary>Hint</summary>Which processes take part in the all-reduce inside mean_loss?</details>
 
 
 # %%
+def broken_log(process, mean_loss, say):
+    if process == 0:
+        say(mean_loss())
+
+
 def rows_of(sharding, shape, mine):
     """(first, last) of the rows on the devices `mine`."""
     ...  # your code: 3 or 4 lines
@@ -237,12 +248,12 @@ def assemble(sharding, shape, rows, mine):
     ...  # your code: 2 or 3 lines
 
 
-def log_loss(process, mean_loss, say):
+def mended_log(process, mean_loss, say):
     """Process 0 says the loss; returns it on every process."""
     ...  # your code: 3 or 4 lines
 
 
-for exercise in (rows_of, assemble, log_loss):
+for exercise in (rows_of, assemble, mended_log):
     check("15_many_processes", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -254,7 +265,10 @@ for exercise in (rows_of, assemble, log_loss):
 # - Process 0 writes what people read; checkpoints are written by all.
 # - A lost process ends the run in bounded time, and the same command resumes from the last checkpoint.
 #
-# The code is in [steps/placing.py](../pmapdp/steps/placing.py) and [processes/join.py](../pmapdp/processes/join.py);
-# [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open MPI and Kubernetes. Read on: [Introduction to
-# multi-controller JAX](https://docs.jax.dev/en/latest/multi_process.html). Next:
+# The code is in [processes/join.py](../pmapdp/processes/join.py) and in [steps/placing.py](../pmapdp/steps/placing.py), whose
+# function for batches is printed below. [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open MPI and
+# Kubernetes. Read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/multi_process.html). Next:
 # [16 Measure a step](16_measure_a_step.ipynb).
+
+# %%
+print(inspect.getsource(place))

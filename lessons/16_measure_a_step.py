@@ -55,8 +55,8 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # ## What a clock sees
 #
 # A call of a jitted function returns before the result is there: Python has only *dispatched* the work. (On a GPU, PyTorch
-# does the same.) The first call also traces and compiles. So a clock around one line of Python can show three durations.
-# Only the last one is the time of a step.
+# does the same.) The first call also traces and compiles. So a clock around one line of Python can show three different
+# durations. Only the last one is the time of a step.
 
 # %%
 lesson_16.three_durations()
@@ -89,7 +89,7 @@ for name, wait, repeats in (("first call", True, 1), ("without waiting", False, 
 assert traced == [(1500, 1500)]
 
 # %% [markdown]
-# The function was traced once, in the first call. "Without waiting" is only the time of the launch.
+# The function was traced once, in the first call. "Without waiting" is the shortest, because it is only the time to dispatch.
 #
 # **A failure on purpose.** The last batch of an epoch is smaller, and nobody pads it. Then the program is compiled again, in the
 # middle of what you measure. This happens for each new shape. To notice it, count traces: unlike times, they do not depend
@@ -107,7 +107,7 @@ assert traced[1:] == [(64, 64), (29, 29)]
 # add time. In a training loop, time groups of steps, as `pmapdp.compare` does: if you wait after each step, Python cannot
 # prepare the next one meanwhile.
 #
-# Now we time a real step, on one device with 32 examples, and on eight with 32 each. **Predict:** which one is faster here?
+# Now we time a real step, on one device with 32 examples, and on eight with 32 each. **Predict:** which step is faster here?
 
 
 # %%
@@ -136,11 +136,11 @@ step_seconds = {strategy: least_seconds(one_step, strategy) for strategy in held
 print({strategy: f"{1000 * seconds:.1f} ms" for strategy, seconds in step_seconds.items()})
 
 # %% [markdown]
-# One device is faster. The eight devices train eight times as many examples, and update eight copies of the parameters, on the
-# same cores. No speed-up is possible here.
+# The step on one device is faster. The eight devices train eight times as many examples, and update eight copies of the
+# parameters, on the same cores. They cannot be faster here.
 #
-# Each call also costs the host some time for each device. A loop *on the devices* saves it: `lax.scan` makes several updates in
-# one call, over batches that are stacked along a new first axis.
+# Each call also takes the host some time for each device. A loop *on the devices* avoids that: `lax.scan` makes several updates
+# in one call, over batches that are stacked along a new first axis.
 
 # %%
 four = [steps.place_batch(batch) for batch, _ in zip(batches.epoch(0), range(4), strict=False)]
@@ -168,8 +168,9 @@ print(f"four steps in one call: {1000 * least_seconds(four_steps) / 4:.1f} ms a 
 #
 # How fast could the step be? Count its floating-point operations. A product of `[m, k]` and `[k, n]` takes 2 m k n of them: m k n
 # multiplications, and as many additions. For `[8, 4] @ [4, 2]` that is 128. In training, each layer has three such products: the
-# forward pass, the gradient of its weights, and the gradient of its inputs, which the first layer does not need. The share of
-# the machine's speed that a step reaches is its *utilization*. **Predict:** will the count by hand agree with the compiler's?
+# forward pass, the gradient of its weights, and the gradient of its inputs, which the first layer does not need. A step reaches
+# some share of the machine's speed, which is called its *utilization*. **Predict:** will the count by hand agree with the
+# compiler's?
 
 # %%
 assert jax.jit(jnp.dot).lower(jnp.ones((8, 4)), jnp.ones((4, 2))).compile().cost_analysis()["flops"] == 2 * 8 * 4 * 2 == 128
@@ -184,13 +185,14 @@ print(f"the step reaches {flops / step_seconds['single'] / rate:.0%} of this mac
 assert 1 < flops / by_hand < 1.2
 
 # %% [markdown]
-# They agree to within a tenth: the products are nearly all of it, and the rest is mostly Adam. A utilization is hard to predict, so
-# measure it on one device.
+# They agree to within a tenth: nearly all operations are in the products, and most of the rest are Adam's. A utilization is hard
+# to predict, so measure it on one device.
 #
 # ## What the devices exchange
 #
 # You can compile a program for many devices and read it without running it. (This notebook simulates 64 devices for
-# that.) **Predict:** how do the number of all-reduces and their bytes change from 2 to 64 devices?
+# that.) As before, `collectives` of pmapdp finds the collectives in the program's text. **Predict:** how do the number of
+# all-reduces and their bytes change from 2 to 64 devices?
 
 # %%
 parameters = count_parameters(held["single"][1].params)
@@ -208,8 +210,8 @@ for count in (2, 8, 64):
 #
 # ## Where the time goes
 #
-# A profile tells *when* things happen. `jax.profiler.trace` records one. We list the six operations that take most time, summed
-# over the eight devices and five updates.
+# A profile tells *when* things happen. `jax.profiler.trace` records one. pmapdp's `longest_operations` reads it, and we print the
+# six operations that take most time, summed over the eight devices and five updates.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -226,13 +228,13 @@ assert any("all-reduce" in line or "psum" in line for line in operations)
 # `python -m pmapdp.train --profile` writes the same trace. Open it at [ui.perfetto.dev](https://ui.perfetto.dev) to see which
 # device waits for which; lesson 12 has a picture.
 #
-# ## How long until it is good
+# ## The time to an accuracy
 #
-# What you wait for is an accuracy, and the speed of a step is only half of the answer. The time until then is the time to start,
-# which includes compiling, plus the number of updates times the seconds of each. To judge the accuracy we hold back the last
-# examples of the training set. (The test set is not for choices: an accuracy that was used to choose is too optimistic.)
-# **Predict:** we go from eight simulated devices to one, and then make the learning rate four times as high. Which of these three
-# does each change shorten?
+# What you wait for is an accuracy, and the time of a step is only half of the answer. The time to an accuracy is the time to
+# start, which includes compiling, plus the number of updates times the seconds of each. To judge the accuracy, we hold back the
+# last examples of the training set. (Do not choose by the test set: an accuracy that was used to choose is too optimistic.)
+# **Predict:** we go from eight simulated devices to one, and then make the learning rate four times as high. Which of the three
+# does each change reduce: the time to start, the number of updates, or the seconds of each?
 
 # %%
 kept, held_back = (Split(*(array[rows] for array in data.train)) for rows in (slice(1100), slice(1100, None)))
@@ -263,10 +265,10 @@ for strategy, group, rate in (("shard_map", chosen, 1e-3), ("single", everyone[:
 assert updates_needed[0] == updates_needed[1] > updates_needed[2]
 
 # %% [markdown]
-# One device needs the same number of updates, and each of them takes less time. The higher learning rate changes only the number
+# One device needs the same number of updates, and each of them takes less time. The higher learning rate reduces only the number
 # of updates. On one device the start takes longer than all updates, so a still faster step would help little here.
 #
-# For MNIST the same has been measured for the whole command, from the start of Python to the end, on two cores that did nothing
+# For MNIST, the same was measured for the complete command, from the start of Python to the end, on two cores that did nothing
 # else. Each row has one change more than the row above; put its flags behind `python -m pmapdp.train` to repeat it. **Predict:**
 # one change halves the seconds and costs accuracy. Which one, and what brings the accuracy back?
 
@@ -280,21 +282,21 @@ for change in way:
 lesson_16.seconds_of_changes(way)
 
 # %% [markdown]
-# The smaller network shortens each update. One epoch in place of three leaves a third of the updates, and is not enough
-# until the learning rate is higher; label smoothing and moved images add the rest, and cost almost no time. More than half of what
-# remains is the start: the compile cache of the last row spares most of the compiling. [Time to 99 %](../docs/speedrun.md) gives
-# the reasons for each change, what was tried in vain, and the same in PyTorch and Keras.
+# The smaller network shortens each update. One epoch instead of three leaves a third of the updates, which is not enough
+# until the learning rate is higher. Label smoothing and moved images raise the accuracy further, and cost almost no time. Then
+# more than half of the time is the start. The compile cache of the last row avoids most of the compiling. [Time to
+# 99 %](../docs/speedrun.md) gives the reasons for each change, says what was tried in vain, and compares with PyTorch and Keras.
 #
 # ## Exercises
 #
-# **1. `seconds_per_call`** (5 minutes): return how long a call of `function(x)` takes until its result is there, once it is
-# compiled. `clock()` gives the time in seconds.
-# <details><summary>Hint</summary>One call before the clock starts, and wait for it too.</details>
+# **1. `mended_timer`** (5 minutes): find the planted mistakes. `broken_timer` is to return how many seconds a call of the jitted
+# `function(x)` takes, until its result is there and without compiling. `clock()` gives the time in seconds. Write it correctly.
+# <details><summary>Hint</summary>There are two. The picture at the beginning of this lesson shows both.</details>
 #
-# **2. `all_rows`** (10 minutes): find the planted mistake. This function is called with 100, 37 and 5 rows, and compiles each time:
-# `jax.jit(lambda x: (x ** 2).sum(0))(x)`. Given `compiled(x, weights)`, which sums `weights * x ** 2` over exactly `size` rows,
+# **2. `all_rows`** (10 minutes): `jax.jit(lambda x: (x ** 2).sum(0))` compiles again for each number of rows. Avoid that. Given
+# `compiled(x, weights)`, a jitted function that sums `weights * x ** 2` over the rows (`x` `[size, D]`, `weights` `[size, 1]`),
 # return the sum for an `x` `[n, D]` of any n, such that `compiled` is traced for one shape only.
-# <details><summary>Hint</summary>Take `size` rows at a time; pad the last ones with zeros, of weight 0.</details>
+# <details><summary>Hint</summary>Take <code>size</code> rows at a time. Pad the last ones with zeros, of weight 0.</details>
 #
 # **3. `utilization`** (5 minutes): return the share of `rate` (operations a second) that `function(x)` reaches when it takes
 # `seconds`. Let JAX count its operations.
@@ -302,8 +304,14 @@ lesson_16.seconds_of_changes(way)
 
 
 # %%
-def seconds_per_call(function, x, clock):
-    """Seconds of one warm call, from its start until its result is there."""
+def broken_timer(function, x, clock):
+    start = clock()
+    function(x)
+    return clock() - start
+
+
+def mended_timer(function, x, clock):
+    """Seconds of a call that does not compile, from its start until its result is there."""
     ...  # your code: 4 lines
 
 
@@ -317,7 +325,7 @@ def utilization(function, x, seconds, rate):
     ...  # your code: 2 lines
 
 
-for exercise in (seconds_per_call, all_rows, utilization):
+for exercise in (mended_timer, all_rows, utilization):
     check("16_measure_a_step", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -328,7 +336,7 @@ for exercise in (seconds_per_call, all_rows, utilization):
 # - Warm up, keep the shapes, and wait for the result. A time without these is not the time of a step.
 # - The compiled program tells what is computed and what is exchanged; a profile tells when. In it, the time of a collective is
 #   mostly waiting for the slowest device.
-# - You wait for an accuracy: the time to start, plus the number of updates times the seconds of each.
+# - The time to an accuracy is the time to start, plus the number of updates times the seconds of each.
 #
 # The code is in [compare/](../pmapdp/compare/runs.py) and [run/profile.py](../pmapdp/run/profile.py). Read on:
 # [benchmarking and profiling](https://docs.jax.dev/en/latest/201/profiling.html). Next:

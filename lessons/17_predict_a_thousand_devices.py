@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 17. Predict a thousand devices
 #
-# After this lesson you can predict from latency and bandwidth how a training step scales. You can check such a model
-# where you can measure, and say how far to trust it where you cannot.
+# After this lesson you can predict from latency and bandwidth how a training step scales to many devices. You can check such
+# a model where you can measure, and say how far to trust it where you cannot.
 #
 # About 25 minutes · before: [16 Measure a step](16_measure_a_step.ipynb) · next:
 # [18 Explicit sharding](18_explicit_sharding.ipynb), or work of your own
@@ -24,6 +24,7 @@
 # bandwidth of a link in bytes per second.
 
 # %%
+import math
 import time
 
 import drawing
@@ -56,14 +57,14 @@ print(devices.describe(everyone), "| jax", jax.__version__)
 # %% [markdown]
 # ## The cost model
 #
-# A message of n bytes takes L + n / W seconds: the latency, and then the bytes. In a ring all-reduce (lesson 05) each device sends
-# 2 (N - 1) messages of n / N bytes, one after the other:
+# A message of n bytes takes L + n / W seconds: the latency, and the time for the bytes. In a ring all-reduce (lesson 05), each
+# device sends 2 (N - 1) messages of n / N bytes, one after the other:
 #
 # ```
 # time = 2 (N - 1) (L + n / (N W))
 # ```
 #
-# In your head: 4 devices, 4 MB, 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6 microseconds.
+# In your head: 4 devices, 4 MB, a latency of 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6 microseconds.
 # **Predict:** what happens to the time with many devices, for 4 MB and for 4 bytes?
 
 # %%
@@ -75,9 +76,9 @@ for count in (2, 4, 64, 4096):
 assert all_reduce(4e6, 4096, [link]) - 2 * 4095 * 1e-6 < 2 * 4e6 / 1e9  # the share of the bytes: below 2 n / W
 
 # %% [markdown]
-# The time for the bytes approaches a limit, 2 n / W. The time for the latencies grows with N. So an all-reduce of a large array
-# scales well, and one of many small arrays does not. There are also all-reduces along a tree. They send as many bytes as a ring,
-# but only about log N messages one after the other. Libraries choose between the two by the size of the array.
+# The time for the bytes approaches a limit, 2 n / W. The time for the latencies grows with N. So one all-reduce of a large
+# array scales better than many all-reduces of small ones. There are also all-reduces along a tree. They send as many bytes as a ring, but
+# only about log N messages one after the other. Libraries choose between the two by the size of the array.
 #
 # ## Does it hold where we can measure?
 #
@@ -106,8 +107,8 @@ for count in (2, 4, 8):
 print(f"{len(rows)} measurements, from {1e3 * rows[0]['seconds']:.2f} to {1e3 * rows[-1]['seconds']:.2f} ms")
 
 # %% [markdown]
-# Then we fit the three constants of the formula to the measurements on two of the three numbers of devices, and predict those on
-# the third. **Predict:** how large will the errors be: a few percent, some tens of percent, or a factor of several?
+# Then we fit the three constants of the formula to the measurements for two device counts, and predict those for the third.
+# **Predict:** how large will the errors be: a few percent, some tens of percent, or several times the true value?
 
 
 # %%
@@ -142,10 +143,10 @@ lesson_17.fitted(rows, fit(rows), terms)
 #
 # ## A thousand devices
 #
-# Now we put published figures of real hardware into the formulas of rings and trees. **These are predictions.** They
-# need the operations of a step, which the compiler counts (lesson 16), for our MLP with 64 examples on each device.
-# ResNet-50 is for comparison. *Efficiency* is the speed of each device compared with one device alone. **Predict:**
-# which of the two networks scales better, and why?
+# Now we put published figures of real hardware into the formulas of rings and trees. **These are predictions.** They also need
+# the number of operations in a step. For our MLP with 64 examples on each device the compiler counts them (lesson 16), and for
+# ResNet-50 they are published. *Efficiency* is the speed of each device compared with one device alone. **Predict:** which of
+# the two networks scales better, and why?
 
 # %%
 task, data = Task(MLP, optax.adam(1e-3)), load_data("digits")
@@ -169,15 +170,15 @@ efficiencies = [weak_efficiency(each, HARDWARE["h100"], 1024, Plan()) for each i
 assert efficiencies[0] < 0.5 < efficiencies[1]
 
 # %% [markdown]
-# ResNet-50 scales better. A device computes the MLP's 64 examples in microseconds, and then mostly waits for the all-reduce;
-# ResNet-50 computes much longer for each byte that it all-reduces. (The TPU's curves first dip and then rise, because two devices
-# can use the links of only one of the three axes of its torus.)
+# ResNet-50 scales better. A device computes the MLP's 64 examples in some microseconds, and then mostly waits for the all-reduce.
+# ResNet-50 computes much longer for each byte that it all-reduces. (The TPU's curves first fall and then rise, because two
+# devices can use the links of only one of the three axes of its torus.)
 #
 # ## What helps
 #
-# The next cell shows what each remedy gains, alone, on 512 devices. An all-reduce *is* a reduce-scatter and an
-# all-gather, so ZeRO-1 (lesson 14) communicates exactly as long as plain data parallelism. **Predict:** does it gain
-# anything?
+# The next cell shows what each remedy alone gains for the MLP on 512 devices. An all-reduce *is* a reduce-scatter and an
+# all-gather, so ZeRO-1 (lesson 14) spends exactly as much time on communication as plain data parallelism. **Predict:** does it
+# gain anything?
 
 # %%
 plain = predict(ours, HARDWARE["h100"], 512, Plan())
@@ -213,13 +214,18 @@ print("\nleft out:", *LEFT_OUT, sep="\n  ")
 # **2. `bytes_sent`** (3 minutes): return how many bytes each of N devices sends in a ring all-reduce of n bytes.
 # <details><summary>Hint</summary>Messages times size; for N = 4 it is 1.5 n.</details>
 #
-# **3. `least_batch`** (5 minutes): find the planted mistake. Somebody wants the all-reduce, r seconds, to take at most `share` of the
-# step, and computes `b = r / (share * e)` from e seconds an example. But a step is the time of the examples *plus* the all-reduce.
-# Return the least whole number b.
-# <details><summary>Hint</summary>Solve r = share * (b * e + r) for b, and round up.</details>
+# **3. `mended_batch`** (5 minutes): find the planted mistake. `broken_batch` is to return the least number of examples per device
+# with which the all-reduce takes at most `share` of a step. An example takes `example_seconds`, and the all-reduce takes
+# `reduce_seconds`. The number that it returns is larger than necessary. Write it correctly.
+# <details><summary>Hint</summary>Of which time is the share? Write down the seconds of a step with b examples, and solve for
+# b.</details>
 
 
 # %%
+def broken_batch(example_seconds, reduce_seconds, share):
+    return math.ceil(reduce_seconds / (share * example_seconds))
+
+
 def ring_sum(x):
     """[n / N], part d of the sum on device d."""
     ...  # your code: 6 or 7 lines
@@ -230,12 +236,12 @@ def bytes_sent(n, N):
     ...  # your code: 1 line
 
 
-def least_batch(example_seconds, reduce_seconds, share):
+def mended_batch(example_seconds, reduce_seconds, share):
     """Examples per device, a whole number."""
     ...  # your code: 1 or 2 lines
 
 
-for exercise in (ring_sum, bytes_sent, least_batch):
+for exercise in (ring_sum, bytes_sent, mended_batch):
     check("17_predict_a_thousand_devices", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -244,7 +250,7 @@ for exercise in (ring_sum, bytes_sent, least_batch):
 # ## Take away
 #
 # - In a ring, the time for the latencies grows with the number of devices, and the time for the bytes approaches 2 n / W.
-# - The model is good enough to choose a plan. Say "predicted", and say what is left out.
+# - The model is good enough to choose a plan. Say that its results are predicted, and say what it leaves out.
 # - ZeRO-1 saves memory at equal communication. A larger batch gives more examples per second, but seldom reduces the number of
 #   updates as much.
 #

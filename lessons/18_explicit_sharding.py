@@ -23,6 +23,7 @@
 # In lesson 09 the compiler chose the shardings of all arrays between the arguments and the results. You saw its choices
 # only in the compiled program. On a mesh with *Explicit* axes, JAX itself derives the sharding of every intermediate array
 # while it traces your function. Where more than one sharding is possible, it raises an error, and you say which one you want.
+# As in lesson 09, `collectives` of pmapdp lists the collectives of a compiled program; the rest of the lesson is plain JAX.
 
 # %%
 import textwrap
@@ -67,19 +68,19 @@ assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
 assert str(jax.typeof(x.sum(0))) == "float32[4]"
 
 # %% [markdown]
-# The first two stay split as x is. The sum over the split axis is replicated, so it needs an all-reduce. Inside `jit` this works
-# in the same way: the types are known while the function is traced.
+# `2 * x` and `x.sum(1)` stay split as x is. `x.sum(0)` sums over the split axis and is replicated, so it needs an all-reduce.
+# Inside `jit` this works in the same way: the types are known while the function is traced.
 #
 # ## Types through a network
 #
-# Here is the network of lesson 13 with its hidden units split, on a mesh of two axes. Each type follows from the types before it.
+# The picture shows the types of the network of lesson 13 with its hidden units split, on a mesh of two axes.
 
 # %%
 lesson_18.types()
 
 # %% [markdown]
-# For one of the two products JAX cannot derive how the result is sharded, so we have to say it. **Predict:** for which one, and
-# why?
+# For one of the two products JAX cannot derive how the result is to be sharded, so we have to say it. **Predict:** for which
+# one, and why?
 
 # %%
 data = load_data("digits")
@@ -92,7 +93,7 @@ W1, W2 = random.normal(0, 0.05, (784, 64)).astype(np.float32), random.normal(0, 
 @jax.jit
 def forward(x, W1, W2):
     hidden = jax.nn.relu(x @ W1)
-    logits = jnp.matmul(hidden, W2, out_sharding=P("data", None))  # sums over hidden units, which are split
+    logits = jnp.matmul(hidden, W2, out_sharding=P("data", None))  # <- new
     types.extend(map(str, map(jax.typeof, (hidden, logits))))
     return logits
 
@@ -108,12 +109,13 @@ assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
 
 # %% [markdown]
-# For the second one, which sums over a split axis: the line with `out_sharding` is the one that needs the all-reduce. Without
-# `out_sharding`, JAX would raise an error. The types were known while JAX traced the function, before anything was compiled.
+# For the second one, because it sums over the hidden units, which are split. The line with `out_sharding` is also the one that
+# needs the all-reduce. The types were known while JAX traced the function, before anything was compiled.
 #
 # ## What it refuses, and why
 #
-# Here are three operations whose result could be sharded in several ways. **Predict:** why is each of them ambiguous?
+# Here are three operations whose result could be sharded in several ways: a product that sums over a split axis, a sum of two
+# arrays that are split along different axes, and one row of a split array. **Predict:** which shardings could each result have?
 
 # %%
 columns = jax.device_put(np.ones((4, 16), np.float32), P(None, "data"))
@@ -133,12 +135,14 @@ for name, function in (
     assert kind == "ShardingTypeError"
 
 # %% [markdown]
-# - `columns @ x` sums over a split axis. The result may be replicated (by an all-reduce) or split (by a reduce-scatter).
-# - The two summands are split along different axes, and one mesh axis cannot split the result along both.
-# - The row `x[0]` is on one device. Should the result be on all of them?
+# - `columns @ x` could be replicated (by an all-reduce) or split (by a reduce-scatter).
+# - `by_row + by_column` could be split by row or by column. One mesh axis cannot split both axes of the result.
+# - The row `x[0]` is on one device. A sharding covers all devices of the mesh, so the result has to be replicated, or split
+#   again.
 #
 # In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding of an
-# array, for which the devices may have to communicate. **Predict:** which collective turns columns into rows?
+# array, for which the devices may have to communicate. **Predict:** which collective changes a split by columns into a split by
+# rows?
 
 # %%
 replicated = jnp.matmul(columns, x, out_sharding=P())
@@ -158,9 +162,9 @@ assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 #
 # ## The data-parallel step, once more
 #
-# The step of lesson 09 works as it is, because the types of the arguments are enough. The gradient has the type of `W`,
-# replicated, so it is all-reduced. We only add an assert. It is checked while the function is traced, and costs nothing when
-# the program runs.
+# The step of lesson 09 works as it is: the types of the arguments are enough. The gradient has the type of `W`, which is
+# replicated, so it needs an all-reduce. We only add an assert. It is checked while the function is traced, and costs nothing
+# when the program runs. We compare the update with one by hand (float32, tolerance 1e-6).
 
 # %%
 W = jnp.zeros((784, 10))
@@ -168,7 +172,7 @@ W = jnp.zeros((784, 10))
 
 @jax.jit
 def step(W, x, y):
-    assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"
+    assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"  # <- new
 
     def loss(W):
         return optax.softmax_cross_entropy_with_integer_labels(x @ W, y).mean()
@@ -199,8 +203,9 @@ except AssertionError as error:
 # ## shard_map inside
 #
 # Explicit sharding and `shard_map` work together: inside `shard_map` the axis is *Manual*, and you write the program of one
-# device. The mesh is the current one and need not be named. `jax.smap` is `shard_map` over one axis with the arguments of
-# pmap, `in_axes` and `out_axes`, but without a device axis: an axis of the array is split.
+# device. The mesh is the current one, so you need not name it. `jax.smap` is `shard_map` over one axis. It takes `in_axes` and
+# `out_axes` as pmap does, but its arrays have no device axis: `in_axes=0` splits axis 0 of the array. **Predict:** what are the
+# shapes of the two results?
 
 # %%
 summed = jax.shard_map(lambda x: lax.psum(x.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
@@ -210,7 +215,25 @@ np.testing.assert_array_equal(summed, x.sum(0))
 np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 
 # %% [markdown]
+# The sum over all devices is replicated, and the sums of the single devices are split.
+#
 # ## When to prefer it
+#
+# Is a step with Explicit axes faster? We compile the same step with Auto axes, and compare what the two programs do.
+
+# %%
+programs = {}
+for kind in (AxisType.Auto, AxisType.Explicit):
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(kind,))):
+        arrays = jax.device_put((np.zeros((784, 10), np.float32), images, labels), (P(), P("data"), P("data")))
+        plain = jax.jit(lambda W, x, y: W - 0.1 * jax.grad(lambda W: jnp.square(x @ W - y[:, None]).mean())(W), out_shardings=P())
+        program = plain.lower(*arrays).compile()
+    programs[kind] = collectives(program.as_text()), program.cost_analysis()["flops"]
+    print(f"{kind.name:8s}", *programs[kind][0], f"{programs[kind][1] / 1e6:.2f} MFLOP on a device")
+assert programs[AxisType.Auto] == programs[AxisType.Explicit]
+
+# %% [markdown]
+# No: where both give the same shardings, the devices do the same work. So speed is no reason for one or the other.
 #
 # | you want | use |
 # | --- | --- |
@@ -219,9 +242,8 @@ np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 # | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
-# Speed is no reason: where both give the same shardings, the devices do the same work. Explicit axes have a price: you have to
-# write `out_sharding` in places, and some library functions do not support them yet. pmapdp uses Auto axes, so that models
-# stay free of shardings.
+# Explicit axes have a price: you have to write `out_sharding` in places, and some library functions do not support them yet.
+# pmapdp uses Auto axes, so that models stay free of shardings.
 #
 # ## Exercises
 #
@@ -230,23 +252,28 @@ np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 # **1. `typed`** (3 minutes): return the spec of the *result* of `function(x)`, without computing it: a PartitionSpec.
 # <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
 #
-# **2. `gram`** (5 minutes): find the planted mistake. `x.T @ x` of `x` `[B@data, D]` is refused. Return the `[D, D]` matrix,
-# replicated.
+# **2. `mended_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses it, for `x`
+# `[B@data, D]`. Return the `[D, D]` matrix, replicated.
 # <details><summary>Hint</summary>Which axis does the product sum over? Say how the result is to be sharded.</details>
 #
-# **3. `normalized_step`** (10 minutes): one gradient step for `w` `[D]`, replicated, on the mean of `(z @ w - y) ** 2` with learning rate
-# 0.1. Here z is x `[B@data, D]` with its columns normalized: less their mean, divided by their standard deviation, over the
-# *global* batch. Return the new `w`. Raise an AssertionError for a batch that is not split.
+# **3. `normalized_step`** (10 minutes): make one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
+# `(z @ w - y) ** 2`, and the learning rate is 0.1. Here z is x `[B@data, D]` with normalized columns: each column minus its mean,
+# divided by its standard deviation, both over the *global* batch. Return the new `w`. Raise an AssertionError for a batch that is
+# not split.
 # <details><summary>Hint</summary>It is the program of one device. Only the assert knows of shardings.</details>
 
 
 # %%
+def broken_gram(x):
+    return x.T @ x
+
+
 def typed(function, x):
     """The PartitionSpec of function(x)."""
     ...  # your code: 1 line
 
 
-def gram(x):
+def mended_gram(x):
     """[D, D], replicated."""
     ...  # your code: 1 line
 
@@ -256,7 +283,7 @@ def normalized_step(w, x, y):
     ...  # your code: 4 or 5 lines
 
 
-for exercise in (typed, gram, normalized_step):
+for exercise in (typed, mended_gram, normalized_step):
     check("18_explicit_sharding", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -34,7 +34,7 @@ def born_in_place(answer):
         found.sharding.is_equivalent_to(place, 2),
         f"its sharding is {found.sharding}, not the one that was asked for",
     )
-    require(all(traced), "build() ran outside of jit: its result was whole on one device before it was split")
+    require(all(traced), "build() ran outside of jit: one device held all of its result before it was split")
     require(np.array_equal(found, build()), "the numbers are not those of build()")
 
 
@@ -72,8 +72,8 @@ def zero_step(answer):
     require("all-reduce" not in kinds, f"right, but with {kinds}: a reduce-scatter is half of an all-reduce")
 
 
-def clipped(answer):
-    """The whole gradient clipped, in its shards; a short one is left alone."""
+def mended_clip(answer):
+    """The full gradient clipped, in its shards; a short one is left alone."""
     specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
     mapped = jax.jit(jax.shard_map(answer, mesh=mesh_of_four(), **specs))
     for length in (5.0, 0.5):

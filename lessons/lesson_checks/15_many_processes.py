@@ -50,7 +50,7 @@ def assemble(answer):
         require(np.array_equal(shard.data, wanted), f"the rows on {shard.device} are not those that belong there")
 
 
-def log_loss(answer):
+def mended_log(answer):
     """Every process computes, one says."""
     for process in (0, 1, 2):
         computed, said = [], []
@@ -62,7 +62,7 @@ def log_loss(answer):
         found = answer(process, mean_loss, said.append)
         require(
             len(computed) == 1,
-            f"process {process} computed the loss {len(computed)} times: all must do so once, or the others wait forever",
+            f"process {process} computed the loss {len(computed)} times: all must do so once, or those that do wait in vain",
         )
         require(
             said == ([0.25] if process == 0 else []), f"process {process} said {said}: process 0 alone says the loss"

@@ -45,7 +45,7 @@ class PretendedResult:
         return self
 
 
-def seconds_per_call(answer):
+def mended_timer(answer):
     """Dispatch and work of a warm call, and nothing else."""
     random = np.random.default_rng()
     step, dispatch = float(random.uniform(0.1, 0.2)), float(random.uniform(0.001, 0.002))

@@ -35,7 +35,7 @@ def bytes_sent(answer):
         )
 
 
-def least_batch(answer):
+def mended_batch(answer):
     """The least b with r / (b e + r) at most `share`."""
     random = np.random.default_rng()
     for share in (0.1, 0.25):

@@ -16,7 +16,7 @@ def assemble(sharding, shape, rows, mine):
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
-def log_loss(process, mean_loss, say):
+def mended_log(process, mean_loss, say):
     """Every process takes part in the all-reduce inside of mean_loss; only what comes after it is for process 0."""
     value = mean_loss()
     if process == 0:

@@ -21,6 +21,6 @@ def bytes_sent(n, N):
     return 2 * (N - 1) / N * n
 
 
-def least_batch(example_seconds, reduce_seconds, share):
+def mended_batch(example_seconds, reduce_seconds, share):
     """From r = share * (b * e + r); rounded up, because one example less would be too few."""
     return math.ceil(reduce_seconds * (1 - share) / (share * example_seconds))

@@ -1,10 +1,10 @@
-"""Seconds that a collective takes: pure formulas of latency and bandwidth (Hockney's model).
+"""Seconds that a collective takes: pure formulas of latency and bandwidth (Hockney's model). Lesson 17 teaches them.
 
-A message of n bytes takes a + n / B seconds: latency a, bandwidth B. A device sends one message and receives one at the
+A message of n bytes takes L + n / W seconds: latency L, bandwidth W. A device sends one message and receives one at the
 same time. R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005,
 describes the model and the algorithms in use.
 
-Letters: n bytes of the whole array on one device, N devices.
+Letters: n bytes of the full array on one device, N devices.
 """
 
 import math

@@ -130,13 +130,14 @@ def bytes_on_a_device(tree: Any) -> int:
 
 
 def state_line(state: TrainState) -> str:
-    """Bytes of parameters and optimizer state on one device, and their share of all, for a header; of a tree that is
-    split also how many bytes are replicated, because no axis of an array divides."""
+    """For a header: the share of the state that each device holds, and its bytes; of a tree that is split also how many
+    bytes are replicated, because no axis of an array divides."""
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
     held = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
     all_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
-    line = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
-    line += f" on a device, {sum(held.values()) / max(all_bytes, 1):.3f} of the whole"
+    share = sum(held.values()) / max(all_bytes, 1)
+    amount = "all" if share == 1 else f"{100 * share:.1f} %"
+    line = f"each device holds {amount} of it: " + " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
     for name, tree in trees.items():
         copies = [leaf.nbytes for leaf in jax.tree.leaves(tree) if leaf.sharding.is_fully_replicated]
         if 0 < len(copies) < len(jax.tree.leaves(tree)):

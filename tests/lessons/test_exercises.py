@@ -60,6 +60,20 @@ def test_the_notebook_has_the_stub_and_not_the_solution(lesson, exercise):
     assert ast.unparse(stub.body[-1]) == "..."
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("lesson", "exercise"), [each for each in EXERCISES if each[1].startswith("mended_")])
+def test_the_planted_mistake_is_no_answer(lesson, exercise):
+    broken = exercise.replace("mended", "broken")
+    nodes = [
+        node
+        for node in ast.parse((build.FOLDER / f"{lesson}.py").read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "name", None) == broken
+    ]
+    names: dict = {}
+    exec(compile(ast.Module(nodes, []), "a notebook", "exec"), names)
+    assert not check(lesson, exercise, names[broken]).solved
+
+
 def deep_inside_numpy(probabilities, labels):
     return np.concatenate([probabilities, labels])
 

@@ -24,8 +24,10 @@ def gathers(x, W1, W2):
         ("two_layers", lambda x, W1, W2: lax.pmean(nn.relu(x @ W1) @ W2, "model"), "this is a quarter of it"),
         ("two_layers", lambda x, W1, W2: lax.psum(x @ W1 @ W2, "model"), "the result is not relu"),
         ("two_layers", gathers, "one all-reduce is enough"),
-        ("rules_for", lambda: {"batch": "data", "hidden": "model", "classes": "model"}, "the sharding of W2"),
-        ("rules_for", lambda: {"batch": "data"}, "a device has 8 of 8"),
+        ("mended_layer", lambda h, W2, bias: lax.psum(h @ W2 + bias, "model"), "the bias four times"),
+        ("mended_layer", lambda h, W2, bias: lax.psum(h @ W2, "model"), "the bias is missing"),
+        ("mended_layer", lambda h, W2, bias: h @ W2 + bias, "different results"),
+        ("mended_layer", lambda h, W2, bias: lax.pmean(h @ W2 + bias, "model"), "is not h @ W2 + bias"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

@@ -38,9 +38,9 @@ def whole_momentum(w, g, m):
         ("zero_step", step(index=lambda: 0), "use axis_index"),
         ("zero_step", step(lambda g: slice_of(lax.pmean(g, "data"))), "half of an all-reduce"),
         ("zero_step", whole_momentum, "m stays this device's shard"),
-        ("clipped", lambda g: g / jnp.maximum(1, jnp.linalg.norm(g)), "add the squares of all devices"),
-        ("clipped", lambda g: g / jnp.maximum(1, lax.psum(jnp.linalg.norm(g), "data")), "add the squares"),
-        ("clipped", lambda g: g / jnp.sqrt(lax.psum(jnp.square(g).sum(), "data")), "must get the length 0.500"),
+        ("mended_clip", lambda g: g / jnp.maximum(1, jnp.linalg.norm(g)), "add the squares of all devices"),
+        ("mended_clip", lambda g: g / jnp.maximum(1, lax.psum(jnp.linalg.norm(g), "data")), "add the squares"),
+        ("mended_clip", lambda g: g / jnp.sqrt(lax.psum(jnp.square(g).sum(), "data")), "must get the length 0.500"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

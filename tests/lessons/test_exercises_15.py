@@ -34,8 +34,8 @@ def everybody_says(process, mean_loss, say):
         ("assemble", lambda sharding, shape, rows, mine: rows, "return a jax.Array"),
         ("assemble", lambda sharding, shape, rows, mine: jax.device_put(rows, mine[0]), "its sharding is"),
         ("assemble", lambda sharding, shape, rows, mine: jax.device_put(rows[::-1], sharding), "that belong there"),
-        ("log_loss", planted, "the others wait forever"),
-        ("log_loss", everybody_says, "process 0 alone"),
+        ("mended_log", planted, "those that do wait in vain"),
+        ("mended_log", everybody_says, "process 0 alone"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

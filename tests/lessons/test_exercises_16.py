@@ -87,7 +87,7 @@ def multiplications(function, x, seconds, rate):
 @pytest.mark.parametrize(
     ("exercise", "answer"),
     [
-        ("seconds_per_call", median_of_several),
+        ("mended_timer", median_of_several),
     ],
 )
 def test_other_right_answers_pass(exercise, answer):
@@ -99,12 +99,12 @@ def test_other_right_answers_pass(exercise, answer):
 @pytest.mark.parametrize(
     ("exercise", "answer", "phrase"),
     [
-        ("seconds_per_call", times_the_first_call, "also compiles"),
-        ("seconds_per_call", starts_before_compiling, "compiling took 5 s"),
-        ("seconds_per_call", does_not_wait, "time to dispatch"),
-        ("seconds_per_call", does_not_wait_for_the_first, "still running"),
-        ("seconds_per_call", another_clock, "read `clock()`"),
-        ("seconds_per_call", backwards, "less the earlier"),
+        ("mended_timer", times_the_first_call, "also compiles"),
+        ("mended_timer", starts_before_compiling, "compiling took 5 s"),
+        ("mended_timer", does_not_wait, "time to dispatch"),
+        ("mended_timer", does_not_wait_for_the_first, "still running"),
+        ("mended_timer", another_clock, "read `clock()`"),
+        ("mended_timer", backwards, "less the earlier"),
         ("all_rows", one_call_each, "give it 16 rows"),
         ("all_rows", whole_batches_only, "are missing"),
         ("all_rows", padding_counts, "the sum of 37 rows is wrong"),

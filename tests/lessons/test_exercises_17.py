@@ -33,7 +33,7 @@ def whole_arrays(x):
     return lax.dynamic_slice_in_dim(total, 2 * lax.axis_index("data"), 2)
 
 
-@pytest.mark.parametrize(("exercise", "answer"), [("bytes_sent", messages_times_size), ("least_batch", step_by_step)])
+@pytest.mark.parametrize(("exercise", "answer"), [("bytes_sent", messages_times_size), ("mended_batch", step_by_step)])
 def test_other_right_answers_pass(exercise, answer):
     for _ in range(5):
         verdict = check(LESSON, exercise, answer)
@@ -51,10 +51,10 @@ def test_other_right_answers_pass(exercise, answer):
         ("bytes_sent", lambda n, N: (N - 1) / N * n, "one phase"),
         ("bytes_sent", lambda n, N: 2 * (N - 1) * n, "times too much"),
         ("bytes_sent", lambda n, N: n, "2 (N - 1) messages"),
-        ("least_batch", lambda e, r, s: math.floor(r * (1 - s) / (s * e)), "round up"),
-        ("least_batch", lambda e, r, s: math.ceil(r / (s * e)), "plus the all-reduce"),
-        ("least_batch", lambda e, r, s: r * (1 - s) / (s * e), "whole"),
-        ("least_batch", lambda e, r, s: math.ceil(s * e / r), "are enough and"),
+        ("mended_batch", lambda e, r, s: math.floor(r * (1 - s) / (s * e)), "round up"),
+        ("mended_batch", lambda e, r, s: math.ceil(r / (s * e)), "plus the all-reduce"),
+        ("mended_batch", lambda e, r, s: r * (1 - s) / (s * e), "whole"),
+        ("mended_batch", lambda e, r, s: math.ceil(s * e / r), "are enough and"),
     ],
 )
 def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):
