@@ -19,7 +19,7 @@ def zero_step(w, g, m):
 
 
 def mended_clip(g):
-    """Each device knows only the length of its own shard. The length of the full gradient is the root of the sum of squares
-    over all devices, so all divide by the same number and the direction stays."""
+    """Each device knows only the length of its own shard. The length of the full gradient is the root of the sum of
+    squares over all devices, so all divide by the same number and the direction stays."""
     length = jnp.sqrt(lax.psum(jnp.square(g).sum(), "data"))
     return g / jnp.maximum(1, length)

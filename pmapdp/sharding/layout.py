@@ -137,7 +137,8 @@ def state_line(state: TrainState) -> str:
     all_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
     share = sum(held.values()) / max(all_bytes, 1)
     amount = "all" if share == 1 else f"{100 * share:.1f} %"
-    line = f"each device holds {amount} of it: " + " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
+    parts = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
+    line = f"each device holds {amount} of it: {parts}"
     for name, tree in trees.items():
         copies = [leaf.nbytes for leaf in jax.tree.leaves(tree) if leaf.sharding.is_fully_replicated]
         if 0 < len(copies) < len(jax.tree.leaves(tree)):

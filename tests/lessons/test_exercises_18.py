@@ -36,4 +36,3 @@ def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):
     verdict = check(LESSON, exercise, wrong)
     assert not verdict.solved
     assert help in verdict.message
-
