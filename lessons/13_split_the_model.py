@@ -266,18 +266,18 @@ for batch in batches:
 with TemporaryDirectory() as folder:
     checkpoints = Checkpoints(Path(folder) / "checkpoints")
     checkpoints.save(0, start, {})
-    after = int(checksum(start))
+    after = checksum(start)
     for number, options in enumerate(LAYOUTS):
         layout = fit_layout(chosen, task, (28, 28, 1), **options)
         way = make_steps("jit", task, chosen, layout)
         checkpoints.wait()
         restored = checkpoints.read(2 * number, task, way.state_sharding).state  # <- read in this layout's shards
-        before = int(checksum(restored))
+        before = checksum(restored)
         assert before == after  # the last layout's, to the bit
         for batch in batches[2 * number : 2 * number + 2]:
             restored, sums = way.train_step(restored, way.place_batch(batch))
         checkpoints.save(2 * number + 2, restored, {})
-        after = int(checksum(restored))
+        after = checksum(restored)
         print(f"{layout.text}: from {before:08x} to {after:08x}, loss {sums.loss / sums.count:.4f}")
     checkpoints.close()
 ends = jax.device_get((state, restored))

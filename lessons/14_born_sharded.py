@@ -315,7 +315,7 @@ with TemporaryDirectory() as folder:
         found = checkpoints.read(0, task, target).state
         shape, held = found.params["first"].addressable_shards[0].data.shape, bytes_on_a_device(found)
         print(f"{name:15s} shards {shape}, {held / 1e6:.1f} MB on a device")
-        assert int(checksum(found)) == int(checksum(born))
+        assert checksum(found) == checksum(born)
     checkpoints.close()
 
 # %% [markdown]

@@ -116,7 +116,7 @@ assert difference < 1e-6
 #
 # Reading all of `x` is an error, because half of it belongs to the other process. So the rule is: **all processes run the same
 # computations in the same order, and each reads its own shards.** If one process calls a collective and the others do not, it
-# waits for them in vain.
+# waits for them in vain. Or the others are at their next collective, and the numbers of the two are mixed, without an error.
 #
 # ## Who reads which examples?
 #
@@ -227,8 +227,8 @@ print(devices.describe(jax.devices()[:4]))
 # <code>jax.make_array_from_single_device_arrays(shape, sharding, parts)</code>.</details>
 #
 # **3. `mended_log`** (3 minutes): find the planted mistake. Every process calls `broken_log` after each epoch. With one process
-# it works. With two, process 0 hangs, and there is no error. `mean_loss` is a jitted function of global arrays. Write
-# `broken_log` correctly, and return the loss on every process.
+# it works. With two, process 0 hangs or says a wrong loss, and there is no error. `mean_loss` is a jitted function of global
+# arrays. Write `broken_log` correctly, and return the loss on every process.
 # <details><summary>Hint</summary>Which processes take part in the all-reduce inside mean_loss?</details>
 
 
