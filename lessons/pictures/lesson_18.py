@@ -3,11 +3,11 @@
 import drawing
 
 STAGES = (
-    ("x", "[512@data, 784]"),
-    ("W1", "[784, 64@model]"),
-    ("relu(x @ W1)", "[512@data, 64@model]"),
-    ("W2", "[64@model, 10]"),
-    ("logits", "[512@data, 10]"),
+    ("x", "[512@data,784]"),
+    ("W1", "[784,64@model]"),
+    ("relu(x @ W1)", "[512@data,64@model]"),
+    ("W2", "[64@model,10]"),
+    ("logits", "[512@data,10]"),
 )
 
 
