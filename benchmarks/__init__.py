@@ -2,7 +2,7 @@
 
 import argparse
 
-from pmapdp.flags import Parser
+from pmapdp.cli import Parser
 
 
 def make_parser(description: str | None, example: str) -> Parser:

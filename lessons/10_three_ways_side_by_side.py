@@ -216,8 +216,8 @@ for name, way in WAYS.items():
 #
 # ## The comparison as a command
 #
-# `python -m pmapdp.compare` makes the same comparison for a whole network and data set. Each way runs in a process of its
-# own. With `--html` it also writes a page with the losses, speed, and the sources side by side.
+# `python -m pmapdp.compare` makes the same comparison for a whole network and data set.
+# With `--html` it also writes a page with the losses, speed, and the sources side by side.
 
 # %%
 page = Path(tempfile.mkdtemp()) / "page.html"

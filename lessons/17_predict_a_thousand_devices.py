@@ -41,10 +41,9 @@ from pmapdp import devices
 from pmapdp.data.batches import Batches
 from pmapdp.models.mlp import MLP
 from pmapdp.registry import load_data
-from pmapdp.scaling.advice import remedies
 from pmapdp.scaling.costs import all_reduce
 from pmapdp.scaling.hardware import HARDWARE, Level
-from pmapdp.scaling.predict import LEFT_OUT, Plan, predict, weak_efficiency
+from pmapdp.scaling.predict import LEFT_OUT, Plan, predict, remedies, weak_efficiency
 from pmapdp.scaling.workloads import PUBLISHED, Workload
 from pmapdp.state import Task, count_parameters, create_state
 from pmapdp.steps import make_steps

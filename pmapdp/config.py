@@ -1,9 +1,8 @@
-"""What a run does: one frozen dataclass. The command line is made from it (`flags.py`).
+"""What a run does: one frozen dataclass. The command line is made from it (`cli.py`).
 
 The fields stand in groups, as `--help` shows them; `Config` holds them all side by side.
 """
 
-import dataclasses
 import math
 import typing
 from dataclasses import dataclass
@@ -143,15 +142,6 @@ class Config(
     recipe: str = "digits"
     """Name of the recipe that the other fields started from."""
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Config":
-        """The configuration whose `dataclasses.asdict` went through JSON; names that it does not know are left out."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        settings: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
-        }
-        return cls(**settings)
-
 
 GROUPS: tuple[type, ...] = Config.__bases__
 
@@ -159,11 +149,6 @@ GROUPS: tuple[type, ...] = Config.__bases__
 def flag(field: str) -> str:
     """The command-line flag of a field."""
     return "--" + field.replace("_", "-")
-
-
-def by_flag(config: Config) -> dict[str, Any]:
-    """All settings, by the command-line flags of their fields."""
-    return {flag(name): value for name, value in dataclasses.asdict(config).items()}
 
 
 MOST = 2**31 - 1  # what JAX counts with

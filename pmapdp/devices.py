@@ -6,7 +6,6 @@ is right, not how fast it would be on as many real devices.
 
 import os
 import re
-import warnings
 
 import jax
 
@@ -37,14 +36,15 @@ def count_from_environment() -> tuple[str, int] | None:
 def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show `count` CPU devices. Call it before the first JAX computation.
 
-    Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number that the
-    user set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`, `NPROC`) is left as it is.
+    Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number of devices that the user
+    set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) is left as it is.
 
     Raises:
-        UserError: JAX has already started with fewer CPU devices, or the environment asks for fewer.
+        UserError: JAX has already started with fewer CPU devices, the environment asks for fewer, or `count` is not
+            from 1 to 1,024.
     """
     if not 1 <= count <= MOST_SIMULATED:
-        raise UserError(f"{count} devices cannot be simulated: the number must be from 1 to {MOST_SIMULATED}")
+        raise UserError(f"{count} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}")
     given = count_from_environment()
     if given:
         variable, available = given
@@ -65,41 +65,25 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
                     "call pmapdp.devices.simulate before any other use of JAX (in a notebook: restart the kernel)"
                 ) from None
             return
-    if not COLLECTIVES_HOLD_THREADS:  # more threads than cores would only make the steps slower
-        return
-    needed = 2 * available  # so many never deadlocked; the environment variable NPROC sets the size of the pool
-    if "NPROC" not in os.environ:
-        os.environ["NPROC"] = str(max(cores(), needed))
-    elif os.environ["NPROC"].isdigit() and int(os.environ["NPROC"]) < needed and available > 1:
-        warnings.warn(
-            f"NPROC={os.environ['NPROC']} is less than two threads for each of {available} simulated devices: "
-            f"collectives may deadlock; NPROC={needed} is safe",
-            stacklevel=2,
-        )
+    if COLLECTIVES_HOLD_THREADS:  # else more threads than cores would only make the steps slower
+        # The environment variable NPROC sets the size of the pool. Twice as many threads as devices never deadlocked.
+        threads = os.environ.get("NPROC", "")
+        os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), 2 * available))
 
 
 def choose(count: int | None = None) -> list[jax.Device]:
     """The devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices.
 
     Raises:
-        UserError: `count` is not positive or more than there are.
+        UserError: `count` is more than there are, or errors as of `simulate`.
     """
-    if count is not None and count < 1:
-        raise UserError(f"--devices {count} makes no sense: a run needs at least 1 device, for example --devices 8")
     given = count_from_environment()
-    if count is None:
-        simulate(given[1] if given else DEFAULT_SIMULATED)
-    elif count <= MOST_SIMULATED:  # more can only be asked of accelerators, and is refused below
-        simulate(count)
+    simulate(count if count is not None else given[1] if given else DEFAULT_SIMULATED)
     devices = jax.local_devices()
     if count is not None and count > len(devices):
-        kind = devices[0].platform
-        if kind == "cpu" and given is None:
-            raise UserError(f"--devices {count} is more than can be simulated: use at most --devices {MOST_SIMULATED}")
-        advice = "" if kind == "cpu" else " (or set JAX_PLATFORMS=cpu to simulate more)"
         raise UserError(
-            f"--devices {count} is more than the {len(devices)} {kind} device(s) here: "
-            f"use at most --devices {len(devices)}{advice}"
+            f"--devices {count} is more than the {len(devices)} {devices[0].platform} device(s) here: use at most "
+            f"--devices {len(devices)} (or set JAX_PLATFORMS=cpu to simulate more)"
         )
     return devices[:count]
 

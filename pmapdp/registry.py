@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 
 from pmapdp.data import digits, imdb, mnist, reviews
-from pmapdp.data.dataset import DataSet, Split
+from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import Tokens
 from pmapdp.errors import UserError, unknown
@@ -92,7 +92,7 @@ def viewed(data: DataSet, model: Callable[..., nnx.Module]) -> tuple[DataSet, An
     Raises:
         UserError: the model takes images and these are texts, or the other way round.
     """
-    view, texts = view_of(model), data.holds_texts
+    view, texts = view_of(model), isinstance(data.train, Texts)
     if texts != (view in VIEWS):
         fitting = " or ".join(f"--model {name}" for name, each in MODELS.items() if (view_of(each) in VIEWS) == texts)
         takes, holds = ("images", "texts") if texts else ("texts", "images")

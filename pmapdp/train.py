@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from pmapdp.cli import parse_with
-from pmapdp.config import Config, by_flag
+from pmapdp.config import Config
 from pmapdp.errors import DivergedError, run_command
 from pmapdp.job import prepare
 from pmapdp.malloc import keep_freed_memory
@@ -23,8 +23,8 @@ from pmapdp.own import named
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.recipes import compare_with_reported
 from pmapdp.run import compile_cache
-from pmapdp.run.reported import compare_with_reported
 from pmapdp.run.running import running
 from pmapdp.state import TrainState
 
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
     keep_freed_memory()
-    with joined(options, by_flag(config)) as peers:
+    with joined(options, dataclasses.asdict(config)) as peers:
         train(config, peers)
 
 

@@ -1,5 +1,6 @@
 """A run read back from its folder: for evaluation, export and the lessons."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ def read_config(path: str | Path) -> Config:
         UserError: there is no run in it, or its config.json is not as a run writes it.
     """
     settings, global_batch_size = read_settings(path)
-    batch_size = {"global_batch_size": global_batch_size, "per_device_batch_size": None}
-    config = Config.from_json(settings | batch_size)
+    settings |= {"global_batch_size": global_batch_size, "per_device_batch_size": None}
+    known: dict[str, Any] = {}
+    for field in dataclasses.fields(Config):
+        value = settings[field.name]
+        known[field.name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+    config = Config(**known)
     try:
         check(config)
     except UserError as error:

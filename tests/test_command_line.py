@@ -39,7 +39,7 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         # numbers
         (["--devices", "0"], ["--devices 0", "at least 1", "try --devices 8"]),
         (["--devices", "-1"], ["--devices -1", "at least 1", "try --devices 8"]),
-        (["--devices", "1025"], ["--devices 1025", "at most --devices 1024"]),
+        (["--devices", "1025"], ["1025 devices", "at most --devices 1024"]),
         (["--devices", "two"], ["--devices 'two' is not a whole number", "try --devices 8"]),
         (["--devices"], ["--devices expected one argument", "python -m pmapdp.train digits --devices 8"]),
         (["--global-batch-size", "0"], ["--global-batch-size 0", "at least 1", "try --global-batch-size 64"]),

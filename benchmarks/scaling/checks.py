@@ -1,6 +1,9 @@
 """The model against what can be known here: a published run, compiled programs, simulated devices."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scaling.fit import fit, leave_out, shared_memory_terms
+from benchmarks.workers import WorkerError, what_happened
 from pmapdp.scaling.costs import all_reduce
 from pmapdp.scaling.hardware import Level
 from pmapdp.scaling.workloads import PUBLISHED
-from pmapdp.workers import run_worker
 
 COMPILED_FOR = (2, 8, 64, 512)
 SIMULATED = (2, 4, 8)
@@ -41,8 +44,14 @@ class Line:
 
 def result(*task: Any) -> dict[str, Any]:
     """What a worker on this task has found. It sees the CPU alone. A `WorkerError` says that it failed."""
-    out = run_worker("benchmarks.scaling.worker", *task, changes={"JAX_PLATFORMS": "cpu"}, seconds=SECONDS_ALLOWED)
-    return json.loads(out.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.scaling.worker", *map(str, task)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=SECONDS_ALLOWED, check=False
+    )
+    if done.returncode:
+        raise WorkerError(what_happened(done.returncode, done.stderr), done.returncode)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def check_published() -> list[Line]:

@@ -23,7 +23,6 @@ from pmapdp.registry import MODELS, view_of
 from pmapdp.scaling.workloads import EXAMPLES, batch_shapes
 from pmapdp.state import Task, create_state, initial_state
 from pmapdp.steps import make_steps
-from pmapdp.workers import end_with_starter
 
 SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
 STEP_BATCH = 64  # examples on each device
@@ -126,7 +125,6 @@ def training_step(model: str, group: Sequence[jax.Device]) -> Timed:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    end_with_starter()
     task = {"compiled": compiled, "simulated": simulated}[arguments[0]]
     print(json.dumps(task(*arguments[1:])))
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.speedrun.choice import HELD_BACK
+from benchmarks.workers import WorkerError, what_happened
 from pmapdp.config import Config
 from pmapdp.registry import load_data
 from pmapdp.speedrun import Speedrun
-from pmapdp.workers import WorkerError, what_happened
 
 PEERS = Path(__file__).parent.parent / "peers"
 KINDS = ("inputs", "labels")

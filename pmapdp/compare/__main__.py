@@ -4,7 +4,7 @@
     python -m pmapdp.compare --devices 2 4 8 --html page.html
     python -m pmapdp.compare --dtype float64                       # differences that are rounding alone
 
-Each run is a process of its own. The first that fails ends the comparison with its error.
+The first run that fails ends the comparison with its error.
 """
 
 import json
@@ -20,6 +20,7 @@ from pmapdp.compare.table import summary, table
 from pmapdp.config import DataOptions, ModelOptions, OptimizationOptions, check
 from pmapdp.errors import run_command
 from pmapdp.files import require_writable, write_file
+from pmapdp.malloc import keep_freed_memory
 from pmapdp.pictures import require_matplotlib
 from pmapdp.terminal import console
 
@@ -63,6 +64,7 @@ def main(arguments: list[str]) -> None:
     if options.html:
         require_matplotlib("--html")
 
+    keep_freed_memory()
     runs = compare(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
     report = {"config": asdict(plan[0]), "runs": runs}
     print(summary(report))

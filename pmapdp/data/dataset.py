@@ -44,8 +44,3 @@ class DataSet:
     train: Any  # a `Split`, or `Texts` before a view has made arrays of them
     test: Any
     classes: tuple[str, ...] = ()
-
-    @property
-    def holds_texts(self) -> bool:
-        """Whether the inputs are strings, which a view must turn into arrays."""
-        return isinstance(self.train, Texts)

@@ -52,12 +52,12 @@ def load(name: str, data_dir: Path) -> DataSet:
         UserError: a file is damaged, or files are missing and cannot be downloaded.
     """
     folder = FOLDERS[name]
-    raw = data_dir / folder / "raw"
-    files = {file: raw / file for file in CHECKSUMS[folder]}
-    if not all(map(os.path.isfile, files.values())):
-        return through_torchvision(name, data_dir)
-    parts = [read_idx(path, CHECKSUMS[folder][file]) for file, path in files.items()]
-    train, test = (Split(images[..., None], labels.astype(np.int32)) for images, labels in (parts[:2], parts[2:]))
+    files = {data_dir / folder / "raw" / file: checksum for file, checksum in CHECKSUMS[folder].items()}
+    if all(map(os.path.isfile, files)):
+        arrays = [read_idx(path, checksum) for path, checksum in files.items()]
+    else:
+        arrays = through_torchvision(name, data_dir)
+    train, test = (Split(images[..., None], labels.astype(np.int32)) for images, labels in (arrays[:2], arrays[2:]))
     return DataSet(train, test, CLASSES[name])
 
 
@@ -79,8 +79,8 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
-def through_torchvision(name: str, data_dir: Path) -> DataSet:
-    """Download with torchvision, which checks the files; or read what it unpacked earlier.
+def through_torchvision(name: str, data_dir: Path) -> list[np.ndarray]:
+    """The same four arrays from torchvision, which downloads and checks the files, or reads what it unpacked earlier.
 
     Raises:
         UserError: torchvision is not installed, there is no network, or the folder cannot be written.
@@ -94,7 +94,6 @@ def through_torchvision(name: str, data_dir: Path) -> DataSet:
         raise UserError(f'{missing}: run pip install "pmapdp[torchvision]", which downloads it, {advice}') from None
     try:
         parts = [getattr(datasets, folder)(data_dir, train=train, download=True) for train in (True, False)]
+        return [array.numpy() for part in parts for array in (part.data, part.targets)]
     except (OSError, RuntimeError) as error:  # no network, no space, a read-only folder, a wrong checksum
         raise UserError(f"{missing} and could not be downloaded ({' '.join(str(error).split())}): {advice}") from None
-    train, test = (Split(each.data.numpy()[..., None], each.targets.numpy().astype(np.int32)) for each in parts)
-    return DataSet(train, test, CLASSES[name])

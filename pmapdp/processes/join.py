@@ -13,6 +13,7 @@ import jax
 from jax._src import distributed  # jax.distributed.initialize cannot be told what to do when the connection is lost
 from jax._src.lib import utils
 
+from pmapdp.config import flag
 from pmapdp.errors import TRACEBACK, UserError, reason, say
 from pmapdp.processes import aborts
 from pmapdp.processes.agreement import StopAgreement
@@ -22,7 +23,7 @@ from pmapdp.processes.store import Store
 from pmapdp.processes.watch import Watch
 
 # What may differ from process to process: where its copy of the data lies, and what is written by process 0 only.
-OWN_SETTINGS = {"--data-dir", "--metrics-file", "--progress", "--compile-cache"}
+OWN_SETTINGS = {"data_dir", "metrics_file", "progress", "compile_cache"}
 LONGEST_FAREWELL = 24 * 3600  # seconds; process 0 may have much to write at the end; a lost process is noticed anyway
 
 
@@ -30,9 +31,8 @@ LONGEST_FAREWELL = 24 * 3600  # seconds; process 0 may have much to write at the
 def joined(options: ProcessesOptions, settings: Mapping[str, object]) -> Iterator[Peers]:
     """Connect with the other processes of the run, if there are any; at the end all leave together.
 
-    Must come before JAX starts its backends. `settings` are what the run does, by the flags that a user knows. A
-    `UserError` says that a process has other settings or another version of JAX, or that there is nobody to connect
-    with.
+    Must come before JAX starts its backends. `settings` are those of the run, by field. A `UserError` says that a
+    process has other ones or another version of JAX, or that there is nobody to connect with.
     """
     check_options(options, settings)
     if not options.several:
@@ -44,7 +44,7 @@ def joined(options: ProcessesOptions, settings: Mapping[str, object]) -> Iterato
     peers = Peers(store, watch, "by hand" if options.by_hand else "by a launcher")
     try:
         with peers.failing_together():
-            same = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
+            same = {flag(name): value for name, value in settings.items() if name not in OWN_SETTINGS}
             peers.require_same("start", {"the version of jax": jax.__version__} | same)
             yield peers
     finally:  # of a process that has not failed alone; whoever goes first would look lost to the others

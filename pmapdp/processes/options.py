@@ -36,14 +36,14 @@ class ProcessesOptions:
 
 
 def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> None:
-    """Refuse flags that do not go together; `settings` are the run's own, by their flags."""
-    if options.several and settings.get("--strategy") == "single":
+    """Refuse flags that do not go together; `settings` are the run's own."""
+    if options.several and settings.get("strategy") == "single":
         raise UserError(
             "--strategy single runs on one device of one process: leave --distributed out, or use --strategy pmap"
         )
-    if options.several and settings.get("--strategy") == "pmap" and settings.get("--shard-state", "none") != "none":
+    if options.several and settings.get("strategy") == "pmap" and settings.get("shard_state", "none") != "none":
         raise UserError(
-            f"--shard-state {settings['--shard-state']} works with --strategy pmap in one process only: "
+            f"--shard-state {settings['shard_state']} works with --strategy pmap in one process only: "
             "use --strategy shard_map"
         )
     given = (options.coordinator, options.num_processes, options.process_id)

@@ -16,10 +16,9 @@ import numpy as np
 from pmapdp.errors import DivergedError, StoppedError
 from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
-from pmapdp.run.header import facts, header
 from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
-from pmapdp.run.report import Report
+from pmapdp.run.report import Report, facts, header
 from pmapdp.run.resume import beginning, last_finite, open_checkpoints
 from pmapdp.signals import StopRequest
 from pmapdp.state import TrainState

@@ -5,7 +5,7 @@ as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Pat
 pass is two thirds of them. What the model leaves out is `LEFT_OUT`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pmapdp.scaling.costs import reduce_scatter
@@ -16,6 +16,8 @@ BACKWARD = 2 / 3
 # Chowdhery et al., "PaLM", arXiv:2204.02311, 2022, table 3, lists trainings of large language models that attain 21 to
 # 46 % of the peak. Small networks attain far less.
 UTILIZATION = 0.4
+GOAL = 0.9  # of the throughput per device that one device alone has
+MOST = 2**20  # largest batch that is tried
 
 LEFT_OUT = (
     "the time to launch kernels and programs, which rules small models on fast devices",
@@ -74,3 +76,23 @@ def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Predi
 def weak_efficiency(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> float:
     """Time of a step on one device over that on N, each with the same batch per device."""
     return predict(workload, hardware, 1, plan).step / predict(workload, hardware, N, plan).step
+
+
+def remedies(plan: Plan) -> dict[str, tuple[Plan, str]]:
+    """What can be changed about a plan: the other plan, and what it costs beside time."""
+    more_examples = replace(plan, per_device_batch=4 * plan.per_device_batch)
+    return {
+        "split the optimizer (ZeRO-1)": (replace(plan, split_optimizer=True), "none; frees up to 8 bytes a parameter"),
+        "bfloat16 all-reduce": (replace(plan, reduce_bytes=2), "gradients are rounded"),
+        "4 x the examples per device": (more_examples, "global batch x 4; accumulate them if they do not fit"),
+        "overlap with the backward pass": (replace(plan, overlap=1.0), "several smaller all-reduces"),
+    }
+
+
+def least_batch(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> int | None:
+    """Least batch per device, a power of two up to `MOST`, with which N devices reach `GOAL` of one device's throughput
+    each; None where there is none. One device is given as much as each of N, so that only communication counts."""
+    for size in (2**power for power in range(MOST.bit_length())):
+        if weak_efficiency(workload, hardware, N, replace(plan, per_device_batch=size)) >= GOAL:
+            return size
+    return None

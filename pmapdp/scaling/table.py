@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from pmapdp.scaling.advice import GOAL, least_batch, remedies
 from pmapdp.scaling.hardware import Hardware
-from pmapdp.scaling.predict import Plan, predict, weak_efficiency
+from pmapdp.scaling.predict import GOAL, Plan, least_batch, predict, remedies, weak_efficiency
 from pmapdp.scaling.workloads import Workload
 
 

@@ -211,4 +211,4 @@ def test_flags_that_cannot_be(options, sentence):
 
 def test_a_single_device_needs_no_other_process():
     with pytest.raises(UserError, match="--strategy single runs on one device"):
-        check_options(hand(), {"--strategy": "single"})
+        check_options(hand(), {"strategy": "single"})

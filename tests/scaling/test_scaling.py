@@ -10,9 +10,8 @@ from flax import nnx
 from pmapdp.errors import run_command
 from pmapdp.registry import MODELS
 from pmapdp.scaling.__main__ import main
-from pmapdp.scaling.advice import GOAL, least_batch, remedies
 from pmapdp.scaling.hardware import HARDWARE
-from pmapdp.scaling.predict import Plan, predict, weak_efficiency
+from pmapdp.scaling.predict import GOAL, Plan, least_batch, predict, remedies, weak_efficiency
 from pmapdp.scaling.workloads import PUBLISHED, Workload, count_step
 
 ROOT = Path(__file__).parents[2]

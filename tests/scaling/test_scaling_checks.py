@@ -6,7 +6,7 @@ from launch import python
 
 from benchmarks.scaling import checks
 from benchmarks.scaling.fit import fit, leave_out, shared_memory_terms
-from pmapdp.workers import WorkerError
+from benchmarks.workers import WorkerError
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
     [
         ([], "the following arguments are required: FILE.py:FUNCTION: try python -m pmapdp.verify my_step.py"),
         (["step.py:check", "--device", "4"], "unknown argument '--device': did you mean '--devices'?"),
-        (["step.py:check", "--devices", "0"], "--devices 0 makes no sense"),
+        (["step.py:check", "--devices", "0"], "0 devices cannot be simulated: use 1 or more"),
         (["step.py:check", "--json", "nowhere/report.json"], "nowhere/report.json cannot be written"),
     ],
 )
