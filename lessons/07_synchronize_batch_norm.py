@@ -22,7 +22,7 @@
 #
 # In lesson 06 it was enough to average the gradients, because the loss of one example did not depend on the others. Batch
 # norm changes that: it normalizes each example with the mean and the variance of its batch. As in lesson 06, we compute
-# in float64, so that a difference is a mistake and not rounding.
+# in float64, so that a large difference is a mistake and not rounding.
 
 # %%
 import inspect
@@ -86,9 +86,10 @@ np.testing.assert_allclose(synchronized.ravel(), one_device.ravel(), atol=1e-12)
 #
 # ## When is the layer of Flax enough?
 #
-# `nnx.BatchNorm` has an argument `axis_name`, and does the same. Try it in three cases: full batches as above; a **ragged**
-# batch, where device 0 has three examples and device 1 has only one; and values around 20,000 in float32. In the ragged
-# case, device 1 fills its array with two rows of padding, which `mask` excludes. **Predict** which cases come out right.
+# `nnx.BatchNorm` averages in the same way if you give it an `axis_name`. Try it in three cases: full batches as above; a
+# **ragged** batch, where device 0 has three examples and device 1 has only one; and values around 20,000 in float32. In the
+# ragged case, device 1 fills its array with two rows of padding, which `mask` excludes. **Predict** which cases come out
+# right.
 
 
 # %%
@@ -129,8 +130,8 @@ assert found["around 20,000, use_fast_variance=False"] == (20_006, 26)
 # ## Sums and counts
 #
 # The cure is the one of lesson 06: a device reduces its values to a sum and a count, the all-reduce averages both, and
-# the division comes last. All devices run one program on arrays of one shape, so the rows that are left over hold
-# **padding**, which may have any finite value and has **weight** 0.
+# the division comes last. All devices run one program on arrays of one shape, so rows without an example hold **padding**.
+# It may have any finite value, and its **weight** is 0.
 
 # %%
 lesson_07.sums_and_counts()
@@ -153,8 +154,8 @@ assert (means == 3.25).all()
 #
 # Now write batch norm as in a textbook: a learned scale (gamma) and a learned bias (beta), and running averages of the
 # moments, which evaluation uses. Only three things are new: the weights, the line with `lax.pmean`, and the variance. It
-# is computed as E[(x - k)²] - (E[x] - k)², which is the same number for any k. With the running mean as k, no digits
-# are lost, and one all-reduce is enough.
+# is computed as E[(x - k)²] - (E[x] - k)², which is the same number for any k. If k is the running mean, both terms are
+# small, so few digits are lost, and one all-reduce is enough.
 
 
 # %%
@@ -317,8 +318,8 @@ assert distance(wrong_params, reference[0]) > 1e-3
 # evaluation on another one gives another accuracy. As in lesson 06, two habits catch this: compare with one device, and
 # compare the copies.
 #
-# Some programs use local batch norm on purpose, because it is cheaper, and with many examples on each device hardly worse.
-# They must then average the running averages over the devices, before they save them.
+# Some programs use local batch norm on purpose. It is cheaper, and if each device has many examples, the model is hardly
+# worse. Such a program must average the running averages over the devices before it saves them.
 #
 # ## What it costs
 #
@@ -347,7 +348,7 @@ assert counts["synchronized"] >= counts["local"] + 2
 #
 # ## Exercises
 #
-# Each function is the code of one device, and the mapped axis is `"data"`. Solutions, with reasons:
+# Each function runs on every device inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
 # [solutions/07_synchronize_batch_norm.py](solutions/07_synchronize_batch_norm.py).
 #
 # 1. `global_variance` (5 minutes): the weighted variance over all devices, in two passes. For 0 and 2 on one device and 10
@@ -402,10 +403,10 @@ for exercise in (global_variance, standardize_backward, mended_centre):
 #   equal counts.
 # - The running averages are state. Return them from the step, and make sure that all devices hold the same.
 #
-# In pmapdp the layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py). It is printed below, and is yours with
-# three changes. It also takes images `[b, H, W, C]`, from which it subtracts k, the running mean, at once. It has no scale,
-# because in its networks a linear layer follows after the ReLU, and can scale as well. And its running averages are plain
-# means of the first 100 batches, so that they do not remember the initial 0 and 1. To read on:
+# In pmapdp the layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py), printed below. It is yours with four
+# changes. It also takes images `[b, H, W, C]`. It subtracts k, the running mean, from x once, and continues with the
+# difference. It has no scale, because in its networks a linear layer follows after the ReLU, and can scale as well. And
+# until the 100th batch, its running averages are plain means of all batches so far, without the initial 0 and 1. To read on:
 # [Batch normalization](https://arxiv.org/abs/1502.03167) and
 # [nnx.BatchNorm](https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/normalization.html). Next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).

@@ -20,8 +20,8 @@
 # About 25 minutes · before: [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb) · next:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb)
 #
-# Lesson 07 made batch norm independent of the number of devices. Two things are left that change with it, and no error
-# says so: the **random numbers** of dropout, and **metrics** that are averaged over devices. At the end, a network with
+# Lesson 07 made batch norm independent of the number of devices. Two more things can depend on it, without any error: the
+# **random numbers** of dropout, and **metrics** that are averaged over devices. At the end, a network with
 # batch norm, dropout and padding makes the same updates on one device and on eight.
 
 # %%
@@ -56,10 +56,10 @@ print(devices.describe(chosen))
 # %% [markdown]
 # ## Which key does a device use?
 #
-# Dropout sets a random half of the activations to 0. In JAX the same key and the same shape give the same random array,
-# and `fold_in(key, number)` makes another key (lesson 02). On several devices, each device draws the masks of its own
-# examples. Here are three ways to choose its key. Each function is the code of one device, which holds the examples with
-# these indices, and twelve activations for each of them.
+# With rate 0.5, dropout sets a random half of the activations to 0. In JAX the same key and the same shape give the same
+# random array, and `fold_in(key, number)` makes another key (lesson 02). Each device draws the masks of its own examples.
+# Here are three ways to choose its key. Each function runs on one device, and gets the indices of its examples. An example
+# has twelve activations.
 
 
 # %%
@@ -79,7 +79,7 @@ def key_per_example(key, indices):
 
 # %% [markdown]
 # Draw the masks of eight examples on 1, 2 and 4 devices. In the picture, an activation that is kept has the colour of its
-# device. **Predict** which way gives the same mask three times.
+# device. **Predict** which way gives the same mask on any number of devices.
 
 
 # %%
@@ -100,8 +100,8 @@ assert (masks["same_key"][2][:4] == masks["same_key"][2][4:]).all()
 # masks are independent, but another number of devices gives another training run. With a key for each example, the masks
 # are independent and the same on any number of devices.
 #
-# Most programs with `pmap` fold in the number of the device. The masks are good ones, but you cannot compare such a run with
-# one device, and a run that resumes on another number of devices continues with other masks.
+# Most programs with `pmap` fold in the number of the device. That is enough to train well. But you cannot compare such a run
+# with one on a single device, and if it resumes on another number of devices, it continues with other masks.
 #
 # All this concerns `pmap` and `shard_map`, where the program sees the rows of one device. Under `jit` (lesson 09), it sees
 # the global batch. **Predict:** does one key give the same mask there when the batch is split over eight devices?
@@ -169,8 +169,9 @@ assert np.isnan(means[-1]) or DATASET != "digits"
 
 # %% [markdown]
 # A device without examples divides 0 by 0, and `pmean` spreads its NaN to all devices. That is the lucky case, because you
-# see it. If no device were empty, you would get a number, in which the 8 examples of device 4 together weigh as much as
-# the 13 of device 0. Sums and counts are right in any case: add them up over devices *and* over batches, and divide once.
+# see it. If every device had an example, you would get a plausible number that is wrong: the 8 examples of device 4 would
+# count as much as the 13 of device 0. Sums and counts are right in any case: add them up over devices *and* over batches,
+# and divide once.
 #
 # ## Proof: one network, any number of devices
 #
@@ -237,11 +238,11 @@ for function in (with_one_key, with_example_keys):
     print(f"{function.__name__}: {1000 * min(times):.2f} ms, the fastest of 20")
 
 # %% [markdown]
-# The difference is less than a millisecond here, and often too small to measure. Beside a training step, this is little.
+# Here the difference is far less than a millisecond, which is little compared with a training step.
 #
 # ## Exercises
 #
-# The first and the third function are the code of one device, and the mapped axis is `"data"`. Solutions, with reasons:
+# `row_keys` and `mended_mean` run on every device inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
 # [solutions/08_keep_dropout_and_metrics_exact.py](solutions/08_keep_dropout_and_metrics_exact.py).
 #
 # 1. `row_keys` (5 minutes): return `[b]` keys, one for each example, which depend on `seed`, `step` and the index of the

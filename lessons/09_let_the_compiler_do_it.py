@@ -58,7 +58,7 @@ print(devices.describe(chosen))
 #
 # Lesson 04 introduced them. A **mesh** is an array of devices whose axes have names. A **PartitionSpec** names, for each
 # axis of an array, the mesh axis over which it is split; an axis without a name is not split. A mesh and a spec together
-# are a **NamedSharding**, which says what part of an array each device holds.
+# are a **NamedSharding**, which says which slice of an array each device holds.
 #
 # **Predict:** which shape does device 3's shard of a `[16, 4]` array have under each of the two specs?
 
@@ -105,7 +105,7 @@ for name, function in (
 np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 
 # %% [markdown]
-# Only the sum over the split axis needs one. The other two work on each row alone, and their results stay split as the rows are.
+# Only the sum over the split axis needs one. The other two compute each row separately, so their results stay split by rows.
 #
 # ## The training step
 #
@@ -213,7 +213,7 @@ for name, wrong in refused.items():
 #
 # In short: `in_shardings` and `device_put` say where arguments are placed, and `out_shardings` says where results are
 # placed. Without `out_shardings` the compiler chooses. Place large batches with `device_put` before the step needs them,
-# so that the copy overlaps with the step before. That is what pmapdp does.
+# so that the copy overlaps with the previous step. That is what pmapdp does.
 #
 # ## The step in pmapdp
 #
@@ -252,15 +252,13 @@ for a, b in zip(*map(jax.tree.leaves, results.values()), strict=True):
 #
 # Solutions, with reasons: [solutions/09_let_the_compiler_do_it.py](solutions/09_let_the_compiler_do_it.py).
 #
-# 1. `place` (2 minutes): put `batch`, a dictionary of arrays with the examples along axis 0, on the devices of `mesh`,
-#    split over its axis "data". <details><summary>Hint</summary><code>jax.device_put</code> takes a pytree.</details>
-# 2. `make_trainer` (10 minutes): the data-parallel step. You get `loss(params, batch)`, a mean over the examples of the
+# 1. `make_trainer` (10 minutes): the data-parallel step. You get `loss(params, batch)`, a mean over the examples of the
 #    batch. Return a compiled step `(params, batch) -> (params, loss)` of gradient descent with learning rate 0.1. Both
 #    arguments are pytrees of host arrays. Each device of `mesh` must compute only its share of the batch, and the results
 #    must be replicated. <details><summary>Hint</summary>Write the step for one device with
 #    <code>jax.value_and_grad</code> and <code>jax.tree.map</code>. In <code>in_shardings</code> and
 #    <code>out_shardings</code> one sharding stands for a whole pytree.</details>
-# 3. `mended_evaluation` (find the mistake): `broken_evaluation` returns a function whose result is right, but on eight
+# 2. `mended_evaluation` (find the mistake): `broken_evaluation` returns a function whose result is right, but on eight
 #    devices it takes as long as on one. Write it so that each device evaluates its share of the examples.
 #    <details><summary>Hint</summary>One sharding for <code>in_shardings</code> counts for all three
 #    arguments.</details>
@@ -276,11 +274,6 @@ def broken_evaluation(mesh):
     return jax.jit(accuracy, in_shardings=replicated, out_shardings=replicated)
 
 
-def place(batch, mesh):
-    """The batch, split along the examples."""
-    ...  # your code: 1 line
-
-
 def make_trainer(loss, mesh):
     """A compiled step: (params, batch) to (params, loss)."""
     ...  # your code: 6 to 9 lines
@@ -291,15 +284,15 @@ def mended_evaluation(mesh):
     ...  # your code: 5 to 6 lines
 
 
-for exercise in (place, make_trainer, mended_evaluation):
+for exercise in (make_trainer, mended_evaluation):
     check("09_let_the_compiler_do_it", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
 # - Write the program of the global batch, place the arrays, and let the compiler insert the collectives.
-# - Shardings change where something is computed, and not the result. So a replicated batch shows only in the work that
-#   each device does.
+# - Shardings decide where something is computed, and do not change the result. So you notice a replicated batch only by
+#   the work that each device does.
 # - `in_shardings` splits host arrays and refuses misplaced ones; `out_shardings` says where results are placed.
 #
 # The code is in [steps/jit.py](../pmapdp/steps/jit.py). To read on:

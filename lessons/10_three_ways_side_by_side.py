@@ -53,8 +53,8 @@ replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 # %% [markdown]
 # ## One picture
 #
-# Three questions tell the ways apart. Which array do you pass? How much of it does your function see? And who writes
-# the all-reduce? The picture shows four devices, each in its colour.
+# The three ways differ in three things: which array you pass, how much of it your function sees, and who writes the
+# all-reduce. The picture shows four devices, each in its colour.
 
 # %%
 lesson_10.three_ways()
@@ -124,7 +124,7 @@ def single():
 
 
 # %% [markdown]
-# Next the three ways. **Predict:** how many lines of `single` must change for each?
+# Now the three ways. **Predict:** how many lines of `single` must change for each?
 
 
 # %%
@@ -174,8 +174,8 @@ assert [len(lesson_10.changed(single, way)) for way in WAYS.values()] == [0, 3, 
 lesson_10.columns(*WAYS.values())
 
 # %% [markdown]
-# The marked lines are all there is to data parallelism. From pmap to shard_map the step itself stays the same: only the
-# placing and the wrapper change. From single to jit the step stays the same, too.
+# Only the marked lines differ. From pmap to shard_map, the step itself stays the same: only the placing and the wrapper
+# change. From single to jit, the step stays the same, too.
 #
 # ## Proof
 #
@@ -327,7 +327,7 @@ print(right)
 assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %% [markdown]
-# It can. The factor N cancels in Adam's update (but for its epsilon), so no loss curve shows it. But it stays in the moments,
+# It can. The factor N cancels in Adam's update (except for its epsilon), so no loss curve shows it. But it stays in the moments,
 # which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient. Lesson 11
 # verifies the steps of a whole program in the same way.
 #
@@ -367,9 +367,8 @@ assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all(
 #
 # ## Exercises
 #
-# **1. `gradient`** (5 minutes): find the planted mistake. The line `return lax.pmean(jax.grad(loss)(w, x), "data")` runs in a
-# `shard_map` with `check_vma=True` over the axis `"data"`. Write a line (or two) that returns the gradient of the mean over all
-# devices.
+# **1. `mended_gradient`** (5 minutes): find the planted mistake. `broken_gradient` is right under pmap. But here it runs in a
+# `shard_map` with `check_vma=True` over the axis `"data"`. Return the gradient of the mean over all devices.
 # <details><summary>Hint</summary>There are two right ways with the check on.</details>
 #
 # **2. `make_step`** (10 minutes): the whole lesson. Given `loss(params, x, y)`, the mean over the examples that it gets,
@@ -377,15 +376,14 @@ assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all(
 # `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.
 # <details><summary>Hint</summary>Start from <code>with_shard_map</code>. One spec, <code>P()</code>, stands for a whole
 # pytree.</details>
-#
-# **3. `length_ratio`** (3 minutes): the check that catches the trap. Return the length of one tree of gradients over the
-# length of another.
-# <details><summary>Hint</summary>The length is the square root of the sum of all squares, over all arrays of the tree. Optax
-# has a function for it.</details>
 
 
 # %%
-def gradient(loss, w, x):
+def broken_gradient(loss, w, x):
+    return lax.pmean(jax.grad(loss)(w, x), "data")
+
+
+def mended_gradient(loss, w, x):
     """In shard_map: a loss, weights (any tree) and this device's `x` `[b, ...]` to the gradient of the global mean."""
     ...  # your code: 1 or 2 lines
 
@@ -395,12 +393,7 @@ def make_step(loss, optimizer, mesh):
     ...  # your code: 6 to 9 lines
 
 
-def length_ratio(gradients, reference):
-    """Length of `gradients` over the length of `reference`, two trees of equal structure."""
-    ...  # your code: 1 line
-
-
-for exercise in (gradient, make_step, length_ratio):
+for exercise in (mended_gradient, make_step):
     check("10_three_ways_side_by_side", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -155,10 +155,10 @@ assert sum("us a call" in line for line in lines) == 2
 #
 # ## First to shard_map
 #
-# The step is still the program of one device. What goes is the stacking: state and key are replicated, and the batch keeps its
-# shape `[256, ...]`. One line must be *added*. A replicated state has a single value of the batch statistics, so the step has to
-# average them over the devices. The old program did so once an epoch. Both give the same result, because the running statistics
-# are a weighted sum of those of the batches, and training does not read them. Check it in your head with
+# The step is still the program of one device. Only the arrays are no longer stacked: state and key are replicated, and the batch
+# keeps its shape `[256, ...]`. One thing must be *added*. A replicated state has a single value of the batch statistics, so the
+# step has to average them over the devices. The old program did so once an epoch. Both give the same result, because the running
+# statistics are a weighted sum of those of the batches, and training does not read them. Check it in your head with
 # `running = 0.5 * running + 0.5 * batch`: two devices start at 0 and see the batch means 1 and 3, and then 5 and 7. Averaged at
 # the end or in each step, the result is 3.5.
 #
@@ -201,8 +201,8 @@ for a, b in zip(*map(jax.tree.leaves, (jax.device_get(new_state), wanted)), stri
 print("the same state after", updates, "updates:", len(jax.tree.leaves(new_state)), "arrays")
 
 # %% [markdown]
-# The new program equals the old one, dropout masks included (float32; tolerance 1e-5, because averaging at each step rounds
-# differently). `check_vma=False` matters: with the default the gradients would be 8 times too large (lesson 10).
+# The new program gives the result of the old one, with the same dropout masks (float32; tolerance 1e-5, because averaging at
+# each step rounds differently). `check_vma=False` matters: with the default the gradients would be 8 times too large (lesson 10).
 #
 # **A failure on purpose.** Replace the wrapper, but do not average the statistics. `out_specs=P()` promises that the
 # devices agree, and with `check_vma=False` JAX does not check it. **Predict:** do they agree?
@@ -222,7 +222,7 @@ print("running mean of the first unit, by device:", np.round(means, 3))
 assert len(set(map(float, means))) > 1
 
 # %% [markdown]
-# They do not. JAX takes this array for replicated, so a checkpoint keeps the copy of the first device.
+# They do not. JAX still calls this array replicated, so a checkpoint would keep the copy of the first device.
 #
 # ## Ask what is wrong: pmapdp.verify
 #
@@ -359,7 +359,7 @@ for name, (step, state, placed, key) in ways.items():
 # | pmap | shard_map | jit |
 # | --- | --- | --- |
 # | `jax.pmap(step, axis_name="batch")` | `jax.jit(jax.shard_map(step, mesh=mesh, in_specs=..., out_specs=..., check_vma=False))` | `jax.jit(step, in_shardings=..., out_shardings=...)` |
-# | `in_axes=0`, `out_axes=0` | `P("batch")`; a scalar result needs an axis, `x[None]` | `NamedSharding(mesh, P("batch"))` |
+# | `in_axes=0`, `out_axes=0` | `P("batch")` on `[B, ...]`; the axis stays: of `[N, b, ...]` the step would see `[1, b, ...]`, and a scalar result needs one, `x[None]` | `NamedSharding(mesh, P("batch"))` |
 # | `in_axes=None`, `out_axes=None` | `P()` | `NamedSharding(mesh, P())` |
 # | `jax_utils.replicate(state)`, `[N, ...]` | `jax.device_put(state, NamedSharding(mesh, P()))` | the same |
 # | `jax_utils.unreplicate(state)`, `state[0]` | gone: `jax.device_get(state)` | gone |
@@ -369,13 +369,14 @@ for name, (step, state, placed, key) in ways.items():
 # | `lax.psum(1, "batch")` | `lax.axis_size("batch")` | gone: the batch's length |
 # | `lax.axis_index("batch")` | stays | gone |
 # | `fold_in(key, axis_index)` | stays | gone: one key over the batch |
-# | `shard_prng_key(key)` | `P()` and `fold_in`; or `P("batch")` for `[N]` keys, and `key[0]` in the step | gone |
+# | `common_utils.shard_prng_key(key)` | `P("batch")` for `jax.random.split(key, N)`, and `key[0]` in the step; or `P()` and `fold_in` | gone: one key over the batch |
 # | `lax.all_gather(x, "batch")` | stays; add `tiled=True` for `[B, ...]` | gone, or `lax.with_sharding_constraint(x, replicated)` |
 # | `axis_index_groups` | a mesh of two axes, and the name of one | a mesh of two axes |
 # | nested pmap | a mesh of two axes | a mesh of two axes |
 # | `BatchNorm(axis_name="batch")` | stays | gone: moments are global |
-# | `static_broadcasted_argnums` | `static_argnums` of `jit` | `static_argnums` |
+# | `static_broadcasted_argnums` | `functools.partial(step, flag=True)` inside `shard_map`, which makes arrays of all arguments | `static_argnums` |
 # | `donate_argnums` | `donate_argnums` of `jit` | stays |
+# | `devices=chosen` | `Mesh(np.array(chosen), ("batch",))` | the same |
 # | `jax_utils.prefetch_to_device` | `jax.device_put` the next batch before the step: it returns at once | the same |
 # | several hosts: `[local N, ...]` arrays | `jax.make_array_from_process_local_data(sharding, rows)` | the same |
 #
@@ -400,13 +401,17 @@ for name, (step, state, placed, key) in ways.items():
 # ```
 # <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map mind check_vma.</details>
 #
-# **3. `statistics`** (5 minutes): find the planted mistake. This ran under pmap; each device returned the variance of its rows,
-# and the loop averaged them: `variance = lax.pmean(x.var(0), "batch")`. Return the variance over the *global* batch, `[D]`, in
-# a `shard_map` over the axis "batch", where `x` `[b, D]` holds this device's rows.
+# **3. `mended_variance`** (5 minutes): find the planted mistake. `broken_variance` runs in a `shard_map` over the axis "batch",
+# and `x` `[b, D]` holds this device's rows. All devices agree, but on the wrong number. Return the variance `[D]` of the *global*
+# batch.
 # <details><summary>Hint</summary>The rows of different devices have different means. Average the mean first.</details>
 
 
 # %%
+def broken_variance(x):
+    return lax.pmean(x.var(0), "batch")
+
+
 def unstacked(tree, mesh):
     """The tree without its device axis, replicated over the mesh."""
     ...  # your code: 2 lines
@@ -417,12 +422,12 @@ def ported(mesh):
     ...  # your code: 6 to 10 lines
 
 
-def statistics(x):
+def mended_variance(x):
     """[D], the variance over the rows of all devices."""
     ...  # your code: 2 lines
 
 
-for exercise in (unstacked, ported, statistics):
+for exercise in (unstacked, ported, mended_variance):
     check("11_port_a_pmap_program", exercise.__name__, exercise)
 
 # %% [markdown]

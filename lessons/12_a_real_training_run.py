@@ -149,8 +149,8 @@ print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 # %% [markdown]
 # There is none: the two runs end with the same bits.
 #
-# **A failure on purpose.** Some programs save the parameters and the number of updates, but not the optimizer's state. Such a run
-# resumes without an error. **Predict:** how large is the difference, compared with a typical weight of 0.05?
+# **A failure on purpose.** Some programs save the parameters and the number of updates, but not the optimizer's state. They
+# resume without an error. **Predict:** how large is the difference at the end, compared with a typical weight of 0.05?
 
 # %%
 run(runs / "forgetful", 25, kept=("updates", "params"))
@@ -161,12 +161,12 @@ assert 0.005 < difference < 0.02
 
 # %% [markdown]
 # It is about a fifth of a typical weight, because Adam's moments started again from zero. No message tells you, and the loss
-# curve has a small bump at most. So test it once: a resumed run must equal one that was not stopped, to the bit.
+# curve has a small bump at most. So test it once: a resumed run must end with the same bits as one that was not stopped.
 #
 # ## Export, to take home
 #
 # `jax.export` turns a jitted function into bytes: here the network with its parameters, for any number of images `n`, on CPUs,
-# NVIDIA GPUs and TPUs. Whoever loads them needs jax, and none of your code. To show it, a new process gets only these bytes and
+# NVIDIA GPUs and TPUs. To load them, one needs jax, but none of your code. To show it, a new process gets only these bytes and
 # five images.
 
 # %%
@@ -202,20 +202,17 @@ config = dataclasses.replace(
 )
 straight = train(dataclasses.replace(config, workdir=str(runs / "mirrored"), profile=True))
 print(*sorted(path.name for path in (runs / "mirrored").iterdir()))
+assert [round(epoch["learning_rate"], 5) for epoch in straight.epochs] == [1e-3, 1e-4, 1e-5]
 
 # %% [markdown]
-# The folder holds checkpoints, the configuration, `metrics.jsonl` (one line of JSON for each epoch) and event files. Run
-# `tensorboard --logdir` on it to see its curves in a browser. Here we draw them from the same event file.
-
-# %%
-(events,) = (runs / "mirrored").glob("events.out*")
-lesson_12.tensorboard(events)
-curves = lesson_12.scalars(events)
-assert [round(value, 5) for _, value in curves["learning_rate"]] == [1e-3, 1e-4, 1e-5]
-
-# %% [markdown]
-# The learning rate falls twice, as the schedule says: a schedule is a function from the number of updates to a rate, so it
-# resumes without being saved. The profile is a trace of ten updates: open the file `perfetto_trace.json.gz` at
+# The folder holds checkpoints, the configuration, `metrics.jsonl` (one line of JSON for each epoch) and an event file, which
+# TensorBoard reads. Run `pip install tensorboard`, then `tensorboard --logdir` with the folder, and open the address that it
+# prints. For this run the page looks like this:
+#
+# ![TensorBoard in a browser, with the curves of the learning rate and of the losses and accuracies](../docs/pictures/tensorboard.png)
+#
+# The learning rate falls twice, as the schedule says. A schedule is a function from the number of updates to a rate, so it need
+# not be saved. The profile is a trace of ten updates: open the file `perfetto_trace.json.gz` at
 # [ui.perfetto.dev](https://ui.perfetto.dev). Two of the updates look like this:
 
 # %%
@@ -253,7 +250,7 @@ print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 # %% [markdown]
 # It does. (A name with `tmp` in the list is a checkpoint that was just being written; the next start removes it.)
 #
-# The next cell shows two more things. A folder belongs to one configuration: a run that was resumed with another one would be a
+# The next cell shows two more things. A folder belongs to one configuration: a run that resumes with another one would be a
 # result of neither, so pmapdp raises an error. And `python -m pmapdp.export` writes the trained model to a file, with
 # `jax.export` as above.
 
@@ -300,12 +297,11 @@ assert result.epochs[-1]["test_accuracy"] > 0.9
 #
 # ## Exercises
 #
-# **1. `batch_rows`** (5 minutes): find the planted mistake. This loop shuffles with a generator that it creates at the start:
-# `rows = generator.permutation(examples)`, once an epoch. A resumed run sees other batches. Return the rows of update `number` from
-# the seed alone; the last batch of an epoch may be shorter. The order of an epoch is
-# `np.random.default_rng([seed, epoch]).permutation(examples)`.
-# <details><summary>Hint</summary>An epoch has <code>-(-examples // batch_size)</code> updates, rounded up. Then
-# <code>divmod</code>.</details>
+# **1. `mended_batches`** (5 minutes): find the planted mistake. `broken_batches` yields the rows of the batches of the updates
+# `first`, `first + 1` and so on. A run that starts at update 0 is right, but a resumed run gets other batches than one that was
+# not stopped. Write it correctly: each epoch has an order of its own, and its last batch may be shorter.
+# <details><summary>Hint</summary>As in <code>batch</code> above: <code>divmod(number, updates of an epoch)</code>. Here an epoch
+# has <code>-(-examples // batch_size)</code> updates, which is rounded up.</details>
 #
 # **2. `resumable`** (10 minutes): the whole lesson. Return the state after update `last`, of a run that starts from the newest
 # checkpoint in `folder` if there is one, and saves the state after each update with Orbax. The state is a dictionary with an entry
@@ -318,9 +314,17 @@ assert result.epochs[-1]["test_accuracy"] > 0.9
 
 
 # %%
-def batch_rows(seed, number, batch_size, examples):
-    """The rows of the batch of update `number`, from 0."""
-    ...  # your code: 3 to 5 lines
+def broken_batches(seed, first, batch_size, examples):
+    generator = np.random.default_rng(seed)
+    while True:
+        order = generator.permutation(examples)  # of one epoch
+        for start in range(0, examples, batch_size):
+            yield order[start : start + batch_size]
+
+
+def mended_batches(seed, first, batch_size, examples):
+    """Yields the rows of the batches of the updates first, first + 1, ..."""
+    ...  # your code: 4 to 6 lines
 
 
 def resumable(folder, last, create, step):
@@ -333,7 +337,7 @@ def exported(function):
     ...  # your code: 2 or 3 lines
 
 
-for exercise in (batch_rows, resumable, exported):
+for exercise in (mended_batches, resumable, exported):
     check("12_a_real_training_run", exercise.__name__, exercise)
 
 # %% [markdown]

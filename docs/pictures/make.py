@@ -1,13 +1,15 @@
-"""The pictures of README.md, from real output: `python docs/pictures/make.py`, from the repository's root.
+"""The pictures of README.md and lesson 12, from real output: `python docs/pictures/make.py`, from the repository's root.
 
-Needs Chromium for the page of `pmapdp.compare`.
+Needs Chromium for the pages, and `pip install tensorboard`.
 """
 
 import io
 import re
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -38,13 +40,35 @@ def page() -> None:
         html = Path(folder, "page.html")
         command = [sys.executable, "-m", "pmapdp.compare", "--dtype", "float64", "--html", html]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        screenshot(html.as_uri(), "compare.png", height=1400)
+
+
+def tensorboard(port: int = 6006) -> None:
+    """TensorBoard's page for the run of lesson 12, as a PNG."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--dataset", "digits", "--per-device-batch-size", "8", "--epochs", "3", "--switch-epochs", "1", "2"]
+        command = [sys.executable, "-m", "pmapdp.train", "mirrored", *flags, "--workdir", f"{folder}/mirrored"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        server = subprocess.Popen(["tensorboard", "--logdir", folder, "--port", str(port)], stderr=subprocess.DEVNULL)
+        try:
+            while socket.socket().connect_ex(("localhost", port)):
+                time.sleep(1)
+            screenshot(f"http://localhost:{port}/#timeseries", "tensorboard.png", height=900)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def screenshot(address: str, name: str, height: int) -> None:
+    """The top of a page as a PNG, 1100 pixels wide."""
+    with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [
                 "chromium",
                 *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-                *("--hide-scrollbars", "--window-size=1100,1400", f"--user-data-dir={folder}/chromium"),
-                f"--screenshot={FOLDER / 'compare.png'}",
-                html.as_uri(),
+                *("--hide-scrollbars", f"--window-size=1100,{height}", f"--user-data-dir={profile}"),
+                *("--virtual-time-budget=20000", f"--screenshot={FOLDER / name}"),
+                address,
             ],
             check=True,
             stderr=subprocess.DEVNULL,
@@ -54,3 +78,4 @@ def page() -> None:
 if __name__ == "__main__":
     terminal()
     page()
+    tensorboard()

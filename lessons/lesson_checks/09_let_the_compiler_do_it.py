@@ -16,31 +16,6 @@ def mesh_of_four():
     return Mesh(np.array(jax.devices()[:N]), ("data",))
 
 
-def place(answer):
-    """Values unchanged, a quarter of the rows on each device."""
-    mesh, random = mesh_of_four(), np.random.default_rng()
-    batch = {
-        "images": random.normal(size=(8, 6)).astype(np.float32),
-        "labels": random.integers(0, 10, 8).astype(np.int32),
-    }
-    found = answer(batch, mesh)
-    require(isinstance(found, dict) and found.keys() == batch.keys(), "return a dictionary with the same keys")
-    for name, array in batch.items():
-        placed = found[name]
-        require(isinstance(placed, jax.Array), f"{name} is still on the host: use jax.device_put")
-        require(placed.shape == array.shape, f"the global shape of {name} stays {array.shape}: there is no device axis")
-        require(
-            len(placed.sharding.device_set) == N,
-            f"{name} is placed on {len(placed.sharding.device_set)} device(s), not {N}",
-        )
-        parts = {shard.data.shape[0] for shard in placed.addressable_shards}
-        require(
-            parts == {len(array) // N},
-            f"each device holds {max(parts)} rows of {name}, a quarter is wanted: PartitionSpec('data') splits axis 0",
-        )
-        require(np.array_equal(placed, array), f"the values of {name} have changed")
-
-
 def require_split(compiled, arguments, batch):
     """The program of `compiled` splits the batch, replicates its results and all-reduces; returns its result."""
     require(hasattr(compiled, "lower"), "return a compiled function: end with return jax.jit(...)")

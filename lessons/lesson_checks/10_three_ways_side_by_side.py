@@ -16,7 +16,7 @@ def random_mesh(random, smallest: int = 2) -> Mesh:
     return Mesh(np.array(jax.devices()[:N]), (AXIS,))
 
 
-def gradient(answer):
+def mended_gradient(answer):
     """The gradient of the global mean, the same on every device, under check_vma=True."""
     random = np.random.default_rng()
     mesh = random_mesh(random, smallest=3)
@@ -107,48 +107,3 @@ def make_step(answer):
             np.allclose(value, expected_value, rtol=1e-3),
             f"the loss of the global batch is {expected_value:.4f}, yours is {np.ravel(value)[0]:.4f}: average it too",
         )
-
-
-def length_ratio(answer):
-    """The ratio of the Euclidean lengths of two trees."""
-    random = np.random.default_rng()
-
-    def tree():
-        shapes = {"kernel": (4, 3), "bias": (3,), "scale": ()}
-        return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-    def length(gradients):
-        return np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(gradients)))
-
-    def ratio(gradients, reference):
-        found = np.asarray(answer(gradients, reference))
-        require(found.shape == (), f"the result must be one number, yours has the shape {found.shape}")
-        return float(found)
-
-    reference, factor = tree(), int(random.integers(2, 9))
-    longer = jax.tree.map(lambda g: factor * g, reference)
-    found = ratio(longer, reference)
-    require(
-        not np.isclose(found, 1, rtol=1e-3),
-        f"gradients {factor} times as long gave 1: a measure of direction (a cosine) does not see the trap",
-    )
-    require(
-        not np.isclose(found, 1 / factor, rtol=1e-3),
-        f"gradients {factor} times as long gave {found:.3f}: the reference belongs below the line",
-    )
-    require(
-        not np.isclose(found, factor**2, rtol=1e-3),
-        f"gradients {factor} times as long gave {found:.3f}, which is the square: "
-        "a length is the root of the sum of squares",
-    )
-    require(
-        np.isclose(found, factor, rtol=1e-3),
-        f"gradients {factor} times as long must give {factor}, yours is {found:.3f}",
-    )
-    others = tree()
-    expected, found = length(others) / length(reference), ratio(others, reference)
-    require(
-        np.isclose(found, expected, rtol=1e-3),
-        f"two trees that do not point the same way: expected {expected:.4f}, yours is {found:.4f}. Square "
-        "and add up the entries of all arrays first, then take one root for each tree, and divide",
-    )

@@ -1,8 +1,7 @@
-"""The pictures of lesson 12: two starts of one run, what TensorBoard plots, and a profile as Perfetto shows it."""
+"""The pictures of lesson 12: two starts of one run, and a profile as Perfetto shows it."""
 
 import gzip
 import json
-import struct
 
 import drawing
 import matplotlib.pyplot as plt
@@ -21,32 +20,6 @@ def two_starts() -> None:
         drawing.arrow(axes, start, end, device=device)
     drawing.arrow(axes, (7.8, 1), (7.8, 1.7))
     drawing.arrow(axes, (7.8, 2.7), (7.8, 3.4))
-
-
-def scalars(path) -> dict[str, list[tuple[int, float]]]:
-    """The curves in an event file: name to (step, value). A record is its length, a checksum, the event, a checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    content, found, start = path.read_bytes(), {}, 0
-    while start < len(content):
-        (length,) = struct.unpack("<Q", content[start : start + 8])
-        event = Event.FromString(content[start + 12 : start + 12 + length])
-        for value in event.summary.value:
-            if value.HasField("simple_value"):
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-        start += length + 16
-    return found
-
-
-def tensorboard(path) -> None:
-    """The curves of an event file, one panel each, as TensorBoard's page has them."""
-    curves = {name: points for name, points in scalars(path).items() if name.startswith(("train", "test", "learning"))}
-    _, panels = plt.subplots(1, len(curves), figsize=(9, 1.9), layout="constrained")
-    for number, (panel, (name, points)) in enumerate(zip(panels, curves.items(), strict=True)):
-        panel.plot(*zip(*points, strict=True), "o-", markersize=3, color=drawing.DEVICE_COLOURS[number])
-        panel.set_title(name, fontsize=8)
-        panel.set_xlabel("update", fontsize=7)
-        panel.tick_params(labelsize=7)
 
 
 def timeline(path, updates: int = 2) -> None:

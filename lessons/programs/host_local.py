@@ -22,10 +22,10 @@ def double(arrays):
 
 
 mine = [np.ones((2, 4), np.float32)] * 50  # the rows of this process' devices
-whole = [jax.make_array_from_process_local_data(split, x) for x in mine]
+of_all = [jax.make_array_from_process_local_data(split, x) for x in mine]
 by_pmap = jax.pmap(double)
 by_shard_map = jax.jit(jax.shard_map(double, mesh=mesh, in_specs=P("batch"), out_specs=P("batch")))
-for name, function, arrays in (("pmap", by_pmap, by_pmap(mine)), ("shard_map", by_shard_map, whole)):
+for name, function, arrays in (("pmap", by_pmap, by_pmap(mine)), ("shard_map", by_shard_map, of_all)):
     times = []
     for _ in range(30):
         clock = time.perf_counter()

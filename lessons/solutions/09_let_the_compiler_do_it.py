@@ -4,11 +4,6 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 
-def place(batch, mesh):
-    """The batch, split along the examples. The spec names one axis: the others are not split."""
-    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
-
-
 def make_trainer(loss, mesh):
     """A compiled step. The loss is a mean over the global batch, so its gradient needs no factor and no collective."""
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))

@@ -5,9 +5,9 @@ import optax
 from jax import P, lax
 
 
-def gradient(loss, w, x):
-    """The mean is taken inside of `grad`, so the sum that `grad` inserts is of gradients that are divided by N already.
-    The other way: `w = lax.pcast(w, "data", to="varying")`, and then the planted line."""
+def mended_gradient(loss, w, x):
+    """`grad` adds up the gradients of all devices, and the mean inside of it divides each of them by N. The other way:
+    first `w = lax.pcast(w, "data", to="varying")`, so that `grad` adds up nothing, and then the line of `broken_gradient`."""
     return jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)
 
 
@@ -21,8 +21,3 @@ def make_step(loss, optimizer, mesh):
 
     specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
     return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False))
-
-
-def length_ratio(gradients, reference):
-    """A length shows a wrong factor; a direction, or Adam's update, does not."""
-    return optax.tree.norm(gradients) / optax.tree.norm(reference)

@@ -22,8 +22,8 @@ def ported(mesh):
     return jax.jit(step, in_shardings=(replicated, split, split), out_shardings=replicated)
 
 
-def statistics(x):
-    """A variance needs the mean of the global batch; the mean of the devices' variances leaves out how their means
-    differ."""
+def mended_variance(x):
+    """The distances must be those from the mean of the global batch. The mean of the devices' variances leaves out how far
+    their means lie apart."""
     mean = lax.pmean(x.mean(0), "batch")
     return lax.pmean(jnp.square(x - mean).mean(0), "batch")

@@ -1,5 +1,7 @@
 """Solutions of lesson 12's exercises."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,13 @@ import orbax.checkpoint as ocp
 from jax import export
 
 
-def batch_rows(seed, number, batch_size, examples):
-    """The generator was the state that nobody saved. A generator made from (seed, epoch) has nothing to save."""
-    epoch, position = divmod(number, -(-examples // batch_size))
-    order = np.random.default_rng([seed, epoch]).permutation(examples)
-    return order[position * batch_size : (position + 1) * batch_size]
+def mended_batches(seed, first, batch_size, examples):
+    """The generator is a state that no checkpoint held, so a resumed run began with the first epoch again. An order that
+    depends only on (seed, epoch) needs no checkpoint."""
+    for number in itertools.count(first):
+        epoch, position = divmod(number, -(-examples // batch_size))
+        order = np.random.default_rng([seed, epoch]).permutation(examples)
+        yield order[position * batch_size : (position + 1) * batch_size]
 
 
 def resumable(folder, last, create, step):

@@ -14,14 +14,6 @@ def shardings(mesh):
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
 
-def replicated(batch, mesh):
-    return jax.device_put(batch, shardings(mesh)[0])
-
-
-def on_the_first(batch, mesh):
-    return jax.device_put(batch, jax.devices()[0])
-
-
 def trainer(mean=lambda loss: loss, **options):
     """An answer to `make_trainer`, with other shardings or another loss."""
 
@@ -49,9 +41,6 @@ def planted(mesh):
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("place", replicated, "PartitionSpec('data') splits axis 0"),
-        ("place", on_the_first, "is placed on 1 device"),
-        ("place", lambda batch, mesh: batch, "still on the host"),
         ("make_trainer", trainer(in_shardings=None), "every device gets all 16 rows of x"),
         ("make_trainer", trainer(out_shardings=lambda mesh: shardings(mesh)[1]), "the PartitionSpec should be P()"),
         ("make_trainer", trainer(lambda loss: lambda p, b: 16 * loss(p, b)), "on one device it is"),

@@ -25,7 +25,7 @@ def divided_sum(loss, w, x):
 
 @pytest.mark.parametrize("answer", [mean_of_varying_gradients, divided_sum])
 def test_other_right_ways_to_the_gradient_pass(answer):
-    verdict = check(LESSON, "gradient", answer)
+    verdict = check(LESSON, "mended_gradient", answer)
     assert verdict.solved, verdict.message
 
 
@@ -79,48 +79,20 @@ def in_jit(loss, optimizer, mesh):
     return jax.jit(lambda params, state, x, y: (params, state, loss(params, x, y)))
 
 
-def cosine(gradients, reference):
-    return optax.tree.vdot(gradients, reference) / (optax.tree.norm(gradients) * optax.tree.norm(reference))
-
-
-def upside_down(gradients, reference):
-    return optax.tree.norm(reference) / optax.tree.norm(gradients)
-
-
-def squares(gradients, reference):
-    return optax.tree.norm(gradients, squared=True) / optax.tree.norm(reference, squared=True)
-
-
-def mean_of_ratios(gradients, reference):
-    ratios = jax.tree.map(lambda g, r: jnp.linalg.norm(g) / jnp.linalg.norm(r), gradients, reference)
-    return jnp.mean(jnp.array(jax.tree.leaves(ratios)))
-
-
-def array_by_array(gradients, reference):
-    return jnp.array(
-        jax.tree.leaves(jax.tree.map(lambda g, r: jnp.abs(g).sum() / jnp.abs(r).sum(), gradients, reference))
-    )
-
-
 @pytest.mark.parametrize(
     ("exercise", "answer", "phrase"),
     [
-        ("gradient", mean_of_gradient, "this is the trap"),
-        ("gradient", no_mean_at_all, "this is the trap"),
-        ("gradient", sum_of_the_loss, "take the mean of the loss"),
-        ("gradient", sum_of_gradient, "a psum did so again"),
-        ("gradient", own_gradient, "different gradients"),
-        ("gradient", loss_in_place_of_its_gradient, "a tree like w"),
+        ("mended_gradient", mean_of_gradient, "this is the trap"),
+        ("mended_gradient", no_mean_at_all, "this is the trap"),
+        ("mended_gradient", sum_of_the_loss, "take the mean of the loss"),
+        ("mended_gradient", sum_of_gradient, "a psum did so again"),
+        ("mended_gradient", own_gradient, "different gradients"),
+        ("mended_gradient", loss_in_place_of_its_gradient, "a tree like w"),
         ("make_step", step_with(averaged, check_vma=True), "this is the trap"),
         ("make_step", step_with(forgotten), "different parameters"),
         ("make_step", step_with(averaged, value=lambda found: found), "average it too"),
         ("make_step", in_jit, "does not use jax.shard_map"),
         ("make_step", lambda loss, optimizer, mesh: loss, "return jax.jit"),
-        ("length_ratio", cosine, "does not see the trap"),
-        ("length_ratio", upside_down, "below the line"),
-        ("length_ratio", squares, "which is the square"),
-        ("length_ratio", mean_of_ratios, "one root for each tree"),
-        ("length_ratio", array_by_array, "one number"),
     ],
 )
 def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):

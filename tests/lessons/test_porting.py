@@ -1,12 +1,14 @@
 """docs/porting.md and lesson 11 say the same, and its snippets do what the page says."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import build
 import jax
 import numpy as np
 import pytest
+from flax.training import common_utils
 from jax import P, lax
 
 PAGE = Path(build.FOLDER.parent / "docs" / "porting.md")
@@ -89,10 +91,46 @@ def test_axis_groups_are_a_mesh_of_two_axes():
     np.testing.assert_array_equal(jax.pmap(sums, axis_name="batch")(x), ported)
 
 
-def test_gather_with_tiled_gives_the_batch():
+def mapped(step, *in_specs, out_specs=P("batch")):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
+    return jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def test_gather_with_tiled_gives_the_batch():
     x = np.arange(16.0, dtype=np.float32)
-    gather = jax.shard_map(
-        lambda x: lax.all_gather(x, "batch", tiled=True), mesh=mesh, in_specs=P("batch"), out_specs=P(), check_vma=False
-    )
+    gather = mapped(lambda x: lax.all_gather(x, "batch", tiled=True), P("batch"), out_specs=P())
     np.testing.assert_array_equal(gather(x), x)
+
+
+def test_shard_map_keeps_the_axis_that_pmap_takes_away():
+    seen = []
+    x = np.ones((8, 2, 3), np.float32)
+    jax.pmap(lambda x: seen.append(x.shape) or x)(x)
+    mapped(lambda x: seen.append(x.shape) or x, P("batch"))(x)
+    assert seen == [(2, 3), (1, 2, 3)]
+    with pytest.raises(ValueError, match="rank 0"):
+        mapped(lambda x: x.sum(), P("batch"))(x)
+    np.testing.assert_array_equal(mapped(lambda x: x.sum()[None], P("batch"))(x), np.full(8, 6))
+
+
+def test_axis_size_is_psum_of_one():
+    ones = mapped(lambda x: x * lax.psum(1, "batch") / lax.axis_size("batch"), P("batch"))(np.ones(8, np.float32))
+    np.testing.assert_array_equal(ones, np.ones(8))
+
+
+def test_a_static_argument_belongs_to_a_partial_inside_shard_map():
+    def step(x, flag):
+        return 2 * x if flag else x
+
+    x = np.ones(8, np.float32)
+    wanted = jax.pmap(step, static_broadcasted_argnums=1)(x, True)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(mapped(step, P("batch"), P()), static_argnums=1)(x, True)
+    np.testing.assert_array_equal(jax.jit(mapped(partial(step, flag=True), P("batch")))(x), wanted)
+
+
+def test_split_keys_give_the_masks_of_shard_prng_key():
+    key = jax.random.PRNGKey(0)
+    old = jax.pmap(lambda key: jax.random.bernoulli(key, shape=(5,)))(common_utils.shard_prng_key(key))
+    new = mapped(lambda key: jax.random.bernoulli(key[0], shape=(5,))[None], P("batch"))(jax.random.split(key, 8))
+    np.testing.assert_array_equal(new, old)
