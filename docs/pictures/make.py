@@ -1,4 +1,4 @@
-"""The pictures of README.md and lesson 12, from real output: `python docs/pictures/make.py`, from the repository's root.
+"""The pictures of README.md and lesson 12, from real output: `python docs/pictures/make.py` in the repository's root.
 
 Needs Chromium for the pages, and `pip install tensorboard`.
 """

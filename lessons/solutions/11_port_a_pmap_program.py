@@ -23,7 +23,7 @@ def ported(mesh):
 
 
 def mended_variance(x):
-    """The distances must be those from the mean of the global batch. The mean of the devices' variances leaves out how far
-    their means lie apart."""
+    """The distances must be those from the mean of the global batch. The mean of the devices' variances leaves out how
+    far their means lie apart."""
     mean = lax.pmean(x.mean(0), "batch")
     return lax.pmean(jnp.square(x - mean).mean(0), "batch")

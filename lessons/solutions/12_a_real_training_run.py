@@ -10,8 +10,8 @@ from jax import export
 
 
 def mended_batches(seed, first, batch_size, examples):
-    """The generator is a state that no checkpoint held, so a resumed run began with the first epoch again. An order that
-    depends only on (seed, epoch) needs no checkpoint."""
+    """The generator is a state that no checkpoint held, so a resumed run began with the first epoch again. An order
+    that depends only on (seed, epoch) needs no checkpoint."""
     for number in itertools.count(first):
         epoch, position = divmod(number, -(-examples // batch_size))
         order = np.random.default_rng([seed, epoch]).permutation(examples)

@@ -1,7 +1,6 @@
 """The exercises of lesson 10: wrong answers get the message that helps."""
 
 import jax
-import jax.numpy as jnp
 import optax
 import pytest
 from checks import check

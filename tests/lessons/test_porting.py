@@ -91,7 +91,10 @@ def test_axis_groups_are_a_mesh_of_two_axes():
     np.testing.assert_array_equal(jax.pmap(sums, axis_name="batch")(x), ported)
 
 
-def mapped(step, *in_specs, out_specs=P("batch")):
+SPLIT = P("batch")
+
+
+def mapped(step, *in_specs, out_specs=SPLIT):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
     return jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
