@@ -31,7 +31,7 @@ def data_from_file(path: Path) -> DataSet:
     """The data set in an .npz file.
 
     Raises:
-        UserError: it cannot be read, lacks an array, or its arrays do not fit together.
+        UserError: it cannot be read or lacks an array.
     """
     with open_file(path, advice=f"write it with numpy.savez(file, {', '.join(ARRAYS)})") as opened:
         try:
@@ -56,42 +56,32 @@ def check_data(data: DataSet) -> DataSet:
     Raises:
         UserError: with the array, what is wrong with it, and what works.
     """
-    train, test = check_split("training", data.train), check_split("test", data.test)
-    if train.inputs.shape[1:] != test.inputs.shape[1:] or train.labels.shape[1:] != test.labels.shape[1:]:
-        shapes = [[list(array.shape) for array in split] for split in (train, test)]
+    splits = []
+    for name, split in (("training", data.train), ("test", data.test)):
+        inputs, labels = map(np.asarray, split)
+        if inputs.shape[:1] != labels.shape[:1] or inputs.shape[:1] in ((), (0,)):
+            raise UserError(
+                f"the {name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one "
+                "row for each example, and at least one"
+            )
+        for what, array in (("inputs", inputs), ("labels", labels)):
+            if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+                raise UserError(f"the {name} {what} ({array.dtype}) are not all finite numbers: replace the others")
+        splits.append(Split(inputs, labels.astype(np.int32) if labels.dtype.kind in "biu" else labels))
+    shapes = [[list(array.shape) for array in split] for split in splits]
+    if [shape[1:] for shape in shapes[0]] != [shape[1:] for shape in shapes[1]]:
         raise UserError(f"inputs and labels have shapes {shapes[0]}, and {shapes[1]} for testing: only n may differ")
-    return DataSet(train, test, data.classes)
-
-
-def check_split(name: str, split: Split) -> Split:
-    """The arrays of one part of a data set; errors as of `check_data`."""
-    inputs, labels = np.asarray(split.inputs), np.asarray(split.labels)
-    if inputs.shape[:1] != labels.shape[:1] or inputs.shape[:1] in ((), (0,)):
-        raise UserError(
-            f"the {name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one row "
-            "for each example, and at least one"
-        )
-    for what, array in (("inputs", inputs), ("labels", labels)):
-        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-            raise UserError(f"the {name} {what} ({array.dtype}) are not all finite numbers: replace the others")
-    return Split(inputs, labels.astype(np.int32) if labels.dtype.kind in "biu" else labels)
+    return DataSet(splits[0], splits[1], data.classes)
 
 
 def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
     """Refuse a model or a loss that does not take the data, or that keeps what no strategy can split.
 
-    Args:
-        task: what is trained.
-        data: arrays.
-        classifies: whether the labels are classes, whose number the logits give.
-
-    Raises:
-        UserError: with what is wrong and how to mend it.
+    `classifies` says whether the labels are classes, whose number the logits give; errors as of `check_data`.
     """
-    name, (inputs, labels) = getattr(task.model, "__name__", "the model"), data.train
-    two = [jax.ShapeDtypeStruct((2, *array.shape[1:]), jnp.result_type(array)) for array in (inputs, labels)]
-    example = Batch(*two, *(jax.ShapeDtypeStruct((2,), dtype) for dtype in ("int32", "float32")))
-
+    name, labels = getattr(task.model, "__name__", "the model"), data.train.labels
+    inputs, answers = (jax.ShapeDtypeStruct((2, *array.shape[1:]), jnp.result_type(array)) for array in data.train)
+    example = Batch(inputs, answers, *(jax.ShapeDtypeStruct((2,), dtype) for dtype in ("int32", "float32")))
     found: list[tuple[Any, Any]] = []  # what would differ from device to device, and where
 
     def outputs(batch: Batch) -> Any:
@@ -103,19 +93,19 @@ def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
     try:
         returned = nnx.eval_shape(outputs, example)
     except Exception as error:
-        what = "does not take" if classifies else "and its loss do not take"
         raise UserError(
-            f"{name} {what} inputs {list(two[0].shape)} of {two[0].dtype} ({reason(error)}): give inputs of its shape; "
-            "it is built with rngs, dtype and param_dtype, and called with (inputs, context)"
+            f"{name}{'' if classifies else ' with its loss'} does not take inputs {list(inputs.shape)} of "
+            f"{inputs.dtype} ({reason(error)}): give inputs of its shape; it is built with rngs, dtype and "
+            "param_dtype, and called with (inputs, context)"
         ) from error
     for path, kept in found:
         raise UserError(
             f"{name} keeps {type(kept).__name__} in {'.'.join(map(str, path))}, which would differ from device to "
             "device: keep nnx.Param and nnx.BatchStat alone, and use Dropout and BatchNorm of pmapdp.models"
         )
+    if not classifies and not isinstance(returned, MetricSums):
+        raise UserError(f"the loss returns {type(returned).__name__}: return pmapdp.loss.MetricSums")
     if not classifies:
-        if not isinstance(returned, MetricSums):
-            raise UserError(f"the loss returns {type(returned).__name__}: return pmapdp.loss.MetricSums")
         return
     if getattr(returned, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
         raise UserError(
@@ -123,7 +113,7 @@ def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
             f"{getattr(returned, 'shape', returned)} and the labels are {labels.dtype} {list(labels.shape)}: give "
             "these, or a loss of your own"
         )
-    C, labels = returned.shape[1], np.concatenate([data.train.labels, data.test.labels])
+    C, labels = returned.shape[1], np.concatenate([labels, data.test.labels])
     if labels.min() < 0 or labels.max() >= C:
         raise UserError(
             f"the labels are from {labels.min()} to {labels.max()}, and {name} has {C} logits: use 0 to {C - 1}"

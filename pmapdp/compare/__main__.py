@@ -16,7 +16,7 @@ from typing import Literal
 from pmapdp.cli import parse_with
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
-from pmapdp.compare.table import summary, table
+from pmapdp.compare.table import summary, table, verified
 from pmapdp.config import DataOptions, ModelOptions, OptimizationOptions, check
 from pmapdp.errors import run_command
 from pmapdp.files import require_writable, write_file
@@ -69,6 +69,7 @@ def main(arguments: list[str]) -> None:
     report = {"config": asdict(plan[0]), "runs": runs}
     print(summary(report))
     console().print(table(runs))
+    print(verified(runs))
     if runs[0]["simulated"]:
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
     if options.json:

@@ -7,7 +7,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from pmapdp.compare.table import Runs, rows, run_name, summary
+from pmapdp.compare.table import Runs, rows, run_name, summary, verified
 from pmapdp.pictures import STRATEGY_COLOURS, drawing, svg
 
 
@@ -18,6 +18,7 @@ def page(report: dict[str, Any]) -> str:
     return template.substitute(
         facts=escape(summary(report)),
         losses=b64encode(loss_curves(report["runs"]).encode()).decode(),
+        verified=escape(verified(report["runs"])),
         rows="".join(f"<tr>{''.join(row)}</tr>" for row in cells),
         sources=side_by_side("pmap", "jit") + side_by_side("pmap", "shard_map"),
     )

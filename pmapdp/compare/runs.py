@@ -16,7 +16,9 @@ from pmapdp.devices import describe
 from pmapdp.errors import UserError
 from pmapdp.job import Job, prepare
 from pmapdp.metrics import Meter
+from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import create_state
+from pmapdp.verify import Layout, verify
 from pmapdp.verify.trees import distance
 
 LARGEST_GROUP = 20
@@ -41,13 +43,29 @@ def compare(plan: Sequence[Config], say: Callable[[str], None]) -> Runs:
             "simulated": len(job.devices) > 1 and job.devices[0].platform == "cpu",
             "machine": f"{describe(job.devices)}, jax {jax.__version__}, Python {platform.python_version()}",
         }
+        found = [] if config.strategy == "single" else causes(job)
         results, trained = measure(job)
-        runs.append(facts | results)
+        runs.append(facts | {"causes": found} | results)
         parameters.append(trained)
         say(f"run {len(runs)} of {len(plan)} is done: {run_name(runs[-1])}")
     for run, trained in zip(runs, parameters, strict=True):
         run["largest_difference"] = max(jax.tree.leaves(jax.tree.map(distance, trained, parameters[-1])))
     return runs
+
+
+def causes(job: Job) -> list[str]:
+    """What `pmapdp.verify` finds wrong with the strategy's step, beside that of one device on the same batch."""
+    steps = job.steps
+    report = verify(
+        reference=make_steps("single", job.task, job.devices[:1]).train_step,
+        step=steps.train_step,
+        state=create_state(job.task),
+        batch=next(job.train_batches.epoch(0)),
+        layout=Layout(lambda state, devices: steps.place_state(state), lambda batch, devices: steps.place_batch(batch)),
+        devices=job.devices,
+        float64=False,  # the run has the type that was asked for
+    )
+    return report.causes
 
 
 def measure(job: Job) -> tuple[dict[str, Any], Any]:

@@ -18,6 +18,12 @@ def summary(report: dict[str, Any]) -> str:
     )
 
 
+def verified(runs: Runs) -> str:
+    """One line on what `pmapdp.verify` finds."""
+    wrong = [f"{run_name(run)}: {', '.join(run['causes'])}" for run in runs if run["causes"]]
+    return "pmapdp.verify finds " + ("; ".join(wrong) or "that each step equals that of a single device") + "."
+
+
 def run_name(run: dict[str, Any]) -> str:
     """For example `pmap x 8`; the multiplication sign reads as "on 8 devices"."""
     return run["strategy"] if run["strategy"] == "single" else f"{run['strategy']} \u00d7 {run['devices']}"

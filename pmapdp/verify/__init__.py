@@ -10,9 +10,9 @@ and what usually causes it.
     print(report)
     report.require()  # raises in a test
 
-From `verify()` to a sentence: `verification` makes the updates of the reference (`rounding`) and of the step (`runs`),
-and hands them to `checks` and `efficiency`. A check that fails asks `explain` for the cause, whose sentence is in the
-table of `mistakes`.
+From `verify()` to a sentence: `verification` makes the updates of the reference (`rounding`) and of the step (`trial`,
+`case`), and hands them to `checks`. A check that fails asks `explain` and `sizes` for the cause, whose sentence is in
+the table of `mistakes`.
 """
 
 from pmapdp.verify.layouts import Layout

@@ -6,7 +6,6 @@
 Exit status 0 where every check passed, 1 where one failed or the program raised an error, 2 where the command is wrong.
 """
 
-import inspect
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,7 +15,7 @@ from pmapdp.devices import choose
 from pmapdp.errors import UserError, run_command
 from pmapdp.files import from_python_file, require_writable, write_file
 from pmapdp.verify import verify
-from pmapdp.verify.runs import blame
+from pmapdp.verify.trial import blame
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,11 @@ def main(arguments: list[str]) -> None:
     devices = choose(options.devices)  # before the file, which may use JAX when it is run
     function = from_python_file(options.target, options.target)
     try:
-        given = function()
-        try:
-            call = inspect.signature(verify).bind(**{"devices": devices, **given})
-        except TypeError as error:
-            raise UserError(
-                f"{options.target} does not return the arguments of verify ({error}): return them in a dictionary, "
-                "for example dict(reference=..., step=..., state=..., batch=...)"
-            ) from None
-        report = verify(**call.arguments)
+        report = verify(**{"devices": devices, **function()})
     except UserError:
         raise
     except Exception as error:
-        raise FailedError(blame(error)) from error
+        raise FailedError(f"{options.target} fails, {blame(error)}") from error
     print(report)
     if options.json is not None:
         write_file(options.json, report.to_json() + "\n")

@@ -10,7 +10,6 @@ import numpy as np
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case
 from pmapdp.verify.mistakes import Cause, named
-from pmapdp.verify.runs import wrong
 from pmapdp.verify.sizes import CLEAR, scale, unequal_examples, weight_decay
 
 # Leaves that are statistics of the batch rather than parameters, by a word of their path, as Flax names them.
@@ -25,12 +24,12 @@ def explain_state(case: Case) -> Cause:
                 return cause
         except Exception:  # whatever the user's functions do with other numbers of examples
             continue
-    return named("unknown", case.wrong)
+    return named("unknown", list(case.wrong()))
 
 
 def replicas(case: Case) -> Cause | None:
     """Devices that hold different values."""
-    differ = [name for name in case.wrong if any(not case.holds(name, copy) for copy in case.got["state"][name])]
+    differ = [name for name in case.wrong() if not all(case.holds(name, copy) for copy in case.got["state"][name])]
     trained = [name for name in differ if not STATISTICS.search(name)]
     if local := [name for name in trained if is_local(case, name)]:
         return named("no all-reduce", local)
@@ -43,22 +42,24 @@ def is_local(case: Case, name: str) -> bool:
     """Whether each device holds the result of its own examples: what the reference makes of them, or values whose
     mean over the devices is right."""
     copies = case.got["state"][name]
-    if case.close(name, np.mean(copies, axis=0), case.want.values[name]):
+    if case.close(name, np.mean(copies, axis=0), case.update.values["state"][name]):
         return True
     return all(case.close(name, copy, part["state"][name]) for copy, part in zip(copies, case.parts, strict=False))
 
 
 def statistics(case: Case) -> Cause | None:
     """Batch statistics of one device, or averaged although they are no averages."""
-    suspects = [name for name in case.wrong if STATISTICS.search(name)]
-    explanations = (case.mean_of_parts, lambda name: case.parts[0]["state"][name])
-    leaves = [name for name in suspects if any(case.holds(name, value(name)) for value in explanations)]
+    leaves = [
+        name
+        for name in filter(STATISTICS.search, case.wrong())
+        if case.holds(name, case.mean_of_parts(name)) or case.holds(name, case.parts[0]["state"][name])
+    ]
     return named("local statistics", leaves) if leaves else None
 
 
 def means(case: Case) -> Cause | None:
     """The mean of what each device would do alone."""
-    leaves = [name for name in case.wrong if case.holds(name, case.mean_of_parts(name))]
+    leaves = [name for name in case.wrong() if case.holds(name, case.mean_of_parts(name))]
     if not leaves:
         return None
     if not all(np.isfinite(case.mean_of_parts(name)).all() for name in leaves):
@@ -73,38 +74,38 @@ def loss_depends_on_the_cut(case: Case) -> bool:
 
     Only those named like a loss are asked, if there are any: others, such as a gradient's norm, are not linear.
     """
-    wanted = case.update.want["metrics"]
-    for name in [name for name in wanted.values if "loss" in name.lower()] or list(wanted.values):
+    values, tolerance = case.update.values["metrics"], case.update.tolerance["metrics"]
+    for name in [name for name in tolerance if "loss" in name.lower()] or list(tolerance):
         mean = case.mean_of_parts(name, of="metrics")
-        off = min(trees.distance(mean * factor, wanted.values[name]) for factor in (1, len(case.parts)))
-        if off > 4 * wanted.tolerance[name]:
+        off = min(trees.distance(mean * factor, values[name]) for factor in (1, len(case.parts)))
+        if off > 4 * tolerance[name]:
             return True
     return False
 
 
 def order(case: Case) -> Cause | None:
     """A result that depends on the order of the examples, or on random numbers by their place."""
-    if case.positional:
-        return named("other random numbers", case.wrong) if case.draws else None
-    got, _ = case.rerun(case.shuffled)
-    if leaves := [name for name in case.wrong if not case.holds(name, got[name])]:
-        return named("other random numbers" if case.draws else "order", leaves)
-    return None
+    leaves = list(case.wrong())
+    if not case.positional:
+        got, _ = case.rerun(case.shuffled)
+        leaves = [name for name in leaves if not case.holds(name, got[name])]
+    if leaves and case.draws:
+        return named("other random numbers", leaves)
+    return named("order", leaves) if leaves and not case.positional else None
 
 
 def explain_metrics(case: Case) -> Cause:
     """The cause of wrong metrics."""
-    N, copies, want = case.trial.N, case.got["metrics"], case.update.want["metrics"]
-    leaves = list(wrong(want.differences(copies)))
-    if case.wrong and not all(np.isfinite(copies[name]).all() for name in leaves):
+    N, copies, leaves, state_is_wrong = case.trial.N, case.got["metrics"], list(case.wrong("metrics")), case.wrong()
+    values, tolerance = case.update.values["metrics"], case.update.tolerance["metrics"]
+    if state_is_wrong and not all(np.isfinite(copies[name]).all() for name in leaves):
         return named("follows")
-    if local := [n for n in leaves if any(trees.distance(copies[n][0], x) > want.tolerance[n] for x in copies[n])]:
+    if local := [n for n in leaves if any(trees.distance(copies[n][0], x) > tolerance[n] for x in copies[n])]:
         return named("one device's metrics", local)
-    for device, part in enumerate(case.parts if N > 1 else []):
-        own = {name: copies[name][device % len(copies[name])] for name in leaves}
-        if all(trees.distance(own[n], part["metrics"][n]) <= 4 * want.tolerance[n] for n in leaves):
+    for part in case.parts:
+        if all(trees.distance(copies[n][0], part["metrics"][n]) <= 4 * tolerance[n] for n in leaves):
             return named("one device's metrics", leaves)
-    for factor in (N, 1 / N) if N > 1 else ():
-        if scaled := [n for n in leaves if np.allclose(copies[n][0], factor * want.values[n], rtol=CLEAR, atol=0)]:
+    for factor in {N, 1 / N} - {1}:
+        if scaled := [n for n in leaves if np.allclose(copies[n][0], factor * values[n], rtol=CLEAR, atol=0)]:
             return named("scaled metrics", scaled, ratio=f"{factor:.3g}", N=N)
-    return named("follows" if case.wrong else "unknown", leaves)
+    return named("follows" if state_is_wrong else "unknown", leaves)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.verify.report import ArgumentsError, NotCheckedError
+from pmapdp.verify.report import NotCheckedError
 
 
 def sharding(devices: Sequence[jax.Device], *axes: str) -> NamedSharding:
@@ -60,16 +60,3 @@ LAYOUTS = {
     "replicated": Layout(replicate, split_rows),  # pmap(in_axes=(None, 0, None))
     "sharded": Layout(replicate, split),  # jit and shard_map
 }
-
-
-def as_layout(layout: str | Layout | tuple) -> Layout:
-    """A layout from its name or from functions.
-
-    Raises:
-        ArgumentsError: it is neither.
-    """
-    if isinstance(layout, str) and layout in LAYOUTS:
-        return LAYOUTS[layout]
-    if isinstance(layout, tuple) and 2 <= len(layout) <= len(Layout._fields):
-        return Layout(*layout)
-    raise ArgumentsError(f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give a Layout")

@@ -19,6 +19,16 @@ class ArgumentsError(UserError, ValueError):
 class NotCheckedError(Exception):
     """A check cannot be made; the message says why."""
 
+    cause = ""
+
+
+class StepFailedError(NotCheckedError):
+    """The step raised an error, or returned something other than its reference: one sentence, and its cause."""
+
+    def __init__(self, message: str, cause: str = "error"):
+        super().__init__(message)
+        self.cause = cause
+
 
 class Check(NamedTuple):
     """One check."""
@@ -27,7 +37,7 @@ class Check(NamedTuple):
     status: str  # passed, FAILED or not checked
     devices: tuple[int, ...] = ()  # the numbers of devices for which this holds
     sentence: str = ""  # what is wrong, its usual cause and its cure; or why it could not be checked
-    cause: str = ""  # its name in `pmapdp.verify.mistakes.MISTAKES`
+    cause: str = ""  # its name in the table of mistakes.md
     # How far each leaf (each wrong one where it failed) is from the reference at most, and what rounding allows.
     leaves: dict[str, tuple[float, float]] | None = None
     update: int = 0  # number of the first wrong update, from 1; 0 where it does not apply

@@ -34,53 +34,46 @@ UNITS = 64
 NARROW_PRODUCT = re.compile(r"\b(f32|f16|bf16)\[\S* = (?:dot_general|conv_general_dilated)\[")
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
-
-class Expected(NamedTuple):
-    """What an update must return, by leaf of the state or of the metrics."""
-
-    values: dict[str, np.ndarray]
-    tolerance: dict[str, float]
-
-    def differences(self, copies: dict[str, list[np.ndarray]]) -> dict[str, tuple[float, float]]:
-        """How far each leaf is off, on the device where it is farthest, and what rounding allows."""
-        values = self.values.items()
-        return {name: (max(trees.distance(x, y) for x in copies[name]), self.tolerance[name]) for name, y in values}
+Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 
 
 class Update(NamedTuple):
     """One update of the reference, in host arrays as one device has them."""
 
-    arguments: tuple[Any, ...]  # state, batch, and the key where there is one
-    new: dict[str, Any]  # the "state" and the "metrics" that it returned
-    want: dict[str, Expected]  # the same by leaf, with tolerances
+    state: Any
+    batch: Any
+    key: tuple[Any, ...]  # of one, or empty where there is none
+    values: dict[str, Leaves]  # what it returned: the "state" and the "metrics"
+    tolerance: dict[str, dict[str, float]]  # how far a leaf may be off: of all but keys and their counters
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """As the functions take them."""
+        return self.state, self.batch, *self.key
 
     @property
     def examples(self) -> int:
         """Number of examples in the batch."""
-        return trees.number_of_examples(self.arguments[1])
+        return trees.number_of_examples(self.batch)
 
 
-def reference_updates(reference: Callable, state: Any, batches: Sequence[Any], keys: Sequence[tuple]) -> list[Update]:
+def reference_updates(reference: Callable, state: Any, batches: list[Any], keys: Sequence[tuple]) -> list[Update]:
     """The reference's updates, one on each batch."""
     eps = float(jnp.finfo(coarsest_type(reference, (state, batches[0], *keys[0]))).eps)
 
-    def chain(state: Any, batches: Sequence[Any]) -> list[tuple[tuple, dict[str, Any]]]:
-        done = []
-        for batch, key in zip(batches, keys, strict=True):
-            arguments = (state, batch, *key)
-            done.append((arguments, call_reference(reference, arguments)))
-            state = done[-1][1]["state"]
-        return done
-
-    others = [chain(*nudge((state, list(batches)), eps, seed)) for seed in range(NUDGES)]
-    updates: list[Update] = []
-    for number, (arguments, new) in enumerate(chain(state, batches)):
-        if any(np.isnan(value).any() for value in trees.values(new["state"]).values()):
+    starts = [(state, batches), *(nudge((state, batches), eps, seed) for seed in range(NUDGES))]
+    states, updates = [start for start, _ in starts], []
+    for number, key in enumerate(keys):
+        inputs = [(old, own[number], *key) for old, (_, own) in zip(states, starts, strict=True)]
+        new, *others = (call_reference(reference, arguments) for arguments in inputs)
+        values = {part: trees.values(tree) for part, tree in new.items()}
+        if any(np.isnan(value).any() for value in values["state"].values()):
             raise ArgumentsError(f"update {number + 1} of the reference returns NaN in the state: give it other data")
-        old = {"state": trees.values(arguments[0]), "metrics": {}}
-        nudged = {part: [other[number][1][part] for other in others] for part in new}
-        want = {part: expected(old[part], new[part], nudged[part], eps) for part in new}
-        updates.append(Update(arguments, new, want))
+        tolerance = {}
+        for part, old in (("state", trees.values(states[0])), ("metrics", {})):
+            tolerance[part] = tolerances(old, new[part], [trees.values(other[part]) for other in others], eps)
+        updates.append(Update(states[0], batches[number], key, values, tolerance))
+        states = [each["state"] for each in (new, *others)]
     return updates
 
 
@@ -104,27 +97,29 @@ def nudge(tree: Any, eps: float, seed: int) -> Any:
     return jax.tree.map(change, tree)
 
 
-def expected(old: dict[str, np.ndarray], new: Any, nudged: Sequence[Any], eps: float) -> Expected:
-    """What the step must return, given what its reference returns.
+def tolerances(old: Leaves, new: Any, nudged: Sequence[Leaves], eps: float) -> dict[str, float]:
+    """How far each leaf may be off.
 
     Args:
         old: leaves before the update; none for metrics.
         new: tree after the update.
-        nudged: the same from state and batch that were changed in their last place.
+        nudged: its leaves, from state and batch that were changed in their last place.
         eps: rounding unit in which the reference computes.
     """
-    after, spreads = trees.values(new), [trees.values(tree) for tree in nudged]
+    after = trees.values(new)
     change = {name: trees.largest(value - old.get(name, 0)) for name, value in after.items()}
     largest = max((size for size in change.values() if np.isfinite(size)), default=0.0) if old else 0.0
-    tolerance = dict.fromkeys(after, 0.0)
+    found: dict[str, float] = {}
     for name, leaf in trees.named(new).items():
+        if trees.is_random(leaf):
+            continue
+        found[name] = 0.0
         if trees.is_float(leaf) and np.isfinite(size := max(trees.largest(after[name]), change[name])):
             unit = float(jnp.finfo(jnp.result_type(leaf)).eps)
-            spread = max(trees.distance(other[name], after[name]) for other in spreads)
+            spread = max(trees.distance(other[name], after[name]) for other in nudged)
             of_change = max(eps, unit) ** 0.45 * change[name]
-            tolerance[name] = OF_THE_SPREAD * spread + of_change + UNITS * unit * (size + largest)
-    compared = {name: after[name] for name, leaf in trees.named(new).items() if not trees.is_random(leaf)}
-    return Expected(compared, tolerance)
+            found[name] = OF_THE_SPREAD * spread + of_change + UNITS * unit * (size + largest)
+    return found
 
 
 def coarsest_type(reference: Callable, arguments: tuple) -> np.dtype:

@@ -1,5 +1,7 @@
 """Mistakes of size: sums for means, the learning rate, weight decay, and how much each example counts."""
 
+import contextlib
+
 import numpy as np
 
 from pmapdp.verify import trees
@@ -19,40 +21,42 @@ def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
         return factor, float(np.linalg.norm(got - factor * wanted) / np.linalg.norm(wanted))
 
 
+def moves(case: Case, index: np.ndarray) -> dict[str, tuple[float, float]]:
+    """How far the step moves when its batch becomes the examples at `index`, by leaf as a `multiple` of the reference's
+    move. Leaves that the reference does not move are left out."""
+    got, wanted = case.rerun(index)
+    found = {}
+    for name, tolerance in case.update.tolerance["state"].items():
+        move = wanted[name] - case.update.values["state"][name]
+        if np.linalg.norm(move) > tolerance:
+            found[name] = multiple(got[name] - case.got["state"][name][0], move)
+    return found
+
+
 def scale(case: Case) -> Cause | None:
     """Leaves that move by a multiple. Two batches are compared, so that a weight decay does not count."""
     N, ratios = case.trial.N, {}
-    got, wanted = case.rerun(np.arange(trees.number_of_examples(case.update.arguments[1])) // 2)
-    for name in case.wrong:
-        move = wanted[name] - case.want.values[name]
-        if np.linalg.norm(move) > case.want.tolerance[name]:
-            ratio, error = multiple(got[name] - case.got["state"][name][0], move)
-            if error < CLEAR * abs(ratio) and abs(ratio - 1) > CLEAR:
-                ratios[name] = ratio
+    for name, (ratio, error) in moves(case, np.arange(case.update.examples) // 2).items():
+        if name in case.wrong() and error < CLEAR * abs(ratio) and abs(ratio - 1) > CLEAR:
+            ratios[name] = ratio
     # Under Adam the moments have the factor N, and some leaves others.
     for cause, factor in (("sum for mean", N), ("averaged twice", 1 / N)):
         if leaves := [name for name, ratio in ratios.items() if abs(ratio / factor - 1) < CLEAR]:
-            if factor > 1 and "check_vma=True" in step_text(case):
-                cause = "check_vma"
+            with contextlib.suppress(Exception):  # a step that cannot be traced
+                if factor > 1 and "check_vma=True" in program_text(case.trial.step, case.trial.place(case.update)):
+                    cause = "check_vma"
             return named(cause, leaves, ratio=f"{factor:.3g}", N=N)
-    several = [name for name in ratios if np.size(wanted[name]) > 1]  # one number is a multiple of any other
+    # One number is a multiple of any other.
+    several = [name for name in ratios if case.update.values["state"][name].size > 1]
     return named("another scale", several, ratio=f"{ratios[several[0]]:.3g}") if several else None
-
-
-def step_text(case: Case) -> str:
-    """The step's jaxpr; empty where it cannot be traced."""
-    try:
-        return program_text(case.trial.step, case.trial.place(case.update))
-    except Exception:  # whatever a step does that cannot be traced; only the wording of a sentence depends on it
-        return ""
 
 
 def weight_decay(case: Case) -> Cause | None:
     """A difference that is a multiple of the old value."""
     ratios = {}
-    for name, old in trees.values(case.update.arguments[0]).items():
-        if name in case.wrong and np.size(old) > 1:
-            ratio, error = multiple(case.got["state"][name][0] - case.want.values[name], old)
+    for name, old in trees.values(case.update.state).items():
+        if name in case.wrong() and old.size > 1:
+            ratio, error = multiple(case.got["state"][name][0] - case.update.values["state"][name], old)
             if error < 0.1 * abs(ratio):
                 ratios[name] = ratio
     return named("weight decay", list(ratios), ratio=f"{next(iter(ratios.values())):.2g}") if ratios else None
@@ -60,10 +64,7 @@ def weight_decay(case: Case) -> Cause | None:
 
 def unequal_examples(case: Case) -> Cause | None:
     """Examples that are dropped, or count more than others."""
-    if not 2 <= trees.number_of_examples(case.update.arguments[1]) <= MOST_EXAMPLES:
-        return None
-    weights = example_weights(case)
-    if weights is None:
+    if (weights := example_weights(case)) is None:
         return None
     dropped = np.abs(weights) < EQUAL
     if dropped.any():
@@ -81,19 +82,16 @@ def example_weights(case: Case) -> np.ndarray | None:
     They are read from the leaf whose moves are most nearly such multiples, where the update is linear in the gradient.
     Not-a-number for an example that is replaced by an equal one.
     """
-    B = trees.number_of_examples(case.update.arguments[1])
-    all_places = np.arange(B)
-    replaced = [case.rerun(np.where(all_places == i, (i + B // 2) % B, all_places)) for i in range(B)]
-    best: tuple[float, np.ndarray | None] = EQUAL, None
-    for name, value in case.want.values.items():
-        weights, errors = np.full(B, np.nan), np.full(B, np.nan)
-        for i, (got, wanted) in enumerate(replaced):
-            move = wanted[name] - value
-            if np.linalg.norm(move) > case.want.tolerance[name]:
-                weights[i], errors[i] = multiple(got[name] - case.got["state"][name][0], move)
-        if np.isfinite(weights).sum() > B // 2 and (error := float(np.nanmedian(errors))) < best[0]:
-            best = error, weights
-    return best[1]
+    B = case.update.examples
+    if not 2 <= B <= MOST_EXAMPLES:
+        return None
+    replaced = [moves(case, np.where(np.arange(B) == i, (i + B // 2) % B, np.arange(B))) for i in range(B)]
+    best, weights = EQUAL, None
+    for name in case.update.tolerance["state"]:
+        found = np.array([each.get(name, (np.nan, np.nan)) for each in replaced])  # [B, 2]
+        if np.isfinite(found[:, 0]).sum() > B // 2 and (error := float(np.nanmedian(found[:, 1]))) < best:
+            best, weights = error, found[:, 0]
+    return weights
 
 
 def places(chosen: np.ndarray) -> str:

@@ -9,19 +9,25 @@ import numpy as np
 from pmapdp.verify.report import ArgumentsError
 
 
-def name(path: Any) -> str:
-    """A leaf's path in words."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself"
-
-
 def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree by their path, for example `params/dense/kernel`."""
-    return {name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    """The leaves of a pytree by their path, for example `params/dense/kernel`; a typed key as its integers."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself": (
+            jax.random.key_data(leaf) if is_key(leaf) else leaf
+        )
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
 
 
 def values(tree: Any) -> dict[str, np.ndarray]:
     """The leaves of a pytree by their path, as numbers on the host."""
     return {name: numbers(leaf) for name, leaf in named(tree).items()}
+
+
+def numbers(leaf: Any) -> np.ndarray:
+    """A leaf as float64 (complex128 where it is complex) on the host."""
+    leaf = np.asarray(leaf)
+    return leaf.astype(np.complex128 if np.iscomplexobj(leaf) else np.float64)
 
 
 def is_key(leaf: Any) -> bool:
@@ -34,20 +40,20 @@ def is_random(leaf: Any) -> bool:
     return is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
 
 
+def is_float(leaf: Any) -> bool:
+    """Whether this leaf holds real floating-point numbers."""
+    return not is_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+
+
 def reseed(tree: Any) -> Any:
     """The tree with other seeds in its random leaves."""
 
     def another(leaf: Any) -> Any:
-        if not is_random(leaf):
-            return leaf
-        return jax.random.fold_in(leaf, 7919) if is_key(leaf) else np.asarray(leaf) + np.uint32(7919)
+        if is_key(leaf):
+            return jax.random.fold_in(leaf, 7919)
+        return np.asarray(leaf) + np.uint32(7919) if is_random(leaf) else leaf
 
     return jax.tree.map(another, tree)
-
-
-def is_float(leaf: Any) -> bool:
-    """Whether this leaf holds real floating-point numbers."""
-    return not is_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
 def to_host(tree: Any, dtype: Any = None) -> Any:
@@ -55,18 +61,12 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
 
     def copy(leaf: Any) -> Any:
         if is_key(leaf):
-            return jax.numpy.copy(leaf)
+            return jnp.copy(leaf)
         if dtype is not None and is_float(leaf):
             return np.array(leaf, dtype)
         return np.array(leaf) if hasattr(leaf, "dtype") else leaf
 
     return jax.tree.map(copy, tree)
-
-
-def numbers(leaf: Any) -> np.ndarray:
-    """A leaf as float64 (complex128 where it is complex) on the host; a key as its integers."""
-    leaf = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-    return leaf.astype(np.complex128 if np.iscomplexobj(leaf) else np.float64)
 
 
 def number_of_examples(batch: Any) -> int:
@@ -87,14 +87,13 @@ def parts_of(returned: Any, who: str, error: type[Exception] = ArgumentsError) -
     """The "state" and the "metrics" that `who` returned; an `error` says what else it is."""
     if isinstance(returned, tuple | list) and len(returned) == 2:
         return {"state": returned[0], "metrics": returned[1]}
-    kind = "an array" if isinstance(returned, jax.Array) else f"a {type(returned).__name__}"
-    length = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
-    raise error(f"{who} must return (state, metrics), and returns {kind}{length}")
+    found = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"a single {type(returned).__name__}"
+    raise error(f"{who} must return (state, metrics), and returns {found}")
 
 
 def rows(batch: Any, index: Any) -> Any:
-    """The examples of a batch at `index` (a slice, or integers), in host memory."""
-    return jax.tree.map(lambda leaf: leaf[index] if is_key(leaf) else np.array(np.asarray(leaf)[index]), batch)
+    """The examples of a batch at `index`, a slice or integers."""
+    return jax.tree.map(lambda leaf: leaf[index], batch)
 
 
 def parts(batch: Any, N: int) -> list[Any]:
@@ -115,7 +114,7 @@ def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None
         return list(numbers(leaf))
     if np.shape(leaf) != shape:
         return None
-    if not isinstance(leaf, jax.Array) or is_key(leaf):
+    if not isinstance(leaf, jax.Array):
         return [numbers(leaf)]
     found: dict[int, np.ndarray] = {}
     for shard in leaf.addressable_shards:

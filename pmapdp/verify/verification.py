@@ -1,6 +1,5 @@
 """The function that users call: with which devices, in which precision, and the checks one after the other."""
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,14 +8,21 @@ import jax
 import numpy as np
 
 from pmapdp.errors import reason
-from pmapdp.verify import checks, efficiency, trees
-from pmapdp.verify.layouts import Layout, as_layout
+from pmapdp.verify import trees
+from pmapdp.verify.case import Case, step_updates
+from pmapdp.verify.checks import CHECKS, same_results
+from pmapdp.verify.layouts import LAYOUTS, Layout
 from pmapdp.verify.mistakes import Cause, named
 from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, ArgumentsError, Check, NotCheckedError, Report
-from pmapdp.verify.rounding import Update, coarsest_type, reference_updates
-from pmapdp.verify.runs import Ran, StepFailedError, Trial, blame, step_updates, user_code
+from pmapdp.verify.rounding import coarsest_type, reference_updates
+from pmapdp.verify.trial import Trial, blame, user_code
 
 COUNTS = (1, 2, 4, 8)
+# A mistake, and the causes that other checks then seem to find.
+SEEMS_TO_BE = {
+    "key stands still": ("unknown", "other random numbers"),
+    "every device computes everything": ("transfer",),  # what replicates the batch may move it over the host
+}
 
 
 def verify(
@@ -27,19 +33,19 @@ def verify(
     step: Callable | None = None,
     make_step: Callable[[Sequence[jax.Device]], Callable] | None = None,
     key: Any = None,
-    layout: str | Layout | tuple = "stacked",
+    layout: str | Layout = "stacked",
     last_batch: Any = None,
     devices: Sequence[jax.Device] | None = None,
     counts: Sequence[int] | None = None,
     updates: int = 3,
     float64: bool = True,
 ) -> Report:
-    """Compare a training step on several devices with its reference on one.
+    """Compare a training step on several devices with its reference on one, update by update and leaf by leaf.
 
-    The reference's updates from `state` are compared with the step's, leaf by leaf; then the checks that need no
-    reference are made. Where something differs, `verify` computes what the reference would return if the step made a
-    known mistake (each device alone, the mean over devices, another scale, an example left out), and names the mistake
-    whose result is the step's. Differences that rounding explains are no mistakes: see `pmapdp.verify.rounding`.
+    Where something differs, `verify` computes what the reference would return if the step made a known mistake (each
+    device alone, the mean over devices, another scale, an example left out), and names the mistake whose result is the
+    step's. Differences that rounding explains are no mistakes: see `pmapdp.verify.rounding`. What it cannot see is in
+    docs/verify.md.
 
     Args:
         reference: `(state, batch, key) -> (state, metrics)` for one device, without collectives; any pytrees.
@@ -64,11 +70,12 @@ def verify(
 
     Raises:
         ArgumentsError: arguments that cannot be used, in one sentence; it is a ValueError.
-
-    What it cannot see is in docs/verify.md.
     """
     started = time.perf_counter()
-    layout, devices = as_layout(layout), jax.devices() if devices is None else devices
+    devices = jax.devices() if devices is None else devices
+    layout = LAYOUTS.get(layout, layout) if isinstance(layout, str) else layout
+    if not isinstance(layout, Layout):
+        raise ArgumentsError(f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give a Layout")
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
     for name, function in (("reference", reference), ("step", step), ("make_step", make_step)):
@@ -92,21 +99,26 @@ def verify(
     for each in batches:
         trees.number_of_examples(each)  # which says what is wrong with it
     reference = reference if hasattr(reference, "lower") else jax.jit(reference)
-    plain = Trial(reference, reference, layout, devices)
-    maker: Any = make_step or functools.partial(lambda step, devices: step, step)
-    run = functools.partial(run_checks, maker, plain, sorted(counts), keys)
 
-    given, why_not = (state, batches), "as asked"
+    def trial(N: int) -> Trial:
+        with user_code("make_step", N):
+            made: Any = make_step(devices[:N]) if make_step else step
+            return Trial(made, reference, layout, devices[:N])
+
+    def run(dtype: Any = None) -> list[Check]:
+        host_state, host_batches = trees.to_host((state, batches), dtype)
+        return run_checks(reference, trial, sorted(counts), host_state, host_batches, keys)
+
+    found, why_not = [], "as asked"
     if float64:
         with jax.enable_x64(True):
-            wide_state, wide_batches = trees.to_host(given, np.float64)
-            why_not = why_not_float64(reference, (wide_state, wide_batches[0], *keys[0]))
+            why_not = why_not_float64(reference, (*trees.to_host((state, batches[0]), np.float64), *keys[0]))
             if not why_not:
-                found = run(wide_state, wide_batches)
+                found = run(np.float64)
                 if any(check.name == "runs" and check.status == FAILED for check in found):
                     why_not = "the step raises an error with float64"
     if why_not:
-        found = run(*trees.to_host(given))
+        found = run()
     if all(check.status == NOT_CHECKED for check in found):
         raise ArgumentsError(f"nothing can be checked: {found[0].sentence}")
     if last_batch is None:
@@ -123,61 +135,6 @@ def is_list_of(kind: type, values: Any) -> bool:
     return isinstance(values, Sequence) and len(values) > 0 and all(isinstance(value, kind) for value in values)
 
 
-def run_checks(
-    make_step: Callable, plain: Trial, counts: list[int], keys: list, state: Any, batches: list
-) -> list[Check]:
-    """All checks in one precision."""
-    updates = reference_updates(plain.reference, state, batches, keys)
-    rans, found = run_counts(make_step, plain, counts, updates)
-    if not rans:
-        return found
-    most = rans[max(rans)]
-    random = checked("random numbers advance", most, checks.random_numbers_advance, updates)
-    for check in checks.same_results(rans, updates):
-        follows = random.status == FAILED and check.cause in ("unknown", "other random numbers")
-        found.append(following(check) if follows else check)
-    split = checked("the work is split", most, efficiency.work_is_split, updates[0])
-    transfers = checked("no implicit transfers", most, efficiency.no_transfers, updates)
-    if split.status == transfers.status == FAILED:  # what replicates the batch may move it over the host
-        transfers = following(transfers)
-    return [*found, random, split, checked("compiled once", most, efficiency.compiled_once, updates), transfers]
-
-
-def following(check: Check) -> Check:
-    """A failed check whose cause another one has named."""
-    cause, text = named("follows")
-    return check._replace(cause=cause, sentence=text)
-
-
-def checked(name: str, ran: Ran, look: Callable[..., Cause | None], *arguments: Any) -> Check:
-    """The check that `look` makes: it returns the cause of a mistake, or None, or says why it cannot be made."""
-    devices = (ran.trial.N,)
-    try:
-        found = look(ran, *arguments)
-    except (NotCheckedError, StepFailedError) as why:
-        return Check(name, NOT_CHECKED, devices, str(why))
-    except Exception as error:  # whatever a step does that cannot be traced: it may be right all the same
-        return Check(name, NOT_CHECKED, devices, f"the step cannot be called or traced for it, {blame(error)}")
-    return Check(name, FAILED, devices, found[1], found[0]) if found else Check(name, PASSED, devices)
-
-
-def run_counts(
-    make_step: Callable, plain: Trial, counts: list[int], updates: list[Update]
-) -> tuple[dict[int, Ran], list[Check]]:
-    """The step's updates by the number of devices, and what to report of those on which it cannot be run."""
-    rans, others = {}, []
-    for N in counts:
-        try:
-            with user_code("make_step", N):
-                step = make_step(plain.devices[:N])
-            rans[N] = step_updates(plain._replace(step=step, devices=plain.devices[:N]), updates)
-        except NotCheckedError as why:
-            others.append(Check("runs", NOT_CHECKED, (N,), str(why)))
-        except StepFailedError as error:
-            others.append(Check("runs", FAILED, (N,), str(error), error.cause))
-    return rans, others
-
-
 def why_not_float64(reference: Callable, arguments: tuple) -> str:
     """Why the reference does not keep float64, given float64; empty where it does."""
     try:
@@ -185,3 +142,37 @@ def why_not_float64(reference: Callable, arguments: tuple) -> str:
     except Exception as error:
         return f"with float64 it raises {type(error).__name__}"
     return "" if coarsest == np.float64 else f"given float64, it computes in {coarsest}"
+
+
+def run_checks(
+    reference: Callable, trial: Callable[[int], Trial], counts: list[int], state: Any, batches: list, keys: list
+) -> list[Check]:
+    """All checks in one precision, on each number of devices on which the step can be run."""
+    updates = reference_updates(reference, state, batches, keys)
+    runs: dict[int, list[Case]] = {}
+    found: list[Check] = []
+    for N in counts:
+        try:
+            runs[N] = step_updates(trial(N), updates)
+        except NotCheckedError as why:
+            found.append(Check("runs", FAILED if why.cause else NOT_CHECKED, (N,), str(why), why.cause))
+    if not runs:
+        return found
+    found += same_results(runs, "state", "same update") + same_results(runs, "metrics", "same metrics")
+    found += [checked(name, look, runs[max(runs)]) for name, look in CHECKS.items()]
+    causes = {check.cause for check in found}
+    following = {cause for causing in causes for cause in SEEMS_TO_BE.get(causing, ())}
+    cause, text = named("follows")
+    return [check._replace(cause=cause, sentence=text) if check.cause in following else check for check in found]
+
+
+def checked(name: str, look: Callable[[list[Case]], Cause | None], cases: list[Case]) -> Check:
+    """The check that `look` makes."""
+    devices = (cases[0].trial.N,)
+    try:
+        found = look(cases)
+    except NotCheckedError as why:
+        return Check(name, NOT_CHECKED, devices, str(why))
+    except Exception as error:  # whatever a step does that cannot be traced: it may be right all the same
+        return Check(name, NOT_CHECKED, devices, f"the step cannot be called or traced for it, {blame(error)}")
+    return Check(name, FAILED, devices, found[1], found[0]) if found else Check(name, PASSED, devices)

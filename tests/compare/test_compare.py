@@ -9,6 +9,7 @@ from launch import python
 from marks import quick
 
 from pmapdp.compare.page import page, source
+from pmapdp.compare.table import verified
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.05", "--steps", "12"]
 
@@ -67,6 +68,7 @@ def test_results_are_those_of_a_single_device(compared):
         (collective,) = run["collectives"]
         assert (collective["kind"], collective["count"]) == ("all-reduce", 1)
         assert collective["bytes"] >= 669_706 * 4
+        assert run["causes"] == []
     assert single["collectives"] == []
     assert single["largest_difference"] == 0
 
@@ -79,6 +81,7 @@ def test_table(compared):
         "jit × 2",
         "examples/s",
         "1 all-reduce",
+        "pmapdp.verify finds that each step equals that of a single device.",
         "Simulated devices share the cores",
         "in a browser",
     ):
@@ -112,6 +115,12 @@ def test_page_shows_the_real_sources(compared):
     for strategy in ("pmap", "jit", "shard_map"):
         for line in source(strategy).splitlines():
             assert line in plain
+
+
+def test_a_step_that_verify_finds_wrong_is_named(compared):
+    _, report, _ = compared
+    runs = [report["runs"][0] | {"causes": ["sum for mean"]}, *report["runs"][1:]]
+    assert verified(runs) == "pmapdp.verify finds pmap \u00d7 4: sum for mean."
 
 
 def test_page_escapes_what_it_shows(compared):
