@@ -4,6 +4,7 @@ A process cannot change its number of devices: tests of other counts start proce
 """
 
 import os
+import signal
 from pathlib import Path
 
 from launch import QUICK_COMPILATION
@@ -17,6 +18,8 @@ import pytest
 from pmapdp.data import imdb
 from pmapdp.devices import simulate
 from pmapdp.registry import default_data_dir
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where pytest runs under nohup: commands that it starts must end
 
 MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"

@@ -50,11 +50,11 @@ def test_while_a_command_imports(module, number):
 
 def test_under_nohup_a_terminal_that_closes_changes_nothing():
     """The handler that a process had of SIGHUP stays there where that ignores it, and only there."""
-    code = "import signal; before = signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     code += "from pmapdp.signals import StopRequest\n"
     code += "with StopRequest() as stop: signal.raise_signal(signal.SIGHUP)\n"
     code += "assert not stop and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN\n"
-    code += "signal.signal(signal.SIGHUP, before)\n"
+    code += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
     code += "with StopRequest() as stop: signal.raise_signal(signal.SIGHUP)\n"
     code += "assert stop.signal == signal.SIGHUP\n"
     assert python("-c", code).stderr == ""

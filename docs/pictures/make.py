@@ -1,10 +1,11 @@
 """The pictures of README.md and lesson 12, from real output: `python docs/pictures/make.py` in the repository's root.
 
-Needs Chromium for the pages, and `pip install tensorboard`.
+Needs Chromium, and `pip install playwright tensorboard`.
 """
 
 import io
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 FOLDER = Path(__file__).parent
@@ -53,7 +55,11 @@ def tensorboard(port: int = 6006) -> None:
         try:
             while socket.socket().connect_ex(("localhost", port)):
                 time.sleep(1)
-            screenshot(f"http://localhost:{port}/#timeseries", "tensorboard.png", height=900)
+            screenshot(
+                f"http://localhost:{port}/?tagFilter=learning|loss&smoothing=0#timeseries",
+                "tensorboard.png",
+                height=900,
+            )
         finally:
             server.terminate()
             server.wait()
@@ -61,18 +67,16 @@ def tensorboard(port: int = 6006) -> None:
 
 def screenshot(address: str, name: str, height: int) -> None:
     """The top of a page as a PNG, 1100 pixels wide."""
-    with tempfile.TemporaryDirectory() as profile:
-        subprocess.run(
-            [
-                "chromium",
-                *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-                *("--hide-scrollbars", f"--window-size=1100,{height}", f"--user-data-dir={profile}"),
-                *("--virtual-time-budget=20000", f"--screenshot={FOLDER / name}"),
-                address,
-            ],
-            check=True,
-            stderr=subprocess.DEVNULL,
-        )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": height})
+        page.goto(address)
+        page.wait_for_timeout(8000)  # milliseconds: TensorBoard draws after the page is loaded
+        if page.get_by_label("close side pane").count():
+            page.get_by_label("close side pane").first.click()
+            page.wait_for_timeout(3000)
+        page.screenshot(path=FOLDER / name)
+        browser.close()
 
 
 if __name__ == "__main__":
