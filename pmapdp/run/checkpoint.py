@@ -27,9 +27,7 @@ from pmapdp.run.workdir import require_same
 from pmapdp.state import Task, TrainState, initial_state
 
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
-# Bytes of memory that must be left before a checkpoint is read: with less, CPython waits for a thread that could not
-# start, and C++ ends the process.
-MEMORY = 64 * 2**20
+MEMORY = 64 * 2**20  # bytes that must be left before a checkpoint is read or written
 
 
 def orbax() -> ModuleType:
@@ -97,6 +95,7 @@ class Checkpoints:
         them. The state's memory may be used again then."""
         args = orbax().args
         with self.writing():
+            require_memory()
             self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
             progress = progress | {"belongs_to": self.belongs_to, "checksum_of_words": checksum(state)}
             kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
@@ -163,7 +162,7 @@ class Checkpoints:
         fault: Exception | None = None
         found = None
         try:
-            mmap.mmap(-1, MEMORY).close()
+            require_memory()
             found = self.manager.restore(step, args=orbax().args.Composite(**items))
         except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
             fault = DamagedError(reason(error)[:150])
@@ -191,6 +190,12 @@ class Checkpoints:
         """Finish writing and release Orbax's threads."""
         with self.writing():
             self.manager.close()
+
+
+def require_memory() -> None:
+    """Take some memory for a moment, or raise an OSError: with less, CPython waits forever for a thread of Orbax that
+    could not start, or C++ ends the process."""
+    mmap.mmap(-1, MEMORY).close()
 
 
 def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
