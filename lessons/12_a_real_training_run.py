@@ -209,7 +209,7 @@ assert [round(epoch["learning_rate"], 5) for epoch in straight.epochs] == [1e-3,
 # TensorBoard reads. Run `pip install tensorboard`, then `tensorboard --logdir` with the folder, and open the address that it
 # prints. For this run the page looks like this:
 #
-# ![TensorBoard in a browser, with the curves of the learning rate and of the losses and accuracies](../docs/pictures/tensorboard.png)
+# ![TensorBoard in a browser, with the curves of the learning rate and of the losses](../docs/pictures/tensorboard.png)
 #
 # The learning rate falls twice, as the schedule says. A schedule is a function from the number of updates to a rate, so it need
 # not be saved. The profile is a trace of ten updates: open the file `perfetto_trace.json.gz` at
