@@ -43,8 +43,8 @@ def compare(plan: Sequence[Config], say: Callable[[str], None]) -> Runs:
             "simulated": len(job.devices) > 1 and job.devices[0].platform == "cpu",
             "machine": f"{describe(job.devices)}, jax {jax.__version__}, Python {platform.python_version()}",
         }
-        found = [] if config.strategy == "single" else causes(job)
         results, trained = measure(job)
+        found = [] if config.strategy == "single" else causes(job)
         runs.append(facts | {"causes": found} | results)
         parameters.append(trained)
         say(f"run {len(runs)} of {len(plan)} is done: {run_name(runs[-1])}")

@@ -31,6 +31,7 @@ def fill(self, needed):
     require_room(self, needed)
     found.append(needed)
     if sum(map(bool, found)) == 3:
+        self.manager.wait_until_finished()  # the second is then on the disk
         with open(disk + "/other", "wb") as file:
             os.posix_fallocate(file.fileno(), 0, (free := os.statvfs(disk)).f_bavail * free.f_frsize - int(left))
 

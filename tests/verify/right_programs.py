@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import programs
+import training_programs as programs
 from flax import nnx
 from flax.training.train_state import TrainState
 from jax import lax

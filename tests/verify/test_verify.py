@@ -1,6 +1,7 @@
 """`pmapdp.verify`: every planted mistake is found by its sentence, and right programs pass.
 
-The plants are in `programs.py`: one mistake each in a program that is right without it, which a test here shows too.
+The plants are in `training_programs.py`: one mistake each in a program that is right without it, which a test here shows
+too.
 Tolerances are those of `pmapdp.verify.rounding`. The table in mistakes.md is checked against the plants.
 """
 
@@ -12,9 +13,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
 import right_programs
+import training_programs as programs
 from launch import environment, python
 
 from pmapdp.errors import run_command
@@ -26,7 +27,7 @@ from pmapdp.verify.rounding import call_reference, reference_updates
 WAYS = ("pmap", "shard_map", "jit")
 # Under jit, arrays are those of the whole batch and the compiler adds the collectives: these cannot be made there.
 NOT_UNDER_JIT = {"no all-reduce", "left out", "drift"}
-# The plants of `programs.py`, each with the sentence that names it: its own, where none is given here.
+# The plants of `training_programs.py`, each with the sentence that names it: its own, where none is given here.
 PLANTS = (
     "no all-reduce", "left out", "sum for mean", "learning rate", "check_vma", "averaged twice", "weight decay",
     "mean of means", "local normalisation", "local statistics", "averaged statistics", "nonlinear", "same mask",
@@ -57,7 +58,7 @@ PAGE = Path(__file__).parents[2] / "pmapdp" / "verify" / "mistakes.md"
 
 
 def report_on(way, mistake, **arguments):
-    """The report on the program of `programs.py` with a mistake, on 4 devices."""
+    """The report on the program of `training_programs.py` with a mistake, on 4 devices."""
     options = programs.OPTIONS.get(mistake, {})
     state, batch, key = programs.start()
     return verify(
