@@ -79,7 +79,7 @@ def verify(
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
     for name, function in (("reference", reference), ("step", step), ("make_step", make_step)):
-        if function is not None and not callable(function):
+        if not callable(function) and (function is not None or name == "reference"):
             raise ArgumentsError(f"{name}={function!r} cannot be called: give a function of (state, batch, key)")
     if not is_list_of(jax.Device, devices):
         raise ArgumentsError(f"devices={devices!r}: give a list of devices, for example jax.devices()[:4]")

@@ -294,6 +294,7 @@ def test_a_program_that_does_not_keep_float64_is_compared_in_its_own_type():
         ({"step": halved, "devices": 4}, "devices=4: give a list of devices, for example"),
         ({"step": halved, "updates": 0}, "updates=0: give a whole number of 1 or more, for example 3"),
         ({"step": halved, "updates": 2.5}, "updates=2.5: give a whole number"),
+        ({"step": halved, "reference": None}, "reference=None cannot be called: give a function of"),
         ({"step": "halved"}, "step='halved' cannot be called: give a function of"),
         ({"step": halved, "state": {"name": "net"}}, r"type <class 'str'>.*\['name'\].* Give arrays, numbers or keys"),
         ({"step": halved, "layout": 3}, "unknown layout 3: choose from stacked"),
