@@ -1,7 +1,6 @@
 """`pmapdp.verify`: every planted mistake is found by its sentence, and right programs pass.
 
-The plants are in `training_programs.py`: one mistake each in a program that is right without it, which a test here shows
-too.
+The plants are in `training_programs.py`: one mistake each in a program that is right without it, as a test here shows.
 Tolerances are those of `pmapdp.verify.rounding`. The table in mistakes.md is checked against the plants.
 """
 
