@@ -6,6 +6,7 @@
 Exit status 0 where every check passed, 1 where one failed or the program raised an error, 2 where the command is wrong.
 """
 
+import inspect
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -46,7 +47,15 @@ def main(arguments: list[str]) -> None:
     devices = choose(options.devices)  # before the file, which may use JAX when it is run
     function = from_python_file(options.target, options.target)
     try:
-        report = verify(**{"devices": devices, **function()})
+        given = function()
+        try:
+            call = inspect.signature(verify).bind(**{"devices": devices, **given})
+        except TypeError as error:
+            raise UserError(
+                f"{options.target} does not return the arguments of verify ({error}): return them in a dictionary, "
+                "for example dict(reference=..., step=..., state=..., batch=...)"
+            ) from None
+        report = verify(**call.arguments)
     except UserError:
         raise
     except Exception as error:

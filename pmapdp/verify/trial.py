@@ -17,6 +17,8 @@ from pmapdp.verify.report import NotCheckedError, StepFailedError
 from pmapdp.verify.rounding import Update
 
 Copies = dict[str, list[np.ndarray]]  # what the devices hold of each leaf
+# A part of a message of JAX -> the mistake that it is about.
+MESSAGES = {"has been deleted": "used after donation", "which require replication": "unseen replication"}
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(__file__))
 
 
@@ -81,9 +83,9 @@ def user_code(what: str, N: int) -> Iterator[None]:
         raise
     except Exception as error:
         message = f"{what} raised an error on {N} device{'s' * (N > 1)}, {blame(error)}"
-        if "has been deleted" in str(error):
-            cause, cure = named("used after donation")
-            raise StepFailedError(f"{message} {cure}", cause) from error
+        for part, cause in MESSAGES.items():
+            if part in str(error):
+                raise StepFailedError(f"{message} {named(cause)[1]}", cause) from error
         raise StepFailedError(message) from error
 
 

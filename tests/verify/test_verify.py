@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import right_programs
 import training_programs as programs
+from jax.sharding import Mesh, PartitionSpec
 from launch import environment, python
 
 from pmapdp.errors import run_command
@@ -212,6 +213,24 @@ def test_a_step_that_returns_something_else_is_said(returned, said):
     assert said in str(report)
 
 
+def test_a_result_that_check_vma_refuses_is_named_with_its_cure():
+    def reference(state, batch):
+        return (state - 0.1 * batch["x"].mean(0)), batch["x"].mean()
+
+    def device_step(state, batch):
+        gathered = jax.lax.all_gather(batch["x"], "data", tiled=True)
+        return state - 0.1 * gathered.mean(0), gathered.mean()
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
+    report = verify(
+        reference=reference, step=jax.jit(jax.shard_map(device_step, mesh=mesh, **specs)), layout="sharded",
+        **HALVED, counts=[2],
+    )  # fmt: skip
+    assert report.causes == ["unseen replication"]
+    assert re.search(pattern("unseen replication"), str(report))
+
+
 def test_a_layout_that_leaves_arrays_on_the_host_is_no_mistake_of_the_step():
     on_host = Layout(lambda state, devices: state, lambda batch, devices: batch)
     report = verify(reference=halved, step=jax.jit(halved), layout=on_host, **HALVED, counts=[1])
@@ -340,9 +359,9 @@ def incomplete():
         ("psum", "step.py:check", 1, "use lax.pmean in place of lax.psum"),
         ("pmean", "step.py:broken", 1, "step.py:13 in <lambda>: ZeroDivisionError"),
         ("pmean", "step.py:absent", 2, "has no 'absent': use one of broken, check, device_step, incomplete, listed"),
-        ("pmean", "step.py:listed", 1, "step.py:listed fails, TypeError: 'list' object is not a mapping"),
-        ("pmean", "step.py:misspelt", 1, "verify() got an unexpected keyword argument 'layuot'"),
-        ("pmean", "step.py:incomplete", 1, "missing 2 required keyword-only arguments: 'state' and 'batch'"),
+        ("pmean", "step.py:listed", 2, "step.py:listed does not return the arguments of verify ('list' object is not"),
+        ("pmean", "step.py:misspelt", 2, "(got an unexpected keyword argument 'layuot'): return them in a dictionary"),
+        ("pmean", "step.py:incomplete", 2, "(missing a required argument: 'state'): return them in a dictionary"),
         ("pmean", "absent.py:check", 2, "there is no file"),
         ("1 / 0", "step.py:check", 2, "step.py fails at line 8 (invalid syntax"),
     ],
