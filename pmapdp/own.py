@@ -93,10 +93,10 @@ def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
     try:
         returned = nnx.eval_shape(outputs, example)
     except Exception as error:
+        what = "does not take" if classifies else "and its loss do not take"
         raise UserError(
-            f"{name}{'' if classifies else ' with its loss'} does not take inputs {list(inputs.shape)} of "
-            f"{inputs.dtype} ({reason(error)}): give inputs of its shape; it is built with rngs, dtype and "
-            "param_dtype, and called with (inputs, context)"
+            f"{name} {what} inputs {list(inputs.shape)} of {inputs.dtype} ({reason(error)}): give inputs of its shape; "
+            "it is built with rngs, dtype and param_dtype, and called with (inputs, context)"
         ) from error
     for path, kept in found:
         raise UserError(
