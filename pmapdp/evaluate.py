@@ -82,11 +82,12 @@ def from_workdir(
     """
     config = respread(read_config(workdir), strategy, devices)
     config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
-    job = prepare(config, **own)
-    state, _ = load_state(workdir, job.task)
-    facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
-    facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
-    return job.evaluate(job.steps.place_state(state)), facts
+    with jax.enable_x64(config.dtype == "float64"):
+        job = prepare(config, **own)
+        state, _ = load_state(workdir, job.task)
+        facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
+        facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
+        return job.evaluate(job.steps.place_state(state)), facts
 
 
 def from_exported(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:

@@ -132,7 +132,8 @@ def prepare(
     data: DataSet | None = None,
     loss: Callable[..., MetricSums] | None = None,
 ) -> Job:
-    """Find the devices, read the data, build the task and the steps. Nothing is compiled yet.
+    """Find the devices, read the data, build the task and the steps. Nothing is compiled yet. For float64, call it and
+    use what it returns inside `jax.enable_x64(True)`.
 
     Args:
         config: what to do.
@@ -146,8 +147,6 @@ def prepare(
     """
     check(config)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
-    if config.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
     number = number_of_devices(config.devices, config.mesh, peers.count)
     local = device_module.choose(1 if config.strategy == "single" else number)
     if not peers.first:

@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any
 
+import jax
+
 from pmapdp.cli import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError, run_command
@@ -58,23 +60,25 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     started = time.perf_counter()
     if config.compile_cache:
         compile_cache.enable()
-    job = prepare(config, peers, **own)
-    with running(job, named(dataclasses.asdict(config), **own), started) as run:
-        state, step = run.state, run.step
-        while step < job.total_steps:
-            try:
-                run.start_epoch(step)
-                for count, placed in job.dispatches(step):
-                    run.before_updates(step + count)
-                    state, sums = job.train_steps(state, *placed)
-                    step += count
-                    run.after_updates(step, state, sums)
-                run.end_epoch(step, state, job.evaluate(state))
-            except DivergedError as error:
-                state, step = run.roll_back(error)
-        run.end(step)
-        run.report.lines(compare_with_reported(config, run.epochs))
-        return Result(job.steps.fetch(state), run.epochs)
+    # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
+    with jax.enable_x64(config.dtype == "float64"):
+        job = prepare(config, peers, **own)
+        with running(job, named(dataclasses.asdict(config), **own), started) as run:
+            state, step = run.state, run.step
+            while step < job.total_steps:
+                try:
+                    run.start_epoch(step)
+                    for count, placed in job.dispatches(step):
+                        run.before_updates(step + count)
+                        state, sums = job.train_steps(state, *placed)
+                        step += count
+                        run.after_updates(step, state, sums)
+                    run.end_epoch(step, state, job.evaluate(state))
+                except DivergedError as error:
+                    state, step = run.roll_back(error)
+            run.end(step)
+            run.report.lines(compare_with_reported(config, run.epochs))
+            return Result(job.steps.fetch(state), run.epochs)
 
 
 def main(arguments: list[str]) -> None:

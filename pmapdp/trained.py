@@ -47,8 +47,7 @@ def load_run(path: str | Path, model: Any = None) -> tuple[Config, TrainState, d
         UserError: there is no run or no checkpoint in it.
     """
     config = read_config(path)
-    if config.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
-    # The learning rates do not matter here: they are not part of the state.
-    state, progress = load_state(path, make_task(config, model))
+    with jax.enable_x64(config.dtype == "float64"):
+        # The learning rates do not matter here: they are not part of the state.
+        state, progress = load_state(path, make_task(config, model))
     return config, state, progress["last"]

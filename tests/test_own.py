@@ -71,12 +71,8 @@ DATA = DataSet(points(100, 1), points(40, 2), ("a", "b", "c"))
 @quick(1, "strategy", ["jit", "pmap", "shard_map"])
 def test_every_strategy_trains_it_as_one_device_does(strategy):
     settings = SETTINGS | {"dtype": "float64"}
-    jax.config.update("jax_enable_x64", True)
-    try:
-        alone = train(Config(**settings | {"devices": 1}, strategy="single"), model=Net, data=DATA)
-        found = train(Config(**settings, strategy=strategy), model=Net, data=DATA)
-    finally:
-        jax.config.update("jax_enable_x64", False)
+    alone = train(Config(**settings | {"devices": 1}, strategy="single"), model=Net, data=DATA)
+    found = train(Config(**settings, strategy=strategy), model=Net, data=DATA)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), found.state.params, alone.state.params)
     assert found.epochs[-1]["test_examples"] == 40
     assert found.epochs[-1]["test_accuracy"] == alone.epochs[-1]["test_accuracy"]

@@ -10,6 +10,7 @@ import sys
 import time
 
 import jax
+import numpy as np
 import pytest
 from launch import environment, train
 from marks import quick
@@ -169,3 +170,16 @@ def test_a_terminal_gets_a_progress_bar():
     assert "0/23" in text
     assert "compiling" in text
     assert "epoch 1/1" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays(dtype):
+    """Dropout draws other masks with 64 bits; the run has them for float64 alone."""
+    config = Config(model="convnet", dtype=dtype, strategy="single", steps=3, epochs=1, progress=False)
+    results = []
+    for setting in (False, True):
+        with jax.enable_x64(setting):
+            results.append(pmapdp.train(config).state.params)
+            assert jax.config.read("jax_enable_x64") == setting
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    assert jax.tree.leaves(results[0])[0].dtype == dtype

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+import jax
+
 from pmapdp.cli import parse_with
 from pmapdp.compare.page import page
 from pmapdp.compare.runs import compare
@@ -65,7 +67,8 @@ def main(arguments: list[str]) -> None:
         require_matplotlib("--html")
 
     keep_freed_memory()
-    runs = compare(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    with jax.enable_x64(config.dtype == "float64"):
+        runs = compare(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
     report = {"config": asdict(plan[0]), "runs": runs}
     print(summary(report))
     console().print(table(runs))

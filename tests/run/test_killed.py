@@ -101,10 +101,15 @@ def kill_and_start_again(
             shutil.rmtree(folder)
 
 
-def require_same_end(folder: Path, leaves: list[np.ndarray]) -> None:
-    """The run has the end of the one that nobody disturbed, in every bit."""
+def finish(folder: Path, leaves: list[np.ndarray]) -> None:
+    """Undisturbed, the run comes to its end."""
     run(*OFTEN, "--workdir", folder)
     assert not (folder / "damaged").exists()
+    require_same_end(folder, leaves)
+
+
+def require_same_end(folder: Path, leaves: list[np.ndarray]) -> None:
+    """The finished run has the end of the one that nobody disturbed, in every bit."""
     for a, b in zip(jax.tree.leaves(load_run(folder)[1]), leaves, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -118,7 +123,7 @@ def test_with_little_memory(straight, tmp_path):
         resource.prlimit(process.pid, resource.RLIMIT_AS, 2 * (int(largest * random.uniform(0.7, 1)),))
 
     kill_and_start_again(tmp_path / "run", leaves, disturb=limit, may_fail=lambda status, error: True)
-    require_same_end(tmp_path / "run", leaves)
+    finish(tmp_path / "run", leaves)
 
 
 @contextlib.contextmanager
@@ -151,7 +156,7 @@ def test_with_a_disk_that_fills_up_and_frees_again(straight, tmp_path):
     with small_disk(tmp_path / "disk", "size=40m") as disk:
         with filled_and_freed(disk):
             kill_and_start_again(disk / "run", straight[0], may_fail=full)
-        require_same_end(disk / "run", straight[0])
+        finish(disk / "run", straight[0])
 
 
 SLOW = """
@@ -178,4 +183,4 @@ def test_with_a_slow_disk(straight, tmp_path):
     command = [compiler, "-shared", "-fPIC", "-DMICROSECONDS=10000", "-o", "slow.so", "slow.c", "-ldl"]
     subprocess.run(command, cwd=tmp_path, check=True)
     kill_and_start_again(tmp_path / "run", straight[0], env={"LD_PRELOAD": str(tmp_path / "slow.so")})
-    require_same_end(tmp_path / "run", straight[0])
+    finish(tmp_path / "run", straight[0])
