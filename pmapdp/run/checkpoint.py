@@ -23,7 +23,7 @@ from pmapdp.files import saying
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum, crc32
 from pmapdp.run.damage import DamagedError, known, outside_cause
-from pmapdp.run.workdir import require_same
+from pmapdp.run.workdir import identity, read_settings, require_same
 from pmapdp.state import Task, TrainState, initial_state
 
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
@@ -97,7 +97,8 @@ class Checkpoints:
         with self.writing():
             require_memory()
             self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            progress = progress | {"belongs_to": self.belongs_to, "checksum_of_words": checksum(state)}
+            own = {"belongs_to": self.belongs_to, "shapes": shapes(state), "checksum_of_words": checksum(state)}
+            progress = progress | own
             kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
             self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
 
@@ -152,7 +153,9 @@ class Checkpoints:
             raise DamagedError("the checksum of its progress is wrong")
         if self.belongs_to is not None:
             require_same(f"the checkpoint of step {step} in {self.folder}", progress["belongs_to"], self.belongs_to)
-        state = self.load(step, state=orbax().args.StandardRestore(template(task, sharding))).state
+        wanted = template(task, sharding)
+        require_same_model(f"the checkpoint of step {step} in {self.folder}", progress.get("shapes"), shapes(wanted))
+        state = self.load(step, state=orbax().args.StandardRestore(wanted)).state
         if progress["checksum_of_words"] != checksum(jax.device_put(state) if sharding is None else state):
             raise DamagedError("the checksum of its arrays is wrong")
         return Checkpoint(state, step, progress)
@@ -199,13 +202,31 @@ def require_memory() -> None:
 
 
 def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
-    """The newest intact checkpoint in the folder of a run of `task`: state on the host, and its progress."""
+    """The newest intact checkpoint in the folder of a run of `task`: state on the host, and its progress. A `UserError`
+    says that there is none, or that its config.json or the model is not that of the checkpoint."""
     folder = Path(path) / "checkpoints"
     if not folder.is_dir():
         raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
-    for found in Checkpoints(folder, only_read=True).newest_first(task):
+    belongs_to = identity(*read_settings(path))
+    for found in Checkpoints(folder, only_read=True, belongs_to=belongs_to).newest_first(task):
         return found.state, found.progress
     raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
+
+
+def shapes(state: TrainState) -> dict[str, list[int]]:
+    """The shapes of the model's arrays, by their names."""
+    arrays = jax.tree_util.tree_leaves_with_path((state.params, state.batch_stats))
+    return {".".join(str(key.key) for key in path[1:]): list(leaf.shape) for path, leaf in arrays}
+
+
+def require_same_model(what: str, theirs: dict[str, list[int]] | None, ours: dict[str, list[int]]) -> None:
+    """Refuse a checkpoint, called `what`, of a model with other `shapes`; one of an earlier version has none."""
+    for name in sorted((theirs or ours).keys() | ours.keys()):
+        if (then := (theirs or ours).get(name)) != (now := ours.get(name)):
+            raise UserError(
+                f"{what} is of another model, in which {name} has the shape {then}, now {now}: use the model as it "
+                "was, or another folder"
+            )
 
 
 def template(task: Task, sharding: Any) -> TrainState:

@@ -85,8 +85,7 @@ def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) 
                     "another folder"
                 ) from None
             lock.truncate(0)
-            lock.write(f"{os.getpid()} on {socket.gethostname()}")
-            lock.flush()
+            os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())  # a buffer would fail twice
         if theirs := found(folder):
             require_same(f"the run in --workdir {path}", theirs, identity(settings, global_batch_size))
         else:

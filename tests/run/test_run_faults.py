@@ -27,7 +27,7 @@ from pmapdp.run.damage import DamagedError, outside_cause
 from pmapdp.run.log import LinesFile
 from pmapdp.run.resume import beginning, open_checkpoints
 from pmapdp.train import train
-from pmapdp.trained import read_config
+from pmapdp.trained import load_run, read_config
 
 SETTINGS = dataclasses.asdict(Config())
 JOB = Config(
@@ -35,6 +35,17 @@ JOB = Config(
 )
 COMMAND = ["--model", "mlp", "--strategy", "single", "--devices", 1, "--optimizer", "sgd", "--no-progress"]
 COMMAND += ["--global-batch-size", 256, "--epochs", 3]
+NET = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs, dtype, param_dtype):
+        self.hidden = nnx.Linear(784, 16, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.logits = nnx.Linear(16, 10, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, inputs, context):
+        return self.logits(nnx.relu(self.hidden(inputs.reshape(inputs.shape[0], -1))))
+"""
 
 
 def content(folder: Path) -> dict[str, object]:
@@ -171,11 +182,28 @@ def test_checkpoints_of_another_run_are_refused_also_beside_another_config_json(
     sentence = refusal(folder, seed=7)
     assert "the checkpoint of step 18" in sentence
     assert "seed (0 there, 7 now)" in sentence
+    with pytest.raises(UserError, match=r"the checkpoint of step 18 .*seed \(0 there, 7 now\)"):
+        load_run(folder)
 
 
 def test_without_config_json_no_checkpoint_is_taken(folder):
     (folder / "config.json").unlink()
     assert "no config.json says" in refusal(folder, seed=7)
+
+
+def test_checkpoints_of_another_model_of_ones_own_are_no_damage(tmp_path):
+    """A file of Python keeps its name when somebody edits it."""
+    (tmp_path / "net.py").write_text(NET)
+    flags = ["--model", f"{tmp_path / 'net.py'}:Net", "--workdir", tmp_path / "run", "--steps", 2, "--no-progress"]
+    run(*flags)
+    for old, new, said in (("16", "8", "hidden.bias has the shape [16], now [8]"), ("hidden", "h", "now [16]")):
+        (tmp_path / "net.py").write_text(NET.replace(old, new))
+        before = content(tmp_path / "run" / "checkpoints")
+        for module, arguments in (("train", flags), ("evaluate", [tmp_path / "run"])):
+            _, err = run(*arguments, module=f"pmapdp.{module}", status=2)
+            assert "the checkpoint of step 2 in " in err
+            assert said in err
+        assert content(tmp_path / "run" / "checkpoints") == before
 
 
 # Damage
@@ -353,6 +381,8 @@ def test_an_error_of_the_disk_is_an_error_of_the_command(tmp_path):
         (disk / "x").write_bytes(bytes(shutil.disk_usage(disk).free))
         (disk / "metrics").touch()
         assert "No space left" in refused(*COMMAND, "--metrics-file", disk / "metrics")[1]
+        another = disk / "another"
+        assert f"--workdir {another} cannot be written (No space" in refused(*COMMAND, "--workdir", another)[1]
 
 
 def refused(*arguments: object) -> tuple[str, str]:
