@@ -2,7 +2,8 @@
 
 import optax
 
-from pmapdp.config import Config
+from pmapdp.config import FLOAT32, MOST, Config
+from pmapdp.errors import UserError
 
 
 def peak_learning_rate(config: Config, global_batch_size: int) -> float:
@@ -12,7 +13,13 @@ def peak_learning_rate(config: Config, global_batch_size: int) -> float:
     Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
     """
     exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
-    return config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
+    rate = config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
+    if rate > FLOAT32:
+        raise UserError(
+            f"--learning-rate {config.learning_rate} --scale-learning-rate {config.scale_learning_rate} is {rate:.3g} "
+            f"for a global batch of {global_batch_size}, more than {FLOAT32}: try --learning-rate 0.001"
+        )
+    return rate
 
 
 def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
@@ -27,7 +34,8 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
     """
     peak, warmup = peak_learning_rate(config, global_batch_size), config.warmup_steps
     if config.schedule == "piecewise":
-        switches = {epoch * steps_per_epoch - warmup: config.switch_factor for epoch in config.switch_epochs}
+        steps = [epoch * steps_per_epoch - warmup for epoch in config.switch_epochs]
+        switches = {step: config.switch_factor for step in steps if step <= MOST}  # no run gets to the others
         main = optax.piecewise_constant_schedule(peak, switches)
     elif config.schedule == "cosine":
         main = optax.cosine_decay_schedule(peak, max(1, total_steps - warmup))

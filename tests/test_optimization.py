@@ -24,7 +24,7 @@ from pmapdp.steps import make_steps
 
 
 def rates(steps, *, batch=64, per_epoch=10, total=100, **settings) -> list[float]:
-    config = Config(learning_rate=0.1, **settings)
+    config = Config(**{"learning_rate": 0.1} | settings)
     check(config)
     schedule = make_schedule(config, batch, per_epoch, total)
     return [float(schedule(step)) for step in steps]
@@ -37,6 +37,7 @@ def test_constant():
 def test_piecewise_switches_at_the_start_of_an_epoch():
     found = rates([0, 29, 30, 69, 70, 99], schedule="piecewise", switch_epochs=(3, 7))
     assert found == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert rates([30], schedule="piecewise", switch_epochs=(3, 2**31 - 1)) == pytest.approx([0.01])
 
 
 def test_cosine_ends_at_zero():
@@ -56,6 +57,10 @@ def test_scaling_rules():
     assert rates([0], batch=512, scale_learning_rate="linear") == pytest.approx([0.8])
     assert rates([0], batch=256, scale_learning_rate="sqrt") == pytest.approx([0.2])
     assert rates([0], batch=256, scale_learning_rate="linear", base_batch_size=128) == pytest.approx([0.2])
+    with pytest.raises(
+        UserError, match=r"--learning-rate 3e\+38 .* is 6.44e\+47 for a global batch of 2147483648, more"
+    ):
+        rates([0], batch=2**31, scale_learning_rate="linear", learning_rate=3e38, base_batch_size=1)
 
 
 def one_update(gradient, parameter=1.0, **settings):
