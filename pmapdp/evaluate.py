@@ -93,8 +93,11 @@ def from_workdir(
 def from_exported(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
     """The figures of an exported model on the data set that it was trained for, and what they are of."""
     exported = load_exported(path)
-    dataset, step = (exported.metadata.get(name) for name in ("dataset", "step"))
-    totals = evaluate_exported(exported, load_data(str(dataset), data_dir).test)
+    match exported.metadata:
+        case {"dataset": str(dataset), "step": int(step)}:
+            totals = evaluate_exported(exported, load_data(dataset, data_dir).test)
+        case _:
+            raise UserError(f"{path} does not name its data set and its step: name a file of python -m pmapdp.export")
     facts = {"dataset": dataset, "step": step, "strategy": "exported"}
     return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
 

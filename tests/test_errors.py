@@ -7,6 +7,9 @@ import sys
 import numpy as np
 import pytest
 from launch import environment, python
+from trained import train_briefly
+
+from pmapdp.export.write import export_model
 
 COMMAND = """
 import sys
@@ -126,6 +129,16 @@ def test_environments_that_jax_cannot_start_in(variable, value, said):
     assert done.stderr.count("\n") == 1
     assert f"{variable}={value}" in done.stderr
     assert said in done.stderr
+
+
+def test_a_model_is_not_blamed_for_an_environment_that_jax_cannot_start_in(tmp_path):
+    job, state = train_briefly(model="mlp", steps=0)
+    export_model(job.task, state, tmp_path / "model.zip", inputs=job.data.test.inputs, metadata={"labels": ""})
+    np.save(tmp_path / "digit.npy", np.zeros((28, 28), np.uint8))
+    files = tmp_path / "model.zip", tmp_path / "digit.npy"
+    done = python("-m", "pmapdp.predict", *files, env={"JAX_PLATFORMS": "cuda"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: JAX cannot start with JAX_PLATFORMS=cuda")
 
 
 def test_nothing_is_moved_to_a_device_unasked(tmp_path):

@@ -54,6 +54,7 @@ class Exported:
         Raises:
             UserError: the model does not take such inputs, or does not answer with finite numbers.
         """
+        jax.devices()  # where JAX cannot start, that is no fault of the inputs
         try:
             with self.precision():
                 parts = [

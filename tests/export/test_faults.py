@@ -17,7 +17,7 @@ from archives import npy, pack, unpack
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp import predict
+from pmapdp import evaluate, predict
 from pmapdp.errors import UserError, run_command
 from pmapdp.export.inputs import read_images, read_lines
 from pmapdp.export.write import export_model
@@ -117,6 +117,13 @@ def test_too_few_labels(model, place, capsys):
     metadata = json.loads(model["metadata.json"]) | {"labels": list("012345678")}
     (place / "model.zip").write_bytes(pack(model | {"metadata.json": json.dumps(metadata).encode()}))
     assert "names 9 labels for 10 classes" in refused(capsys, "model.zip", "digit.npy")
+
+
+def test_metadata_that_does_not_say_what_to_evaluate_on(model, place, capsys):
+    """An export by one's own call of `export_model` has them as it pleases."""
+    (place / "model.zip").write_bytes(pack(model))
+    assert run_command(evaluate.main, ["model.zip"]) == 2
+    assert "error: model.zip does not name its data set and its step: name a file of" in capsys.readouterr().err
 
 
 def test_answers_that_are_no_numbers(model, place, capsys):
