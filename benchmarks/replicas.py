@@ -4,6 +4,7 @@ Each round trains through one dispatch, then compares the copies of the state on
 give the share of the comparison in the time of so many updates.
 """
 
+import dataclasses
 import itertools
 import statistics
 import sys
@@ -29,7 +30,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--every", type=at_least_one, default=100, help="updates between comparisons")
     options, flags = parser.parse_known_args(arguments)
     flags = flags or DEFAULT_JOB
-    job = prepare(parse(flags))
+    config = parse([*flags, "--check-replicas", str(options.every)])  # refuses what has no replicas
+    job = prepare(dataclasses.replace(config, check_replicas=None))
     state = create_state(job.task, job.steps.state_sharding)
     replicas = Replicas(job, options.every)
     updates, comparisons = [], []

@@ -4,10 +4,10 @@ Each `lessons/NN_name.py` (jupytext's percent format) is run from top to bottom 
 its outputs beside the source as `NN_name.ipynb`.
 """
 
+import argparse
 import base64
 import io
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -83,7 +83,21 @@ def build(source: Path) -> None:
     print(f"{target.name}: {time.perf_counter() - started:.0f} s, {target.stat().st_size / 1000:.0f} KB")
 
 
+def source_of(number: str) -> Path:
+    """The source of a lesson, for argparse."""
+    for source in sources():
+        if source.name[:2] == number:
+            return source
+    raise argparse.ArgumentTypeError(f"there is no lesson {number}: try 00")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lessons", metavar="NN", nargs="*", type=source_of, help="number of a lesson")
+    for source in parser.parse_args(arguments).lessons or sources():
+        build(source)
+
+
 if __name__ == "__main__":
-    for lesson in sources():
-        if not sys.argv[1:] or lesson.name[:2] in sys.argv[1:]:
-            build(lesson)
+    main()

@@ -95,6 +95,7 @@ def test_runs(name, options, said):
         ("checkpoints", ["--epochs", "3"], "--epochs 3 leaves too little"),
         ("dispatch", ["--devices", "0"], "--devices 0"),
         ("replicas", ["--bogus"], "'--bogus'"),
+        ("replicas", ["--strategy", "single"], "--check-replicas 100 compares devices"),
         ("convolution", ["--bogus"], "unrecognized arguments: --bogus: try python -m benchmarks.convolution"),
         ("scaling.__main__", ["vgg"], "invalid choice: 'vgg'"),
         ("speedrun.__main__", ["seeds", "--seeds", "0"], "--seeds 0 is not"),

@@ -155,6 +155,9 @@ def test_nothing_is_moved_to_a_device_unasked(tmp_path):
     ):
         done = python("-m", f"pmapdp.{command[0]}", *command[1:], env={"JAX_TRANSFER_GUARD": "disallow"})
         assert (done.returncode, done.stderr) == (0, ""), command
+    command = ["-m", "pmapdp.compare", "--model", "mlp", "--devices", 2, "--steps", 2, "--strategies", "jit"]
+    done = python(*command, env={"JAX_TRANSFER_GUARD": "disallow"})
+    assert done.returncode == 0, done.stderr
 
 
 def test_other_programs_keep_their_tracebacks(tmp_path):

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from pmapdp.errors import UserError
-from pmapdp.files import read_file, read_json, require_writable, write_file
+from pmapdp.files import from_python_file, read_file, read_json, require_writable, write_file
 
 
 @pytest.fixture
@@ -97,3 +97,18 @@ def test_what_is_no_json(place, text):
     (place / "file").write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=r"^file cannot be read \(.*\): start anew$"):
         read_json("file", advice="start anew")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\nraise SystemExit(0)", "code.py fails at line 2 (it ends Python): mend that line"),
+        ("\0", "code.py fails at line 1 ("),
+        ("x = 5", "code.py has no 'f'"),
+    ],
+)
+def test_a_file_of_python_that_cannot_be_used(place, text, said):
+    (place / "code.py").write_text(text)
+    with pytest.raises(UserError) as caught:
+        from_python_file("code.py:f", "code.py:f")
+    assert str(caught.value).startswith(f"code.py:f: {said}")

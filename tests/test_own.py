@@ -241,6 +241,7 @@ def test_wrong_files_on_the_command_line(tmp_path, capsys):
         (("--model", f"{model}:Net"), "fails at line 12 (division by zero)"),
         (("--model", f"{tmp_path / 'none.py'}:Net"), "there is no file"),
         (("--model", f"{'x' * 300}.py:Net"), "there is no file"),
+        (("--model", ".py:"), "name one, for example my_file.py:Net"),
         (("--dataset", tmp_path / "none.npz"), "(No such file or directory"),
     ):
         assert run_command(train_command, [str(flag) for flag in flags]) == 2

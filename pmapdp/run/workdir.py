@@ -35,6 +35,9 @@ FIXED = {field.name for group in GROUPS for field in dataclasses.fields(group)} 
 # A run of an earlier version lacks the settings that came later, and did what they do by default.
 DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
 
+# Files that a run writes for itself.
+OWN = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock")
+
 # Files that a run would append to, or delete in time.
 ENDANGERED = ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
 
@@ -74,6 +77,12 @@ def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) 
     folder = Path(path)
     with contextlib.ExitStack() as stack:
         with saying(f"--workdir {path}", "written", WRITE_ADVICE):
+            metrics = Path(os.path.realpath(settings["metrics_file"] or ""))
+            if metrics.parent == Path(os.path.realpath(path)) and metrics.name in OWN:
+                raise UserError(
+                    f"--metrics-file {settings['metrics_file']} is written by the run in --workdir {path} anyway: leave out "
+                    "--metrics-file, or name another file"
+                )
             folder.mkdir(parents=True, exist_ok=True)
             found(folder)  # refuses a folder of somebody else before anything is written there
             lock = stack.enter_context(open(open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+"))

@@ -65,7 +65,8 @@ def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
     b = config.per_device_batch_size or config.global_batch_size or 64
     plan = Plan(per_device_batch=b, dtype=config.dtype, utilization=options.utilization)
-    workload = PUBLISHED.get(options.workload) or count_step(config.model, find_model(config.model), config.dtype)
+    model = find_model(config.model)
+    workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)
     print(
         f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
         f"{b:,} examples per device and update, {plan.dtype}, Adam; {plan.utilization:.3g} of the peak assumed. "

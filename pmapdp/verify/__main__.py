@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
         report = verify(**call.arguments)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FailedError(f"{options.target} fails, {blame(error)}") from error
     print(report)
     if options.json is not None:

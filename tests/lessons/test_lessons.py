@@ -71,6 +71,14 @@ def test_lesson_keeps_to_its_limits(lesson):
     assert words(notebook) <= MOST_WORDS
 
 
+@pytest.mark.parametrize("number", ["99", "0", "00_meet_your_devices"])
+def test_a_lesson_that_does_not_exist_is_not_built(number, capsys):
+    with pytest.raises(SystemExit) as ended:
+        build.main([number])
+    assert ended.value.code == 2
+    assert f"there is no lesson {number}: try 00" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_links_lead_somewhere(lesson):
     text = "\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")

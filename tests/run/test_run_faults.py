@@ -161,6 +161,12 @@ def test_a_name_that_is_no_folder_is_refused(name):
         begin(name)
 
 
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "log.txt", "pmapdp.lock"])
+def test_a_metrics_file_that_is_a_file_of_the_run_is_refused(folder, name):
+    assert f"{name} is written by the run" in refusal(folder, metrics_file=os.path.relpath(folder / name))
+    begin(folder, metrics_file=str(folder / "mine.jsonl"))
+
+
 def test_links_that_lead_nowhere_are_refused(folder, tmp_path):
     shutil.rmtree(folder / "checkpoints")
     (folder / "checkpoints").symlink_to(tmp_path / "nowhere" / "at all")

@@ -119,6 +119,7 @@ def test_a_recipe_of_ours_is_predicted(capsys):
     [
         (["--hardware", "h10"], "did you mean 'h100'"),
         (["--workload", "resnet"], "did you mean 'resnet-50'"),
+        (["--workload", "resnet-50", "--model", "cnnn"], "unknown model 'cnnn'"),
         (["--devices", "0"], "0 devices are not among the 1 to 8,192 that can be joined: try --devices 8192"),
         (["--device-counts", "8"], "did you mean '--devices'"),
         (["--devices", "12"], "do not fill whole groups of 8: try --devices 8"),

@@ -343,6 +343,8 @@ def check():
     return dict(reference=reference, step=jax.pmap(device_step, "data"), state=np.ones(3, np.float32), batch={"x": x})
 def broken():
     return check() | dict(reference=lambda w, batch: 1 / 0)
+def stopped():
+    raise SystemExit(0)
 def listed():
     return [check()]
 def misspelt():
@@ -363,6 +365,8 @@ def incomplete():
         ("pmean", "step.py:misspelt", 2, "(got an unexpected keyword argument 'layuot'): return them in a dictionary"),
         ("pmean", "step.py:incomplete", 2, "(missing a required argument: 'state'): return them in a dictionary"),
         ("pmean", "absent.py:check", 2, "there is no file"),
+        ("pmean", "step.py", 2, "names no file and what to take from it: try my_file.py:verification"),
+        ("pmean", "step.py:stopped", 1, "step.py:15 in stopped: SystemExit: 0"),
         ("1 / 0", "step.py:check", 2, "step.py fails at line 8 (invalid syntax"),
     ],
 )
