@@ -80,8 +80,8 @@ def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) 
             metrics = Path(os.path.realpath(settings["metrics_file"] or ""))
             if metrics.parent == Path(os.path.realpath(path)) and metrics.name in OWN:
                 raise UserError(
-                    f"--metrics-file {settings['metrics_file']} is written by the run in --workdir {path} anyway: leave out "
-                    "--metrics-file, or name another file"
+                    f"--metrics-file {settings['metrics_file']} is written by the run in --workdir {path} anyway: "
+                    "leave out --metrics-file, or name another file"
                 )
             folder.mkdir(parents=True, exist_ok=True)
             found(folder)  # refuses a folder of somebody else before anything is written there
