@@ -5,7 +5,7 @@ import json
 import flipped_bit
 import numpy as np
 import pytest
-from processes import by_hand, end_of, running, train_together
+from processes import by_hand, end_of, free_port, running, train_together
 from running import run
 
 JOB = ["--model", "mlp", "--devices", 2, "--epochs", 1, "--check-replicas", 6, "--checkpoint-every", 4, "--no-progress"]
@@ -72,3 +72,34 @@ def test_all_processes_roll_back_as_one_does(strategy, tmp_path):
     assert found[0][0] == found[1][0]
     assert len(found[0][0]) == 3
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=0, atol=1e-10)
+
+
+# Process 0 takes the mean of an array, which process 1 leaves out: that is at its next collective, the sum of another.
+OUT_OF_STEP = """
+import sys
+import jax
+import numpy as np
+from jax import P
+from jax.sharding import Mesh, NamedSharding
+
+process = int(sys.argv[2])
+jax.config.update("jax_num_cpu_devices", 1)
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=process)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+mine = np.full((1, 4), [1, 100][process], np.float32)
+x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), mine)
+function = [lambda x: x.mean(0), lambda x: 10 * x.sum(0)][process]
+result = jax.jit(function, out_shardings=NamedSharding(mesh, P()))(x)
+print(process, np.asarray(result).tolist(), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_two_collectives_of_processes_out_of_step_are_mixed_without_an_error():
+    """As lesson 15 says of a collective that one process alone calls."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    with running([coordinator, 0], [coordinator, 1], program=("-c", OUT_OF_STEP)) as processes:
+        ended = [end_of(process) for process in processes]
+    assert [each.status for each in ended] == [0, 0], ended
+    for process, mixed in ((0, (1 + 100) / 2), (1, 10 * (1.0 + 100))):
+        assert f"{process} {[mixed] * 4}" in ended[process].err
