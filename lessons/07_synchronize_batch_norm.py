@@ -403,10 +403,11 @@ for exercise in (global_variance, standardize_backward, mended_centre):
 #   equal counts.
 # - The running averages are state. Return them from the step, and make sure that all devices hold the same.
 #
-# In pmapdp the layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py), printed below. It is yours with four
-# changes. It also takes images `[b, H, W, C]`. It subtracts k, the running mean, from x once, and continues with the
-# difference. It has no scale, because in its networks a linear layer follows after the ReLU, and can scale as well. And
-# until the 100th batch, its running averages are plain means of all batches so far, without the initial 0 and 1. To read on:
+# In pmapdp the layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py), printed below. It differs from yours in
+# five ways. Weights and axis name come in one argument, `context`. It also takes images `[b, H, W, C]`. It subtracts k, the
+# running mean, from x once, and continues with the difference. It has no scale, because in its networks a linear layer
+# follows after the ReLU, and can scale as well. And until the 100th batch, its running averages are plain means of all
+# batches so far, without the initial 0 and 1. To read on:
 # [Batch normalization](https://arxiv.org/abs/1502.03167) and
 # [nnx.BatchNorm](https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/normalization.html). Next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).

@@ -85,14 +85,15 @@ lesson_11.before_and_after()
 # %% [markdown]
 # ## What fails or is slow today
 #
-# JAX's migration guide names four cases. The first two are errors. **One:** an input on a device that is not one of pmap's used to
-# be moved, and is an error today. **Two:** a pmap inside a pmap fails; a `shard_map` over two mesh axes replaces it.
+# JAX's migration guide names four cases. The first two are errors. **One:** a batch that was placed elsewhere than pmap splits
+# it, here on the first of pmap's four devices, used to be moved, and is an error today. **Two:** a pmap inside a pmap fails; a
+# `shard_map` over two mesh axes replaces it.
 
 # %%
 half = jax.pmap(lambda x: 2 * x, devices=chosen[:4])
 nested = jax.pmap(lambda x: jax.pmap(lambda y: lax.psum(y, ("a", "b")), axis_name="b")(x), axis_name="a")
 for function, x in (
-    (half, jax.device_put(np.ones((4, 3), np.float32), chosen[7])),
+    (half, jax.device_put(np.ones((4, 3), np.float32), chosen[0])),
     (nested, np.ones((2, 4, 3), np.float32)),
 ):
     try:
@@ -105,8 +106,8 @@ replacement = jax.shard_map(lambda x: lax.psum(x, ("a", "b")), mesh=grid, in_spe
 print("shard_map over two axes:", replacement(np.ones((2, 4, 3), np.float32)))
 
 # %% [markdown]
-# Both raise a `ValueError`. Against the first, place the input on pmap's devices with `jax.device_put`. The last line is the
-# replacement of the nested pmap: it adds up eight ones.
+# Both raise a `ValueError`. Against the first, leave the batch on the host, or split it over pmap's devices with
+# `jax.device_put`. The last line is the replacement of the nested pmap: it adds up eight ones.
 #
 # **Three:** `x[0]` of a stacked array is slow. The array is split over the devices, and its first row is on one of them, but
 # the result is placed on all of them. So this row is sent to every device. The compiled program shows this, and the clock too.
@@ -129,11 +130,12 @@ def least_ms(function):
 
 print(f"x[0]                         {least_ms(lambda: stacked[0]):7.3f} ms")
 print(f"flax.jax_utils.unreplicate   {least_ms(lambda: jax_utils.unreplicate(stacked)):7.3f} ms")
-print(f"addressable_shards[0].data   {least_ms(lambda: stacked.addressable_shards[0].data):7.3f} ms")
+print(f"addressable_shards[0].data[0] {least_ms(lambda: stacked.addressable_shards[0].data[0]):6.3f} ms")
+assert stacked.addressable_shards[0].data.shape == (1, 1024, 1024)  # so [0] takes the device axis away
 
 # %% [markdown]
-# Older versions of `unreplicate` compute `x[0]`; today's Flax takes the first shard. After the port there is nothing to
-# unreplicate.
+# The first shard is an array of one device, so its `[0]` needs no collective. Today's `unreplicate` does the same; that of older
+# versions of Flax computes `x[0]`. After the port there is nothing to unreplicate.
 #
 # **Four:** with several processes, pmap takes and returns arrays of the process' own devices. In every call it makes global
 # arrays of them, and makes the results local again. [programs/host_local.py](programs/host_local.py) measures what that costs
@@ -352,7 +354,7 @@ for name, (step, state, placed, key) in ways.items():
 
 # %% [markdown]
 # jit has two more all-reduces, because its batch norm uses the global batch: one in the forward pass, for the mean and the
-# mean of squares, and one in the backward pass. Otherwise the three compute the same.
+# mean of squares, and one in the backward pass. Otherwise the three do the same work.
 #
 # ## The table
 #
@@ -371,7 +373,7 @@ for name, (step, state, placed, key) in ways.items():
 # | `fold_in(key, axis_index)` | stays | gone: one key over the batch |
 # | `common_utils.shard_prng_key(key)` | `P("batch")` for `jax.random.split(key, N)`, and `key[0]` in the step; or `P()` and `fold_in` | gone: one key over the batch |
 # | `lax.all_gather(x, "batch")` | stays; add `tiled=True` for `[B, ...]` | gone, or `lax.with_sharding_constraint(x, replicated)` |
-# | `axis_index_groups` | a mesh of two axes, and the name of one | a mesh of two axes |
+# | `axis_index_groups` | stays; or a mesh of two axes, and the name of one | a mesh of two axes |
 # | nested pmap | a mesh of two axes | a mesh of two axes |
 # | `BatchNorm(axis_name="batch")` | stays | gone: moments are global |
 # | `static_broadcasted_argnums` | `functools.partial(step, flag=True)` inside `shard_map`, which makes arrays of all arguments | `static_argnums` |

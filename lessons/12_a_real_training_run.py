@@ -22,6 +22,7 @@
 # [11 Port a pmap program](11_port_a_pmap_program.ipynb) · next: [13 Split the model](13_split_the_model.ipynb)
 
 # %%
+import contextlib
 import dataclasses
 import json
 import signal
@@ -200,7 +201,8 @@ assert answer == np.asarray(probabilities(images[:5])).argmax(1).tolist()
 config = dataclasses.replace(
     RECIPES["mirrored"].config, dataset="digits", per_device_batch_size=8, epochs=3, switch_epochs=(1, 2), progress=False
 )
-straight = train(dataclasses.replace(config, workdir=str(runs / "mirrored"), profile=True))
+with contextlib.chdir(runs):  # so that the output has short names
+    straight = train(dataclasses.replace(config, workdir="mirrored", profile=True))
 print(*sorted(path.name for path in (runs / "mirrored").iterdir()))
 assert [round(epoch["learning_rate"], 5) for epoch in straight.epochs] == [1e-3, 1e-4, 1e-5]
 
@@ -209,7 +211,7 @@ assert [round(epoch["learning_rate"], 5) for epoch in straight.epochs] == [1e-3,
 # TensorBoard reads. Run `pip install tensorboard`, then `tensorboard --logdir` with the folder, and open the address that it
 # prints. For this run the page looks like this:
 #
-# ![TensorBoard in a browser, with the curves of the learning rate and of the losses](../docs/pictures/tensorboard.png)
+# ![TensorBoard in a browser, with the curves of the learning rate and of the losses](pictures/tensorboard.png)
 #
 # The learning rate falls twice, as the schedule says. A schedule is a function from the number of updates to a rate, so it need
 # not be saved. The profile is a trace of ten updates: open the file `perfetto_trace.json.gz` at

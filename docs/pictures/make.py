@@ -42,7 +42,7 @@ def page() -> None:
         html = Path(folder, "page.html")
         command = [sys.executable, "-m", "pmapdp.compare", "--dtype", "float64", "--html", html]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        screenshot(html.as_uri(), "compare.png", height=1400)
+        screenshot(html.as_uri(), FOLDER / "compare.png", height=1400)
 
 
 def tensorboard(port: int = 6006) -> None:
@@ -57,7 +57,7 @@ def tensorboard(port: int = 6006) -> None:
                 time.sleep(1)
             screenshot(
                 f"http://localhost:{port}/?tagFilter=learning|loss&smoothing=0#timeseries",
-                "tensorboard.png",
+                FOLDER.parent.parent / "lessons" / "pictures" / "tensorboard.png",
                 height=900,
             )
         finally:
@@ -65,7 +65,7 @@ def tensorboard(port: int = 6006) -> None:
             server.wait()
 
 
-def screenshot(address: str, name: str, height: int) -> None:
+def screenshot(address: str, path: Path, height: int) -> None:
     """The top of a page as a PNG, 1100 pixels wide."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -75,7 +75,7 @@ def screenshot(address: str, name: str, height: int) -> None:
         if page.get_by_label("close side pane").count():
             page.get_by_label("close side pane").first.click()
             page.wait_for_timeout(3000)
-        page.screenshot(path=FOLDER / name)
+        page.screenshot(path=path)
         browser.close()
 
 

@@ -8,6 +8,7 @@ import build
 import jax
 import numpy as np
 import pytest
+from flax import jax_utils
 from flax.training import common_utils
 from jax import P, lax
 
@@ -62,7 +63,7 @@ def test_the_snippets_run_and_give_the_old_result():
 
 
 def test_the_names_are_those_of_this_jax():
-    for gone in ("tree_map",):
+    for gone in ("tree_map", "device_put_replicated", "device_put_sharded"):
         with pytest.raises(AttributeError):
             getattr(jax, gone)
     with pytest.raises(AttributeError):
@@ -73,14 +74,24 @@ def test_the_names_are_those_of_this_jax():
 
 def test_pmap_refuses_another_device_and_a_pmap_inside_a_pmap():
     chosen = jax.devices()
-    with pytest.raises(ValueError, match="does not match"):
-        jax.pmap(lambda x: x, devices=chosen[:4])(jax.device_put(np.ones((4, 3)), chosen[7]))
+    half, ones = jax.pmap(lambda x: x, devices=chosen[:4]), np.ones((4, 3))
+    for elsewhere in (chosen[7], chosen[0]):
+        with pytest.raises(ValueError, match="does not match"):
+            half(jax.device_put(ones, elsewhere))
+    mesh = jax.sharding.Mesh(np.array(chosen[:4]), ("batch",))
+    np.testing.assert_array_equal(half(jax.device_put(ones, jax.sharding.NamedSharding(mesh, P("batch")))), ones)
     nested = jax.pmap(lambda x: jax.pmap(lambda y: lax.psum(y, "b"), axis_name="b")(x), axis_name="a")
     with pytest.raises(ValueError, match=r"context mesh .* should match"):
         nested(np.ones((2, 4)))
 
 
-def test_axis_groups_are_a_mesh_of_two_axes():
+def test_the_first_shard_of_a_stacked_array_keeps_the_device_axis():
+    stacked = jax_utils.replicate(np.ones((3, 2)))
+    assert stacked.addressable_shards[0].data.shape == (1, 3, 2)
+    np.testing.assert_array_equal(stacked.addressable_shards[0].data[0], stacked[0])
+
+
+def test_axis_groups_stay_or_are_a_mesh_of_two_axes():
     def sums(x):
         return lax.psum(x, "batch", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]])
 
@@ -88,7 +99,9 @@ def test_axis_groups_are_a_mesh_of_two_axes():
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("group", "batch"))
     options = {"mesh": mesh, "in_specs": P(("group", "batch")), "out_specs": P(("group", "batch")), "check_vma": False}
     ported = jax.shard_map(lambda x: lax.psum(x, "batch"), **options)(x)
-    np.testing.assert_array_equal(jax.pmap(sums, axis_name="batch")(x), ported)
+    wanted = jax.pmap(sums, axis_name="batch")(x)
+    np.testing.assert_array_equal(ported, wanted)
+    np.testing.assert_array_equal(mapped(sums, P("batch"))(x), wanted)
 
 
 SPLIT = P("batch")
