@@ -97,7 +97,7 @@ class Checkpoints:
         with self.writing():
             require_memory()
             self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            own = {"belongs_to": self.belongs_to, "shapes": shapes(state), "checksum_of_words": checksum(state)}
+            own = {"belongs_to": self.belongs_to, "shapes": shapes_of(state), "checksum_of_words": checksum(state)}
             progress = progress | own
             kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
             self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
@@ -154,7 +154,7 @@ class Checkpoints:
         if self.belongs_to is not None:
             require_same(f"the checkpoint of step {step} in {self.folder}", progress["belongs_to"], self.belongs_to)
         wanted = template(task, sharding)
-        require_same_model(f"the checkpoint of step {step} in {self.folder}", progress.get("shapes"), shapes(wanted))
+        require_same_model(f"the checkpoint of step {step} in {self.folder}", progress.get("shapes"), shapes_of(wanted))
         state = self.load(step, state=orbax().args.StandardRestore(wanted)).state
         if progress["checksum_of_words"] != checksum(jax.device_put(state) if sharding is None else state):
             raise DamagedError("the checksum of its arrays is wrong")
@@ -213,7 +213,7 @@ def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]
     raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
 
 
-def shapes(state: TrainState) -> dict[str, list[int]]:
+def shapes_of(state: TrainState) -> dict[str, list[int]]:
     """The shapes of the model's arrays, by their names."""
     arrays = jax.tree_util.tree_leaves_with_path((state.params, state.batch_stats))
     return {".".join(str(key.key) for key in path[1:]): list(leaf.shape) for path, leaf in arrays}

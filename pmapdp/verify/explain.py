@@ -10,10 +10,12 @@ import numpy as np
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case
 from pmapdp.verify.mistakes import Cause, named
+from pmapdp.verify.rounding import program_text
 from pmapdp.verify.sizes import CLEAR, scale, unequal_examples, weight_decay
 
 # Leaves that are statistics of the batch rather than parameters, by a word of their path, as Flax names them.
 STATISTICS = re.compile(r"stats|statistic|running|moving|(^|/|_)(mean|var|variance)(/|$)", re.IGNORECASE)
+DRAWN = re.compile(r"random_bits\[[^\]]*shape=(\([^)]*\))")  # in a program's text
 
 
 def explain_state(case: Case) -> Cause:
@@ -89,10 +91,28 @@ def order(case: Case) -> Cause | None:
     if not case.positional:
         got, _ = case.rerun(case.shuffled)
         leaves = [name for name in leaves if not case.holds(name, got[name])]
-    masks_are_right = case.draws == "metrics" and not case.wrong("metrics")  # the loss shows them
-    if leaves and case.draws and not masks_are_right:
+    if leaves and draws_others(case):
         return named("other random numbers", leaves)
     return named("order", leaves) if leaves and not case.positional else None
+
+
+def draws_others(case: Case) -> bool:
+    """Whether the step surely draws other random numbers than the reference.
+
+    Where the reference's belong to the place in the batch, the step lacks an array that the reference draws. Where they
+    belong to the example, copies of one example have other metrics, although no weight, cut or order matters to them.
+    """
+    if case.draws != "metrics" or not case.wrong("metrics"):
+        return False
+    trial, update = case.trial, case.update
+    if case.positional:
+        programs = (trial.reference, update.arguments), (trial.step, trial.place(update))
+        wanted, got = (set(DRAWN.findall(program_text(*program))) for program in programs)
+        return not wanted <= got
+    copies = trees.rows(update.batch, np.zeros(update.examples, int))
+    returned = trial.run(update._replace(batch=copies))["metrics"]
+    held = {name: values[0] for name, values in returned.items()}
+    return case.differ("metrics", held, case.reference(batch=copies)["metrics"])
 
 
 def explain_metrics(case: Case) -> Cause:

@@ -60,3 +60,9 @@ LAYOUTS = {
     "replicated": Layout(replicate, split_rows),  # pmap(in_axes=(None, 0, None))
     "sharded": Layout(replicate, split),  # jit and shard_map
 }
+
+
+def on_mesh(batch: NamedSharding) -> Layout:
+    """State and key on every device of a mesh of the user's, and the batch by this sharding."""
+    place = lambda tree, _: jax.device_put(tree, NamedSharding(batch.mesh, PartitionSpec()))  # noqa: E731
+    return Layout(place, lambda tree, _: jax.device_put(tree, batch), place_key=place)

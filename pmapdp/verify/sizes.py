@@ -56,8 +56,8 @@ def weight_decay(case: Case) -> Cause | None:
     ratios = {}
     for name, old in trees.values(case.update.state).items():
         if name in case.wrong() and old.size > 1:
-            ratio, error = multiple(case.got["state"][name][0] - case.update.values["state"][name], old)
-            if error < 0.1 * abs(ratio):
+            ratio, _ = multiple(case.got["state"][name][0] - case.update.values["state"][name], old)
+            if case.holds(name, case.update.values["state"][name] + ratio * old):
                 ratios[name] = ratio
     return named("weight decay", list(ratios), ratio=f"{next(iter(ratios.values())):.2g}") if ratios else None
 
@@ -89,7 +89,8 @@ def example_weights(case: Case) -> np.ndarray | None:
     best, weights = EQUAL, None
     for name in case.update.tolerance["state"]:
         found = np.array([each.get(name, (np.nan, np.nan)) for each in replaced])  # [B, 2]
-        if np.isfinite(found[:, 0]).sum() > B // 2 and (error := float(np.nanmedian(found[:, 1]))) < best:
+        several = case.update.values["state"][name].size > 1  # one number is a multiple of any other
+        if several and np.isfinite(found[:, 0]).sum() > B // 2 and (error := float(np.nanmax(found[:, 1]))) < best:
             best, weights = error, found[:, 0]
     return weights
 

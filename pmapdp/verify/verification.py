@@ -6,12 +6,22 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
-from pmapdp.errors import reason
 from pmapdp.verify import trees
+from pmapdp.verify.arguments import (
+    KEY,
+    STATE,
+    is_array,
+    refuse,
+    require_batch,
+    require_function,
+    require_leaves,
+    require_list,
+)
 from pmapdp.verify.case import Case, step_updates
 from pmapdp.verify.checks import CHECKS, same_results
-from pmapdp.verify.layouts import LAYOUTS, Layout
+from pmapdp.verify.layouts import LAYOUTS, Layout, on_mesh
 from pmapdp.verify.mistakes import Cause, named
 from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, ArgumentsError, Check, NotCheckedError, Report
 from pmapdp.verify.rounding import coarsest_type, reference_updates
@@ -33,7 +43,7 @@ def verify(
     step: Callable | None = None,
     make_step: Callable[[Sequence[jax.Device]], Callable] | None = None,
     key: Any = None,
-    layout: str | Layout = "stacked",
+    layout: str | Layout | NamedSharding = "stacked",
     last_batch: Any = None,
     devices: Sequence[jax.Device] | None = None,
     counts: Sequence[int] | None = None,
@@ -58,7 +68,8 @@ def verify(
             returns one. None: both functions take `(state, batch)`.
         layout: how the step wants its arguments. `stacked`: a device axis `[N, ...]` on all, as of
             `flax.jax_utils.replicate`, the batch `[N, b, ...]`; `replicated`: only the batch has that axis
-            (`pmap(in_axes=(None, 0, None))`); `sharded`: neither (jit, shard_map). Or a `Layout` of your own.
+            (`pmap(in_axes=(None, 0, None))`); `sharded`: neither (jit, shard_map). Or the sharding of
+            the batch on your own mesh, as of `jax.make_mesh`, where the state is replicated; or a `Layout`.
         last_batch: a ragged or padded last batch, as the reference takes it, for one more update.
         devices: those to use; all of this process where None.
         counts: numbers of devices, for a `step` that takes any number (a pmap without `devices`) or for `make_step`.
@@ -73,37 +84,47 @@ def verify(
     """
     started = time.perf_counter()
     devices = jax.devices() if devices is None else devices
+    if isinstance(layout, NamedSharding):
+        layout = on_mesh(layout)
     layout = LAYOUTS.get(layout, layout) if isinstance(layout, str) else layout
     if not isinstance(layout, Layout):
-        raise ArgumentsError(f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give a Layout")
+        raise ArgumentsError(
+            f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give the NamedSharding of the batch"
+        )
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
-    for name, function in (("reference", reference), ("step", step), ("make_step", make_step)):
-        if not callable(function) and (function is not None or name == "reference"):
-            raise ArgumentsError(f"{name}={function!r} cannot be called: give a function of (state, batch, key)")
-    if not is_list_of(jax.Device, devices):
-        raise ArgumentsError(f"devices={devices!r}: give a list of devices, for example jax.devices()[:4]")
+    is_device = lambda device: isinstance(device, jax.Device)  # noqa: E731
+    require_list("devices", devices, is_device, "a list of devices, for example jax.devices()[:4]")
     if counts is None:
         counts = [len(devices)] if make_step is None else [N for N in COUNTS if len(devices) >= N]
-    if not is_list_of(int, counts) or not all(1 <= N <= len(devices) for N in counts):
-        raise ArgumentsError(f"counts={counts!r}: give a list of numbers from 1 to {len(devices)}, for example [1]")
+    possible = range(1, len(devices) + 1)
+    example = f"a list of numbers from 1 to {len(devices)}, for example [1]"
+    require_list("counts", counts, lambda N: isinstance(N, int) and N in possible, example)
     if not isinstance(updates, int) or updates < 1:
-        raise ArgumentsError(f"updates={updates!r}: give a whole number of 1 or more, for example 3")
+        raise refuse("updates", updates, ": give a whole number of 1 or more, for example 3")
+    require_leaves("state", state, is_array, "arrays", STATE)
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
-    batches += [] if last_batch is None else [last_batch]
-    keys = [() if key is None else (key(n) if callable(key) else key,) for n in range(len(batches))]
-    try:
-        jax.eval_shape(lambda **_: None, state=state, batch=batches, key=keys)
-    except TypeError as error:
-        raise ArgumentsError(f"{reason(error)} Give arrays, numbers or keys.") from None
     for each in batches:
-        trees.number_of_examples(each)  # which says what is wrong with it
+        require_batch("batch", each)
+    if last_batch is not None:
+        require_batch("last_batch", last_batch)
+        batches.append(last_batch)
+    keys = [() if key is None else (key(n) if callable(key) else key,) for n in range(len(batches))]
+    for each in (each for given in keys for each in given):
+        require_leaves("key", each, trees.is_random, "key", KEY)
+    require_function("reference", reference, (state, batches[0], *keys[0]))
+    if make_step is None:
+        require_function("step", step, (state, batches[0], *keys[0]))
+    elif not callable(make_step):
+        raise refuse("make_step", make_step, " cannot be called: give a function of the devices that returns the step")
     reference = reference if hasattr(reference, "lower") else jax.jit(reference)
 
     def trial(N: int) -> Trial:
         with user_code("make_step", N):
             made: Any = make_step(devices[:N]) if make_step else step
-            return Trial(made, reference, layout, devices[:N])
+        if not callable(made):
+            raise refuse("make_step(devices)", made, " cannot be called: return a function of (state, batch, key)")
+        return Trial(made, reference, layout, devices[:N])
 
     def run(dtype: Any = None) -> list[Check]:
         host_state, host_batches = trees.to_host((state, batches), dtype)
@@ -129,11 +150,6 @@ def verify(
         found.append(Check("other numbers of devices", NOT_CHECKED, (), other))
     precision = f"the given precision, not float64 ({why_not})" if why_not else "float64"
     return Report(found, precision, time.perf_counter() - started)
-
-
-def is_list_of(kind: type, values: Any) -> bool:
-    """Whether this is a sequence of this kind of value, and not empty."""
-    return isinstance(values, Sequence) and len(values) > 0 and all(isinstance(value, kind) for value in values)
 
 
 def why_not_float64(reference: Callable, arguments: tuple) -> str:

@@ -74,7 +74,7 @@ def test_all_processes_roll_back_as_one_does(strategy, tmp_path):
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=0, atol=1e-10)
 
 
-# Process 0 takes the mean of an array, which process 1 leaves out: that is at its next collective, the sum of another.
+# Process 0 takes the mean of x. Process 1 leaves it out, and is at its next collective, the sum of y.
 OUT_OF_STEP = """
 import sys
 import jax
@@ -86,10 +86,10 @@ process = int(sys.argv[2])
 jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=process)
 mesh = Mesh(np.array(jax.devices()), ("data",))
-mine = np.full((1, 4), [1, 100][process], np.float32)
-x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), mine)
-function = [lambda x: x.mean(0), lambda x: 10 * x.sum(0)][process]
-result = jax.jit(function, out_shardings=NamedSharding(mesh, P()))(x)
+split, replicated = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+x, y = (jax.make_array_from_process_local_data(split, np.full((1, 4), each, np.float32)) for each in (1, 100))
+function, array = [(lambda x: x.mean(0), x), (lambda y: y.sum(0), y)][process]
+result = jax.jit(function, out_shardings=replicated)(array)
 print(process, np.asarray(result).tolist(), file=sys.stderr)
 """
 
@@ -101,5 +101,5 @@ def test_two_collectives_of_processes_out_of_step_are_mixed_without_an_error():
     with running([coordinator, 0], [coordinator, 1], program=("-c", OUT_OF_STEP)) as processes:
         ended = [end_of(process) for process in processes]
     assert [each.status for each in ended] == [0, 0], ended
-    for process, mixed in ((0, (1 + 100) / 2), (1, 10 * (1.0 + 100))):
+    for process, mixed in ((0, (1 + 100) / 2), (1, 1.0 + 100)):  # the mean of x is 1, the sum of y is 200
         assert f"{process} {[mixed] * 4}" in ended[process].err

@@ -320,3 +320,12 @@ RIGHT = [
     shard_map_with_check_vma, zero_1, fully_sharded_with_jit, a_key_in_the_state_split_by_device,
     a_ragged_batch_padded_by_the_layout,
 ]  # fmt: skip
+
+
+def halved(state, batch):
+    """A step of two lines, for what does not depend on the program."""
+    loss = jnp.mean((batch["x"] @ state - batch["y"]) ** 2)
+    return state / 2, loss
+
+
+HALVED = {"state": np.ones(3, np.float32), "batch": {"x": np.ones((8, 3), np.float32), "y": np.ones(8, np.float32)}}

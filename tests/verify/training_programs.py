@@ -1,8 +1,8 @@
-"""A small training step three ways, right or with exactly one mistake planted in it.
+"""A small training step three ways, right or with one or several mistakes planted in it.
 
 A network of one hidden layer with batch norm, dropout for each example, weighted examples, clipping and weight decay.
-`reference` is the step of one device; `make_step(way, devices, mistake)` that of several, for pmap and shard_map (what
-one device does, with collectives) or for jit (arrays of the whole batch; a mistake works on `[N, b, ...]`).
+`reference` is the step of one device; `make_step(way, devices, *mistakes)` that of several, for pmap and shard_map
+(what one device does, with collectives) or for jit (arrays of the whole batch; a mistake works on `[N, b, ...]`).
 """
 
 import functools
@@ -21,9 +21,8 @@ RATE, DECAY, LENGTH = 0.1, 0.01, 0.05
 LAYOUT = {"pmap": "replicated", "shard_map": "sharded", "jit": "sharded"}
 
 
-# What the program has in it beside the mistake, where that matters.
+# What the program has in it beside a mistake, where that matters.
 OPTIONS = {
-    None: {"norm": True, "clip": True},
     "nonlinear": {"clip": True},
     "same mask": {"positional": True},
     "other random numbers": {"positional": True},
@@ -118,30 +117,30 @@ def reference(state, batch, key, **options):
     return update(state, gradients, statistics, options), {"loss": loss, "accuracy": accuracy}
 
 
-def on_one_device(state, batch, key, mistake, N, options):
-    """What one device of N does; `mistake` is None or the name of one."""
+def on_one_device(state, batch, key, mistakes, N, options):
+    """What one device of N does, with the mistakes of these names."""
     data = "data"
     b, d = batch["x"].shape[0], lax.axis_index(data)
-    if mistake != "key stands still":
+    if "key stands still" not in mistakes:
         key = jax.random.fold_in(key, state["step"])
     mask = masks(key, batch["index"])
-    if mistake == "same mask":
+    if "same mask" in mistakes:
         mask = jax.random.bernoulli(key, 0.7, (b, H)) / 0.7
-    if mistake == "other random numbers":
+    if "other random numbers" in mistakes:
         mask = jax.random.bernoulli(jax.random.fold_in(key, d), 0.7, (b, H)) / 0.7
     weight = batch["weight"]
-    if mistake == "dropped":
+    if "dropped" in mistakes:
         weight = weight * ((d < N - 1) | (jnp.arange(b) < b - 1))
-    if mistake == "counted twice":
+    if "counted twice" in mistakes:
         weight = weight * jnp.where((d == 0) & (jnp.arange(b) == 1), 2, 1)
-    if mistake == "place decides":
+    if "place decides" in mistakes:
         weight = weight * jnp.where(d == 0, 1.5, 1)
-    count = weight.sum() if mistake == "mean of means" else lax.psum(weight.sum(), data)
+    count = weight.sum() if "mean of means" in mistakes else lax.psum(weight.sum(), data)
 
     def global_moments(h):
-        if mistake in ("local statistics", "local normalisation"):
+        if mistakes & {"local statistics", "local normalisation"}:
             return moments(h)
-        if mistake == "averaged statistics":
+        if "averaged statistics" in mistakes:
             return lax.pmean(h.mean(0), data), lax.pmean(h.var(0), data) + lax.pmean(h.mean(0), data) ** 2
         return lax.pmean(moments(h), data)
 
@@ -151,66 +150,68 @@ def on_one_device(state, batch, key, mistake, N, options):
 
     (loss, (hits, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["params"])
     accuracy = (weight * hits).sum() / count
-    scale = N if mistake == "no all-reduce" else 1
-    reduce = lax.pmean if mistake == "mean of means" else lax.psum
-    if mistake == "nonlinear":
-        gradients = clip(jax.tree.map(lambda g: N * g, gradients), LENGTH)
+    alone = 1 if "mean of means" in mistakes else N  # what makes a device's own gradient that of its examples
+    reduce = lax.pmean if "mean of means" in mistakes else lax.psum
+    if "nonlinear" in mistakes:
+        gradients = clip(jax.tree.map(lambda g: alone * g, gradients), LENGTH)
         gradients = lax.pmean(gradients, data)
-    elif mistake == "no all-reduce":
-        gradients = jax.tree.map(lambda g: g * scale, gradients)
-    elif mistake == "left out":
+    elif "no all-reduce" in mistakes:
+        gradients = jax.tree.map(lambda g: alone * g, gradients)
+    elif "left out" in mistakes:
         gradients = reduce({**gradients, "logits": {"w": gradients["logits"]["w"]}}, data) | {
-            "logits": {"w": reduce(gradients["logits"]["w"], data), "b": gradients["logits"]["b"] * N}
+            "logits": {"w": reduce(gradients["logits"]["w"], data), "b": alone * gradients["logits"]["b"]}
         }
     else:
         gradients = reduce(gradients, data)
-    if mistake in ("sum for mean", "averaged twice"):
-        gradients = jax.tree.map(lambda g: g * N if mistake == "sum for mean" else g / N, gradients)
-    if options.get("clip") and mistake != "nonlinear":
+    if "sum for mean" in mistakes:
+        gradients = jax.tree.map(lambda g: g * N, gradients)
+    if "averaged twice" in mistakes:
+        gradients = jax.tree.map(lambda g: g / N, gradients)
+    if options.get("clip") and "nonlinear" not in mistakes:
         gradients = clip(gradients, LENGTH)
-    if mistake == "local normalisation":
+    if "local normalisation" in mistakes:
         statistics = lax.pmean(statistics, data)
-    if mistake == "one device's metrics":
-        loss, accuracy = loss * N, accuracy * N
+    if "one device's metrics" in mistakes:
+        loss, accuracy = alone * loss, alone * accuracy
     else:
         loss, accuracy = reduce((loss, accuracy), data)
-    if mistake == "scaled metrics":
+    if "scaled metrics" in mistakes:
         loss = loss * N
-    rate = RATE * N if mistake == "learning rate" else RATE
-    decay = DECAY * N if mistake == "weight decay" else DECAY
+    rate = RATE * N if "learning rate" in mistakes else RATE
+    decay = DECAY * N if "weight decay" in mistakes else DECAY
     new = update(state, gradients, statistics, options, rate, decay)
-    if mistake == "drift":
+    if "drift" in mistakes:
         noise = jax.random.normal(jax.random.fold_in(key, d), (C,))
         new["params"]["logits"]["b"] += 1e-4 * noise
     return new, {"loss": loss, "accuracy": accuracy}
 
 
-def on_all(state, batch, key, mistake, N, options):
+def on_all(state, batch, key, mistakes, N, options):
     """The step of arrays of the whole batch, as jit takes it; a mistake is made in groups `[N, b, ...]`."""
     rows = jnp.arange(B)
-    if mistake != "key stands still":
+    if "key stands still" not in mistakes:
         key = jax.random.fold_in(key, state["step"])
     mask = masks(key, batch["index"])
-    if mistake == "same mask":
+    if "same mask" in mistakes:
         mask = jnp.tile(jax.random.bernoulli(key, 0.7, (B // N, H)) / 0.7, (N, 1))
-    if mistake == "other random numbers":
+    if "other random numbers" in mistakes:
         draw = jax.vmap(lambda d: jax.random.bernoulli(jax.random.fold_in(key, d), 0.7, (B // N, H)))
         mask = draw(jnp.arange(N)).reshape(B, H) / 0.7
     weight = batch["weight"]
-    if mistake == "dropped":
+    if "dropped" in mistakes:
         weight = weight * (rows < B - 1)
-    if mistake == "counted twice":
+    if "counted twice" in mistakes:
         weight = weight * jnp.where(rows == 1, 2, 1)
-    if mistake == "place decides":
+    if "place decides" in mistakes:
         weight = weight * (1 + rows / B)
     counts = weight.reshape(N, -1).sum(1)  # [N]
 
     def grouped_moments(h):
-        if mistake not in ("local statistics", "averaged statistics", "local normalisation"):
+        if not mistakes & {"local statistics", "averaged statistics", "local normalisation"}:
             return moments(h)
         groups = h.reshape(N, -1, H)
         mean, var = groups.mean(1), groups.var(1)  # [N, H]
-        if mistake != "averaged statistics":
+        if "averaged statistics" not in mistakes:
             return jnp.repeat(mean, B // N, 0), jnp.repeat(var + mean**2, B // N, 0)
         return mean.mean(0), var.mean(0) + mean.mean(0) ** 2
 
@@ -220,42 +221,42 @@ def on_all(state, batch, key, mistake, N, options):
 
     def loss_of(params):
         sums, rest = group_loss(params)
-        loss = (sums / counts).mean() if mistake == "mean of means" else sums.sum() / counts.sum()
+        loss = (sums / counts).mean() if "mean of means" in mistakes else sums.sum() / counts.sum()
         return loss, rest
 
     (loss, (hits, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["params"])
-    if options.get("norm") and mistake in ("local statistics", "local normalisation"):
+    if options.get("norm") and mistakes & {"local statistics", "local normalisation"}:
         statistics = jax.tree.map(lambda x: x[0], statistics)
-    if mistake == "nonlinear":
+    if "nonlinear" in mistakes:
         each = jax.jacrev(lambda params: group_loss(params)[0] / counts)(state["params"])
         gradients = jax.tree.map(lambda g: g.mean(0), jax.vmap(lambda g: clip(g, LENGTH))(each))
     elif options.get("clip"):
         gradients = clip(gradients, LENGTH)
-    factor = {"sum for mean": N, "averaged twice": 1 / N}.get(mistake, 1)
-    gradients = jax.tree.map(lambda g: g * factor, gradients)
+    if "sum for mean" in mistakes:
+        gradients = jax.tree.map(lambda g: g * N, gradients)
+    if "averaged twice" in mistakes:
+        gradients = jax.tree.map(lambda g: g / N, gradients)
     accuracy = (weight * hits).sum() / weight.sum()
-    if mistake == "one device's metrics":
+    if "one device's metrics" in mistakes:
         sums, _ = group_loss(state["params"])
         loss, accuracy = sums[0] / counts[0], (weight * hits).reshape(N, -1).sum(1)[0] / counts[0]
-    if mistake == "scaled metrics":
+    if "scaled metrics" in mistakes:
         loss = loss * N
-    rate = RATE * N if mistake == "learning rate" else RATE
-    decay = DECAY * N if mistake == "weight decay" else DECAY
+    rate = RATE * N if "learning rate" in mistakes else RATE
+    decay = DECAY * N if "weight decay" in mistakes else DECAY
     return update(state, gradients, statistics, options, rate, decay), {"loss": loss, "accuracy": accuracy}
 
 
-# Mistakes of how a step is called rather than of what it computes.
-AROUND = (
-    "check_vma", "every device computes everything", "replicated in the step", "recompilation", "transfer",
-    "used after donation",
-)  # fmt: skip
+# Mistakes of a Python function around the compiled step.
+AROUND = ("replicated in the step", "recompilation", "transfer", "used after donation")
 
 
-def make_step(way, devices, mistake=None, **options):
+def make_step(way, devices, *mistakes, **options):
     """The step of N devices: `way` is pmap, shard_map or jit."""
-    inside = None if mistake in AROUND else mistake
-    body = functools.partial(on_all if way == "jit" else on_one_device, mistake=inside, N=len(devices), options=options)
-    split = PartitionSpec() if mistake == "every device computes everything" else PartitionSpec("data")
+    body = functools.partial(
+        on_all if way == "jit" else on_one_device, mistakes=set(mistakes), N=len(devices), options=options
+    )
+    split = PartitionSpec() if "every device computes everything" in mistakes else PartitionSpec("data")
     mesh = Mesh(np.array(devices), ("data",))
 
     def build():
@@ -264,29 +265,27 @@ def make_step(way, devices, mistake=None, **options):
             options = {"axis_name": "data", "in_axes": (None, 0, None), "out_axes": None, "devices": devices}
             return jax.pmap(lambda *arguments: function(*arguments), **options, donate_argnums=0)
         if way == "shard_map":
-            specs, vma = (PartitionSpec(), split, PartitionSpec()), mistake == "check_vma"
+            specs, vma = (PartitionSpec(), split, PartitionSpec()), "check_vma" in mistakes
             function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=vma)
         return jax.jit(function, donate_argnums=0, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     step = build()
-    if mistake == "recompilation":
-        return lambda state, batch, key: build()(state, batch, key)
-    if mistake == "transfer":
-        return lambda state, batch, key: step(state, {**batch, "x": np.asarray(batch["x"])}, key)
-    if mistake == "replicated in the step":
-        return lambda state, batch, key: step(state, replicate(batch, devices), key)
-    if mistake == "used after donation":
 
-        def with_norm(state, batch, key):
-            new, metrics = step(state, batch, key)
-            return new, {**metrics, "norm": optax.tree.norm(state["params"])}
+    def around(state, batch, key):
+        if "transfer" in mistakes:
+            batch = {**batch, "x": np.asarray(batch["x"])}
+        if "replicated in the step" in mistakes:
+            batch = replicate(batch, devices)
+        new, metrics = (build() if "recompilation" in mistakes else step)(state, batch, key)
+        if "used after donation" in mistakes:
+            metrics |= {"norm": optax.tree.norm(state["params"])}
+        return new, metrics
 
-        return with_norm
-    return step
+    return around if set(mistakes) & set(AROUND) else step
 
 
-def layout(way, mistake=None):
+def layout(way, *mistakes):
     """How that step wants its arguments."""
-    if mistake == "every device computes everything":
+    if "every device computes everything" in mistakes:
         return Layout(replicate, stack if way == "pmap" else replicate)
     return LAYOUT[way]

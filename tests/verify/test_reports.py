@@ -1,0 +1,124 @@
+"""What a report says of checks that fail or cannot be made, on steps of a few lines."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from right_programs import HALVED, halved
+
+from pmapdp.verify import Layout, verify
+
+
+def test_an_error_of_the_step_is_shown_with_its_line():
+    def step(state, batch):
+        return state, batch["z"]
+
+    report = verify(reference=halved, step=step, **HALVED, counts=[2])
+    assert [check.name for check in report.failed] == ["runs"]
+    assert re.search(r"test_reports\.py:\d+ in step: KeyError: 'z'", str(report))
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda state, loss: state, "the step must return (state, metrics), and returns a single "),
+        (lambda state, loss: (state, {"loss": loss}), "the leaf loss of the metrics is [] in the step and absent in"),
+        (lambda state, loss: (state[:2], loss), "the leaf the value itself of the state is [2] in the step and [3] in"),
+    ],
+)
+def test_a_step_that_returns_something_else_is_said(returned, said):
+    report = verify(
+        reference=halved, step=jax.jit(lambda *given: returned(*halved(*given))), layout="sharded", **HALVED, counts=[2]
+    )
+    assert [check.name for check in report.failed] == ["runs"]
+    assert said in str(report)
+
+
+def test_metrics_that_differ_between_devices_are_those_of_each_device():
+    def step(state, batch):
+        return halved(state, batch)[0], halved(state, batch)[1] ** 2 + jax.lax.axis_index("data")
+
+    report = verify(reference=halved, step=jax.pmap(step, "data"), **HALVED, counts=[2])
+    assert report.causes == ["one device's metrics"], str(report)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"), [({"rate": 0.15}, "another scale"), ({"weight": 1 + np.arange(8)}, "order")]
+)
+def test_a_scale_and_an_order_without_a_mistake_that_explains_them_are_named(change, cause):
+    """A gradient of length 1, so that the weights of the examples cannot be read from the update."""
+
+    def step(state, batch, rate=0.1, weight=1):
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean(weight * (batch["x"] @ w - batch["y"]) ** 2))(state)
+        return state - rate * gradient / jnp.linalg.norm(gradient), loss if cause == "another scale" else 0.0
+
+    batch = {"x": np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32), "y": HALVED["batch"]["y"]}
+    changed = jax.jit(functools.partial(step, **change))
+    report = verify(reference=step, step=changed, layout="sharded", **HALVED | {"batch": batch}, counts=[2])
+    assert report.causes == [cause], str(report)
+
+
+def test_a_cause_that_cannot_be_asked_of_part_of_the_batch_is_unknown():
+    def reference(state, batch):
+        return halved(state, {"x": batch["x"].reshape(8, 3), "y": batch["y"]})
+
+    def shifted(state, batch):
+        state, loss = halved(state, batch)
+        return state + jnp.arange(3), loss
+
+    report = verify(reference=reference, step=jax.jit(shifted), layout="sharded", **HALVED, counts=[2])
+    assert report.causes == ["unknown"], str(report)
+
+
+def test_numbers_of_devices_that_do_not_divide_the_batch_are_not_checked():
+    arguments = {"reference": halved, "layout": "sharded", "state": HALVED["state"]}
+    batch = jax.tree.map(lambda x: x[:6], HALVED["batch"])
+    report = verify(**arguments, make_step=lambda devices: jax.jit(halved), batch=batch)
+    assert report.ok
+    assert "not checked  runs (4 devices): 6 examples do not divide over 4 devices" in str(report)
+    with pytest.raises(ValueError, match="nothing can be checked: 6 examples do not divide over 4 devices"):
+        verify(**arguments, step=jax.jit(halved), batch=batch, counts=[4])
+
+
+def test_what_was_not_checked_is_said_with_its_reason():
+    report = verify(reference=halved, step=jax.jit(halved), layout="sharded", **HALVED)
+    unchecked = {check.name: check.sentence for check in report.checks if check.status == "not checked"}
+    assert report.ok
+    assert unchecked["random numbers advance"] == "the step takes no key and has none in its state"
+    assert "give last_batch" in unchecked["last batch"]
+    assert "give make_step" in unchecked["other numbers of devices"]
+    assert set(json.loads(report.to_json())["checks"][0]) >= {"name", "status", "devices", "sentence", "cause"}
+
+
+def test_a_layout_that_leaves_arrays_on_the_host_is_no_mistake_of_the_step():
+    on_host = Layout(lambda state, devices: state, lambda batch, devices: batch)
+    report = verify(reference=halved, step=jax.jit(halved), layout=on_host, **HALVED, counts=[1])
+    assert report.ok, str(report)
+    assert "not checked  no implicit transfers (1 device): the layout leaves batch/x on the host" in str(report)
+
+
+def test_a_layout_of_functions_is_taken_as_it_is():
+    everywhere = Layout(
+        lambda state, devices: jax.device_put(state, devices[0]),
+        lambda batch, devices: jax.device_put(batch, devices[0]),
+    )
+    report = verify(reference=halved, step=jax.jit(halved), layout=everywhere, **HALVED, counts=[1])
+    assert report.ok, str(report)
+
+
+def test_a_step_for_a_mesh_of_the_users_takes_the_sharding_of_its_batch():
+    """`jax.make_mesh` makes the shardings part of the types, so that arrays on another mesh do not fit."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("dp",))
+
+    def device_step(state, batch):
+        return jax.lax.pmean(halved(state, batch), "dp")
+
+    specs = {"in_specs": (PartitionSpec(), PartitionSpec("dp")), "out_specs": PartitionSpec()}
+    step = jax.jit(jax.shard_map(device_step, mesh=mesh, **specs))
+    report = verify(reference=halved, step=step, layout=NamedSharding(mesh, PartitionSpec("dp")), **HALVED)
+    assert report.ok, str(report)

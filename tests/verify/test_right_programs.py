@@ -1,0 +1,64 @@
+"""Right programs pass, in float64 and in float32: rounding is told from mistakes (`pmapdp.verify.rounding`)."""
+
+import jax
+import numpy as np
+import pytest
+import right_programs
+from right_programs import HALVED
+
+from pmapdp.verify import trees, verify
+from pmapdp.verify.rounding import call_reference, reference_updates
+
+
+@pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, marks=() if program.__name__ in right_programs.QUICK else pytest.mark.slow)
+        for program in right_programs.RIGHT
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_a_right_program_passes(program, float64):
+    report = verify(**program(), float64=float64)
+    assert report.ok, str(report)
+    same = [check.devices for check in report.checks if check.name == "same update" and check.status == "passed"]
+    assert same == [(1, 2, 4, 8)], str(report)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        right_programs.batch_norm_and_dropout_with_jit, right_programs.adam_with_pmap, right_programs.zero_1,
+        right_programs.stacked_pmap_with_linen, right_programs.plain_arrays_with_pmap,
+        right_programs.mixed_precision_with_pmap,
+    ],
+    ids=lambda program: program.__name__,
+)  # fmt: skip
+def test_the_tolerance_covers_the_rounding_of_another_order_of_the_batch(program):
+    """None of these depends on the order. Half of the tolerance is enough."""
+    given = program()
+    keys = [(given["key"],)] if "key" in given else [()]
+    (update,) = reference_updates(given["reference"], given["state"], [given["batch"]], keys)
+    order = np.random.default_rng(0).permutation(update.examples)
+    permuted = call_reference(given["reference"], update._replace(batch=trees.rows(update.batch, order)).arguments)
+    for part, tolerance in update.tolerance.items():
+        found = trees.values(permuted[part])
+        for name, most in tolerance.items():
+            assert trees.distance(found[name], update.values[part][name]) <= most / 2, name
+
+
+@pytest.mark.slow
+def test_a_right_program_in_mixed_precision_passes():
+    report = verify(**right_programs.mixed_precision_with_pmap())
+    assert report.ok, str(report)
+    assert "given float64, it computes in bfloat16" in report.precision
+
+
+def test_a_program_that_does_not_keep_float64_is_compared_in_its_own_type():
+    def reference(state, batch):
+        return (state - 0.1 * batch["x"].mean(0)).astype(np.float32), batch["x"].sum()
+
+    report = verify(reference=reference, step=jax.jit(reference), layout="sharded", **HALVED)
+    assert report.ok
+    assert "given float64, it computes in float32" in report.precision

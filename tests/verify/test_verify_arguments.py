@@ -1,0 +1,83 @@
+"""Arguments of `verify` that cannot be used: one sentence with the value given, why not, and one that works."""
+
+import jax
+import numpy as np
+import pytest
+from right_programs import HALVED, halved
+
+from pmapdp.verify import ArgumentsError, verify
+
+
+def with_key(state, batch, key):
+    return halved(state, batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either step, for all devices, or make_step"),
+        ({"step": halved, "counts": [9000]}, r"counts=\[9000\]: give a list of numbers from 1 to"),
+        ({"step": halved, "counts": 4}, "counts=4: give a list of numbers from 1 to"),
+        ({"step": halved, "devices": 4}, "devices=4: give a list of devices, for example"),
+        ({"step": halved, "updates": 0}, "updates=0: give a whole number of 1 or more, for example 3"),
+        ({"step": halved, "updates": 2.5}, "updates=2.5: give a whole number"),
+        ({"step": halved, "reference": None}, "reference=None cannot be called: give a function of"),
+        ({"step": "halved"}, "step='halved' cannot be called: give a function of"),
+        ({"step": halved, "state": {"name": "net"}}, r"state\['name'\]='net' holds no arrays: give the state as"),
+        ({"step": halved, "layout": 3}, "unknown layout 3: choose from stacked"),
+        ({"step": halved, "reference": lambda w, batch: (w, 0.0, 1)}, "must return .* and returns 3 values"),
+        (
+            {"step": halved, "state": np.full(3, np.nan, np.float32)},
+            "update 1 of the reference returns NaN in the state",
+        ),
+        ({"step": halved, "layout": "staked"}, "unknown layout 'staked': choose from stacked"),
+        ({"step": halved, "batch": {"x": np.ones((8, 3)), "y": np.ones(4)}}, "x \\[8, 3\\], y \\[4\\]"),
+        (
+            {"step": halved, "state": None},
+            "state=None holds no arrays: give the state as one device has it",
+        ),
+        ({"step": halved, "state": "weights.npz"}, "state='weights.npz' holds no arrays: give the state"),
+        ({"step": halved, "state": ["w", "b"]}, r"state\[0\]='w' holds no arrays: give the state"),
+        ({"step": halved, "state": halved}, "state=<function .* holds no arrays: give the state"),
+        (
+            {"step": halved, "batch": None},
+            r"batch=None holds no arrays: give arrays .*\[B, ...\], for example",
+        ),
+        ({"step": halved, "batch": [np.ones((8, 3)), "y"]}, r"batch\[1\]='y' holds no arrays: give arrays that start"),
+        ({"step": halved, "batch": lambda update: None}, "batch=None holds no arrays"),
+        ({"step": halved, "batch": 3.0}, r"batch holds the value itself \[\]: give arrays that start"),
+        ({"step": halved, "last_batch": "last"}, "last_batch='last' holds no arrays: give arrays that start"),
+        ({"step": halved, "key": 3}, r"key=3 holds no key: give jax.random.key\(0\), or a function"),
+        ({"step": halved, "key": "a"}, "key='a' holds no key: give jax.random.key"),
+        ({"step": halved, "key": np.ones(2, np.float32)}, r"key=array\(.* holds no key: give jax.random.key"),
+        ({"step": halved, "key": lambda update: update}, "key=0 holds no key: give jax.random.key"),
+        (
+            {"step": halved, "key": np.zeros(2, np.uint32)},
+            "reference is called with 3 arguments, and too many .* leave key out",
+        ),
+        (
+            {"step": halved, "reference": with_key},
+            "called with 2 arguments, and missing .* give key=jax.random.key",
+        ),
+        ({"step": jax.jit(with_key)}, "step is called with 2 arguments, and missing .* give key=jax.random.key"),
+        (
+            {"step": halved, "layout": "stack"},
+            "unknown layout 'stack': choose from stacked, replicated, sharded",
+        ),
+        ({"step": halved, "devices": 0}, r"devices=0: give a list of devices, for example jax.devices\(\)\[:4\]"),
+        ({"step": halved, "devices": []}, r"devices=\[\]: give a list of devices"),
+        ({"make_step": 3}, "make_step=3 cannot be called: give a function of the devices that returns the step"),
+        ({"make_step": lambda devices: None}, r"make_step\(devices\)=None cannot be called: return a function of"),
+        ({"step": halved, "reference": lambda w, batch: w}, "the reference must return .* and returns a single "),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(arguments, message):
+    with pytest.raises(ArgumentsError, match=message) as caught:
+        verify(**{"reference": halved, **HALVED, **arguments})
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_reference_stays_the_users():
+    with pytest.raises(KeyError, match="absent"):
+        verify(reference=lambda state, batch: (state, batch["absent"]), step=halved, **HALVED)

@@ -1,0 +1,79 @@
+"""`python -m pmapdp.verify` on a file of the user's: what it prints, and its exit status."""
+
+import json
+
+import pytest
+from launch import environment, python
+
+from pmapdp.errors import run_command
+from pmapdp.verify.__main__ import main
+
+FILE = """
+import jax, numpy as np
+def reference(w, batch):
+    loss, g = jax.value_and_grad(lambda w: ((batch["x"] @ w) ** 2).mean())(w)
+    return w - 0.1 * g, loss
+def device_step(w, batch):
+    loss, g = jax.value_and_grad(lambda w: ((batch["x"] @ w) ** 2).mean())(w)
+    return w - 0.1 * jax.lax.REDUCE(g, "data"), jax.lax.pmean(loss, "data")
+def check():
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    return dict(reference=reference, step=jax.pmap(device_step, "data"), state=np.ones(3, np.float32), batch={"x": x})
+def broken():
+    return check() | dict(reference=lambda w, batch: 1 / 0)
+def stopped():
+    raise SystemExit(0)
+def listed():
+    return [check()]
+def misspelt():
+    return check() | dict(layuot="stacked")
+def incomplete():
+    return dict(reference=reference, step=jax.pmap(device_step, "data"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("reduce", "target", "status", "said"),
+    [
+        ("pmean", "step.py:check", 0, "checks passed"),
+        ("psum", "step.py:check", 1, "use lax.pmean in place of lax.psum"),
+        ("pmean", "step.py:broken", 1, "step.py:13 in <lambda>: ZeroDivisionError"),
+        ("pmean", "step.py:absent", 2, "has no 'absent': use one of broken, check, device_step, incomplete, listed"),
+        ("pmean", "step.py:listed", 2, "step.py:listed does not return the arguments of verify ('list' object is not"),
+        ("pmean", "step.py:misspelt", 2, "(got an unexpected keyword argument 'layuot'): return them in a dictionary"),
+        ("pmean", "step.py:incomplete", 2, "(missing a required argument: 'state'): return them in a dictionary"),
+        ("pmean", "absent.py:check", 2, "there is no file"),
+        ("pmean", "step.py", 2, "names no file and what to take from it: try my_file.py:verification"),
+        ("pmean", "step.py:stopped", 1, "step.py:15 in stopped: SystemExit: 0"),
+        ("1 / 0", "step.py:check", 2, "step.py fails at line 8 (invalid syntax"),
+    ],
+)
+def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
+    (tmp_path / "step.py").write_text(FILE.replace("REDUCE", reduce))
+    done = python("-m", "pmapdp.verify", tmp_path / target, "--devices", 4, "--json", tmp_path / "report.json")
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+    assert done.stderr.count("\n") == (status > 0)
+    if target == "step.py:check" and status < 2:
+        assert json.loads((tmp_path / "report.json").read_text())["ok"] == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "the following arguments are required: FILE.py:FUNCTION: try python -m pmapdp.verify my_step.py"),
+        (["step.py:check", "--device", "4"], "unknown argument '--device': did you mean '--devices'?"),
+        (["step.py:check", "--devices", "0"], "0 devices cannot be simulated: use 1 or more"),
+        (["step.py:check", "--json", "nowhere/report.json"], "nowhere/report.json cannot be written"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(capsys, arguments, said):
+    assert run_command(main, arguments) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {said}")
+    assert line.count("\n") == 1
+
+
+def test_importing_does_not_start_jax():
+    code = "import pmapdp.verify, jax; assert not jax._src.xla_bridge._backends"
+    assert python("-c", code, env=environment()).returncode == 0
