@@ -9,7 +9,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
-from pmapdp.files import saying
+from pmapdp.files import WRITE_ADVICE, saying
 from pmapdp.run.log import FULL_ADVICE
 
 # Their names in the metrics file have `_` where TensorBoard's have `/`, by which it groups them.
@@ -21,7 +21,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        with saying(folder, "written", FULL_ADVICE):
+        with saying(folder, "written", WRITE_ADVICE):
             self.file = EventsWriter(str(folder.absolute() / "events"), f".{os.getpid()}")
 
     def epoch(self, results: dict[str, Any]) -> None:

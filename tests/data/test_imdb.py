@@ -1,4 +1,4 @@
-"""Reading IMDB's reviews: tree and archive, hostile and damaged archives, and the known facts of the real ones.
+"""Reading IMDB's reviews: hostile and damaged archives, and the known facts of the real ones.
 
 The last run where PMAPDP_DATA names a folder that holds them; with PMAPDP_REQUIRE_IMDB=1 they may not skip.
 """

@@ -156,9 +156,10 @@ def test_other_numbers_of_devices_and_other_data_are_refused():
 
 
 def test_not_all_come():
-    """Process 0 alone, and process 1 alone, whose coordinator does not listen."""
+    """Process 0 alone, process 1 alone, whose coordinator does not listen, and one whose coordinator cannot be."""
     flags = ["--join-timeout", 3]
-    with running([*by_hand(2)[0], *flags], [*by_hand(2)[1], *flags]) as alone:
+    too_long = ["--coordinator", f"{'x' * 300}:9876", *by_hand(2)[1][2:]]
+    with running(*([*each, *flags] for each in (by_hand(2)[0], by_hand(2)[1], too_long))) as alone:
         for ended in map(end_of, alone):
             assert ended.status == 2, ended
             assert ended.err.startswith("error: not all processes have reached the coordinator (waited 3 s)"), ended

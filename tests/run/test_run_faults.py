@@ -26,6 +26,7 @@ from pmapdp.run.checksums import crc32
 from pmapdp.run.damage import DamagedError, outside_cause
 from pmapdp.run.log import LinesFile
 from pmapdp.run.resume import beginning, open_checkpoints
+from pmapdp.run.tensorboard import TensorBoard
 from pmapdp.train import train
 from pmapdp.trained import load_run, read_config
 
@@ -372,6 +373,11 @@ def test_half_a_line_is_ended_first(tmp_path):
         '{"event": "ep',
         '{"event": "epoch", "epoch": 1}',
     ]
+
+
+def test_a_folder_that_takes_no_file_of_tensorboard():
+    with pytest.raises(UserError, match=r"/proc cannot be written \(.*\): name a file in a folder that exists"):
+        TensorBoard(Path("/proc"))
 
 
 def test_an_error_of_the_disk_is_an_error_of_the_command(tmp_path):
