@@ -50,7 +50,7 @@ from flax import nnx
 from pmapdp import __version__
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason
-from pmapdp.export.read import ARRAYS, FORMAT, METADATA, PROGRAM, VIEW
+from pmapdp.export.read import ARRAYS, FORMAT, METADATA, PROGRAM, VIEW, Exported
 from pmapdp.files import require_writable, write_file
 from pmapdp.job import make_task
 from pmapdp.models.layers import Context
@@ -102,12 +102,12 @@ def export_model(
         task: what was trained.
         state: `TrainState` on the host.
         path: overwritten if it exists.
-        inputs: `[n, ...]` as the model takes them; only their type and shape matter, and of that not n.
+        inputs: `[n, ...]` as the model takes them; it is asked about the first, to see whether it answers with numbers.
         metadata: JSON to keep beside the model; `labels` are the names of the C classes, empty for their numbers.
         view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
 
     Raises:
-        UserError: `path` cannot be written, or the parameters are no finite numbers.
+        UserError: `path` cannot be written, or the parameters or the answers are no finite numbers.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
@@ -150,6 +150,7 @@ def export_model(
         **metadata,
         "labels": list(metadata["labels"]) or [str(number) for number in range(model.out_avals[0].shape[-1])],
     }
+    Exported(metadata, model, arrays).outputs(inputs[:1])
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
     if view:
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
