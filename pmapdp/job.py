@@ -147,6 +147,11 @@ def prepare(
     """
     check(config)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
+    if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        raise UserError(
+            "--dtype float64 needs 64 bits, which are off in JAX: prepare and use the job inside jax.enable_x64(True), "
+            "or set JAX_ENABLE_X64=1 in the environment"
+        )
     number = number_of_devices(config.devices, config.mesh, peers.count)
     local = device_module.choose(1 if config.strategy == "single" else number)
     if not peers.first:

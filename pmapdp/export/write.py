@@ -150,7 +150,7 @@ def export_model(
         **metadata,
         "labels": list(metadata["labels"]) or [str(number) for number in range(model.out_avals[0].shape[-1])],
     }
-    Exported(metadata, model, arrays).outputs(inputs[:1])
+    Exported(metadata, model, arrays).outputs(inputs[:1])  # finite parameters may be too large for finite answers
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
     if view:
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()

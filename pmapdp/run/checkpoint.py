@@ -97,8 +97,8 @@ class Checkpoints:
         with self.writing():
             require_memory()
             self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            own = {"belongs_to": self.belongs_to, "shapes": shapes_of(state), "checksum_of_words": checksum(state)}
-            progress = progress | own
+            progress = progress | {"belongs_to": self.belongs_to, "shapes": shapes_of(state)}
+            progress["checksum_of_words"] = checksum(state)
             kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
             self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
 
@@ -216,13 +216,14 @@ def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]
 def shapes_of(state: TrainState) -> dict[str, list[int]]:
     """The shapes of the model's arrays, by their names."""
     arrays = jax.tree_util.tree_leaves_with_path((state.params, state.batch_stats))
-    return {".".join(str(key.key) for key in path[1:]): list(leaf.shape) for path, leaf in arrays}
+    return {jax.tree_util.keystr(path[1:], simple=True, separator="."): list(leaf.shape) for path, leaf in arrays}
 
 
 def require_same_model(what: str, theirs: dict[str, list[int]] | None, ours: dict[str, list[int]]) -> None:
     """Refuse a checkpoint, called `what`, of a model with other `shapes`; one of an earlier version has none."""
-    for name in sorted((theirs or ours).keys() | ours.keys()):
-        if (then := (theirs or ours).get(name)) != (now := ours.get(name)):
+    theirs = ours if theirs is None else theirs
+    for name in sorted(theirs.keys() | ours.keys()):
+        if (then := theirs.get(name)) != (now := ours.get(name)):
             raise UserError(
                 f"{what} is of another model, in which {name} has the shape {then}, now {now}: use the model as it "
                 "was, or another folder"

@@ -64,5 +64,8 @@ LAYOUTS = {
 
 def on_mesh(batch: NamedSharding) -> Layout:
     """State and key on every device of a mesh of the user's, and the batch by this sharding."""
-    place = lambda tree, _: jax.device_put(tree, NamedSharding(batch.mesh, PartitionSpec()))  # noqa: E731
+
+    def place(tree: Any, _: Sequence[jax.Device]) -> Any:
+        return jax.device_put(tree, NamedSharding(batch.mesh, PartitionSpec()))
+
     return Layout(place, lambda tree, _: jax.device_put(tree, batch), place_key=place)

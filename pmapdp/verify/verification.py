@@ -93,8 +93,8 @@ def verify(
         )
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
-    is_device = lambda device: isinstance(device, jax.Device)  # noqa: E731
-    require_list("devices", devices, is_device, "a list of devices, for example jax.devices()[:4]")
+    example = "a list of devices, for example jax.devices()[:4]"
+    require_list("devices", devices, lambda device: isinstance(device, jax.Device), example)
     if counts is None:
         counts = [len(devices)] if make_step is None else [N for N in COUNTS if len(devices) >= N]
     possible = range(1, len(devices) + 1)

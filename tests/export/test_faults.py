@@ -134,12 +134,15 @@ def test_answers_that_are_no_numbers(model, place, capsys):
     assert "answers with nan" in refused(capsys, "model.zip", "digit.npy")
 
 
-@pytest.mark.parametrize(("number", "said"), [(np.inf, "infinite or nan"), (3e38, "answers with nan")])
-def test_a_diverged_model_is_not_exported(tmp_path, number, said):
+@pytest.mark.parametrize(
+    ("layer", "rows", "number", "said"),
+    [("conv1", 0, np.inf, "infinite or nan"), ("hidden", slice(None), 3e38, "answers with nan")],
+)
+def test_a_diverged_model_is_not_exported(tmp_path, layer, rows, number, said):
     job, state = train_briefly(model="convnet", steps=0)
-    kernel = np.array(state.params["hidden"]["kernel"])
-    kernel[:] = number
-    state.params["hidden"]["kernel"] = kernel
+    kernel = np.array(state.params[layer]["kernel"])
+    kernel[rows] = number
+    state.params[layer]["kernel"] = kernel
     with pytest.raises(UserError, match=said):
         export_model(job.task, state, tmp_path / "model.zip", inputs=job.data.test.inputs, metadata={"labels": ""})
     assert os.listdir(tmp_path) == []
