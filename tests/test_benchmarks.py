@@ -91,7 +91,7 @@ def test_runs(name, options, said):
     ("name", "options", "said"),
     [
         ("run", ["--rounds", "0"], "--rounds 0 is not a whole number of at least 1: try python -m benchmarks.run"),
-        ("run", ["--data-dir", "/nowhere"], "/nowhere"),
+        ("run", ["--data-dir", "/proc/nowhere"], "/proc/nowhere"),
         ("checkpoints", ["--epochs", "3"], "--epochs 3 leaves too little"),
         ("dispatch", ["--devices", "0"], "--devices 0"),
         ("replicas", ["--bogus"], "'--bogus'"),
@@ -99,7 +99,7 @@ def test_runs(name, options, said):
         ("convolution", ["--bogus"], "unrecognized arguments: --bogus: try python -m benchmarks.convolution"),
         ("scaling.__main__", ["vgg"], "invalid choice: 'vgg'"),
         ("speedrun.__main__", ["seeds", "--seeds", "0"], "--seeds 0 is not"),
-        ("speedrun.__main__", ["seeds", "--data-dir", "/nowhere"], "mnist is not in /nowhere"),
+        ("speedrun.__main__", ["seeds", "--data-dir", "/proc/nowhere"], "mnist is not in /proc/nowhere"),
         ("bare", [], "are required"),
         ("bare", ["/no/file", "pmap", "cnn", "2", "64", "128", "1"], "/no/file cannot be read"),
     ],

@@ -160,7 +160,7 @@ def test_a_run_that_fails_is_no_success():
         (["--steps", "0"], "try --steps 100"),
         (["--devices", "8", "0"], "try --devices 8"),
         (["--device-counts", "8"], "did you mean '--devices'"),
-        (["--html", "/nowhere/page.html"], "/nowhere/page.html cannot be written"),
+        (["--html", "/proc/nowhere/page.html"], "/proc/nowhere/page.html cannot be written"),
         (["--model", "cnm"], "did you mean 'cnn'"),
         (["digts"], "did you mean 'digits'"),
         (["--global-batch-size", "5000"], "the training set of digits has 1437"),
