@@ -141,6 +141,7 @@ def test_a_model_is_not_blamed_for_an_environment_that_jax_cannot_start_in(tmp_p
     assert done.stderr.startswith("error: JAX cannot start with JAX_PLATFORMS=cuda")
 
 
+@pytest.mark.slow
 def test_nothing_is_moved_to_a_device_unasked(tmp_path):
     np.save(tmp_path / "digit.npy", np.zeros((28, 28), np.uint8))
     folder, exported = tmp_path / "run", tmp_path / "model.zip"

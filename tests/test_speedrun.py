@@ -70,7 +70,8 @@ def test_eight_devices_equal_one(strategy):
     require_equal(strategy, "float32", 1e-5)
 
 
-@quick(1, "strategy", STRATEGIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_differs_is_rounding(strategy, float64):
     require_equal(strategy, "float64", 1e-10)
 

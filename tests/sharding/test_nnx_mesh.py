@@ -104,6 +104,7 @@ def test_a_state_made_in_parts_never_is_there_as_a_whole():
     assert whole["grown"] > 6 * whole["state"]  # eight copies, less what was free in the process before
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     """The model brings its own loss."""
     run, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
