@@ -2,7 +2,7 @@
 
 import argparse
 
-from pmapdp.cli import Parser
+from pmapdp.command.flags import Parser
 
 
 def make_parser(description: str | None, example: str) -> Parser:

@@ -21,11 +21,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import at_least_one, make_parser
+from pmapdp.command.ending import run_command
 from pmapdp.cpu.convolution import faster
 from pmapdp.cpu.joined import join_collectives
 from pmapdp.devices import choose
-from pmapdp.errors import run_command
-from pmapdp.files import open_file
+from pmapdp.files.reading import open_file
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.registry import MODELS
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks import at_least_one, make_parser
 from pmapdp import devices
-from pmapdp.cli import parse
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
+from pmapdp.command.flags import parse
 from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.run.running import Run

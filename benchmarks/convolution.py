@@ -18,9 +18,9 @@ from flax import nnx
 from jax import lax
 
 from benchmarks import at_least_one, make_parser
+from pmapdp.command.ending import run_command
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.devices import cores
-from pmapdp.errors import run_command
 from pmapdp.malloc import keep_freed_memory
 
 

@@ -15,8 +15,8 @@ import jax
 
 from benchmarks import at_least_one, make_parser
 from pmapdp import devices
-from pmapdp.cli import parse
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
+from pmapdp.command.flags import parse
 from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
 from pmapdp.metrics import DISPATCHES_BEHIND

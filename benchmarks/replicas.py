@@ -14,8 +14,8 @@ import jax
 
 from benchmarks import at_least_one, make_parser
 from pmapdp import devices
-from pmapdp.cli import parse
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
+from pmapdp.command.flags import parse
 from pmapdp.job import prepare
 from pmapdp.run.replicas import Replicas
 from pmapdp.state import create_state

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks import at_least_one, make_parser, summary
 from benchmarks.comparisons import Run, comparisons
+from pmapdp.command.ending import run_command
 from pmapdp.devices import cores
-from pmapdp.errors import run_command
 from pmapdp.registry import load_data
 
 PEER_PACKAGES = ["jax", "flax", "optax", "tensorflow", "keras", "torch==2.13.0"]

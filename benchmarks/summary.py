@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.comparisons import Comparison, comparisons
-from pmapdp.pictures import INK, STRATEGY_COLOURS, drawing, svg
+from pmapdp.compare.pictures import INK, STRATEGY_COLOURS, drawing, svg
 
 RESULTS = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).with_name("results.svg")

@@ -259,7 +259,7 @@ for exercise in (add_on, sum_in_pairs, mended_standardize):
 # * An operation runs where its committed arrays are. JAX moves uncommitted arrays, and never committed ones.
 # * Simulated devices show that a program is right, and not how fast it is.
 #
-# In pmapdp this code is [pmapdp/devices.py](../pmapdp/devices.py); its function `simulate` is printed at the end. To
+# In pmapdp this code is [pmapdp/devices.py](../src/pmapdp/devices.py); its function `simulate` is printed at the end. To
 # read on: [JAX on data placement](https://docs.jax.dev/en/latest/201/placement.html). Next, a network without JAX:
 # [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb).
 #

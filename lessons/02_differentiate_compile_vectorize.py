@@ -386,8 +386,8 @@ for exercise in (relu_power, clipped_mean_gradient, mended_shift):
 #   also the key of random numbers.
 # - The gradient of a mean is the mean of the gradients.
 #
-# In pmapdp, `value_and_grad` is called in [steps/shared.py](../pmapdp/steps/shared.py), with the cross-entropy of
-# [loss.py](../pmapdp/loss.py). To read on:
+# In pmapdp, `value_and_grad` is called in [steps/shared.py](../src/pmapdp/steps/shared.py), with the cross-entropy of
+# [loss.py](../src/pmapdp/loss.py). To read on:
 # [JAX: the sharp bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html),
 # [key concepts](https://docs.jax.dev/en/latest/key-concepts.html). Next:
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).

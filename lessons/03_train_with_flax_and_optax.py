@@ -350,8 +350,8 @@ for exercise in (decayed, make_step, mended_loss):
 # - `nnx.jit` hides the split and the merge. Do them yourself when you need the arrays, for example to place them.
 # - Keep sums and counts instead of means, and donate the old state.
 #
-# This step is in [steps/single.py](../pmapdp/steps/single.py), printed below. Its parts are in
-# [steps/shared.py](../pmapdp/steps/shared.py): `gradient_sums` is the first half of your `train_step`, and `update` the
+# This step is in [steps/single.py](../src/pmapdp/steps/single.py), printed below. Its parts are in
+# [steps/shared.py](../src/pmapdp/steps/shared.py): `gradient_sums` is the first half of your `train_step`, and `update` the
 # second. To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html),
 # [Optax's introduction](https://optax.readthedocs.io/en/latest/getting_started.html). Next:
 # [04 Map over devices](04_map_over_devices.ipynb).

@@ -319,7 +319,7 @@ for exercise in (dot_product, block_product, mended_accuracy):
 #   state; with `out_axes=None` you promise that all devices agree, and JAX does not check it.
 # * Read one copy through `addressable_shards[0].data`. `x[0]` makes all devices communicate.
 #
-# In pmapdp this code is [steps/pmap.py](../pmapdp/steps/pmap.py). The lines that you can read by now are printed below.
+# In pmapdp this code is [steps/pmap.py](../src/pmapdp/steps/pmap.py). The lines that you can read by now are printed below.
 # To read on: [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far each device worked alone.
 # Next: [05 Communicate between devices](05_communicate_between_devices.ipynb).

@@ -36,7 +36,7 @@ from jax import lax
 from pictures import lesson_05
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 
 drawing.setup()
 chosen = devices.choose(8)  # 8 simulated CPU devices
@@ -303,8 +303,8 @@ for exercise in (broadcast, butterfly_sum, mended_softmax):
 #   devices must reach the same line.
 # - Simulated devices exchange data through memory, so times measured here say nothing about a network.
 #
-# In pmapdp, `lax.pmean` in [steps/pmap.py](../pmapdp/steps/pmap.py) averages the gradients, as in the next lesson.
-# [collectives.py](../pmapdp/collectives.py) lists the collectives of a compiled program. To read on:
+# In pmapdp, `lax.pmean` in [steps/pmap.py](../src/pmapdp/steps/pmap.py) averages the gradients, as in the next lesson.
+# [collectives.py](../src/pmapdp/compare/collectives.py) lists the collectives of a compiled program. To read on:
 # [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
 # [lax's parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
 # [06 Average gradients](06_average_gradients.ipynb).

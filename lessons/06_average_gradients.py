@@ -415,8 +415,8 @@ for count in (1, 2, 4, 8):
 #   and finds both.
 # * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
-# The step of pmapdp is in [steps/pmap.py](../pmapdp/steps/pmap.py), and its update is in
-# [steps/shared.py](../pmapdp/steps/shared.py). Both are printed below. They are your step with sums and counts, any
+# The step of pmapdp is in [steps/pmap.py](../src/pmapdp/steps/pmap.py), and its update is in
+# [steps/shared.py](../src/pmapdp/steps/shared.py). Both are printed below. They are your step with sums and counts, any
 # optimizer, and a donated state. To read on:
 # [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
 # [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next:

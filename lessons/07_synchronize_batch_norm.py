@@ -39,7 +39,7 @@ from jax import lax
 from pictures import lesson_07
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.models import batch_norm
 from pmapdp.registry import load_data
@@ -403,7 +403,7 @@ for exercise in (global_variance, standardize_backward, mended_centre):
 #   equal counts.
 # - The running averages are state. Return them from the step, and make sure that all devices hold the same.
 #
-# In pmapdp the layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py), printed below. It differs from yours in
+# In pmapdp the layer is in [models/batch_norm.py](../src/pmapdp/models/batch_norm.py), printed below. It differs from yours in
 # five ways. Weights and axis name come in one argument, `context`. It also takes images `[b, H, W, C]`. It subtracts k, the
 # running mean, from x once, and continues with the difference. It has no scale, because in its networks a linear layer
 # follows after the ReLU, and can scale as well. And until the 100th batch, its running averages are plain means of all

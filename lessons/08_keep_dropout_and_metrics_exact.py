@@ -288,8 +288,8 @@ for exercise in (row_keys, exact_accuracy, mended_mean):
 # - Padding has weight 0. Add up sums and counts over devices and batches, and divide once, at the end.
 # - Compare with one device: neither a repeated mask nor a wrong mean raises an error.
 #
-# The keys and the dropout layer are in [models/layers.py](../pmapdp/models/layers.py), printed below. The sums are in
-# [loss.py](../pmapdp/loss.py), and the padding in [data/batches.py](../pmapdp/data/batches.py). To read on:
+# The keys and the dropout layer are in [models/layers.py](../src/pmapdp/models/layers.py), printed below. The sums are in
+# [loss.py](../src/pmapdp/loss.py), and the padding in [data/batches.py](../src/pmapdp/data/batches.py). To read on:
 # [JAX's random numbers](https://docs.jax.dev/en/latest/random-numbers.html). Next, the compiler takes all this work over:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 

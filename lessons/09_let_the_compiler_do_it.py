@@ -40,7 +40,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pictures import lesson_09
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.models.mlp import MLP
 from pmapdp.registry import load_data
@@ -217,7 +217,7 @@ for name, wrong in refused.items():
 #
 # ## The step in pmapdp
 #
-# [steps/jit.py](../pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Compare it with the pmap step at
+# [steps/jit.py](../src/pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Compare it with the pmap step at
 # the end of lesson 06.
 
 # %%
@@ -295,7 +295,7 @@ for exercise in (make_trainer, mended_evaluation):
 #   the work that each device does.
 # - `in_shardings` splits host arrays and refuses misplaced ones; `out_shardings` says where results are placed.
 #
-# The code is in [steps/jit.py](../pmapdp/steps/jit.py). To read on:
+# The code is in [steps/jit.py](../src/pmapdp/steps/jit.py). To read on:
 # [Distributed arrays and automatic parallelization](https://docs.jax.dev/en/latest/201/sharding.html) and the
 # [JAX scaling book on sharding](https://jax-ml.github.io/scaling-book/sharding/). Next:
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).

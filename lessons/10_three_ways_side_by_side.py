@@ -40,7 +40,7 @@ from jax.sharding import Mesh, NamedSharding
 from pictures import lesson_10
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.registry import load_data
 from pmapdp.verify import verify
 
@@ -405,8 +405,8 @@ for exercise in (mended_gradient, make_step):
 # - In `shard_map` average the loss; or cast the weights and average the gradient; or turn the check off and average the gradient.
 # - Compare an update with that of one device, as `pmapdp.verify` does.
 #
-# The code is in [steps/shard_map.py](../pmapdp/steps/shard_map.py), beside [pmap.py](../pmapdp/steps/pmap.py) and
-# [jit.py](../pmapdp/steps/jit.py). Read on in JAX's documentation:
+# The code is in [steps/shard_map.py](../src/pmapdp/steps/shard_map.py), beside [pmap.py](../src/pmapdp/steps/pmap.py) and
+# [jit.py](../src/pmapdp/steps/jit.py). Read on in JAX's documentation:
 # [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
 # [11 Port a pmap program](11_port_a_pmap_program.ipynb), or [12 A real training run](12_a_real_training_run.ipynb) if you have

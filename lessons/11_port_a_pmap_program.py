@@ -47,7 +47,7 @@ from pictures import lesson_11
 from programs import pmap_program as old
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.registry import load_data
 from pmapdp.verify import verify
 

@@ -48,8 +48,8 @@ from pmapdp import devices
 from pmapdp.errors import UserError
 from pmapdp.recipes import RECIPES
 from pmapdp.registry import load_data
+from pmapdp.run.trained import load_run
 from pmapdp.train import train
-from pmapdp.trained import load_run
 
 chosen = devices.choose(8)
 drawing.setup()
@@ -351,7 +351,7 @@ for exercise in (mended_batches, resumable, exported):
 # - An order and keys that are functions of (seed, update) need not be saved. Then a killed run ends with the same bits.
 # - An exported function needs none of your code.
 #
-# The code is in [train.py](../pmapdp/train.py), [run/checkpoint.py](../pmapdp/run/checkpoint.py) and
-# [export/write.py](../pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
+# The code is in [train.py](../src/pmapdp/train.py), [run/checkpoint.py](../src/pmapdp/run/checkpoint.py) and
+# [export/write.py](../src/pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
 # [exporting](https://docs.jax.dev/en/latest/501/export.html) and [profiling](https://docs.jax.dev/en/latest/201/profiling.html).
 # Next: [13 Split the model](13_split_the_model.ipynb).

@@ -50,7 +50,7 @@ from jax.sharding import Mesh, NamedSharding
 from pictures import lesson_13
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.models.mlp import MLP
@@ -245,7 +245,7 @@ for count, options in (
 #
 # ## One run through all three
 #
-# The models of pmapdp name their axes ([models/mlp.py](../pmapdp/models/mlp.py)), and `--mesh` and `--layout` choose
+# The models of pmapdp name their axes ([models/mlp.py](../src/pmapdp/models/mlp.py)), and `--mesh` and `--layout` choose
 # the rules. A checkpoint holds global arrays, so a run can resume in another layout than the one in which it was
 # stopped. Here one run makes two updates in each layout, with a checkpoint in between. **Predict:** how much does its last
 # state differ from that of a run on one device?
@@ -354,9 +354,9 @@ for exercise in (split_in_pairs, two_layers, mended_layer):
 # - Split the first matrix along its columns and the next along its rows. Then one all-reduce serves both.
 # - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
-# [sharding/layout.py](../pmapdp/sharding/layout.py) does for every array what `sharding_of` did here; its central function is
+# [sharding/layout.py](../src/pmapdp/sharding/layout.py) does for every array what `sharding_of` did here; its central function is
 # printed below (`split` belongs to the next lesson). The notation of the rules is in
-# [sharding/notation.py](../pmapdp/sharding/notation.py). Read on: [the scaling book on sharded
+# [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read on: [the scaling book on sharded
 # matrices](https://jax-ml.github.io/scaling-book/sharding/). Next: [14 Born sharded](14_born_sharded.ipynb).
 
 # %%

@@ -39,15 +39,15 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from pictures import lesson_14
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
+from pmapdp.models.dot_relu_dot import DotReluDot, make_task
 from pmapdp.models.mlp import MLP
 from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.checksums import checksum
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import Layout, bytes_on_a_device
-from pmapdp.sharding.nnx_guide import DotReluDot, make_task
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state, initial_state
 
@@ -248,7 +248,7 @@ for f in (all_reduced, in_shards):
 # %% [markdown]
 # The first weight was 0 and is now -2.8, and both ways give the same result. With the second, each device updated one weight
 # instead of eight, so it needs the optimizer state of that one only.
-# [sharding/zero.py](../pmapdp/sharding/zero.py) does this for pmap and shard_map. Under jit, stages 1 and 3 only need other
+# [sharding/zero.py](../src/pmapdp/sharding/zero.py) does this for pmap and shard_map. Under jit, stages 1 and 3 only need other
 # shardings. Here are three updates of pmapdp's step in each way, compared with one device (float32, tolerance 1e-5).
 # **Predict:** which collectives does each of them need?
 
@@ -388,7 +388,7 @@ for exercise in (born_in_place, zero_step, mended_clip):
 # - ZeRO-1 is a reduce-scatter, the update of a shard, and an all-gather. ZeRO-3 lowers the peak only if it gathers layer by layer.
 # - Once the gradients are split, whatever needs all of them, such as their norm, needs a `psum`.
 #
-# The code is in [sharding/split_step.py](../pmapdp/sharding/split_step.py) and [sharding/zero.py](../pmapdp/sharding/zero.py);
+# The code is in [sharding/split_step.py](../src/pmapdp/sharding/split_step.py) and [sharding/zero.py](../src/pmapdp/sharding/zero.py);
 # the flags are `--mesh`, `--layout` and `--shard-state`. The function that gives every array of a train state its sharding is
 # printed below. Read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its
 # program is `python -m pmapdp.train nnx-mesh`), and [the scaling book on

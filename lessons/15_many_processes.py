@@ -48,9 +48,9 @@ from pmapdp import devices
 from pmapdp.data.batches import Batches
 from pmapdp.recipes import RECIPES
 from pmapdp.registry import load_data
+from pmapdp.run.trained import load_run
 from pmapdp.steps.placing import place
 from pmapdp.train import train
-from pmapdp.trained import load_run
 
 devices.simulate(8)
 drawing.setup()
@@ -265,7 +265,7 @@ for exercise in (rows_of, assemble, mended_log):
 # - Process 0 writes what people read; checkpoints are written by all.
 # - A lost process ends the run in bounded time, and the same command resumes from the last checkpoint.
 #
-# The code is in [processes/join.py](../pmapdp/processes/join.py) and in [steps/placing.py](../pmapdp/steps/placing.py), whose
+# The code is in [processes/join.py](../src/pmapdp/processes/join.py) and in [steps/placing.py](../src/pmapdp/steps/placing.py), whose
 # function for batches is printed below. [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open MPI and
 # Kubernetes. Read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/multi_process.html). Next:
 # [16 Measure a step](16_measure_a_step.ipynb).

@@ -36,7 +36,7 @@ from jax import lax
 from pictures import lesson_16
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.models.mlp import MLP
@@ -338,6 +338,6 @@ for exercise in (mended_timer, all_rows, utilization):
 #   mostly waiting for the slowest device.
 # - The time to an accuracy is the time to start, plus the number of updates times the seconds of each.
 #
-# The code is in [compare/](../pmapdp/compare/runs.py) and [run/profile.py](../pmapdp/run/profile.py). Read on:
+# The code is in [compare/](../src/pmapdp/compare/runs.py) and [run/profile.py](../src/pmapdp/run/profile.py). Read on:
 # [benchmarking and profiling](https://docs.jax.dev/en/latest/201/profiling.html). Next:
 # [17 Predict a thousand devices](17_predict_a_thousand_devices.ipynb).

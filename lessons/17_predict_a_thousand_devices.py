@@ -253,7 +253,7 @@ for exercise in (ring_sum, bytes_sent, mended_batch):
 # - ZeRO-1 saves memory at equal communication. A larger batch gives more examples per second, but seldom reduces the number of
 #   updates as much.
 #
-# The code is in [scaling/costs.py](../pmapdp/scaling/costs.py) and [scaling/predict.py](../pmapdp/scaling/predict.py), with the
-# hardware and its sources in [scaling/hardware.py](../pmapdp/scaling/hardware.py). Read on: the scaling book on
+# The code is in [scaling/costs.py](../src/pmapdp/scaling/costs.py) and [scaling/predict.py](../src/pmapdp/scaling/predict.py), with the
+# hardware and its sources in [scaling/hardware.py](../src/pmapdp/scaling/hardware.py). Read on: the scaling book on
 # [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and on [training](https://jax-ml.github.io/scaling-book/training/).
 # Next: [18 Explicit sharding](18_explicit_sharding.ipynb), or work of your own.

@@ -39,7 +39,7 @@ from jax.sharding import AxisType, Mesh
 from pictures import lesson_18
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.registry import load_data
 
 chosen = devices.choose(8)

@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-from pmapdp.pictures import DEVICE_COLOURS
+from pmapdp.compare.pictures import DEVICE_COLOURS
 
 INK = "#767676"  # the grey that has a contrast of 4.5 : 1 to white and to black
 

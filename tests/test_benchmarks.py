@@ -15,8 +15,8 @@ from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
 from benchmarks.speedrun.changes import AROUND, WAY
 from benchmarks.speedrun.choice import SETTINGS, WIDTHS
-from pmapdp.cli import parse
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
+from pmapdp.command.flags import parse
 
 
 def test_the_ratio_is_that_of_the_medians():

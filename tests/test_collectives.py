@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp import devices
-from pmapdp.collectives import Collective, collectives
+from pmapdp.compare.collectives import Collective, collectives
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import jax
 import pytest
 from launch import environment, python, train
 
-from pmapdp.cli import parse
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
+from pmapdp.command.flags import parse
 from pmapdp.recipes import RECIPES
 from pmapdp.train import main
 

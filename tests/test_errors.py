@@ -13,7 +13,8 @@ from pmapdp.export.write import export_model
 
 COMMAND = """
 import sys
-from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, run_command
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError
+from pmapdp.command.ending import run_command
 def main(arguments):
     {body}
 sys.exit(run_command(main))

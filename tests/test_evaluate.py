@@ -5,8 +5,8 @@ import pytest
 from marks import quick
 
 from pmapdp import evaluate
+from pmapdp.command.ending import run_command
 from pmapdp.config import Config
-from pmapdp.errors import run_command
 from pmapdp.export import __main__ as export
 from pmapdp.train import train
 

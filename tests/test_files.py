@@ -8,7 +8,9 @@ import subprocess
 import pytest
 
 from pmapdp.errors import UserError
-from pmapdp.files import from_python_file, read_file, read_json, require_writable, write_file
+from pmapdp.files.python_files import from_python_file
+from pmapdp.files.reading import read_file, read_json
+from pmapdp.files.writing import require_writable, write_file
 
 
 @pytest.fixture

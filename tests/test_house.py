@@ -11,7 +11,7 @@ import pytest
 from launch import environment
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "pmapdp"
+PACKAGE = ROOT / "src" / "pmapdp"
 TOP_LEVEL = ("__init__", "config", "devices", "loss", "metrics", "optimizer", "state", "train")
 TEXTS = {"imdb", "reviews", "tfidf", "tokens", "text_mlp", "transformer"}
 

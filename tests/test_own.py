@@ -13,13 +13,14 @@ from flax import nnx
 from marks import quick
 
 from pmapdp import Config, DataSet, evaluate, train
+from pmapdp.command.ending import run_command
 from pmapdp.data.dataset import Split, Texts
-from pmapdp.errors import UserError, run_command
+from pmapdp.errors import UserError
 from pmapdp.export.__main__ import main as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import from_workdir
 from pmapdp.loss import MetricSums
-from pmapdp.own import ARRAYS, data_from_file
+from pmapdp.own.data_file import ARRAYS, data_from_file
 from pmapdp.train import main as train_command
 
 SETTINGS = {"devices": 4, "epochs": 2, "global_batch_size": 18, "progress": False, "compile_cache": False}

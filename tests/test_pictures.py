@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 from launch import python
 
+from pmapdp.compare.pictures import STRATEGY_COLOURS, drawing, require_matplotlib, svg
 from pmapdp.errors import UserError
-from pmapdp.pictures import STRATEGY_COLOURS, drawing, require_matplotlib, svg
 
 PAGES = "#ffffff", "#000000"
 

@@ -22,16 +22,17 @@ from PIL import Image
 from trained import train_briefly
 
 from pmapdp import evaluate, predict
-from pmapdp.cli import parse, parse_options
+from pmapdp.command.ending import run_command
+from pmapdp.command.flags import parse, parse_options
 from pmapdp.config import Config, flag
 from pmapdp.data.mnist import read_idx
-from pmapdp.errors import UserError, run_command
+from pmapdp.errors import UserError
 from pmapdp.export import __main__ as export
-from pmapdp.export.inputs import read_images, read_lines
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
+from pmapdp.predict.inputs import read_images, read_lines
 from pmapdp.recipes import RECIPES
-from pmapdp.trained import read_config
+from pmapdp.run.trained import read_config
 
 CASES = pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.slow)])
 SECONDS = 5

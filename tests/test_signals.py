@@ -16,8 +16,8 @@ from launch import python
 from marks import quick
 from running import run, start
 
-from pmapdp.signals import SIGNALS
-from pmapdp.trained import load_run
+from pmapdp.command.signals import SIGNALS
+from pmapdp.run.trained import load_run
 
 ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 10))
 JOB = ["--model", "mlp", "--optimizer", "sgd", "--no-progress", "--global-batch-size", 256]
@@ -51,7 +51,7 @@ def test_while_a_command_imports(module, number):
 def test_under_nohup_a_terminal_that_closes_changes_nothing():
     """The handler that a process had of SIGHUP stays there where that ignores it, and only there."""
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    code += "from pmapdp.signals import StopRequest\n"
+    code += "from pmapdp.run.stop_request import StopRequest\n"
     code += "with StopRequest() as stop: signal.raise_signal(signal.SIGHUP)\n"
     code += "assert not stop and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN\n"
     code += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"

@@ -22,8 +22,8 @@ from benchmarks.speedrun.variants import Unmoved
 from pmapdp.cpu.convolution import faster
 from pmapdp.data.batches import Batches
 from pmapdp.models.layers import Context, example_keys
+from pmapdp.models.speedrun import Speedrun, moved
 from pmapdp.recipes import RECIPES
-from pmapdp.speedrun import Speedrun, moved
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
 

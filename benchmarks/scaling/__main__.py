@@ -11,10 +11,10 @@ from rich.table import Table
 
 from benchmarks import make_parser
 from benchmarks.scaling.checks import Line, check_compiled, check_published, check_simulated
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
+from pmapdp.command.terminal import console
 from pmapdp.registry import MODELS
 from pmapdp.scaling.table import percent, seconds
-from pmapdp.terminal import console
 
 
 def quantity(value: float, unit: str) -> str:

@@ -16,9 +16,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.command.ending import run_command
+from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batch
-from pmapdp.errors import run_command
 from pmapdp.registry import MODELS, view_of
 from pmapdp.scaling.workloads import EXAMPLES, batch_shapes
 from pmapdp.state import Task, create_state, initial_state

@@ -28,7 +28,7 @@ from benchmarks.speedrun import limit, page
 from benchmarks.speedrun.changes import AROUND, WAY
 from benchmarks.speedrun.choice import CONFIG, RECIPE, SEEDS, SETTINGS, WIDTHS
 from benchmarks.speedrun.runs import LONG, Timed, arrays, in_turn, ours, theirs
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
 
 Run = Callable[[str, int], Timed]  # of flags and a seed
 STRATEGIES = {"single": 1, "pmap": 8, "jit": 8, "shard_map": 8}  # and the number of devices

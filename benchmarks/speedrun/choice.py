@@ -4,8 +4,8 @@ import math
 
 from benchmarks.speedrun.changes import UNMOVED
 from benchmarks.speedrun.variants import Channels8, Channels16, Channels32
+from pmapdp.models.speedrun import Speedrun
 from pmapdp.recipes import RECIPES
-from pmapdp.speedrun import Speedrun
 
 HELD_BACK = 10_000  # examples of the training set, its last: candidates train on the others and are compared on these
 SEEDS = range(10, 20)  # of each candidate: others than those of the recipe's own tables

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pmapdp.cli import parse
+from pmapdp.command.flags import parse
 from pmapdp.job import Job, prepare
 from pmapdp.malloc import keep_freed_memory
+from pmapdp.models.speedrun import Speedrun
 from pmapdp.run.profile import longest_operations
-from pmapdp.speedrun import Speedrun
 from pmapdp.state import create_state
 
 SIDE, REPEATS = 2000, 30

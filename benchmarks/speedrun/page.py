@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.speedrun.choice import CLOSE, CONFIG, HELD_BACK, MARGIN, SETTINGS, TARGET, WIDTHS, chosen
 from benchmarks.speedrun.runs import LONG, Timed
-from pmapdp.pictures import INK, STRATEGY_COLOURS, drawing, svg
+from pmapdp.compare.pictures import INK, STRATEGY_COLOURS, drawing, svg
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "speedrun.md"

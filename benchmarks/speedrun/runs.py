@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.speedrun.choice import HELD_BACK
 from benchmarks.workers import WorkerError, what_happened
 from pmapdp.config import Config
+from pmapdp.models.speedrun import Speedrun
 from pmapdp.registry import load_data
-from pmapdp.speedrun import Speedrun
 
 PEERS = Path(__file__).parent.parent / "peers"
 KINDS = ("inputs", "labels")

@@ -1,6 +1,6 @@
 """The recipe's network with one change, for `--model benchmarks/speedrun/variants.py:NAME`."""
 
-from pmapdp.speedrun import Speedrun
+from pmapdp.models.speedrun import Speedrun
 
 
 class Unmoved(Speedrun):

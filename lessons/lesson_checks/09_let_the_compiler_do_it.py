@@ -6,7 +6,7 @@ import numpy as np
 from checks import require
 from jax.sharding import Mesh
 
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 
 N = 4
 

@@ -7,7 +7,7 @@ from checks import require
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 
 N = 4
 

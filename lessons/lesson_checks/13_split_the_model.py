@@ -6,7 +6,7 @@ from checks import require
 from jax import P
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 
 
 def split_in_pairs(answer):

@@ -8,7 +8,7 @@ from checks import require
 from jax import P
 from jax.sharding import Mesh
 
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 
 
 def bytes_sent(answer):

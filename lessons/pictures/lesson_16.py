@@ -4,7 +4,7 @@ import drawing
 import matplotlib.pyplot as plt
 import numpy as np
 
-from pmapdp.pictures import DEVICE_COLOURS
+from pmapdp.compare.pictures import DEVICE_COLOURS
 
 
 def three_durations() -> None:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 from marks import quick
 
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.cpu.loop import several
 from pmapdp.registry import MODELS

@@ -24,10 +24,10 @@ from pmapdp.errors import UserError
 from pmapdp.job import Job, prepare
 from pmapdp.processes.peers import Peers
 from pmapdp.registry import MODELS
+from pmapdp.run.trained import load_run
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import Task, create_state
-from pmapdp.trained import load_run
 
 SPLIT = random_split(83, seed=1)
 B = 18  # five batches an epoch, the last of 11: on 8 devices some then hold padding alone

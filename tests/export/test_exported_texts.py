@@ -13,8 +13,8 @@ from flax import nnx
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from pmapdp import evaluate, predict
+from pmapdp.command.ending import run_command
 from pmapdp.config import Config
-from pmapdp.errors import run_command
 from pmapdp.export import __main__ as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model

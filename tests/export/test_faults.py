@@ -18,9 +18,10 @@ from PIL import Image
 from trained import train_briefly
 
 from pmapdp import evaluate, predict
-from pmapdp.errors import UserError, run_command
-from pmapdp.export.inputs import read_images, read_lines
+from pmapdp.command.ending import run_command
+from pmapdp.errors import UserError
 from pmapdp.export.write import export_model
+from pmapdp.predict.inputs import read_images, read_lines
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from PIL import Image
 from trained import train_briefly
 
 from pmapdp import predict
-from pmapdp.errors import UserError, run_command
-from pmapdp.export.inputs import read_images
+from pmapdp.command.ending import run_command
+from pmapdp.errors import UserError
 from pmapdp.export.write import export_model
+from pmapdp.predict.inputs import read_images
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
 

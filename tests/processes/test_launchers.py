@@ -22,9 +22,9 @@ from launch import environment
 from processes import free_port
 from running import run
 
-from pmapdp.cli import parse_with
+from pmapdp.command.flags import parse_with
 from pmapdp.processes.options import ProcessesOptions
-from pmapdp.trained import load_run
+from pmapdp.run.trained import load_run
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 JOB = ["--model", "mlp", "--devices", "2", "--epochs", "2", "--checkpoint-every", "5", "--no-progress"]

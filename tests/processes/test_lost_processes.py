@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from processes import HEARTBEAT, Ended, by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
 
-from pmapdp.trained import load_run
+from pmapdp.run.trained import load_run
 
 JOB = ["--model", "mlp", "--devices", 2, "--checkpoint-every", 5, "--no-progress"]
 LONG = [*JOB, "--epochs", 1000]  # never done by itself

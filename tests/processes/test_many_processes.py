@@ -18,7 +18,7 @@ from running import run
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.processes.options import ProcessesOptions, check_options
-from pmapdp.trained import load_run
+from pmapdp.run.trained import load_run
 
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
 

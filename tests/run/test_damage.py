@@ -58,7 +58,7 @@ from pathlib import Path
 from pmapdp.errors import UserError
 from pmapdp.job import prepare
 from pmapdp.run.checkpoint import Checkpoints
-from pmapdp.trained import read_config
+from pmapdp.run.trained import read_config
 
 job, folder = prepare(read_config(sys.argv[1])), Path(sys.argv[1]) / "checkpoints"
 checkpoints = Checkpoints(folder, only_read=True)
@@ -112,7 +112,7 @@ GO_ON = """
 import dataclasses, sys
 from pmapdp.errors import UserError
 from pmapdp.train import train
-from pmapdp.trained import read_config
+from pmapdp.run.trained import read_config
 
 try:
     train(dataclasses.replace(read_config(sys.argv[1]), workdir=sys.argv[1]))

@@ -12,9 +12,9 @@ from launch import environment
 from running import run
 
 from pmapdp.errors import UserError
-from pmapdp.files import write_file
+from pmapdp.files.writing import write_file
 from pmapdp.run.log import LinesFile
-from pmapdp.trained import load_run
+from pmapdp.run.trained import load_run
 
 JOB = ["--model", "mlp", "--strategy", "single", "--optimizer", "sgd", "--no-progress"]
 JOB += ["--global-batch-size", 256, "--epochs", 4]
@@ -36,7 +36,7 @@ def fill(self, needed):
             os.posix_fallocate(file.fileno(), 0, (free := os.statvfs(disk)).f_bavail * free.f_frsize - int(left))
 
 Checkpoints.require_room = fill
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
 from pmapdp.train import main
 run_command(main)
 """

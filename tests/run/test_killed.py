@@ -18,7 +18,7 @@ import pytest
 from disks import small_disk
 from running import run, start
 
-from pmapdp.trained import load_run
+from pmapdp.run.trained import load_run
 
 pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 2))

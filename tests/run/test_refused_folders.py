@@ -11,8 +11,8 @@ from running import run
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError
+from pmapdp.run.trained import load_run, read_config
 from pmapdp.train import train
-from pmapdp.trained import load_run, read_config
 
 SETTINGS = dataclasses.asdict(Config())
 NET = """

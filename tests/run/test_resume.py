@@ -14,7 +14,7 @@ import pytest
 from marks import quick
 from running import run, start
 
-from pmapdp.trained import load_run
+from pmapdp.run.trained import load_run
 
 # A network with batch norm and dropout, so that all kinds of state matter; 23 steps an epoch.
 JOB = ["--model", "convnet", "--devices", 2, "--epochs", 4, "--checkpoint-every", 3, "--global-batch-size", 64]

@@ -15,8 +15,8 @@ from running import run, start
 
 from pmapdp.errors import UserError
 from pmapdp.recipes import RECIPES
+from pmapdp.run.trained import load_run, read_config
 from pmapdp.run.workdir import claimed
-from pmapdp.trained import load_run, read_config
 
 JOB = ["--model", "mlp", "--devices", 2, "--epochs", 2]
 

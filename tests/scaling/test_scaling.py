@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
 from pmapdp.registry import MODELS
 from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.hardware import HARDWARE

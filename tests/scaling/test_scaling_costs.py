@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from pmapdp import devices
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.errors import UserError
 from pmapdp.scaling.costs import all_reduce, reduce_scatter, ring, sides, spread, tree
 from pmapdp.scaling.hardware import HARDWARE, Level

@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 
 from pmapdp import devices
+from pmapdp.models.dot_relu_dot import make_task
 from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.nnx_guide import make_task
 from pmapdp.state import create_state
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from pmapdp.config import Config
+from pmapdp.run.trained import load_run
 from pmapdp.train import train
-from pmapdp.trained import load_run
 
 
 @pytest.mark.slow

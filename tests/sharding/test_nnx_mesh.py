@@ -12,10 +12,11 @@ from jax import P
 
 from pmapdp import evaluate
 from pmapdp.data.batches import Batches
+from pmapdp.data.random_numbers import random_numbers
 from pmapdp.export import write
 from pmapdp.export.read import load_exported
+from pmapdp.models import dot_relu_dot
 from pmapdp.run.checkpoint import Checkpoints
-from pmapdp.sharding import nnx_guide
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.sharding.names import Axes
@@ -41,10 +42,10 @@ def test_five_updates_on_the_mesh_as_on_one_device(flags):
 @pytest.fixture
 def trained():
     """The guide's task, its mesh, the state after the five updates, and their losses."""
-    task, devices = nnx_guide.make_task(), jax.devices()[:8]
+    task, devices = dot_relu_dot.make_task(), jax.devices()[:8]
     layout = fit_layout(devices, task, (1024,), mesh="data=2,model=4", layout="model")
     steps = make_steps("jit", task, devices, layout)
-    (batch,) = Batches(nnx_guide.random_numbers().train, 8, devices=2).epoch(0)
+    (batch,) = Batches(random_numbers().train, 8, devices=2).epoch(0)
     state, losses = create_state(task, steps.state_sharding), []
     for _ in range(5):
         state, sums = steps.train_step(state, steps.place_batch(batch))
@@ -53,7 +54,7 @@ def trained():
 
 
 def test_first_loss_equals_numpy(trained):
-    start, data = create_state(trained[0]), nnx_guide.random_numbers().train
+    start, data = create_state(trained[0]), random_numbers().train
     first, second = (np.float64(start.params[name]) for name in ("first", "second"))
     loss = np.mean((np.maximum(np.float64(data.inputs) @ first, 0) @ second - np.float64(data.labels)) ** 2)
     assert trained[3][0] == pytest.approx(loss, rel=1e-5)
@@ -71,7 +72,7 @@ def test_places_are_as_the_guide_has_them(trained):
         assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
     # The same when the rules stand in the model instead of the command line.
     rules = tuple((name, axes or None) for name, axes in layout.rules.items())
-    in_the_model = nnx_guide.make_task(rules=rules)
+    in_the_model = dot_relu_dot.make_task(rules=rules)
     assert fit_layout(jax.devices()[:8], in_the_model, (1024,), mesh="data=2,model=4").state(in_the_model) == places
 
 
@@ -114,6 +115,6 @@ def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     totals, _ = evaluate.from_workdir(run)
     assert totals.mean_loss == pytest.approx(test_loss, abs=1e-4)
     write.from_workdir(run, file)
-    data = nnx_guide.random_numbers().test
+    data = random_numbers().test
     errors = (load_exported(file).outputs(data.inputs)["logits"] - data.labels) ** 2
     assert errors.mean() == pytest.approx(test_loss, abs=1e-4)

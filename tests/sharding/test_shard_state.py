@@ -2,8 +2,8 @@
 
 import pytest
 
+from pmapdp.command.ending import run_command
 from pmapdp.config import Config
-from pmapdp.errors import run_command
 from pmapdp.train import main, train
 
 

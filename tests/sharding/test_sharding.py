@@ -9,7 +9,7 @@ import pytest
 from examples import random_split_for
 from marks import quick
 
-from pmapdp.collectives import collectives
+from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.registry import MODELS

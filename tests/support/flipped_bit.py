@@ -11,7 +11,7 @@ import sys
 import jax
 import numpy as np
 
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
 from pmapdp.job import Job, prepare
 
 

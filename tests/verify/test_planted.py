@@ -50,7 +50,7 @@ QUICK = {
     ("local statistics", "shard_map"), ("same mask", "pmap"), ("dropped", "jit"), ("nonlinear", "shard_map"),
     ("one device's metrics", "pmap"), ("replicated in the step", "jit"), ("used after donation", "pmap"),
 }  # fmt: skip
-PAGE = Path(__file__).parents[2] / "pmapdp" / "verify" / "mistakes.md"
+PAGE = Path(__file__).parents[2] / "src" / "pmapdp" / "verify" / "mistakes.md"
 
 
 def report_on(way, *mistakes, **arguments):

@@ -5,7 +5,7 @@ import json
 import pytest
 from launch import environment, python
 
-from pmapdp.errors import run_command
+from pmapdp.command.ending import run_command
 from pmapdp.verify.__main__ import main
 
 FILE = """

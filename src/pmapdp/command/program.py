@@ -1,0 +1,45 @@
+"""How every command starts: `python -m pmapdp.train`, or `pmapdp train` with the console script.
+
+`run` comes before the imports of a command, which take a second: a signal or an error in that time ends it with one
+line too.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from typing import Any, NoReturn
+
+from pmapdp.command.ending import TRACEBACK, run_command
+from pmapdp.command.signals import SIGNALS, end_at_once
+from pmapdp.errors import unknown
+
+COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "scaling")
+
+
+def run(module: str) -> NoReturn:
+    """Import `module`, call its `main` with the arguments of the command line, and end the process with its status."""
+    end_at_once()
+    if not os.environ.get(TRACEBACK):  # threads, and C++ that calls Python, say nothing of their own
+        silent: Any = lambda *_: None  # noqa: E731
+        sys.excepthook = sys.unraisablehook = threading.excepthook = silent
+    status = run_command(lambda arguments: importlib.import_module(module).main(arguments))
+    # Without the work of an interpreter that ends: it takes a while, in which signals would have their own effect.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    os._exit(status)
+
+
+def main() -> NoReturn:
+    """The console script `pmapdp`: its first argument is the command."""
+    name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
+    if name in COMMANDS:
+        run("pmapdp.train" if name == "train" else f"pmapdp.{name}.__main__")
+
+    def describe(_: list[str]) -> None:
+        if name not in ("--help", "-h"):
+            raise unknown("command", name, COMMANDS)
+        print(f"usage: pmapdp {{{','.join(COMMANDS)}}} ...\n\npmapdp COMMAND --help describes a command.")
+
+    sys.exit(run_command(describe))

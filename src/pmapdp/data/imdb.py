@@ -1,0 +1,80 @@
+"""IMDB's film reviews, straight from the archive of them, which is never unpacked to disk.
+
+Source: Maas, Daly, Pham, Huang, Ng and Potts, "Learning word vectors for sentiment analysis", ACL-HLT 2011.
+The file of a review is `aclImdb/train/neg/ID_STARS.txt`, with `test` and `pos` likewise; all others are passed over.
+"""
+
+import gzip
+import os
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+from pmapdp.data.dataset import DataSet, Texts
+from pmapdp.errors import UserError, reason
+from pmapdp.files.reading import open_file
+
+ARCHIVES = ("aclImdb_v1.tar.gz", "aclImdb.tar.gz")
+REVIEW = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/([0-9]{1,9})_[0-9]{1,2}\.txt", re.ASCII)
+SENTIMENTS = ("negative", "positive")
+REVIEWS_PER_CLASS = 12_500
+LARGEST_REVIEW = 2**20  # bytes; the longest has 14 kB
+ADVICE = f"get {ARCHIVES[0]} again, name another --data-dir, or use --dataset reviews"
+
+Key = tuple[str, str, int]  # part, folder of the class, number of the review
+
+
+def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataSet:
+    """25,000 reviews to train and 25,000 to test; in both first the negative ones, each class by rising number.
+
+    Args:
+        data_dir: holds the archive `aclImdb_v1.tar.gz`, or one that was packed again, `aclImdb.tar.gz`.
+        reviews_per_class: how many must be there in each of the four folders.
+
+    Raises:
+        UserError: there is no archive, or it is damaged or incomplete.
+    """
+    path = next((path for name in ARCHIVES if os.path.exists(path := data_dir / name)), None)
+    if path is None:
+        raise UserError(
+            f"--dataset imdb is not in {data_dir}: get {ARCHIVES[0]} from ai.stanford.edu/~amaas/data/sentiment, "
+            "name another --data-dir, or use --dataset reviews"
+        )
+    found, parts = read_archive(path), []
+    for part in ("train", "test"):
+        keys = sorted(key for key in found if key[0] == part)
+        labels = np.array([name == "pos" for _, name, _ in keys], np.int32)
+        counts = np.bincount(labels, minlength=2).tolist()
+        if counts != [reviews_per_class] * 2:
+            raise UserError(
+                f"{path} has {counts[0]:,} reviews in {part}/neg and {counts[1]:,} in {part}/pos, where "
+                f"{reviews_per_class:,} belong in each: {ADVICE}"
+            )
+        parts.append(Texts([found[key] for key in keys], labels))
+    train, test = parts
+    return DataSet(train, test, SENTIMENTS)
+
+
+def read_archive(path: Path) -> dict[Key, str]:
+    """The reviews in a .tar.gz. Only plain files with the name of a review are read, and no link is followed.
+
+    Raises:
+        UserError: it cannot be read, or is damaged.
+    """
+    found: dict[Key, str] = {}
+    with open_file(path, advice=ADVICE) as file:
+        try:
+            with gzip.open(file) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
+                for member in archive:
+                    match = REVIEW.fullmatch(member.name)
+                    if match and member.isreg() and member.size <= LARGEST_REVIEW:
+                        review = archive.extractfile(member)
+                        assert review is not None  # only links and folders have none
+                        found[match[1], match[2], int(match[3])] = review.read().decode()
+                while unpacked.read(2**20):  # to the end of the file, where gzip has its checksum
+                    pass
+        except Exception as error:  # tarfile, gzip and zlib have several for damaged bytes
+            raise ValueError(reason(error)) from None
+    return found

@@ -1,0 +1,99 @@
+"""MNIST and Fashion-MNIST: the four original .gz files where they are in place, else through torchvision.
+
+The files lie where torchvision puts them: `DATA_DIR/MNIST/raw` and `DATA_DIR/FashionMNIST/raw`.
+Sources: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition",
+Proceedings of the IEEE 86(11), 1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
+"""
+
+import gzip
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.errors import UserError
+from pmapdp.files.reading import read_file
+
+# MD5 of the files as distributed; the same that torchvision checks.
+CHECKSUMS = {
+    "MNIST": {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    "FashionMNIST": {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+}
+FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+CLASSES = {
+    "mnist": tuple("0123456789"),
+    "fashion-mnist": (
+        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+}
+
+
+def load(name: str, data_dir: Path) -> DataSet:
+    """60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8.
+
+    Args:
+        name: `mnist` or `fashion-mnist`.
+        data_dir: torchvision's `root`; may be read-only when the files are in place.
+
+    Raises:
+        UserError: a file is damaged, or files are missing and cannot be downloaded.
+    """
+    folder = FOLDERS[name]
+    files = {data_dir / folder / "raw" / file: checksum for file, checksum in CHECKSUMS[folder].items()}
+    if all(map(os.path.isfile, files)):
+        arrays = [read_idx(path, checksum) for path, checksum in files.items()]
+    else:
+        arrays = through_torchvision(name, data_dir)
+    train, test = (Split(images[..., None], labels.astype(np.int32)) for images, labels in (arrays[:2], arrays[2:]))
+    return DataSet(train, test, CLASSES[name])
+
+
+def read_idx(path: Path, checksum: str) -> np.ndarray:
+    """The array in a gzipped IDX file of bytes, after a look at its MD5.
+
+    Raises:
+        UserError: the file is not the one that was distributed, or cannot be read.
+    """
+    packed = read_file(path, advice="make it readable, or name another --data-dir")
+    found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+    if found != checksum:
+        raise UserError(
+            f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and start again to download it anew"
+        )
+    content = gzip.decompress(packed)
+    dimensions = content[3]
+    shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def through_torchvision(name: str, data_dir: Path) -> list[np.ndarray]:
+    """The same four arrays from torchvision, which downloads and checks the files, or reads what it unpacked earlier.
+
+    Raises:
+        UserError: torchvision is not installed, there is no network, or the folder cannot be written.
+    """
+    folder = FOLDERS[name]
+    missing = f"--dataset {name} is not in {data_dir / folder / 'raw'}"
+    advice = "put the four .gz files there, name another --data-dir, or use --dataset digits"
+    try:
+        from torchvision import datasets
+    except ImportError:
+        raise UserError(f'{missing}: run pip install "pmapdp[torchvision]", which downloads it, {advice}') from None
+    try:
+        parts = [getattr(datasets, folder)(data_dir, train=train, download=True) for train in (True, False)]
+        return [array.numpy() for part in parts for array in (part.data, part.targets)]
+    except (OSError, RuntimeError) as error:  # no network, no space, a read-only folder, a wrong checksum
+        raise UserError(f"{missing} and could not be downloaded ({' '.join(str(error).split())}): {advice}") from None

@@ -1,0 +1,52 @@
+"""Mistakes that are the user's to correct, each one sentence: the value given, why it will not do, and one that works.
+
+`command/ending.py` prints them. From Python they are ordinary exceptions.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in what was asked for; commands print its one sentence and exit with status 2."""
+
+    status = 2
+
+
+class DivergedError(UserError):
+    """The loss of an update, or of a test batch, with the number `step` is not finite; commands exit with status 3."""
+
+    status = 3
+
+    def __init__(self, message: str, step: int = 0):
+        super().__init__(message)
+        self.step = step
+
+
+class ReplicasError(UserError):
+    """The devices' copies of the state differ; commands exit with status 5."""
+
+    status = 5
+
+
+class StoppedError(Exception):
+    """A signal ended the run in good order; commands exit with `status`, 128 + the signal's number."""
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
+def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, of a `kind` such as "strategy": says the nearest one that does."""
+    choices = list(choices)
+    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {kind} {value!r}: {hint}choose from {', '.join(choices)}")
+
+
+def reason(error: BaseException) -> str:
+    """What happened, in one line: the first line of the message, or the kind of error where there is none."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,1 @@
+"""One command: exact figures on the test set of a trained model."""

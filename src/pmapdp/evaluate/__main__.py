@@ -1,0 +1,59 @@
+"""Exact figures on the test set, of a run or of an exported model: `python -m pmapdp.evaluate MODEL`.
+
+    python -m pmapdp.evaluate runs/first                            # as it was trained
+    python -m pmapdp.evaluate runs/first --strategy jit --devices 3 # the same figures
+    python -m pmapdp.evaluate model.zip                             # and the same again
+
+Sums over exactly the examples of the test set, so that strategy and number of devices change only the rounding.
+"""
+
+if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
+    from pmapdp.command.program import run
+
+    run("pmapdp.evaluate.__main__")
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pmapdp.command.flags import parse_options
+from pmapdp.errors import UserError
+from pmapdp.evaluate.evaluation import from_exported, from_workdir
+
+
+@dataclass(frozen=True)
+class Options:
+    """Loss and accuracy of a trained model over exactly the test set of its data."""
+
+    model: Annotated[str, "MODEL"]
+    """Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote; such a file
+    holds a program, so use only files of people whom you trust."""
+    strategy: Literal["pmap", "jit", "shard_map", "single"] | None = None
+    """Who splits the batch and adds up; default: as in training. An exported model runs on one device."""
+    devices: int | None = None
+    """Number of devices; default: as in training."""
+    data_dir: str | None = None
+    """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
+    json: bool = False
+    """Print the result as one JSON object."""
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parse_options(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
+    if not os.path.isfile(options.model):
+        totals, facts = from_workdir(
+            options.model, strategy=options.strategy, devices=options.devices, data_dir=options.data_dir
+        )
+    elif options.strategy is None and options.devices is None:
+        totals, facts = from_exported(options.model, options.data_dir)
+    else:
+        raise UserError(f"{options.model} is an exported model, for one device: leave out --strategy and --devices")
+    if options.json:
+        result = {"test_loss": totals.mean_loss, "test_accuracy": totals.accuracy, "test_examples": totals.count}
+        print(json.dumps(result | facts))
+        return
+    print(f"test loss {totals.mean_loss:.6f} accuracy {totals.accuracy:.4f}")
+    print(f"{totals.count:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
+    print(f"{facts['strategy']}, {facts['device_kind']}")

@@ -1,0 +1,73 @@
+"""Sums over exactly the examples of the test set, so that strategy and number of devices change only the rounding."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from pmapdp.config import Config
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import Split, Texts
+from pmapdp.devices import describe
+from pmapdp.errors import UserError
+from pmapdp.export.read import Exported, load_exported
+from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
+from pmapdp.loss import metric_sums
+from pmapdp.metrics import Totals
+from pmapdp.registry import load_data
+from pmapdp.run.checkpoint import load_state
+from pmapdp.run.trained import read_config
+
+
+def respread(config: Config, strategy: str | None, devices: int | None) -> Config:
+    """The configuration of a run, spread by another strategy or over another number of devices where they are given."""
+    if strategy is None and devices is None:
+        return config
+    if devices is None and strategy != "single":
+        devices = config.devices
+    spread: dict[str, Any] = {"strategy": strategy or config.strategy, "devices": devices}
+    # A mesh is for one number of devices, and the other settings do not go with every strategy.
+    return dataclasses.replace(config, **spread, mesh=None, layout="data", shard_state="none", check_replicas=None)
+
+
+def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
+    """Loss and accuracy of an exported model over exactly the examples of `split`; texts go through the view in its
+    file, as strings do in use."""
+    arrays = Split(exported.view(split.texts), split.labels) if isinstance(split, Texts) else split
+    totals, sums = Totals(), jax.jit(metric_sums)
+    with exported.precision():
+        for batch in Batches(arrays, EVALUATION_BATCH_PER_DEVICE).epoch(0):
+            totals = totals.add(sums(*jax.device_put((exported.outputs(batch.inputs)["logits"], batch))))
+    return totals
+
+
+def from_workdir(
+    workdir: str, *, strategy: str | None = None, devices: int | None = None, data_dir: str | None = None, **own: Any
+) -> tuple[Totals, dict[str, Any]]:
+    """The figures of the newest checkpoint of a run, and what they are of.
+
+    Args:
+        workdir: its folder.
+        strategy, devices, data_dir: as in `Options`.
+        own: `model`, `data` and `loss` where `train` was given them as Python values.
+    """
+    config = respread(read_config(workdir), strategy, devices)
+    config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
+    with jax.enable_x64(config.dtype == "float64"):
+        job = prepare(config, **own)
+        state, _ = load_state(workdir, job.task)
+        facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
+        facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
+        return job.evaluate(job.steps.place_state(state)), facts
+
+
+def from_exported(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
+    """The figures of an exported model on the data set that it was trained for, and what they are of."""
+    exported = load_exported(path)
+    match exported.metadata:
+        case {"dataset": str(dataset), "step": int(step)}:
+            totals = evaluate_exported(exported, load_data(dataset, data_dir).test)
+        case _:
+            raise UserError(f"{path} does not name its data set and its step: name a file of python -m pmapdp.export")
+    facts = {"dataset": dataset, "step": step, "strategy": "exported"}
+    return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}

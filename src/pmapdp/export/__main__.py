@@ -1,0 +1,37 @@
+"""The command `python -m pmapdp.export WORKDIR FILE`; `write.py` says what is in the file."""
+
+if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
+    from pmapdp.command.program import run
+
+    run("pmapdp.export.__main__")
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pmapdp.command.flags import parse_options
+from pmapdp.export.write import from_workdir
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
+
+    workdir: Annotated[str, "WORKDIR"]
+    """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
+    file: Annotated[str, "FILE"]
+    """The file to write, for example model.zip; replaced if it exists."""
+    data_dir: str | None = None
+    """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    metadata = from_workdir(options.workdir, options.file, options.data_dir)
+    megabytes = Path(options.file).stat().st_size / 1e6
+    print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
+    if metrics := metadata["metrics"]:
+        print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
+    else:
+        print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")

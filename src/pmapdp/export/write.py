@@ -1,0 +1,162 @@
+"""A trained model as one portable file, written by `python -m pmapdp.export WORKDIR model.zip`.
+
+The file is a zip without compression, and NumPy takes it for one of its own (.npz):
+
+    metadata.json    labels, metrics, shapes and types, versions
+    model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
+    arrays/*.npy     parameters and running statistics
+    view.json        of a model of texts: the vocabulary and, for tf-idf weights, the idf weights
+
+Nothing in it is a pickle, but the network is a program: run it only if you trust whoever made the file. It needs none
+of our code. JAX (with flatbuffers) and NumPy are enough:
+
+    import json
+    import jax
+    import jax.export
+    import numpy as np
+
+    with np.load("model.zip") as file:
+        metadata = json.loads(file["metadata.json"])
+        model = jax.export.deserialize(bytearray(file["model.jax"]))
+        arrays = {name: file["arrays/" + name] for name in metadata["arrays"]}
+    outputs = jax.jit(model.call)(arrays, images)  # uint8 [n, 28, 28, 1], as metadata["input"] says
+    classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
+
+`outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
+`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.read.load_exported`.
+
+A model of texts takes what its view of them, metadata["view"], makes of strings. With our code that is
+`load_exported(...).view(texts)`. Without it, "tfidf" is scikit-learn's `TfidfVectorizer` with the vocabulary and `idf_`
+of view.json, its columns filled up with zeros, and `pmapdp/data/tokens.py` shows "tokens".
+
+JAX promises that a program runs on a JAX up to six months newer and up to three weeks older than the one that exported
+it (docs.jax.dev, "Exporting and serializing staged-out computations", section on compatibility guarantees). For longer
+keep the checkpoint, and export it again.
+"""
+
+import dataclasses
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pmapdp import __version__
+from pmapdp.data.dataset import DataSet
+from pmapdp.errors import UserError, reason
+from pmapdp.export.read import ARRAYS, FORMAT, METADATA, PROGRAM, VIEW, Exported
+from pmapdp.files.writing import require_writable, write_file
+from pmapdp.job import make_task
+from pmapdp.models.layers import Context
+from pmapdp.registry import load_data, view_of, viewed
+from pmapdp.run.trained import load_run
+from pmapdp.state import Task, TrainState, count_parameters
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+METRICS = ("test_loss", "test_accuracy", "test_examples")
+# JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine
+# that trained, and would make two exports of one model differ.
+LOCATIONS = "jax_traceback_in_locations_limit"
+
+
+def from_workdir(
+    workdir: str, path: str | Path, data_dir: str | None = None, *, model: Any = None, data: DataSet | None = None
+) -> dict[str, Any]:
+    """Write the model of the newest checkpoint of a run; returns what the file says of it.
+
+    Args:
+        workdir: folder of the run.
+        path: of the file.
+        data_dir: folder of data sets, for the vocabulary of a model of texts; default: as in training.
+        model, data: where `train` was given them as Python values.
+    """
+    require_writable(path)
+    config, state, metrics = load_run(workdir, model)
+    task = make_task(config, model)
+    data, view = viewed(data or load_data(config.dataset, data_dir or config.data_dir), task.model)
+    metadata = {
+        "model": config.model,
+        "recipe": config.recipe,
+        "dataset": config.dataset,
+        "labels": data.classes,
+        "step": int(state.step),
+        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
+        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
+    }
+    export_model(task, state, path, inputs=data.train.inputs, metadata=metadata, view=view)
+    return metadata
+
+
+def export_model(
+    task: Task, state: TrainState, path: str | Path, *, inputs: np.ndarray, metadata: dict[str, Any], view: Any = None
+) -> None:
+    """Write the model of `state` to the zip `path`, which is there whole or not at all.
+
+    Args:
+        task: what was trained.
+        state: `TrainState` on the host.
+        path: overwritten if it exists.
+        inputs: `[n, ...]` as the model takes them; it is asked about the first, to see whether it answers with numbers.
+        metadata: JSON to keep beside the model; `labels` are the names of the C classes, empty for their numbers.
+        view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
+
+    Raises:
+        UserError: `path` cannot be written, or the parameters or the answers are no finite numbers.
+    """
+    leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
+    names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
+    arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
+
+    def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
+        params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
+        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs, Context())
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
+
+    shape = jax.export.symbolic_shape(", ".join(["batch", *map(str, inputs.shape[1:])]))
+    inputs_type = jax.ShapeDtypeStruct(shape, inputs.dtype)
+    locations = getattr(jax.config, LOCATIONS)
+    jax.config.update(LOCATIONS, 0)
+    try:
+        with jax.enable_x64(task.dtype == "float64"):
+            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs_type)
+            program = bytes(model.serialize())
+    except Exception as error:
+        raise UserError(
+            f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
+            "inputs.shape[0] in it instead of len(inputs)"
+        ) from error
+    finally:
+        jax.config.update(LOCATIONS, locations)
+
+    metadata = {
+        "format": FORMAT,
+        "pmapdp": __version__,
+        "jax": jax.__version__,
+        "platforms": PLATFORMS,
+        "dtype": task.dtype,
+        "view": view_of(task.model),
+        "input": {"dtype": inputs.dtype.name, "shape": ["batch", *inputs.shape[1:]]},
+        "parameters": count_parameters(state.params),
+        "arrays": names,
+        **metadata,
+        "labels": list(metadata["labels"]) or [str(number) for number in range(model.out_avals[0].shape[-1])],
+    }
+    Exported(metadata, model, arrays).outputs(inputs[:1])  # finite parameters may be too large for finite answers
+    files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
+    if view:
+        files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
+    zipped = io.BytesIO()
+    np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
+    with zipfile.ZipFile(zipped, "a") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980 like NumPy's: the same model, the same bytes
+    write_file(path, zipped.getvalue())

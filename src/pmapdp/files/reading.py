@@ -1,0 +1,54 @@
+"""Read files that come from outside: regular files only, as a pipe without a writer would hang."""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pmapdp.errors import UserError, reason
+
+LARGEST = 2**31  # bytes
+READ_ADVICE = "name another file"
+
+
+@contextlib.contextmanager
+def saying(path: str | Path, deed: str, advice: str) -> Iterator[None]:
+    """Turn what goes wrong with a file into a `UserError` that it cannot be `deed`, for example read or written."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a name with a zero byte
+        why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        raise UserError(f"{str(path) or repr('')} cannot be {deed} ({why}): {advice}") from None
+
+
+def open_regular(path: str | Path, flags: int) -> int:
+    """The descriptor of a regular file; about any other an OSError or ValueError."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is a folder, a named pipe or a device")
+    return descriptor
+
+
+@contextlib.contextmanager
+def open_file(path: str | Path, *, advice: str = READ_ADVICE) -> Iterator[BinaryIO]:
+    """A regular file to read bytes from; a `UserError` about any other, or what is wrong in it, ends in `advice`."""
+    with saying(path, "read", advice), open(open_regular(path, os.O_RDONLY), "rb") as file:
+        yield file
+
+
+def read_file(path: str | Path, *, advice: str = READ_ADVICE) -> bytes:
+    """The content of a regular file that is not very large; errors as of `open_file`."""
+    with open_file(path, advice=advice) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise ValueError(f"it has {size:,} bytes, more than {LARGEST:,}")
+        return file.read()
+
+
+def read_json(path: str | Path, *, advice: str) -> Any:
+    """The content of a JSON file, whatever its form; errors as of `open_file`."""
+    with saying(path, "read", advice):
+        return json.loads(read_file(path, advice=advice))

@@ -1,0 +1,1 @@
+"""Who brings a model, a loss or data of their own."""

@@ -1,0 +1,1 @@
+"""One command: ask an exported model about inputs of your own."""

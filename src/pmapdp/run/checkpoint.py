@@ -1,0 +1,242 @@
+"""Checkpoints with Orbax: asynchronous, atomic, the last few. Lesson 12 teaches this file.
+
+A checkpoint holds the train state as it is on one device and knows nothing of the strategy or the number of devices
+that made it, so any other may resume from it.
+"""
+
+import contextlib
+import logging
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pmapdp.errors import UserError, reason
+from pmapdp.files.reading import saying
+from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.run.checksums import checksum, crc32
+from pmapdp.run.damage import DamagedError, known, outside_cause
+from pmapdp.run.workdir import identity, read_settings, require_same
+from pmapdp.state import Task, TrainState, initial_state
+
+PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
+MEMORY = 64 * 2**20  # bytes that must be left before a checkpoint is read or written
+
+
+def orbax() -> ModuleType:
+    """`orbax.checkpoint`, whose import takes a sixth of the start of a command that may not write a checkpoint.
+
+    Its threads log with their tracebacks the errors that the caller gets as well: they keep silent.
+    """
+    import orbax.checkpoint
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    return orbax.checkpoint
+
+
+class Checkpoint(NamedTuple):
+    """A train state without any device axis, the updates made before it, and what the run needs besides to go on: JSON.
+    A run begins with one that was never written."""
+
+    state: TrainState
+    step: int
+    progress: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a folder. All methods raise a `UserError` where it cannot be used, or the disk takes no more;
+    the checkpoints in it are intact then.
+
+    Args:
+        folder: made if it is missing.
+        keep: how many of the newest are kept.
+        only_read: leave the folder as it is, also what a run is just writing there.
+        belongs_to: the identity of the run, which checkpoints get, and must have to be read; with None any is read.
+        peers: the processes that write and read each its shards of a checkpoint; all make the same calls.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 3,
+        *,
+        only_read: bool = False,
+        belongs_to: dict[str, Any] | None = None,
+        peers: Peers = ALONE,
+    ):
+        self.folder, self.only_read, self.belongs_to, self.peers = folder, only_read, belongs_to, peers
+        self.warnings: list[str] = []  # about checkpoints that were set aside
+        options = orbax().CheckpointManagerOptions(
+            max_to_keep=keep,
+            cleanup_tmp_directories=not only_read,  # what a killed run left half-written
+            read_only=only_read,
+            # Otherwise a folder that cannot be made keeps threads waiting for minutes.
+            async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
+        )
+        with saying(folder, "used", "mend that, or name another --workdir"):
+            if not only_read:
+                folder.mkdir(parents=True, exist_ok=True)
+                self.require_room(0)
+            self.manager = orbax().CheckpointManager(folder.absolute(), options=options)
+
+    def steps(self) -> list[int]:
+        """The updates after which there are checkpoints, oldest first."""
+        return sorted(self.manager.all_steps())
+
+    def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
+        """Start to write the state after update `step`, and JSON that `read` gives back; returns before the disk has
+        them. The state's memory may be used again then."""
+        args = orbax().args
+        with self.writing():
+            require_memory()
+            self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+            progress = progress | {"belongs_to": self.belongs_to, "shapes": shapes_of(state)}
+            progress["checksum_of_words"] = checksum(state)
+            kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
+            self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
+
+    def require_room(self, needed: int) -> None:
+        """Look before writing whether the folder takes new files of so many bytes, or raise an OSError: where a write
+        fails, Orbax's threads wait for minutes, or write to the screen."""
+        disk = os.statvfs(self.folder)
+        if disk.f_bavail * disk.f_frsize < needed:
+            raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
+        with tempfile.TemporaryFile(dir=self.folder) as probe:  # quotas and limits on files count too
+            os.posix_fallocate(probe.fileno(), 0, max(1, min(needed, PROBE)))
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete on the disk."""
+        with self.writing():
+            self.manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in one sentence what went wrong with the disk."""
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            raise UserError(
+                f"a checkpoint could not be written to {self.folder} ({known(error) or reason(error)[:150]}): those "
+                "before it are intact, so mend that and start the same command again"
+            ) from error
+
+    def newest_first(self, task: Task, sharding: Any = None, most: float = math.inf) -> Iterator[Checkpoint]:
+        """What is kept of step `most` or before, as `read` gives it; what is damaged is set aside, with a warning."""
+        for step in reversed([step for step in self.steps() if step <= most]):
+            try:
+                yield self.read(step, task, sharding)
+            except DamagedError as damage:
+                if not self.only_read:
+                    self.warnings.append(
+                        f"warning: the checkpoint of step {step} is damaged ({damage}); it was moved to "
+                        f"{self.set_aside(step)}"
+                    )
+
+    def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
+        """The checkpoint after update `step`, or a `DamagedError`: its content is not what was written.
+
+        Args:
+            step: updates made before it was written.
+            task: what was trained.
+            sharding: where to put the arrays, one sharding or a pytree of them like the state; each device then
+                reads its shards only. With None they become NumPy arrays on the host.
+        """
+        progress = self.load(step, progress=orbax().args.JsonRestore()).progress
+        if not isinstance(progress, dict) or progress.pop("crc32", None) != crc32(progress, step):
+            raise DamagedError("the checksum of its progress is wrong")
+        if self.belongs_to is not None:
+            require_same(f"the checkpoint of step {step} in {self.folder}", progress["belongs_to"], self.belongs_to)
+        wanted = template(task, sharding)
+        require_same_model(f"the checkpoint of step {step} in {self.folder}", progress.get("shapes"), shapes_of(wanted))
+        state = self.load(step, state=orbax().args.StandardRestore(wanted)).state
+        if progress["checksum_of_words"] != checksum(jax.device_put(state) if sharding is None else state):
+            raise DamagedError("the checksum of its arrays is wrong")
+        return Checkpoint(state, step, progress)
+
+    def load(self, step: int, **items: Any) -> Any:
+        """Read items of a checkpoint on all processes, or on none; errors as of `read`."""
+        fault: Exception | None = None
+        found = None
+        try:
+            require_memory()
+            found = self.manager.restore(step, args=orbax().args.Composite(**items))
+        except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
+            fault = DamagedError(reason(error)[:150])
+            if cause := outside_cause(error, self.folder / str(step)):
+                fault = UserError(
+                    f"the checkpoint of step {step} in {self.folder} cannot be read ({cause}): nothing was changed; "
+                    "start the same command again when that is mended"
+                )
+        for kind in (UserError, DamagedError):
+            self.peers.require_all(kind, fault if isinstance(fault, kind) else None)
+        return found
+
+    def set_aside(self, step: int) -> Path:
+        """Move the checkpoint of `step` out of the way; returns where it is then."""
+        source, target = self.folder / str(step), self.folder.parent / "damaged" / str(step)
+        if self.peers.first:
+            with saying(target, "written", f"move {source}, which is damaged, yourself, or name another --workdir"):
+                target.parent.mkdir(exist_ok=True)
+                os.replace(source, target)
+        self.peers.wait("setting aside")
+        self.manager.reload()
+        return target
+
+    def close(self) -> None:
+        """Finish writing and release Orbax's threads."""
+        with self.writing():
+            self.manager.close()
+
+
+def require_memory() -> None:
+    """Take some memory for a moment, or raise an OSError: with less, CPython waits forever for a thread of Orbax that
+    could not start, or C++ ends the process."""
+    mmap.mmap(-1, MEMORY).close()
+
+
+def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
+    """The newest intact checkpoint in the folder of a run of `task`: state on the host, and its progress. A `UserError`
+    says that there is none, or that its config.json or the model is not that of the checkpoint."""
+    folder = Path(path) / "checkpoints"
+    if not folder.is_dir():
+        raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
+    belongs_to = identity(*read_settings(path))
+    for found in Checkpoints(folder, only_read=True, belongs_to=belongs_to).newest_first(task):
+        return found.state, found.progress
+    raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
+
+
+def shapes_of(state: TrainState) -> dict[str, list[int]]:
+    """The shapes of the model's arrays, by their names."""
+    arrays = jax.tree_util.tree_leaves_with_path((state.params, state.batch_stats))
+    return {jax.tree_util.keystr(path[1:], simple=True, separator="."): list(leaf.shape) for path, leaf in arrays}
+
+
+def require_same_model(what: str, theirs: dict[str, list[int]] | None, ours: dict[str, list[int]]) -> None:
+    """Refuse a checkpoint, called `what`, of a model with other `shapes`; one of an earlier version has none."""
+    theirs = ours if theirs is None else theirs
+    for name in sorted(theirs.keys() | ours.keys()):
+        if (then := theirs.get(name)) != (now := ours.get(name)):
+            raise UserError(
+                f"{what} is of another model, in which {name} has the shape {then}, now {now}: use the model as it "
+                "was, or another folder"
+            )
+
+
+def template(task: Task, sharding: Any) -> TrainState:
+    """A state without its numbers: shape, type and place of each array; `sharding` as for `Checkpoints.read`."""
+    shapes = jax.eval_shape(lambda: initial_state(task))
+    if sharding is None:
+        return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        jax.tree.broadcast(sharding, shapes),
+    )

@@ -1,0 +1,210 @@
+"""The entrance to this room: a run from its start, or from its newest checkpoint, to its end.
+
+The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which they stand here.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from pmapdp.errors import DivergedError, StoppedError
+from pmapdp.job import Job
+from pmapdp.metrics import Meter, Totals
+from pmapdp.run.profile import Profiler
+from pmapdp.run.replicas import Replicas
+from pmapdp.run.report import Report, facts, header
+from pmapdp.run.resume import beginning, last_finite, open_checkpoints
+from pmapdp.run.stop_request import StopRequest
+from pmapdp.state import TrainState
+from pmapdp.steps.placing import over_all_processes, place
+
+ROLLBACKS = 3  # more would hide a run that cannot succeed
+
+
+@contextlib.contextmanager
+def running(job: Job, settings: dict[str, Any], started: float) -> Iterator["Run"]:
+    """A run with these settings (JSON), which begins here and is closed in the end. `started` is `time.perf_counter()`
+    when the command began."""
+    with contextlib.ExitStack() as stack:
+        yield Run(job, settings, started, stack)
+
+
+class Run:
+    """What a run keeps and shows, of several processes only on the first; `stack` closes it.
+
+    Attributes:
+        state: `TrainState` on the devices at the start, after the updates of earlier starts.
+        step: updates made.
+        epochs: the metrics of every epoch of this start, as in the metrics file.
+
+    Raises (in all methods):
+        UserError: the workdir or the metrics file cannot be used for this run, or the disk takes no more.
+        DivergedError: the loss is no longer finite; `roll_back` may take it.
+        ReplicasError: the devices' copies of the state differ.
+        StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
+    """
+
+    def __init__(self, job: Job, settings: dict[str, Any], started: float, stack: contextlib.ExitStack):
+        self.job, self.settings, self.started = job, settings, started
+        self.epochs: list[dict[str, Any]] = []
+        self.compile_seconds = 0.0
+        self.checkpoints = open_checkpoints(job, settings, stack)
+        self.state, self.step, self.kept = beginning(job, self.checkpoints)
+        self.report = Report(settings, stack, first=job.peers.first)
+        self.report.event("start", **settings | facts(job, self.state))
+        self.report.lines(header(job, self.state, settings))
+        if self.checkpoints is not None:
+            self.report.lines(self.checkpoints.warnings)
+        if self.step:
+            self.report.event("resume", step=self.step)
+            self.report.line(f"restored from the checkpoint of step {self.step:,}")
+        if settings["draw_sharding"] and self.step == 0 and job.peers.first:
+            labels = job.steps.place_batch(next(job.train_batches.epoch(0))).labels
+            print(f"labels {labels.shape} of the first batch on the devices:")
+            jax.debug.visualize_array_sharding(labels)
+        self.replicas = Replicas(job, settings["check_replicas"])
+        if self.replicas.every:
+            self.report.line(self.replicas.text)
+        self.stop = stack.enter_context(StopRequest(job.peers.agreement))
+        profiles = settings["profile"] and job.peers.first
+        self.profiler = Profiler(Path(settings["workdir"]) / "profile" if profiles else None)
+        stack.enter_context(job.peers.failing_together())
+        self.replicas.require_equal(self.step, self.state)  # compiles, before anything is timed
+
+    def start_epoch(self, step: int) -> None:
+        """The epoch that update `step + 1` belongs to begins, or goes on."""
+        job = self.job
+        self.epoch, done = divmod(step, job.train_batches.steps)
+        self.end_of_epoch = min((self.epoch + 1) * job.train_batches.steps, job.total_steps)
+        self.meter, self.trained = Meter(Totals(*self.kept["totals"])), 0.0
+        self.report.start_epoch(self.epoch + 1, job.train_batches.steps, done)
+
+    def before_updates(self, step: int) -> None:
+        """The updates up to `step` are about to be started."""
+        self.stop.begin(step)
+
+    def after_updates(self, step: int, state: TrainState, sums: Any) -> None:
+        """The updates up to `step` were started; the devices may still compute `state` and `sums`."""
+        before, self.step = self.step, step
+        self.meter.add(step, sums, self.job.train_batches.examples_between(before, step), step - before)
+        if self.compile_seconds == 0:  # traced and compiled just now: not timed
+            self.compile_seconds += self.meter.restart_clock()
+        self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
+        self.report.lines(self.profiler.after_updates(step - before, state))
+        if step == self.end_of_epoch:
+            self.meter.finish()
+            self.report.end_epoch()
+            self.trained = time.perf_counter()
+            return
+        stopping = bool(self.stop)  # asked once: a signal may come at any moment
+        keeping = stopping or self.is_due("checkpoint_every")
+        if keeping or self.is_due("check_replicas"):
+            self.replicas.require_equal(step, state)
+        if keeping:
+            self.keep(state, self.meter.finish())
+        if stopping:
+            self.end_stopped()
+
+    def is_due(self, setting: str) -> bool:
+        """Whether something that is done after every so many updates is to be done now."""
+        every = self.settings[setting]
+        return every is not None and self.step % every == 0
+
+    def end_epoch(self, step: int, state: TrainState, tested: Totals) -> None:
+        """The epoch has ended, after update `step`, and `state` was evaluated: `tested`."""
+        self.replicas.require_equal(step, state)
+        if not self.epochs:
+            self.compile_seconds += time.perf_counter() - self.trained
+        trained, meter = self.meter.totals, self.meter
+        skipped = sum(last - first + 1 for first, last in self.kept["skipped"])
+        with jax.transfer_guard("allow"):
+            learning_rate = float(self.job.schedule(step - 1 - skipped))
+        results = {
+            "epoch": self.epoch + 1,
+            "step": step,
+            "train_loss": trained.mean_loss,
+            "train_accuracy": trained.accuracy,
+            "train_examples": trained.count,
+            "test_loss": tested.mean_loss,
+            "test_accuracy": tested.accuracy,
+            "test_examples": tested.count,
+            "learning_rate": learning_rate,
+            "examples_per_second": meter.examples_per_second,
+            "images_per_second": meter.examples_per_second,  # its former name, for programs that read it
+            "step_ms": meter.step_ms,
+        }
+        self.epochs.append(results)
+        self.report.results(results)
+        if results["test_accuracy"] > self.kept["best"].get("test_accuracy", -1):
+            self.kept["best"] = results
+        self.kept["last"] = results
+        self.keep(state, trained if step % self.job.train_batches.steps else Totals())
+        if self.stop:
+            self.end_stopped()
+
+    def keep(self, state: TrainState, totals: Totals) -> None:
+        """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
+        self.kept["totals"] = dataclasses.astuple(totals)
+        if self.checkpoints is not None:
+            state = over_all_processes(state, self.job.steps.state_sharding)
+            self.checkpoints.save(self.step, state, self.kept)
+
+    def roll_back(self, error: DivergedError) -> tuple[TrainState, int]:
+        """Where to go on after a loss that is not finite: the state of the last checkpoint, and the step of that loss.
+        Raises `error` where nobody asked for this, or it was done three times, or no checkpoint is finite.
+
+        The batches between the two are skipped, as Chowdhery et al., "PaLM", 2022, did, because an earlier batch than
+        the one that shows it may have caused it. They count as steps, but not in the optimizer's schedule. The state is
+        kept at once, so a run that is resumed skips the same. An epoch whose last batch is skipped has no results.
+        """
+        skipped = self.kept["skipped"]
+        if self.settings["on_nan"] == "stop" or self.checkpoints is None or len(skipped) == ROLLBACKS:
+            raise error
+        self.report.end_epoch()
+        self.step = self.step if self.trained else error.step  # the loss of the test set, or of an update
+        # A checkpoint that is there because somebody stopped the run is passed over: the result must not depend on it.
+        steps, every = self.job.train_batches.steps, self.settings["checkpoint_every"] or self.job.total_steps
+        regular = [(self.step - 1) // each * each for each in (steps, every)]
+        found = last_finite(self.job, self.checkpoints, max(*regular, *(last for _, last in skipped)))
+        self.report.lines(self.checkpoints.warnings)
+        if found is None:
+            raise error
+        first = found.step + 1
+        skipped = [*skipped, [first, self.step]]
+        self.kept = found.progress | {"skipped": skipped}
+        self.report.line(
+            f"warning: the loss is not finite at step {self.step:,}: rollback {len(skipped)} of {ROLLBACKS} to the "
+            f"state of step {found.step:,}; the batches of steps {first:,} to {self.step:,} are skipped"
+        )
+        self.report.event("rollback", step=self.step, restored=found.step, skipped=[first, self.step])
+        state = dataclasses.replace(found.state, step=place(np.int32(self.step), found.state.step.sharding))
+        self.keep(state, Totals(*found.progress["totals"]) if found.step // steps == self.step // steps else Totals())
+        return state, self.step
+
+    def end_stopped(self) -> NoReturn:
+        """End the run because a signal asked for it."""
+        assert self.stop.signal is not None
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        workdir, number = self.settings["workdir"], self.stop.signal
+        kept = (
+            f"a checkpoint is in {workdir}, and the same command resumes from it"
+            if workdir is not None
+            else "nothing was kept; with --workdir runs/first a run can go on"
+        )
+        raise StoppedError(f"stopped by {number.name} after step {self.step:,}: {kept}", 128 + number.value)
+
+    def end(self, step: int) -> None:
+        """All updates are made: say so, when the last checkpoint is on the disk."""
+        self.report.lines(self.profiler.stop())
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        seconds = time.perf_counter() - self.started
+        self.report.event("end", steps=step, compile_seconds=self.compile_seconds, total_seconds=seconds)
+        self.report.end(self.kept["best"], self.kept["last"], self.compile_seconds, seconds)

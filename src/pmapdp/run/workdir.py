@@ -1,0 +1,140 @@
+"""The folder of a run: its settings, checkpoints, metrics, TensorBoard files and log. One process at a time.
+
+config.json       what the run does; another configuration is refused
+checkpoints/      the last few states
+damaged/          checkpoints whose content is not what was written
+metrics.jsonl     results, one JSON object a line
+log.txt           what was printed
+events.out.*      for `tensorboard --logdir DIR`
+profile/          a trace, with --profile
+pmapdp.lock       held by the running process; the system lets go of it when that process ends
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pmapdp.config import Config, DataOptions, ModelOptions, OptimizationOptions, RunOptions
+from pmapdp.errors import UserError
+from pmapdp.files.reading import open_regular, read_json, saying
+from pmapdp.files.writing import write_file
+
+WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
+
+# What the results of a run depend on. The rest may change when it goes on: how it is spread, shown and written. The
+# batch size is compared as the global one, whichever way it was given.
+GROUPS = (DataOptions, ModelOptions, OptimizationOptions, RunOptions)
+FIXED = {field.name for group in GROUPS for field in dataclasses.fields(group)} - {"data_dir", "steps"} | {"accumulate"}
+
+# A run of an earlier version lacks the settings that came later, and did what they do by default.
+DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
+
+# Files that a run writes for itself.
+OWN = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock")
+
+# Files that a run would append to, or delete in time.
+ENDANGERED = ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
+
+
+def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]:
+    """The settings on which the results of a run depend, as JSON gives them back."""
+    fixed = {name: value for name, value in settings.items() if name in FIXED}
+    return json.loads(json.dumps(fixed | {"global_batch_size": global_batch_size}))
+
+
+def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuse a run or checkpoint, called `what`, whose identity is another; the `UserError` names the settings."""
+    theirs = DEFAULTS | theirs
+    different = [
+        f"{name} ({theirs.get(name)!r} there, {value!r} now)"
+        for name, value in ours.items()
+        if theirs.get(name) != value
+    ]
+    if different:
+        raise UserError(
+            f"{what} is of another configuration, which differs in {', '.join(different)}: use the same or another "
+            "folder, or delete that run yourself"
+        )
+
+
+@contextlib.contextmanager
+def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) -> Iterator[None]:
+    """A folder for the run with these settings and this process alone; it and its config.json are made where they are
+    missing.
+
+    Raises:
+        UserError: it is no folder, cannot be written, holds files of somebody else under the names of ours or a run of
+            another configuration, or is in use by a running process.
+    """
+    if not str(path):  # of which pathlib makes the current folder
+        raise UserError("--workdir '' is no folder: name one, for example runs/first")
+    folder = Path(path)
+    with contextlib.ExitStack() as stack:
+        with saying(f"--workdir {path}", "written", WRITE_ADVICE):
+            metrics = Path(os.path.realpath(settings["metrics_file"] or ""))
+            if metrics.parent == Path(os.path.realpath(path)) and metrics.name in OWN:
+                raise UserError(
+                    f"--metrics-file {settings['metrics_file']} is written by the run in --workdir {path} anyway: "
+                    "leave out --metrics-file, or name another file"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            found(folder)  # refuses a folder of somebody else before anything is written there
+            lock = stack.enter_context(open(open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
+            except BlockingIOError:
+                raise UserError(
+                    f"--workdir {path} is in use by process {lock.read(99)}: wait until that run has ended, or name "
+                    "another folder"
+                ) from None
+            lock.truncate(0)
+            os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())  # a buffer would fail twice
+        if theirs := found(folder):
+            require_same(f"the run in --workdir {path}", theirs, identity(settings, global_batch_size))
+        else:
+            content = {"format": "pmapdp run 1", "config": settings, "global_batch_size": global_batch_size}
+            write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
+        yield
+
+
+def found(folder: Path) -> dict[str, Any] | None:
+    """The identity of the run in a folder, None where there is none."""
+    if os.path.lexists(folder / "config.json"):
+        return identity(*read_settings(folder))
+    for foreign in (path for pattern in ENDANGERED for path in folder.glob(pattern)):
+        raise UserError(
+            f"--workdir {folder} holds {foreign.relative_to(folder)}, and no config.json says that a run of pmapdp "
+            "wrote it: name a new folder, for example runs/first"
+        )
+    return None
+
+
+def require_shared(path: str, seconds: float = 10) -> None:
+    """Refuse a folder in which this process does not see what process 0 wrote, `seconds` after it did."""
+    deadline = time.monotonic() + seconds
+    while not (Path(path) / "config.json").exists():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"--workdir {path} on {socket.gethostname()} is not the folder that process 0 writes to: name one "
+                "that all processes share, by its full path"
+            )
+        time.sleep(0.1)
+
+
+def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
+    """The settings, those that it lacks with their defaults, and the global batch size of the run in a folder. A
+    `UserError` says that there is none, or that its config.json is not as a run writes it."""
+    file = Path(path) / "config.json"
+    if not os.path.lexists(file):
+        raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
+    match read_json(file, advice="name another folder"):
+        case {"format": "pmapdp run 1", "config": dict(settings), "global_batch_size": int(global_batch_size)}:
+            return DEFAULTS | settings, global_batch_size
+    raise UserError(f"{file} is not as a run writes it: name another folder")

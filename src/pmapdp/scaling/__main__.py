@@ -1,0 +1,82 @@
+"""Step time, waiting and efficiency from 1 to 4,096 devices, predicted: `python -m pmapdp.scaling [RECIPE] [flags]`.
+
+    python -m pmapdp.scaling                                          # the default recipe's CNN, on three machines
+    python -m pmapdp.scaling --workload resnet-50 --devices 8 512     # a published model
+    python -m pmapdp.scaling imdb-transformer --hardware h100
+
+All figures are predictions from published data of the hardware, for training that splits the batch. What of the model
+can be checked on this machine, `python -m benchmarks.scaling` checks.
+"""
+
+if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
+    from pmapdp.command.program import run
+
+    run("pmapdp.scaling.__main__")
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+
+from pmapdp.command.flags import parse_with
+from pmapdp.command.terminal import console
+from pmapdp.config import ModelOptions
+from pmapdp.errors import UserError
+from pmapdp.registry import find_model
+from pmapdp.scaling.costs import spread
+from pmapdp.scaling.hardware import HARDWARE
+from pmapdp.scaling.predict import LEFT_OUT, UTILIZATION, Plan
+from pmapdp.scaling.table import gains, predictions
+from pmapdp.scaling.workloads import PUBLISHED, count_step
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """The examples of an update on one device."""
+
+    per_device_batch_size: int | None = None
+    """Examples per update on one device; default: the recipe's batch size."""
+
+
+@dataclass(frozen=True)
+class ScalingOptions:
+    """What is predicted. The optimizer is Adam."""
+
+    workload: Literal["recipe", "resnet-50", "gpt-2"] = "recipe"
+    """The recipe's model, or a published one whose size and operations are known."""
+    hardware: tuple[Literal["h100", "tpu-v5e", "tpu-v5p"], ...] = ("h100", "tpu-v5e", "tpu-v5p")
+    """Machines to predict for; see pmapdp/scaling/hardware.py for their figures and sources."""
+    devices: tuple[int, ...] = (1, 8, 64, 512, 4096)
+    """Numbers of devices in the tables."""
+    utilization: float = UTILIZATION
+    """Share of the peak FLOP/s that the model attains on one device. An assumption: measure yours."""
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    groups = ModelOptions, BatchOptions
+    config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", groups=groups)
+    if config.dtype == "float64":
+        raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
+    if not 0.0001 <= options.utilization <= 1:
+        raise UserError(f"--utilization {options.utilization} is not from 0.0001 to 1: try --utilization {UTILIZATION}")
+    machines = [HARDWARE[name] for name in options.hardware]
+    counts = sorted(set(options.devices))
+    for N in counts:
+        for machine in machines:
+            spread(N, machine.levels)  # which raises an error before anything starts
+
+    jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
+    b = config.per_device_batch_size or config.global_batch_size or 64
+    plan = Plan(per_device_batch=b, dtype=config.dtype, utilization=options.utilization)
+    model = find_model(config.model)
+    workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)
+    print(
+        f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
+        f"{b:,} examples per device and update, {plan.dtype}, Adam; {plan.utilization:.3g} of the peak assumed. "
+        "Predictions for data parallelism, not measurements."
+    )
+    for table in (predictions, gains):
+        for machine in machines:
+            console().print(table(machine, counts, workload, plan))
+    print("The predictions leave out: " + "; ".join(LEFT_OUT) + ".")

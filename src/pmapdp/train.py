@@ -1,0 +1,93 @@
+"""Train a network: `python -m pmapdp.train [RECIPE] [flags]`; `--help` lists both.
+
+    python -m pmapdp.train                                    # digits on 8 devices with pmap
+    python -m pmapdp.train --strategy jit --devices 4         # the same job, split by the compiler
+    python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
+    python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command goes on
+    srun python -m pmapdp.train --distributed                 # several processes, started by Slurm
+
+Lesson 12 teaches this file.
+"""
+
+if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
+    from pmapdp.command.program import run
+
+    run("pmapdp.train")
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+
+from pmapdp.command.flags import parse_with
+from pmapdp.config import Config
+from pmapdp.errors import DivergedError
+from pmapdp.job import prepare
+from pmapdp.malloc import keep_freed_memory
+from pmapdp.own.data_file import named
+from pmapdp.processes.join import joined
+from pmapdp.processes.options import ProcessesOptions
+from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.recipes import compare_with_reported
+from pmapdp.run import compile_cache
+from pmapdp.run.running import running
+from pmapdp.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run leaves behind.
+
+    Attributes:
+        state: the last `TrainState`, on the host.
+        epochs: the metrics of every epoch of this start, as in the metrics file.
+    """
+
+    state: TrainState
+    epochs: list[dict[str, Any]]
+
+
+def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
+    """Run `config` from start to end, or go on with the run in its workdir.
+
+    Args:
+        config: what to do.
+        peers: the processes that take part; all call this function alike.
+        own: `model`, `data` and `loss` in the place of those that the configuration names; see `prepare`.
+
+    Raises:
+        UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
+            file could not be written.
+        StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
+    """
+    started = time.perf_counter()
+    if config.compile_cache:
+        compile_cache.enable()
+    # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
+    with jax.enable_x64(config.dtype == "float64"):
+        job = prepare(config, peers, **own)
+        with running(job, named(dataclasses.asdict(config), **own), started) as run:
+            state, step = run.state, run.step
+            while step < job.total_steps:
+                try:
+                    run.start_epoch(step)
+                    for count, placed in job.dispatches(step):
+                        run.before_updates(step + count)
+                        state, sums = job.train_steps(state, *placed)
+                        step += count
+                        run.after_updates(step, state, sums)
+                    run.end_epoch(step, state, job.evaluate(state))
+                except DivergedError as error:
+                    state, step = run.roll_back(error)
+            run.end(step)
+            run.report.lines(compare_with_reported(config, run.epochs))
+            return Result(job.steps.fetch(state), run.epochs)
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
+    keep_freed_memory()
+    with joined(options, dataclasses.asdict(config)) as peers:
+        train(config, peers)

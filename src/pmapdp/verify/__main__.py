@@ -1,0 +1,72 @@
+"""`python -m pmapdp.verify FILE.py:FUNCTION`: verify a step in a file of your own.
+
+    python -m pmapdp.verify examples/mnist.py:verification
+    python -m pmapdp.verify examples/mnist.py:verification --devices 4 --json report.json
+
+Exit status 0 where every check passed, 1 where one failed or the program raised an error, 2 where the command is wrong.
+"""
+
+if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
+    from pmapdp.command.program import run
+
+    run("pmapdp.verify.__main__")
+
+import inspect
+from dataclasses import dataclass
+from typing import Annotated
+
+from pmapdp.command.flags import parse_options
+from pmapdp.devices import choose
+from pmapdp.errors import UserError
+from pmapdp.files.python_files import from_python_file
+from pmapdp.files.writing import require_writable, write_file
+from pmapdp.verify import verify
+from pmapdp.verify.trial import blame
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare a training step on several devices with its reference on one."""
+
+    target: Annotated[str, "FILE.py:FUNCTION"]
+    """A function without arguments that returns those of pmapdp.verify.verify in a dictionary."""
+    devices: int | None = None
+    """Number of devices; default: all accelerators, or 8 simulated CPU devices where there is none."""
+    json: str | None = None
+    """Write the report to this file, too."""
+
+
+class FailedError(UserError):
+    """The user's program is wrong."""
+
+    status = 1
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parse_options(
+        Options, arguments, program="python -m pmapdp.verify", example="my_step.py:verification --devices 8"
+    )
+    if options.json is not None:
+        require_writable(options.json)
+    devices = choose(options.devices)  # before the file, which may use JAX when it is run
+    function = from_python_file(options.target, options.target)
+    try:
+        given = function()
+        try:
+            call = inspect.signature(verify).bind(**{"devices": devices, **given})
+        except TypeError as error:
+            raise UserError(
+                f"{options.target} does not return the arguments of verify ({error}): return them in a dictionary, "
+                "for example dict(reference=..., step=..., state=..., batch=...)"
+            ) from None
+        report = verify(**call.arguments)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise FailedError(f"{options.target} fails, {blame(error)}") from error
+    print(report)
+    if options.json is not None:
+        write_file(options.json, report.to_json() + "\n")
+    if not report.ok:
+        raise FailedError(f"{options.target} is not what its reference is: {report.failed[0].name} failed")
