@@ -44,15 +44,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checks import check
-from pictures import lesson_00
 
 from pmapdp import devices
 from pmapdp.errors import UserError
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_00
 
 devices.simulate(8)
 drawing.setup()
@@ -65,7 +65,7 @@ assert len(eight) == 8
 
 # %% [markdown]
 # All eight belong to one process, which is your notebook. A PyTorch program usually has one process for each GPU. JAX
-# needs several processes only for several machines (lesson 15).
+# needs several processes only for several machines (lesson 17).
 #
 # ## Put arrays on them
 #
@@ -143,7 +143,7 @@ assert moved.devices() == {eight[0]}
 # | --- | --- |
 # | where each array is, and the errors about that | memory: the devices share that of the machine |
 # | the programs, which are compiled for eight devices | speed: the devices share its cores |
-# | which messages the devices send each other (lesson 05) | the time of a message, which is only a copy in memory |
+# | which messages the devices send each other (lesson 06) | the time of a message, which is only a copy in memory |
 #
 # So simulated devices show whether a program is **right**. They do not show how **fast** it will be. The next cell
 # times eight matrix products, first all on device 0, then one on each device. `block_until_ready` waits for the
@@ -267,7 +267,7 @@ for exercise in (add_on, sum_in_pairs, mended_standardize):
 #
 # You can skip this. It explains why `simulate` below sets a variable called `NPROC`.
 #
-# In a **collective** operation, such as the sum over all devices (lesson 05), every device waits for all others. Before
+# In a **collective** operation, such as the sum over all devices (lesson 06), every device waits for all others. Before
 # jax 0.12, a simulated device occupies a thread while it waits, and JAX makes as many threads as there are cores. With
 # eight devices on two cores, two devices wait for six that never get a thread. This is a **deadlock**: the process
 # aborts after a while. The next cell shows this in plain Python: eight tasks wait for each other, on pools of different

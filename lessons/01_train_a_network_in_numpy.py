@@ -21,7 +21,7 @@
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb)
 #
 # There is no JAX in this lesson. A gradient means the same when a compiler finds it (lesson 02) and when eight devices
-# share the work (lesson 06), so it helps to have written one. All lessons use the same letters for dimensions: B
+# share the work (lesson 05), so it helps to have written one. All lessons use the same letters for dimensions: B
 # examples in a batch, D features, H hidden units, C classes; n is the number of examples in the data set. Shapes stand
 # in square brackets.
 
@@ -32,13 +32,13 @@ import time
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for small matrices, one thread is fast enough
 
-import drawing
 import numpy as np
-from checks import check
-from pictures import lesson_01
 
 from pmapdp import devices
 from pmapdp.registry import load_data
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_01
 
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
@@ -309,7 +309,7 @@ for exercise in (softmax_gradient, standardize_backward, mended_update):
 #
 # - The forward pass keeps the activations. The backward pass goes through the layers from the last to the first, and
 #   needs them.
-# - The loss is a mean over the batch, so the gradient is a mean, too. Data parallelism (lesson 06) rests on that.
+# - The loss is a mean over the batch, so the gradient is a mean, too. Data parallelism (lesson 05) rests on that.
 # - Check a gradient against finite differences before you believe it.
 #
 # pmapdp has no backward pass written by hand: JAX derives it, which is what the next lesson shows. To read on:

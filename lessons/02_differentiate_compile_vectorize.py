@@ -29,15 +29,15 @@
 import itertools
 import time
 
-import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checks import check
-from pictures import lesson_02
 
 from pmapdp import devices
 from pmapdp.registry import load_data
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_02
 
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one

@@ -33,14 +33,11 @@
 import inspect
 import time
 
-import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from checks import check
 from flax import nnx
-from pictures import lesson_03
 
 from pmapdp import devices
 from pmapdp.data.batches import Batches
@@ -48,6 +45,9 @@ from pmapdp.models.mlp import MLP
 from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps, single
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_03
 
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
@@ -83,7 +83,7 @@ assert count == 784 * 32 + 32 + 32 * 10 + 10
 # ## Step 2: the data
 #
 # A training loop needs the examples in a shuffled order. `Batches` of this project computes the order from the seed,
-# the epoch and the step alone, so a run that was stopped can resume in the middle of an epoch (lesson 12). It drops no
+# the epoch and the step alone, so a run that was stopped can resume in the middle of an epoch (lesson 14). It drops no
 # example: the last batch of an epoch is padded to the full size. Every batch has `weights`, which are 1 for an example
 # and 0 for padding.
 

@@ -19,7 +19,7 @@
 # split and which are replicated, and read results back without moving more than you need.
 #
 # About 30 minutes · before: [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) · next:
-# [05 Communicate between devices](05_communicate_between_devices.ipynb)
+# [06 Communicate between devices](06_communicate_between_devices.ipynb)
 #
 # **Should you still use `pmap`?** For new programs, no: JAX keeps `pmap` working, and does not develop it any further.
 # New programs use `jax.jit` with sharded arrays (lesson 09) or `jax.shard_map` (lesson 10). This course begins with
@@ -32,16 +32,16 @@ import inspect
 import textwrap
 import time
 
-import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checks import check
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pictures import lesson_04
 
 from pmapdp import devices
 from pmapdp.steps import pmap as pmap_steps
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_04
 
 drawing.setup()
 chosen = devices.choose(8)  # 8 simulated CPU devices; call it before any other use of JAX
@@ -148,7 +148,7 @@ lesson_04.mesh_and_specs()
 #   this. Then a checkpoint does not depend on the number of devices.
 #
 # The next cell makes three steps. The state is replicated, as an argument and as a result, and the scores are stacked.
-# `axis_name` gives the device axis of `pmap` a name, which lesson 05 needs.
+# `axis_name` gives the device axis of `pmap` a name, which lesson 06 needs.
 
 
 # %%
@@ -183,7 +183,7 @@ assert np.array_equal(on_device_7, xs[7])
 
 # %% [markdown]
 # JAX shows the row of device 0, because it reads only one copy. The array claims to be replicated, but its copies
-# differ. Lesson 06 shows how a training program comes to such a state, and how to notice it.
+# differ. Lesson 05 shows how a training program comes to such a state, and how to notice it.
 #
 # ## Read results back
 #
@@ -322,7 +322,7 @@ for exercise in (dot_product, block_product, mended_accuracy):
 # In pmapdp this code is [steps/pmap.py](../src/pmapdp/steps/pmap.py). The lines that you can read by now are printed below.
 # To read on: [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far each device worked alone.
-# Next: [05 Communicate between devices](05_communicate_between_devices.ipynb).
+# Next: [06 Communicate between devices](06_communicate_between_devices.ipynb).
 
 # %%
 known = ("Mesh(", "Sharding(", "device_put", "axes")

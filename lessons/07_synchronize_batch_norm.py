@@ -17,32 +17,32 @@
 # After this lesson you can write a batch norm layer that gives the same result on any number of devices, train a network
 # with it, and say when the layer of Flax is not enough.
 #
-# About 30 minutes · before: [06 Average gradients](06_average_gradients.ipynb) · next:
+# About 30 minutes · before: [05 Average gradients](05_average_gradients.ipynb) · next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb)
 #
-# In lesson 06 it was enough to average the gradients, because the loss of one example did not depend on the others. Batch
-# norm changes that: it normalizes each example with the mean and the variance of its batch. As in lesson 06, we compute
+# In lesson 05 it was enough to average the gradients, because the loss of one example did not depend on the others. Batch
+# norm changes that: it normalizes each example with the mean and the variance of its batch. As in lesson 05, we compute
 # in float64, so that a large difference is a mistake and not rounding.
 
 # %%
 import inspect
 import time
 
-import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from checks import check
 from flax import nnx
 from jax import lax
-from pictures import lesson_07
 
 from pmapdp import devices
 from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.models import batch_norm
 from pmapdp.registry import load_data
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_07
 
 chosen = devices.choose(8)  # 8 simulated CPU devices; nothing of JAX may run before this line
 jax.config.update("jax_enable_x64", True)
@@ -129,7 +129,7 @@ assert found["around 20,000, use_fast_variance=False"] == (20_006, 26)
 #
 # ## Sums and counts
 #
-# The cure is the one of lesson 06: a device reduces its values to a sum and a count, the all-reduce averages both, and
+# The cure is the one of lesson 05: a device reduces its values to a sum and a count, the all-reduce averages both, and
 # the division comes last. All devices run one program on arrays of one shape, so rows without an example hold **padding**.
 # It may have any finite value, and its **weight** is 0.
 
@@ -226,7 +226,7 @@ structure, params, running = nnx.split(Network(nnx.Rngs(0)), nnx.Param, nnx.Batc
 print(jax.tree.map(jnp.shape, nnx.to_pure_dict(running)))
 
 # %% [markdown]
-# The step is that of lesson 06 with one thing more: the running averages are a part of the state, so the step takes them
+# The step is that of lesson 05 with one thing more: the running averages are a part of the state, so the step takes them
 # and returns the new ones. It gets two axis names, one for the gradients and one for batch norm, so that you can forget
 # the second one below. (`copy=True`, because the layer assigns to its running averages while JAX traces.)
 
@@ -315,7 +315,7 @@ assert distance(wrong_params, reference[0]) > 1e-3
 # %% [markdown]
 # All devices hold the same parameters, because their gradients were averaged. But the parameters are not those of one
 # device, and the running averages differ from device to device. A checkpoint saves those of one device only, and
-# evaluation on another one gives another accuracy. As in lesson 06, two habits catch this: compare with one device, and
+# evaluation on another one gives another accuracy. As in lesson 05, two habits catch this: compare with one device, and
 # compare the copies.
 #
 # Some programs use local batch norm on purpose. It is cheaper, and if each device has many examples, the model is hardly

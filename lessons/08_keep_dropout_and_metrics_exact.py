@@ -28,15 +28,12 @@
 import inspect
 import time
 
-import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from checks import check
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pictures import lesson_08
 
 from pmapdp import devices
 from pmapdp.data.batches import Batches
@@ -45,6 +42,9 @@ from pmapdp.models.convnet import ConvNet
 from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import make_steps
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_08
 
 chosen = devices.choose(8)  # 8 simulated CPU devices; nothing of JAX may run before this line
 jax.config.update("jax_enable_x64", True)

@@ -30,14 +30,11 @@ import inspect
 import re
 import time
 
-import drawing
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from checks import check
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pictures import lesson_09
 
 from pmapdp import devices
 from pmapdp.compare.collectives import collectives
@@ -47,6 +44,9 @@ from pmapdp.registry import load_data
 from pmapdp.state import Task, create_state
 from pmapdp.steps import jit as jit_steps
 from pmapdp.steps import make_steps
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_09
 
 drawing.setup()
 DATASET = "digits"  # "mnist" for the larger one
@@ -88,7 +88,7 @@ lesson_09.shards([jax.device_put(x, sharding) for sharding in (split, replicated
 # ## Computing with sharded arrays
 #
 # Any function of `jax.numpy` takes a sharded array. Where a result needs rows of several devices, the compiler inserts a
-# collective. (`collectives` finds them in the text of the compiled program, as in lesson 05.) **Predict:** which of these
+# collective. (`collectives` finds them in the text of the compiled program, as in lesson 06.) **Predict:** which of these
 # three functions need a collective?
 
 # %%
@@ -218,7 +218,7 @@ for name, wrong in refused.items():
 # ## The step in pmapdp
 #
 # [steps/jit.py](../src/pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Compare it with the pmap step at
-# the end of lesson 06.
+# the end of lesson 05.
 
 # %%
 print(inspect.getsource(jit_steps.make_steps))

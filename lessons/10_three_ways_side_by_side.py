@@ -18,7 +18,7 @@
 # gradient trap of `shard_map`.
 #
 # About 30 minutes · before: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · next:
-# [11 Port a pmap program](11_port_a_pmap_program.ipynb), or [12 A real training run](12_a_real_training_run.ipynb)
+# [12 Port a pmap program](12_port_a_pmap_program.ipynb), or [14 A real training run](14_a_real_training_run.ipynb)
 #
 # Letters: N devices, B examples in the global batch, b = B / N on each device, D features, H hidden units, C classes.
 
@@ -30,19 +30,19 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-import drawing
 import jax
 import numpy as np
 import optax
-from checks import check
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
-from pictures import lesson_10
 
 from pmapdp import devices
 from pmapdp.compare.collectives import collectives
 from pmapdp.registry import load_data
 from pmapdp.verify import verify
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_10
 
 devices.simulate(8)
 drawing.setup()
@@ -300,7 +300,7 @@ except ValueError as error:
 # %% [markdown]
 # The last line shows what the check is good for: a loss that differs from device to device is not accepted as replicated.
 #
-# **How to notice the trap.** `pmapdp.verify` compares a step with the plain step for one device (lesson 06). Give it the
+# **How to notice the trap.** `pmapdp.verify` compares a step with the plain step for one device (lesson 05). Give it the
 # shard_map step with Adam, once with the check left on and once with it off. Adam divides each gradient by its own typical
 # size. **Predict:** can the trap be seen at all?
 
@@ -328,7 +328,7 @@ assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %% [markdown]
 # It can. The factor N cancels in Adam's update (except for its epsilon), so no loss curve shows it. But it stays in the moments,
-# which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient. Lesson 11
+# which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient. Lesson 12
 # verifies the steps of a whole program in the same way.
 #
 # ## One more difference: random numbers
@@ -360,9 +360,9 @@ assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all(
 # | you want | use | because |
 # | --- | --- | --- |
 # | a new data-parallel trainer | `jit` | it is the program of one device: there is no collective to forget, and batch norm needs no change |
-# | parameters split over devices | `jit` | only the shardings change (lessons 13 and 14) |
+# | parameters split over devices | `jit` | only the shardings change (lessons 15 and 16) |
 # | to decide when devices communicate: `ppermute`, one all-reduce for many micro-batches | `shard_map` | it takes jit's arrays and can be called inside jit |
-# | to keep a pmap program running | `pmap`, then port it | pmap is maintained, and gets no new features (lesson 11 ports one) |
+# | to keep a pmap program running | `pmap`, then port it | pmap is maintained, and gets no new features (lesson 12 ports one) |
 # | to learn what each device does | `pmap` | it adds one idea to the program of one device |
 #
 # ## Exercises
@@ -409,5 +409,5 @@ for exercise in (mended_gradient, make_step):
 # [jit.py](../src/pmapdp/steps/jit.py). Read on in JAX's documentation:
 # [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
-# [11 Port a pmap program](11_port_a_pmap_program.ipynb), or [12 A real training run](12_a_real_training_run.ipynb) if you have
+# [12 Port a pmap program](12_port_a_pmap_program.ipynb), or [14 A real training run](14_a_real_training_run.ipynb) if you have
 # none.

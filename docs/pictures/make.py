@@ -1,4 +1,4 @@
-"""The pictures of README.md and lesson 12, from real output: `python docs/pictures/make.py` in the repository's root.
+"""The pictures of README.md and lesson 14, from real output: `python docs/pictures/make.py` in the repository's root.
 
 Needs Chromium, and `pip install playwright tensorboard`.
 """
@@ -46,7 +46,7 @@ def page() -> None:
 
 
 def tensorboard(port: int = 6006) -> None:
-    """TensorBoard's page for the run of lesson 12, as a PNG."""
+    """TensorBoard's page for the run of lesson 14, as a PNG."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--dataset", "digits", "--per-device-batch-size", "8", "--epochs", "3", "--switch-epochs", "1", "2"]
         command = [sys.executable, "-m", "pmapdp.train", "mirrored", *flags, "--workdir", f"{folder}/mirrored"]

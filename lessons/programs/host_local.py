@@ -1,4 +1,4 @@
-"""Two processes call pmap and shard_map on 50 small arrays. Lesson 11: `python host_local.py COORDINATOR PROCESS`."""
+"""Two processes call pmap and shard_map on 50 small arrays. Lesson 12: `python host_local.py COORDINATOR PROCESS`."""
 
 import os
 import sys

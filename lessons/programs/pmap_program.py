@@ -1,6 +1,6 @@
 """A training program as they were written from 2020 to 2023: Flax Linen, and `jax.pmap` over a stacked state.
 
-Lesson 11 ports it. It runs as it is: `python lessons/programs/pmap_program.py`.
+Lesson 12 ports it. It runs as it is: `python lessons/programs/pmap_program.py`.
 """
 
 from typing import Any

@@ -18,7 +18,7 @@ def block_product(a, b):
     rows = jnp.repeat(a.reshape(2, -1, K), 4, axis=0)  # [8, m, K]: blocks 0 0 0 0 1 1 1 1
     columns = jnp.tile(b.reshape(K, 4, -1).swapaxes(0, 1), (2, 1, 1))  # [8, K, p]: blocks 0 1 2 3 0 1 2 3
     # No device needs another one's result. pmap has a single axis, so the two axes of blocks had to be made by hand; a
-    # mesh with two axes does that for you (lesson 13).
+    # mesh with two axes does that for you (lesson 15).
     return jax.pmap(jnp.dot)(rows, columns)
 
 

@@ -6,7 +6,7 @@
     python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command goes on
     srun python -m pmapdp.train --distributed                 # several processes, started by Slurm
 
-Lesson 12 teaches this file.
+Lesson 14 teaches this file.
 """
 
 if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too

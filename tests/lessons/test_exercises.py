@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import build
 import numpy as np
 import pytest
-from checks import check, load
+
+from pmapdp_lessons.checks import check, load
 
 EXERCISES = [
     (lesson.stem, name)

@@ -3,7 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from checks import check
+
+from pmapdp_lessons.checks import check
 
 LESSON = "00_meet_your_devices"
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from checks import check, load
+
+from pmapdp_lessons.checks import check, load
 
 LESSON = "01_train_a_network_in_numpy"
 

@@ -5,7 +5,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
-from checks import check
+
+from pmapdp_lessons.checks import check
 
 LESSON = "02_differentiate_compile_vectorize"
 

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from checks import check
 from flax import nnx
+
+from pmapdp_lessons.checks import check
 
 LESSON = "03_train_with_flax_and_optax"
 

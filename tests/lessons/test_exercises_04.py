@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import check
+
+from pmapdp_lessons.checks import check
 
 LESSON = "04_map_over_devices"
 

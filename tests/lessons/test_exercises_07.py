@@ -4,8 +4,9 @@ from functools import partial
 
 import jax.numpy as jnp
 import pytest
-from checks import check
 from jax import lax
+
+from pmapdp_lessons.checks import check
 
 LESSON = "07_synchronize_batch_norm"
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import check
 from jax import lax
+
+from pmapdp_lessons.checks import check
 
 LESSON = "08_keep_dropout_and_metrics_exact"
 

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import check
 from jax.sharding import NamedSharding, PartitionSpec
+
+from pmapdp_lessons.checks import check
 
 LESSON = "09_let_the_compiler_do_it"
 

@@ -3,8 +3,9 @@
 import jax
 import optax
 import pytest
-from checks import check
 from jax import P, lax
+
+from pmapdp_lessons.checks import check
 
 LESSON = "10_three_ways_side_by_side"
 pytestmark = pytest.mark.slow

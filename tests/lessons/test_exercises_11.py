@@ -1,82 +1,36 @@
-"""The exercises of lesson 11: wrong answers get the message that helps; other right ones pass."""
+"""The exercises of lesson 11: wrong answers get the message that helps."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from checks import check
-from jax import P, lax
-from jax.sharding import NamedSharding
+from jax import P
 
-LESSON = "11_port_a_pmap_program"
+from pmapdp_lessons.checks import check
+
+LESSON = "11_explicit_sharding"
 pytestmark = pytest.mark.slow
 
 
-def replicate(tree, mesh, *axes):
-    return jax.device_put(tree, NamedSharding(mesh, P(*axes)))
+def without_assert(w, x, y):
+    z = (x - x.mean(0)) / x.std(0)
+    return w - 0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)
 
 
-def squares(w, x, y):
-    return jnp.square(x @ w - y).mean()
-
-
-def mapped(gradient, value=squares, check_vma=False):
-    """An answer to `ported` with `shard_map`."""
-
-    def answer(mesh):
-        def step(w, x, y):
-            return w - 0.1 * gradient(w, x, y), lax.pmean(value(w, x, y), "batch")
-
-        specs = {"in_specs": (P(), P("batch"), P("batch")), "out_specs": P()}
-        return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=check_vma))
-
-    return answer
-
-
-def averaged(w, x, y):
-    return lax.pmean(jax.grad(squares)(w, x, y), "batch")
-
-
-def loss_averaged(w, x, y):
-    return jax.grad(lambda w: lax.pmean(squares(w, x, y), "batch"))(w)
-
-
-def own(w, x, y):
-    return jax.grad(squares)(w, x, y)
-
-
-def gathered(mesh):
-    def step(w, x, y):
-        x, y = (lax.with_sharding_constraint(each, NamedSharding(mesh, P())) for each in (x, y))
-        value, gradient = jax.value_and_grad(squares)(w, x, y)
-        return w - 0.1 * gradient, value
-
-    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
-
-
-@pytest.mark.parametrize("answer", [mapped(averaged), mapped(loss_averaged, check_vma=True)])
-def test_ports_to_shard_map_pass(answer):
-    verdict = check(LESSON, "ported", answer)
-    assert verdict.solved, verdict.message
+def not_normalized(w, x, y):
+    assert jax.typeof(x).sharding.spec[0] == "data"
+    return w - 0.1 * jax.grad(lambda w: jnp.square(x @ w - y).mean())(w)
 
 
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("unstacked", lambda tree, mesh: replicate(tree, mesh), "still has the shape"),
-        ("unstacked", lambda tree, mesh: jax.tree.map(lambda x: x[0], tree), "on the host"),
-        ("unstacked", lambda tree, mesh: replicate(jax.tree.map(np.sum, tree), mesh), "still has the shape ()"),
-        ("ported", mapped(averaged, check_vma=True), "is 4.000 times as long"),
-        ("ported", mapped(own), "own rows"),
-        ("ported", gathered, "nobody adds up"),
-        ("ported", lambda mesh: squares, "return jax.jit"),
-        ("mended_variance", lambda x: lax.pmean(x.var(0), "batch"), "the planted mistake"),
-        ("mended_variance", lambda x: x.var(0), "different variances"),
-        (
-            "mended_variance",
-            lambda x: lax.psum(jnp.square(x - lax.pmean(x.mean(0), "batch")).mean(0), "batch"),
-            "yours is",
-        ),
+        ("typed", lambda function, x: jax.typeof(function(x)).sharding.spec, "trace it only"),
+        ("typed", lambda function, x: x.sharding.spec, "the spec of x.T"),
+        ("typed", lambda function, x: jax.eval_shape(function, x), "return a PartitionSpec"),
+        ("mended_gram", lambda x: x.T @ x, "your code raised ShardingTypeError"),
+        ("mended_gram", lambda x: jnp.matmul(jax.reshard(x, P()).T, jax.reshard(x, P())) + 1, "not those of x.T @ x"),
+        ("normalized_step", without_assert, "a batch that is not split was accepted"),
+        ("normalized_step", not_normalized, "yours is"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

@@ -1,87 +1,83 @@
-"""The exercises of lesson 12: wrong answers get the message that helps."""
-
-import itertools
-from functools import partial
+"""The exercises of lesson 12: wrong answers get the message that helps; other right ones pass."""
 
 import jax
-import jax.export
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from checks import check
+from jax import P, lax
+from jax.sharding import NamedSharding
 
-LESSON = "12_a_real_training_run"
+from pmapdp_lessons.checks import check
+
+LESSON = "12_port_a_pmap_program"
 pytestmark = pytest.mark.slow
 
 
-def epochs(seed, first, batch_size, examples, *, whole_batches=False, one_order=False, ends=False):
-    """The solution, with one mistake."""
-    per_epoch = examples // batch_size if whole_batches else -(-examples // batch_size)
-    for number in range(first, first + (3 if ends else 100)):
-        epoch, position = divmod(number, per_epoch)
-        order = np.random.default_rng([seed, 0 if one_order else epoch]).permutation(examples)
-        yield order[position * batch_size : (position + 1) * batch_size]
+def replicate(tree, mesh, *axes):
+    return jax.device_put(tree, NamedSharding(mesh, P(*axes)))
 
 
-def same_again(seed, first, batch_size, examples):
-    return epochs(seed, 0, batch_size, examples)
+def squares(w, x, y):
+    return jnp.square(x @ w - y).mean()
 
 
-def fast_forward(seed, first, batch_size, examples):
-    return itertools.islice(epochs(seed, 0, batch_size, examples), first, None)
+def mapped(gradient, value=squares, check_vma=False):
+    """An answer to `ported` with `shard_map`."""
+
+    def answer(mesh):
+        def step(w, x, y):
+            return w - 0.1 * gradient(w, x, y), lax.pmean(value(w, x, y), "batch")
+
+        specs = {"in_specs": (P(), P("batch"), P("batch")), "out_specs": P()}
+        return jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=check_vma))
+
+    return answer
 
 
-def test_another_right_way_passes():
-    verdict = check(LESSON, "mended_batches", fast_forward)
+def averaged(w, x, y):
+    return lax.pmean(jax.grad(squares)(w, x, y), "batch")
+
+
+def loss_averaged(w, x, y):
+    return jax.grad(lambda w: lax.pmean(squares(w, x, y), "batch"))(w)
+
+
+def own(w, x, y):
+    return jax.grad(squares)(w, x, y)
+
+
+def gathered(mesh):
+    def step(w, x, y):
+        x, y = (lax.with_sharding_constraint(each, NamedSharding(mesh, P())) for each in (x, y))
+        value, gradient = jax.value_and_grad(squares)(w, x, y)
+        return w - 0.1 * gradient, value
+
+    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+
+
+@pytest.mark.parametrize("answer", [mapped(averaged), mapped(loss_averaged, check_vma=True)])
+def test_ports_to_shard_map_pass(answer):
+    verdict = check(LESSON, "ported", answer)
     assert verdict.solved, verdict.message
-
-
-def starts_again(folder, last, create, step):
-    state = create()
-    for number in range(last):
-        state = step(state, number)
-    folder.mkdir(exist_ok=True)
-    (folder / "state").write_text("saved")
-    return state
-
-
-def saves_nothing(folder, last, create, step):
-    state = create()
-    for number in range(last):
-        state = step(state, number)
-    return state
-
-
-def without_momentum(folder, last, create, step):
-    with ocp.CheckpointManager(folder) as checkpoints:
-        state, newest = create(), checkpoints.latest_step()
-        if newest is not None:
-            kept = {"updates": state["updates"], "w": state["w"]}
-            state = state | checkpoints.restore(newest, args=ocp.args.StandardRestore(kept))
-        for number in range(int(state["updates"]), last):
-            state = step(state, number)
-            kept = {"updates": state["updates"], "w": state["w"]}
-            checkpoints.save(number + 1, args=ocp.args.StandardSave(kept))
-        checkpoints.wait_until_finished()
-    return state
-
-
-def one_shape(function):
-    return jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct((5, 4), np.float32)).serialize()
 
 
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("mended_batches", same_again, "resumes at update 1"),
-        ("mended_batches", partial(epochs, whole_batches=True), "do not hold each of the"),
-        ("mended_batches", partial(epochs, one_order=True), "epoch 1 repeats the order"),
-        ("mended_batches", partial(epochs, ends=True), "ends after 3 batches"),
-        ("resumable", starts_again, "makes the updates 3 and 4"),
-        ("resumable", saves_nothing, "left no checkpoint"),
-        ("resumable", without_momentum, "without a stop it is"),
-        ("exported", one_shape, "takes only 5 rows"),
-        ("exported", lambda function: function, "return bytes"),
+        ("unstacked", lambda tree, mesh: replicate(tree, mesh), "still has the shape"),
+        ("unstacked", lambda tree, mesh: jax.tree.map(lambda x: x[0], tree), "on the host"),
+        ("unstacked", lambda tree, mesh: replicate(jax.tree.map(np.sum, tree), mesh), "still has the shape ()"),
+        ("ported", mapped(averaged, check_vma=True), "is 4.000 times as long"),
+        ("ported", mapped(own), "own rows"),
+        ("ported", gathered, "nobody adds up"),
+        ("ported", lambda mesh: squares, "return jax.jit"),
+        ("mended_variance", lambda x: lax.pmean(x.var(0), "batch"), "the planted mistake"),
+        ("mended_variance", lambda x: x.var(0), "different variances"),
+        (
+            "mended_variance",
+            lambda x: lax.psum(jnp.square(x - lax.pmean(x.mean(0), "batch")).mean(0), "batch"),
+            "yours is",
+        ),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

@@ -1,41 +1,34 @@
 """The exercises of lesson 15: wrong answers get the message that helps."""
 
-import jax
 import pytest
-from checks import check
+from jax import P, lax, nn
 
-LESSON = "15_many_processes"
+from pmapdp_lessons.checks import check
+
+LESSON = "15_split_the_model"
 pytestmark = pytest.mark.slow
 
 
-def one_device_only(sharding, shape, mine):
-    rows = sharding.devices_indices_map(shape)[mine[0]][0]
-    return rows.start or 0, rows.stop
-
-
-def planted(process, mean_loss, say):
-    if process == 0:
-        say(mean_loss())
-    return 0.25
-
-
-def everybody_says(process, mean_loss, say):
-    value = mean_loss()
-    say(value)
-    return value
+def gathers(x, W1, W2):
+    W1, W2 = lax.all_gather(W1, "model", axis=1, tiled=True), lax.all_gather(W2, "model", tiled=True)
+    return nn.relu(x @ W1) @ W2
 
 
 @pytest.mark.parametrize(
     ("exercise", "wrong", "help"),
     [
-        ("rows_of", lambda sharding, shape, mine: (0, shape[0]), "this is the whole array"),
-        ("rows_of", one_device_only, "hold the rows"),
-        ("rows_of", lambda sharding, shape, mine: len(mine), "return two numbers"),
-        ("assemble", lambda sharding, shape, rows, mine: rows, "return a jax.Array"),
-        ("assemble", lambda sharding, shape, rows, mine: jax.device_put(rows, mine[0]), "its sharding is"),
-        ("assemble", lambda sharding, shape, rows, mine: jax.device_put(rows[::-1], sharding), "that belong there"),
-        ("mended_log", planted, "those that do wait in vain"),
-        ("mended_log", everybody_says, "process 0 alone"),
+        ("split_in_pairs", lambda: (P(None, "model"), P(None, "model")), "W1's columns and W2's rows"),
+        ("split_in_pairs", lambda: (P(), P("model", None)), "a half is wanted"),
+        ("split_in_pairs", lambda: (P(None, "modle"), P("modle", None)), "the mesh axis is called 'model'"),
+        ("split_in_pairs", lambda: P("model"), "return two PartitionSpecs"),
+        ("two_layers", lambda x, W1, W2: nn.relu(x @ W1) @ W2, "the partial sum over its own hidden units"),
+        ("two_layers", lambda x, W1, W2: lax.pmean(nn.relu(x @ W1) @ W2, "model"), "this is a quarter of it"),
+        ("two_layers", lambda x, W1, W2: lax.psum(x @ W1 @ W2, "model"), "the result is not relu"),
+        ("two_layers", gathers, "one all-reduce is enough"),
+        ("mended_layer", lambda h, W2, bias: lax.psum(h @ W2 + bias, "model"), "the bias four times"),
+        ("mended_layer", lambda h, W2, bias: lax.psum(h @ W2, "model"), "the bias is missing"),
+        ("mended_layer", lambda h, W2, bias: h @ W2 + bias, "different results"),
+        ("mended_layer", lambda h, W2, bias: lax.pmean(h @ W2 + bias, "model"), "is not h @ W2 + bias"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):

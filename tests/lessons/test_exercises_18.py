@@ -1,38 +1,119 @@
 """The exercises of lesson 18: wrong answers get the message that helps."""
 
-import jax
-import jax.numpy as jnp
-import pytest
-from checks import check
-from jax import P
+import time
 
-LESSON = "18_explicit_sharding"
+import jax
+import numpy as np
+import pytest
+
+from pmapdp_lessons.checks import check
+
+LESSON = "18_measure_a_step"
 pytestmark = pytest.mark.slow
 
 
-def without_assert(w, x, y):
-    z = (x - x.mean(0)) / x.std(0)
-    return w - 0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)
+def times_the_first_call(function, x, clock):
+    start = clock()
+    jax.block_until_ready(function(x))
+    return clock() - start
 
 
-def not_normalized(w, x, y):
-    assert jax.typeof(x).sharding.spec[0] == "data"
-    return w - 0.1 * jax.grad(lambda w: jnp.square(x @ w - y).mean())(w)
+def starts_before_compiling(function, x, clock):
+    start = clock()
+    jax.block_until_ready(function(x))
+    jax.block_until_ready(function(x))
+    return clock() - start
+
+
+def does_not_wait(function, x, clock):
+    jax.block_until_ready(function(x))
+    start = clock()
+    function(x)
+    return clock() - start
+
+
+def does_not_wait_for_the_first(function, x, clock):
+    function(x)
+    start = clock()
+    jax.block_until_ready(function(x))
+    return clock() - start
+
+
+def another_clock(function, x, clock):
+    start = time.perf_counter()
+    jax.block_until_ready(function(x))
+    return time.perf_counter() - start
+
+
+def backwards(function, x, clock):
+    jax.block_until_ready(function(x))
+    start = clock()
+    jax.block_until_ready(function(x))
+    return start - clock()
+
+
+def median_of_several(function, x, clock):
+    jax.block_until_ready(function(x))
+    times = []
+    for _ in range(5):
+        start = clock()
+        jax.block_until_ready(function(x))
+        times.append(clock() - start)
+    return np.median(times)
+
+
+def one_call_each(compiled, x, size):
+    return compiled(x, np.ones((len(x), 1), np.float32))
+
+
+def whole_batches_only(compiled, x, size):
+    total = np.zeros(3, np.float32)
+    for first in range(0, len(x) - size + 1, size):
+        total = total + compiled(x[first : first + size], np.ones((size, 1), np.float32))
+    return total
+
+
+def padding_counts(compiled, x, size):
+    total = 0
+    for first in range(0, len(x), size):
+        rows = np.arange(first, first + size) % len(x)
+        total = total + compiled(x[rows], np.ones((size, 1), np.float32))
+    return total
+
+
+def multiplications(function, x, seconds, rate):
+    return len(x) ** 3 / seconds / rate
 
 
 @pytest.mark.parametrize(
-    ("exercise", "wrong", "help"),
+    ("exercise", "answer"),
     [
-        ("typed", lambda function, x: jax.typeof(function(x)).sharding.spec, "trace it only"),
-        ("typed", lambda function, x: x.sharding.spec, "the spec of x.T"),
-        ("typed", lambda function, x: jax.eval_shape(function, x), "return a PartitionSpec"),
-        ("mended_gram", lambda x: x.T @ x, "your code raised ShardingTypeError"),
-        ("mended_gram", lambda x: jnp.matmul(jax.reshard(x, P()).T, jax.reshard(x, P())) + 1, "not those of x.T @ x"),
-        ("normalized_step", without_assert, "a batch that is not split was accepted"),
-        ("normalized_step", not_normalized, "yours is"),
+        ("mended_timer", median_of_several),
     ],
 )
-def test_wrong_answers_get_the_message_that_helps(exercise, wrong, help):
-    verdict = check(LESSON, exercise, wrong)
+def test_other_right_answers_pass(exercise, answer):
+    for _ in range(5):
+        verdict = check(LESSON, exercise, answer)
+        assert verdict.solved, verdict.message
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer", "phrase"),
+    [
+        ("mended_timer", times_the_first_call, "also compiles"),
+        ("mended_timer", starts_before_compiling, "compiling took 5 s"),
+        ("mended_timer", does_not_wait, "time to dispatch"),
+        ("mended_timer", does_not_wait_for_the_first, "still running"),
+        ("mended_timer", another_clock, "read `clock()`"),
+        ("mended_timer", backwards, "less the earlier"),
+        ("all_rows", one_call_each, "give it 16 rows"),
+        ("all_rows", whole_batches_only, "are missing"),
+        ("all_rows", padding_counts, "the sum of 37 rows is wrong"),
+        ("utilization", multiplications, "a multiplication and an addition"),
+        ("utilization", lambda function, x, seconds, rate: seconds, "of the rate"),
+    ],
+)
+def test_a_wrong_answer_gets_the_message_that_helps(exercise, answer, phrase):
+    verdict = check(LESSON, exercise, answer)
     assert not verdict.solved
-    assert help in verdict.message
+    assert phrase in verdict.message

@@ -1,4 +1,4 @@
-"""docs/porting.md and lesson 11 say the same, and its snippets do what the page says."""
+"""docs/porting.md and lesson 12 say the same, and its snippets do what the page says."""
 
 import re
 from functools import partial
@@ -13,7 +13,7 @@ from flax.training import common_utils
 from jax import P, lax
 
 PAGE = Path(build.FOLDER.parent / "docs" / "porting.md")
-LESSON = build.FOLDER / "11_port_a_pmap_program.py"
+LESSON = build.FOLDER / "12_port_a_pmap_program.py"
 
 
 def rows(text: str) -> list[str]:

@@ -96,7 +96,7 @@ print(process, np.asarray(result).tolist(), file=sys.stderr)
 
 @pytest.mark.slow
 def test_two_collectives_of_processes_out_of_step_are_mixed_without_an_error():
-    """As lesson 15 says of a collective that one process alone calls."""
+    """As lesson 17 says of a collective that one process alone calls."""
     coordinator = f"127.0.0.1:{free_port()}"
     with running([coordinator, 0], [coordinator, 1], program=("-c", OUT_OF_STEP)) as processes:
         ended = [end_of(process) for process in processes]

@@ -42,7 +42,7 @@ def test_what_each_remedy_changes():
     plain = predict(RESNET, H100, N, plan)
     split = predict(RESNET, H100, N, replace(plan, split_optimizer=True))
     assert split.update == plain.update / N
-    assert split.communication == pytest.approx(plain.communication, rel=1e-12)  # as lesson 14 shows by hand
+    assert split.communication == pytest.approx(plain.communication, rel=1e-12)  # as lesson 16 shows by hand
     half = predict(RESNET, H100, N, replace(plan, reduce_bytes=2))
     assert plain.communication / 2 < half.communication < plain.communication  # latency stays
     many = predict(RESNET, H100, N, replace(plan, per_device_batch=4 * plan.per_device_batch))

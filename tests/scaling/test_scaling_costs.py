@@ -80,7 +80,7 @@ def test_trees_win_where_latency_counts_and_only_across_a_switch():
 
 @pytest.mark.parametrize("name", HARDWARE)
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(name):
-    """As lesson 14 shows by hand: so the verdict on ZeRO-1 cannot hang on the algorithms."""
+    """As lesson 16 shows by hand: so the verdict on ZeRO-1 cannot hang on the algorithms."""
     levels = HARDWARE[name].levels
     for N in (2, 8, 512, 4096):
         assert all_reduce(1e8, N, levels) == 2 * reduce_scatter(1e8, N, levels)

@@ -25,7 +25,7 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name not in JAX_VARIABLES and not name.startswith("JAX_")
     }
     # Scripts of the tests import from `support`, and everything comes from this tree, wherever the command runs.
-    paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS.parent))
+    paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS.parent, TESTS.parent / "src"))
     return (
         kept
         | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": QUICK_COMPILATION}

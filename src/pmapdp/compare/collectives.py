@@ -1,7 +1,7 @@
 """The collectives in a compiled program: which kinds, how many, how many bytes.
 
 The compiler inserts, combines and splits collectives, so only its final text (HLO) tells what the devices exchange.
-Lessons 05 and 09 read such a text.
+Lessons 06 and 09 read such a text.
 
     collectives(jax.jit(f).lower(x).compile().as_text())
 """

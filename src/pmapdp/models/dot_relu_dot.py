@@ -1,6 +1,6 @@
 """What Flax's guide "Scale up on multiple devices" (flax.readthedocs.io) trains: `python -m pmapdp.train nnx-mesh`.
 
-Two matrices with a ReLU between, which learn random numbers: a regression. Lesson 14 creates this model in shards, and
+Two matrices with a ReLU between, which learn random numbers: a regression. Lesson 16 creates this model in shards, and
 restores it in other ones.
 """
 

@@ -1,1 +1,1 @@
-"""For runs that take long: workdir, checkpoints, resuming, stopping, log, screen, TensorBoard, profile. Lesson 12."""
+"""For runs that take long: workdir, checkpoints, resuming, stopping, log, screen, TensorBoard, profile. Lesson 14."""

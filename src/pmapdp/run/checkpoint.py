@@ -1,4 +1,4 @@
-"""Checkpoints with Orbax: asynchronous, atomic, the last few. Lesson 12 teaches this file.
+"""Checkpoints with Orbax: asynchronous, atomic, the last few. Lesson 14 teaches this file.
 
 A checkpoint holds the train state as it is on one device and knows nothing of the strategy or the number of devices
 that made it, so any other may resume from it.

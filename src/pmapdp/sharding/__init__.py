@@ -1,1 +1,1 @@
-"""For models and state that are split over devices: meshes, layouts, ZeRO, the NNX guide. Lessons 13 and 14."""
+"""For models and state that are split over devices: meshes, layouts, ZeRO, the NNX guide. Lessons 15 and 16."""

@@ -1,6 +1,6 @@
 """Logical axis names -> mesh axes -> NamedSharding, for parameters, optimizer state, running statistics, batches.
 
-Lessons 13 and 14 teach this file; `names.py` has the names.
+Lessons 15 and 16 teach this file; `names.py` has the names.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What a model says of the axes of its arrays.
 
 A model names the axes of its parameters (`named_linear` in `models/layers.py`): the kernel `[784, 512]` of a linear
-layer has the axes `features` and `hidden`. A layout has rules for such names. Lesson 13 teaches this file.
+layer has the axes `features` and `hidden`. A layout has rules for such names. Lesson 15 teaches this file.
 """
 
 from dataclasses import dataclass

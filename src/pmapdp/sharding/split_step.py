@@ -1,6 +1,6 @@
 """The training step of `jit` where a layout splits more than the batch, and where gradients are accumulated.
 
-Lessons 13 and 14 teach this file; `pmapdp/steps/jit.py` is the step without either.
+Lessons 15 and 16 teach this file; `pmapdp/steps/jit.py` is the step without either.
 """
 
 import dataclasses

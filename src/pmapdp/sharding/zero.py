@@ -1,6 +1,6 @@
 """ZeRO, stage 1, written out for pmap and shard_map: each device keeps a shard of the optimizer state, and updates that
 shard of the parameters. Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC
-2020. Lesson 14 teaches this file.
+2020. Lesson 16 teaches this file.
 
 The all-reduce of the gradients becomes a reduce-scatter and an all-gather; the update comes in between. An array is
 split along its first axis that divides by N; one that has none is replicated, and updated on every device.

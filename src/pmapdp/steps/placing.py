@@ -1,4 +1,4 @@
-"""Host arrays to devices and back, also where the devices belong to several processes. Lesson 15 teaches this file."""
+"""Host arrays to devices and back, also where the devices belong to several processes. Lesson 17 teaches this file."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`jax.pmap`: one program per device, one mapped axis, one all-reduce. Lessons 04 to 06 teach this file."""
+"""`jax.pmap`: one program per device, one mapped axis, one all-reduce. Lessons 04 to 05 teach this file."""
 
 import jax
 import numpy as np

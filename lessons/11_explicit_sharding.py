@@ -1,0 +1,299 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 18. Use explicit sharding
+#
+# After this lesson you can make shardings part of the types of your arrays, read them while a function is traced, resolve
+# what JAX refuses, and decide when to prefer this to the automatic sharding of lesson 09.
+#
+# About 25 minutes · before: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), best also
+# [15 Split the model](15_split_the_model.ipynb) · next: back to the [list of lessons](README.md)
+#
+# In lesson 09 the compiler chose the shardings of all arrays between the arguments and the results. You saw its choices
+# only in the compiled program. On a mesh with *Explicit* axes, JAX itself derives the sharding of every intermediate array
+# while it traces your function. Where more than one sharding is possible, it raises an error, and you say which one you want.
+# As in lesson 09, `collectives` of pmapdp lists the collectives of a compiled program; the rest of the lesson is plain JAX.
+
+# %%
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import P, lax
+from jax.sharding import AxisType, Mesh
+
+from pmapdp import devices
+from pmapdp.compare.collectives import collectives
+from pmapdp.registry import load_data
+from pmapdp_lessons import drawing
+from pmapdp_lessons.checks import check
+from pmapdp_lessons.pictures import lesson_11
+
+chosen = devices.choose(8)
+drawing.setup()
+print(devices.describe(chosen))
+
+# %% [markdown]
+# ## A mesh with Explicit axes
+#
+# `jax.make_mesh` makes Explicit axes by default. (`Mesh(...)` makes Auto ones; that is why the earlier lessons used
+# it.) `jax.set_mesh` makes a mesh the current one, so that a `PartitionSpec` alone is enough to place an array.
+# `jax.typeof` gives the type of an array, with its sharding. The type of `x` below is `float32[16@data,4]`: 16 rows,
+# split over the mesh axis "data", of 4 columns each. **Predict:** what is the type of `2 * x`, of `x.sum(1)` and of
+# `x.sum(0)`?
+
+# %%
+mesh = jax.make_mesh((8,), ("data",))
+assert mesh.axis_types == (AxisType.Explicit,)
+assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
+jax.set_mesh(mesh)
+
+x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data"))
+for name, array in (("x", x), ("2 * x", 2 * x), ("x.sum(1)", x.sum(1)), ("x.sum(0)", x.sum(0))):
+    print(f"{name:9s} {jax.typeof(array)}")
+assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
+assert str(jax.typeof(x.sum(0))) == "float32[4]"
+
+# %% [markdown]
+# `2 * x` and `x.sum(1)` stay split as x is. `x.sum(0)` sums over the split axis and is replicated, so it needs an all-reduce.
+# Inside `jit` this works in the same way: the types are known while the function is traced.
+#
+# ## Types through a network
+#
+# The picture shows the types of the network of lesson 15 with its hidden units split, on a mesh of two axes.
+
+# %%
+lesson_11.types()
+
+# %% [markdown]
+# For one of the two products JAX cannot derive how the result is to be sharded, so we have to say it. **Predict:** for which
+# one, and why?
+
+# %%
+data = load_data("digits")
+images = data.train.inputs[:512].reshape(512, 784).astype(np.float32) / 255
+labels = data.train.labels[:512]
+random = np.random.default_rng(0)
+W1, W2 = random.normal(0, 0.05, (784, 64)).astype(np.float32), random.normal(0, 0.1, (64, 10)).astype(np.float32)
+
+
+@jax.jit
+def forward(x, W1, W2):
+    hidden = jax.nn.relu(x @ W1)
+    logits = jnp.matmul(hidden, W2, out_sharding=P("data", None))  # <- new
+    types.extend(map(str, map(jax.typeof, (hidden, logits))))
+    return logits
+
+
+types = []
+with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
+    placed = jax.device_put(images, P("data")), jax.device_put(W1, P(None, "model")), jax.device_put(W2, P("model"))
+    found = collectives(forward.lower(*placed).compile().as_text())
+    logits = np.asarray(forward(*placed))
+print(*types, *found, sep="\n")
+assert types == ["float32[512@data,64@model]", "float32[512@data,10]"]
+assert [each.kind for each in found] == ["all-reduce"]
+np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
+
+# %% [markdown]
+# For the second one, because it sums over the hidden units, which are split. The line with `out_sharding` is also the one that
+# needs the all-reduce. The types were known while JAX traced the function, before anything was compiled.
+#
+# ## What it refuses, and why
+#
+# Here are three operations whose result could be sharded in several ways: a product that sums over a split axis, a sum of two
+# arrays that are split along different axes, and one row of a split array. **Predict:** which shardings could each result have?
+
+# %%
+columns = jax.device_put(np.ones((4, 16), np.float32), P(None, "data"))
+square = np.arange(256, dtype=np.float32).reshape(16, 16)
+by_row, by_column = jax.device_put(square, P("data", None)), jax.device_put(square, P(None, "data"))
+for name, function in (
+    ("columns @ x", lambda: columns @ x),
+    ("by_row + by_column", lambda: by_row + by_column),
+    ("x[0]", lambda: x[0]),
+):
+    try:
+        function()
+        raise AssertionError(f"{name} was accepted")
+    except Exception as error:
+        kind, message = type(error).__name__, " ".join(str(error).split())
+    print(f"{name:18s} {kind}: {textwrap.shorten(message, 80, placeholder=' ...')}")
+    assert kind == "ShardingTypeError"
+
+# %% [markdown]
+# - `columns @ x` could be replicated (by an all-reduce) or split (by a reduce-scatter).
+# - `by_row + by_column` could be split by row or by column. One mesh axis cannot split both axes of the result.
+# - The row `x[0]` is on one device. A sharding covers all devices of the mesh, so the result has to be replicated, or split
+#   again.
+#
+# In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding of an
+# array, for which the devices may have to communicate. **Predict:** which collective changes a split by columns into a split by
+# rows?
+
+# %%
+replicated = jnp.matmul(columns, x, out_sharding=P())
+scattered = jnp.matmul(columns, by_row, out_sharding=P(None, "data"))
+total = by_row + jax.reshard(by_column, P("data", None))
+first = x.at[0].get(out_sharding=P())
+for name, array in (("replicated", replicated), ("scattered", scattered), ("total", total), ("first row", first)):
+    print(f"{name:10s} {jax.typeof(array)}")
+np.testing.assert_array_equal(total, 2 * square)
+np.testing.assert_array_equal(first, np.arange(4))
+program = jax.jit(lambda y: jax.reshard(y, P("data", None))).lower(by_column).compile()
+print("reshard from columns to rows:", *collectives(program.as_text()))
+assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
+
+# %% [markdown]
+# An all-to-all: each device sends a different piece to every other device.
+#
+# ## The data-parallel step, once more
+#
+# The step of lesson 09 works as it is: the types of the arguments are enough. The gradient has the type of `W`, which is
+# replicated, so it needs an all-reduce. We only add an assert. It is checked while the function is traced, and costs nothing
+# when the program runs. We compare the update with one by hand (float32, tolerance 1e-6).
+
+# %%
+W = jnp.zeros((784, 10))
+
+
+@jax.jit
+def step(W, x, y):
+    assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"  # <- new
+
+    def loss(W):
+        return optax.softmax_cross_entropy_with_integer_labels(x @ W, y).mean()
+
+    return W - 0.1 * jax.grad(loss)(W)
+
+
+batch = jax.device_put((images, labels), P("data"))
+found = collectives(step.lower(W, *batch).compile().as_text())
+print(jax.typeof(step(W, *batch)), "|", *found)
+assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 4 * 7840)]
+logits = images @ np.zeros((784, 10), np.float32)
+gradient = images.T @ (np.full((512, 10), 0.1, np.float32) - np.eye(10, dtype=np.float32)[labels]) / 512  # by hand
+np.testing.assert_allclose(step(W, *batch), -0.1 * gradient, rtol=0, atol=1e-6)
+
+# %% [markdown]
+# **A failure on purpose.** The silent mistake of lesson 09 was a batch that nobody placed, so that every device computed all of
+# it. Here the assert catches the mistake.
+
+# %%
+try:
+    step(W, images, labels)
+    raise RuntimeError("the batch was accepted")
+except AssertionError as error:
+    print("AssertionError:", error)
+
+# %% [markdown]
+# ## shard_map inside
+#
+# Explicit sharding and `shard_map` work together: inside `shard_map` the axis is *Manual*, and you write the program of one
+# device. The mesh is the current one, so you need not name it. `jax.smap` is `shard_map` over one axis. It takes `in_axes` and
+# `out_axes` as pmap does, but its arrays have no device axis: `in_axes=0` splits axis 0 of the array. **Predict:** what are the
+# shapes of the two results?
+
+# %%
+summed = jax.shard_map(lambda x: lax.psum(x.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
+per_device = jax.smap(lambda x: x.sum(keepdims=True), in_axes=0, out_axes=0, axis_name="data")(x.sum(1))
+print(jax.typeof(summed), np.asarray(summed), "|", jax.typeof(per_device), np.asarray(per_device))
+np.testing.assert_array_equal(summed, x.sum(0))
+np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
+
+# %% [markdown]
+# The sum over all devices is replicated, and the sums of the single devices are split.
+#
+# ## When to prefer it
+#
+# Is a step with Explicit axes faster? We compile the same step with Auto axes, and compare what the two programs do.
+
+# %%
+programs = {}
+for kind in (AxisType.Auto, AxisType.Explicit):
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(kind,))):
+        arrays = jax.device_put((np.zeros((784, 10), np.float32), images, labels), (P(), P("data"), P("data")))
+        plain = jax.jit(lambda W, x, y: W - 0.1 * jax.grad(lambda W: jnp.square(x @ W - y[:, None]).mean())(W), out_shardings=P())
+        program = plain.lower(*arrays).compile()
+    programs[kind] = collectives(program.as_text()), program.cost_analysis()["flops"]
+    print(f"{kind.name:8s}", *programs[kind][0], f"{programs[kind][1] / 1e6:.2f} MFLOP on a device")
+assert programs[AxisType.Auto] == programs[AxisType.Explicit]
+
+# %% [markdown]
+# No: where both give the same shardings, the devices do the same work. So speed is no reason for one or the other.
+#
+# | you want | use |
+# | --- | --- |
+# | data parallelism of an existing model | Auto axes (lesson 09): no change in the model, and every library works |
+# | to know every sharding, or an error where one is not as planned | Explicit axes |
+# | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
+# | to write the collectives yourself | `shard_map`, inside either |
+#
+# Explicit axes have a price: you have to write `out_sharding` in places, and some library functions do not support them yet.
+# pmapdp uses Auto axes, so that models stay free of shardings.
+#
+# ## Exercises
+#
+# Each runs under a mesh with the Explicit axis "data".
+#
+# **1. `typed`** (3 minutes): return the spec of the *result* of `function(x)`, without computing it: a PartitionSpec.
+# <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
+#
+# **2. `mended_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses it, for `x`
+# `[B@data, D]`. Return the `[D, D]` matrix, replicated.
+# <details><summary>Hint</summary>Which axis does the product sum over? Say how the result is to be sharded.</details>
+#
+# **3. `normalized_step`** (10 minutes): make one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
+# `(z @ w - y) ** 2`, and the learning rate is 0.1. Here z is x `[B@data, D]` with normalized columns: each column minus its mean,
+# divided by its standard deviation, both over the *global* batch. Return the new `w`. Raise an AssertionError for a batch that is
+# not split.
+# <details><summary>Hint</summary>It is the program of one device. Only the assert knows of shardings.</details>
+
+
+# %%
+def broken_gram(x):
+    return x.T @ x
+
+
+def typed(function, x):
+    """The PartitionSpec of function(x)."""
+    ...  # your code: 1 line
+
+
+def mended_gram(x):
+    """[D, D], replicated."""
+    ...  # your code: 1 line
+
+
+def normalized_step(w, x, y):
+    """The new w [D]."""
+    ...  # your code: 4 or 5 lines
+
+
+for exercise in (typed, mended_gram, normalized_step):
+    check("11_explicit_sharding", exercise.__name__, exercise)
+
+# %% [markdown]
+# Solutions, with reasons: [solutions/11_explicit_sharding.py](solutions/11_explicit_sharding.py)
+#
+# ## Take away
+#
+# - With Explicit axes a sharding is part of a type: `jax.typeof` shows it while a function is traced.
+# - Where a result could be sharded in several ways, JAX raises an error: choose with `out_sharding` or `jax.reshard`.
+# - An assert on a type turns a silent replication into an error, at no cost.
+#
+# Read on: [Explicit sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX's documentation, and
+# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX.

@@ -1,0 +1,37 @@
+"""Solutions of lesson 14's exercises."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax import export
+
+
+def mended_batches(seed, first, batch_size, examples):
+    """The generator is a state that no checkpoint held, so a resumed run began with the first epoch again. An order
+    that depends only on (seed, epoch) needs no checkpoint."""
+    for number in itertools.count(first):
+        epoch, position = divmod(number, -(-examples // batch_size))
+        order = np.random.default_rng([seed, epoch]).permutation(examples)
+        yield order[position * batch_size : (position + 1) * batch_size]
+
+
+def resumable(folder, last, create, step):
+    """The number of updates is part of the state, so it says where to resume."""
+    with ocp.CheckpointManager(folder) as checkpoints:
+        state, newest = create(), checkpoints.latest_step()
+        if newest is not None:
+            state = checkpoints.restore(newest, args=ocp.args.StandardRestore(state))
+        for number in range(int(state["updates"]), last):
+            state = step(state, number)
+            checkpoints.save(number + 1, args=ocp.args.StandardSave(state))
+        checkpoints.wait_until_finished()
+    return state
+
+
+def exported(function):
+    """A symbolic size stands for any number; otherwise the program would take one shape only."""
+    (n,) = export.symbolic_shape("n")
+    return export.export(jax.jit(function))(jax.ShapeDtypeStruct((n, 4), jnp.float32)).serialize()

@@ -1,0 +1,1 @@
+"""What the lessons share: drawings, and the checks of their exercises."""

@@ -1,0 +1,99 @@
+"""Checks of lesson 03's exercises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from pmapdp_lessons.checks import require
+
+
+def decayed(answer):
+    """Weights shrink, biases stay, the nesting too."""
+    random = np.random.default_rng()
+    params = {
+        "a": {"kernel": random.normal(size=(3, 2)), "bias": random.normal(size=2)},
+        "b": [random.normal(size=(2, 2, 2))],
+    }
+    found = answer(params, 0.5)
+    require(jax.tree.structure(found) == jax.tree.structure(params), "the result must be nested like `params`")
+    require(not np.allclose(found["a"]["bias"], 0.5 * params["a"]["bias"]), "the bias was changed too: it has one axis")
+    require(np.allclose(found["a"]["bias"], params["a"]["bias"]), "the bias must stay as it is")
+    require(
+        np.allclose(found["a"]["kernel"], 0.5 * params["a"]["kernel"])
+        and np.allclose(found["b"][0], 0.5 * params["b"][0]),
+        "every array with more than one axis is multiplied, also one with three",
+    )
+
+
+class Regression(nnx.Module):
+    """Two layers, `[B, 4]` to `[B, 2]`."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.hidden = nnx.Linear(4, 5, rngs=rngs)
+        self.result = nnx.Linear(5, 2, rngs=rngs)
+
+    def __call__(self, x):
+        """Forward pass."""
+        return self.result(jnp.tanh(self.hidden(x)))
+
+
+def make_step(answer):
+    """Four updates, compiled, against nnx.Optimizer, with two optimizers."""
+    random = np.random.default_rng()
+    seed = int(random.integers(1000))
+    for optimizer in (optax.sgd(0.1, momentum=0.9), optax.adam(0.01)):
+        model = Regression(nnx.Rngs(seed))
+        structure, state = nnx.split(model)
+        params = nnx.to_pure_dict(state)
+        reference = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+        step = answer(structure, optimizer)
+        require(callable(step), "return a function: define `step` inside and end with `return step`")
+        step, optimizer_state = jax.jit(step), optimizer.init(params)
+        for number in range(4):
+            x, y = (random.normal(size=(6, features)).astype(np.float32) for features in (4, 2))
+            result = step(params, optimizer_state, x, y)
+            require(
+                isinstance(result, tuple) and len(result) == 3,
+                "the step must return three things, (params, optimizer_state, loss)",
+            )
+            new_params, new_optimizer_state, loss = result
+            require(
+                jax.tree.structure(new_params) == jax.tree.structure(params),
+                "the first result must be the parameters, nested as they came in",
+            )
+            right = ((model(x) - y) ** 2).mean()
+            gradients = nnx.grad(lambda model, x=x, y=y: ((model(x) - y) ** 2).mean())(model)
+            reference.update(model, gradients)
+            expected = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+            close = jax.tree.leaves(jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-5), new_params, expected))
+            require(np.shape(loss) == (), "the third result must be the loss, one number")
+            require(
+                np.isclose(loss, right, rtol=1e-4),
+                f"the loss before update {number + 1} should be {right:.4f}, the mean of all squared errors, yours is {loss:.4f}",
+            )
+            require(
+                not np.allclose(new_params["hidden"]["kernel"], params["hidden"]["kernel"], atol=1e-7),
+                "the parameters did not change: apply the updates with optax.apply_updates",
+            )
+            require(
+                all(close) or number == 0,
+                f"the first update is right and update {number + 1} is not: return the optimizer's new state",
+            )
+            require(all(close), "the first update is wrong: optimizer.update gives what is added to the parameters")
+            params, optimizer_state = new_params, new_optimizer_state
+
+
+def mended_loss(answer):
+    """Pairs are compared, not every prediction with every target."""
+    random = np.random.default_rng()
+    predictions, targets = random.normal(size=(7, 1)).astype(np.float32), random.normal(size=7).astype(np.float32)
+    found = np.asarray(answer(jnp.asarray(predictions), jnp.asarray(targets)))
+    require(found.shape == (), f"the loss is one number, yours has the shape {found.shape}")
+    right = np.isclose(found, ((predictions[:, 0] - targets) ** 2).mean(), rtol=1e-4)
+    require(
+        right or not np.isclose(found, ((predictions - targets) ** 2).mean(), rtol=1e-4),
+        "this is still the broken loss: [B, 1] minus [B] is [B, B], every prediction against every target",
+    )
+    require(right, "the loss is the mean over the examples of (prediction - target) squared")

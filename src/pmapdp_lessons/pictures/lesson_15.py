@@ -1,0 +1,38 @@
+"""The pictures of lesson 15. They read the shardings that they show from JAX."""
+
+from pmapdp_lessons import drawing
+
+
+def layouts(names, shapes, sharding_of) -> None:
+    """The shards of the network's arrays, one row a layout.
+
+    Args:
+        names: of the layouts, from the top down.
+        shapes: name of an array to its shape `[rows, columns]`, from left to right.
+        sharding_of: (layout, array) to its `NamedSharding`.
+    """
+    axes = drawing.canvas(22, 9.6)
+    for row, layout in enumerate(names):
+        top = 0.6 + 3.1 * row
+        axes.text(0, top + 1.2, layout, weight="bold")
+        for column, (name, shape) in enumerate(shapes.items()):
+            array(axes, 3 + 3.9 * column, top, name, shape, sharding_of(layout, name))
+
+
+def array(axes, left, top, name, shape, sharding) -> None:
+    """One array; a shard that several devices hold has the number and the colour of the first."""
+    axes.text(left + 1.5, top - 0.12, f"{name} {sharding.shard_shape(shape)}", ha="center", fontsize=8)
+    (n, m), drawn = shape, set()
+    for device, (rows, columns) in sharding.devices_indices_map(shape).items():
+        (r0, r1, _), (c0, c1, _) = rows.indices(n), columns.indices(m)
+        if (r0, c0) not in drawn:
+            drawing.box(
+                axes,
+                left + 3 * c0 / m,
+                top + 2.2 * r0 / n,
+                str(device.id) if r1 - r0 > n // 8 else "",
+                device=device.id,
+                width=3 * (c1 - c0) / m - 0.05,
+                height=2.2 * (r1 - r0) / n - 0.05,
+            )
+        drawn.add((r0, c0))
