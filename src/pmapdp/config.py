@@ -1,8 +1,10 @@
-"""What a run does: one frozen dataclass. The command line is made from it (`cli.py`).
+"""What a run does: one frozen dataclass. Type, default, limits and help of a setting stand together.
 
-The fields stand in groups, as `--help` shows them; `Config` holds them all side by side.
+Lesson 14 teaches this file. The command line is made from it (`command/flags.py`), and `Config()` is the recipe digits.
+A `Config` is valid once it exists: it checks itself when it is made, also by `dataclasses.replace`.
 """
 
+import dataclasses
 import math
 import typing
 from dataclasses import dataclass
@@ -10,140 +12,203 @@ from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
 
-
-@dataclass(frozen=True)
-class DataOptions:
-    """What is learnt from."""
-
-    dataset: str = "digits"
-    """digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (synthetic texts)."""
-    data_dir: str | None = None
-    """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
+MOST = 2**31 - 1  # what JAX counts with
+FLOAT32 = 3.4e38
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """What is trained."""
+def setting(
+    section: str, default: Any, about: str, limits: tuple[float, float, str] | None = None, place: str | None = None
+) -> Any:
+    """A field of a dataclass that the command line sets.
 
-    model: str = "cnn"
-    """For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); for texts: text_mlp, transformer."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs."""
-
-
-@dataclass(frozen=True)
-class ParallelOptions:
-    """How it is spread over devices."""
-
-    strategy: Literal["pmap", "jit", "shard_map", "single"] = "pmap"
-    """Who splits the batch and averages: pmap, jit (the compiler), shard_map, or single (one device)."""
-    devices: int | None = None
-    """Number of devices; default: all accelerators, or 8 simulated CPU devices where there is none."""
-    global_batch_size: int | None = None
-    """Examples per update over all devices; any number, it need not divide by the devices."""
-    per_device_batch_size: int | None = None
-    """Examples per update on one device (instead of the global batch size)."""
-    accumulate: int = 1
-    """Micro-batches per device and update, summed before the all-reduce; batch norm takes moments over each alone."""
-    steps_per_dispatch: int | None = None
-    """Updates that the host starts with one call, with the same result; default: up to 16 on CPUs, 1 elsewhere."""
-    mesh: str | None = None
-    """Axes of the devices and their sizes, for example data=4,model=2 (jit); default: data, over all of them."""
-    layout: str = "data"
-    """data (splits the batch), model (hidden and heads too), spatial (features too), or rules: hidden=model,..."""
-    shard_state: Literal["none", "optimizer", "parameters"] = "none"
-    """Split over the data axis: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit)."""
+    Args:
+        section: where `--help` lists it.
+        default: the value where none is given; `dataclasses.MISSING` where one must be given.
+        about: its help.
+        limits: the least and the most that it may be, and a value that works.
+        place: how `--help` shows an argument that is given without a flag.
+    """
+    metadata = {"section": section, "about": about, "limits": limits, "place": place}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
-class OptimizationOptions:
-    """How the parameters are updated."""
+class Config:
+    """All settings of a run. A `UserError` names a value that no run can work with."""
 
-    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "adam"
-    """sgd, momentum (0.9), adam or adamw."""
-    learning_rate: float = 1e-3
-    """Step size (after the warm-up, before the schedule lowers it)."""
-    schedule: Literal["constant", "piecewise", "cosine"] = "constant"
-    """constant, piecewise (times the switch factor at each switch epoch) or cosine (down to 0 at the end)."""
-    switch_epochs: tuple[int, ...] = ()
-    """Piecewise schedule: epochs, counted from 0, at whose start the learning rate changes."""
-    switch_factor: float = 0.1
-    """Piecewise schedule: what the learning rate is multiplied by at each switch."""
-    warmup_steps: int = 0
-    """Updates over which the learning rate first rises linearly from 0."""
-    scale_learning_rate: Literal["none", "linear", "sqrt"] = "none"
-    """Multiply the learning rate by k = global / base batch size (linear, Goyal et al. 2017), or by its root (sqrt)."""
-    base_batch_size: int = 64
-    """Global batch size for which the learning rate is meant, where it is scaled."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay (adamw only)."""
-    clip_norm: float | None = None
-    """Scale the gradient down to this global norm where it is longer."""
-    label_smoothing: float = 0.0
-    """Share of the target spread over all classes, from 0 to below 1; in the train loss, not in the test loss."""
+    recipe: str = setting("arguments", "digits", "One of those above; digits where none is named.", place="[RECIPE]")
 
+    dataset: str = setting(
+        "data",
+        "digits",
+        "digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (made-up texts).",
+    )
+    data_dir: str | None = setting(
+        "data", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."
+    )
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How long, and from which seed."""
+    model: str = setting(
+        "model",
+        "cnn",
+        "For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); for texts: text_mlp, transformer.",
+    )
+    dtype: Literal["float32", "bfloat16", "float64"] = setting(
+        "model",
+        "float32",
+        "Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs.",
+    )
 
-    epochs: int = 20
-    """Passes over the training set; each visits every example once."""
-    steps: int | None = None
-    """Stop after this many updates, even in the middle of an epoch."""
-    seed: int = 0
-    """Determines the initial parameters, the order of the examples and dropout."""
+    strategy: Literal["pmap", "jit", "shard_map", "single"] = setting(
+        "parallel",
+        "pmap",
+        "Who splits the batch and averages: pmap, jit (the compiler), shard_map, or single (one device).",
+    )
+    devices: int | None = setting(
+        "parallel",
+        None,
+        "Number of devices; default: all accelerators, or 8 simulated CPU devices where there is none.",
+        (1, MOST, "8"),
+    )
+    global_batch_size: int | None = setting(
+        "parallel",
+        None,
+        "Examples per update over all devices, any number: it need not divide by them; default: 64.",
+        (1, MOST, "64"),
+    )
+    per_device_batch_size: int | None = setting(
+        "parallel", None, "Examples per update on one device (instead of the global batch size).", (1, MOST, "8")
+    )
+    accumulate: int = setting(
+        "parallel",
+        1,
+        "Micro-batches per device and update, summed before the all-reduce; batch norm takes moments over each alone.",
+        (1, MOST, "2"),
+    )
+    mesh: str | None = setting(
+        "parallel",
+        None,
+        "Axes of the devices and their sizes, for example data=4,model=2 (jit); default: data, over all of them.",
+    )
+    layout: str = setting(
+        "parallel",
+        "data",
+        "data (splits the batch), model (hidden and heads too), spatial (features too), or rules: hidden=model,...",
+    )
+    shard_state: Literal["none", "optimizer", "parameters"] = setting(
+        "parallel",
+        "none",
+        "Split over the data axis: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit).",
+    )
+    fast_cpu: bool = setting(
+        "parallel",
+        False,
+        "Rewrite convolutions for the CPU: faster, and no longer the program of steps/ as it is printed there.",
+    )
 
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = setting(
+        "optimization", "adam", "sgd, momentum (0.9), adam or adamw."
+    )
+    learning_rate: float = setting(
+        "optimization",
+        5e-3,
+        "Step size (after the warm-up, before the schedule lowers it).",
+        (0, FLOAT32, "0.001"),
+    )
+    schedule: Literal["constant", "piecewise", "cosine"] = setting(
+        "optimization",
+        "cosine",
+        "constant, piecewise (times the switch factor at each switch epoch) or cosine (down to 0 at the end).",
+    )
+    switch_epochs: tuple[int, ...] = setting(
+        "optimization",
+        (),
+        "Piecewise schedule: epochs, counted from 0, at whose start the learning rate changes.",
+    )
+    switch_factor: float = setting(
+        "optimization",
+        0.1,
+        "Piecewise schedule: what the learning rate is multiplied by at each switch.",
+        (1e-30, FLOAT32, "0.1"),
+    )
+    warmup_steps: int = setting(
+        "optimization", 0, "Updates over which the learning rate first rises linearly from 0.", (0, MOST, "0")
+    )
+    scale_learning_rate: Literal["none", "linear", "sqrt"] = setting(
+        "optimization",
+        "none",
+        "Multiply the learning rate by k = global / base batch size (linear, Goyal et al. 2017), or its root (sqrt).",
+    )
+    base_batch_size: int = setting(
+        "optimization",
+        64,
+        "Global batch size for which the learning rate is meant, where it is scaled.",
+        (1, MOST, "64"),
+    )
+    weight_decay: float = setting("optimization", 0.0, "Decoupled weight decay (adamw only).", (0, FLOAT32, "0.01"))
+    clip_norm: float | None = setting(
+        "optimization",
+        None,
+        "Scale the gradient down to this global norm where it is longer.",
+        (1e-30, FLOAT32, "1.0"),
+    )
+    label_smoothing: float = setting(
+        "optimization",
+        0.1,
+        "Share of the target spread over all classes, from 0 to below 1; in the train loss, not in the test loss.",
+        (0, 0.999, "0.1"),
+    )
 
-@dataclass(frozen=True)
-class OutputOptions:
-    """What is shown and written."""
+    epochs: int = setting("run", 20, "Passes over the training set; each visits every example once.", (1, MOST, "10"))
+    steps: int | None = setting(
+        "run", None, "Stop after this many updates, even in the middle of an epoch.", (1, MOST, "100")
+    )
+    seed: int = setting(
+        "run", 0, "Determines the initial parameters, the order of the examples and dropout.", (0, 2**63 - 1, "0")
+    )
 
-    metrics_file: str | None = None
-    """Write results to this file, one JSON object a line (appended if the file exists)."""
-    progress: bool = True
-    """Show a progress bar (on a terminal) or a line now and then (elsewhere) during each epoch."""
-    draw_sharding: bool = False
-    """Draw how the first batch lies on the devices."""
+    metrics_file: str | None = setting(
+        "output", None, "Write results to this file, one JSON object a line (appended if the file exists)."
+    )
+    progress: bool = setting(
+        "output", True, "Show a progress bar (on a terminal) or a line now and then (elsewhere) during each epoch."
+    )
+    draw_sharding: bool = setting("output", False, "Draw how the first batch is placed on the devices.")
 
+    workdir: str | None = setting(
+        "workdir",
+        None,
+        "Folder of the run: checkpoints, metrics, TensorBoard files, log. The same command again resumes there.",
+    )
+    checkpoint_every: int | None = setting(
+        "workdir",
+        None,
+        "Write a checkpoint after this many updates, beside the one after each epoch.",
+        (1, MOST, "100"),
+    )
+    keep_checkpoints: int = setting("workdir", 3, "Number of newest checkpoints to keep.", (1, MOST, "3"))
+    check_replicas: int | None = setting(
+        "workdir",
+        None,
+        "Compare the devices' copies of the state after this many updates; where they differ, stop (exit status 5).",
+        (1, MOST, "100"),
+    )
+    on_nan: Literal["stop", "rollback"] = setting(
+        "workdir",
+        "stop",
+        "A loss that is not finite: stop (exit status 3), or roll back to the last checkpoint and skip the batches.",
+    )
+    profile: bool = setting(
+        "workdir",
+        False,
+        "Record a trace of a few updates for Perfetto and TensorBoard, and print the ten longest operations.",
+    )
+    compile_cache: bool = setting(
+        "workdir", True, "Keep compiled programs in a cache folder, so that the next start is faster."
+    )
 
-@dataclass(frozen=True)
-class WorkdirOptions:
-    """What is kept, so that a run can go on after it was stopped."""
-
-    workdir: str | None = None
-    """Folder of the run: checkpoints, metrics, TensorBoard files, log. The same command again resumes there."""
-    checkpoint_every: int | None = None
-    """Write a checkpoint after this many updates, beside the one after each epoch."""
-    keep_checkpoints: int = 3
-    """Number of newest checkpoints to keep."""
-    check_replicas: int | None = None
-    """Compare the devices' copies of the state after this many updates; where they differ, stop (exit status 5)."""
-    on_nan: Literal["stop", "rollback"] = "stop"
-    """A loss that is not finite: stop (exit status 3), or go back to the last checkpoint and skip the batches since."""
-    profile: bool = False
-    """Record a trace of a few updates for Perfetto and TensorBoard, and print the ten longest operations."""
-    compile_cache: bool = True
-    """Keep compiled programs in a cache folder, so that the next start is faster."""
-
-
-@dataclass(frozen=True)
-class Config(
-    DataOptions,
-    ModelOptions,
-    ParallelOptions,
-    OptimizationOptions,
-    RunOptions,
-    OutputOptions,
-    WorkdirOptions,
-):
-    """All settings of a run."""
-
-    recipe: str = "digits"
-    """Name of the recipe that the other fields started from."""
-
-
-GROUPS: tuple[type, ...] = Config.__bases__
+    def __post_init__(self) -> None:
+        check_values(self)
+        check_together(self)
 
 
 def flag(field: str) -> str:
@@ -151,58 +216,37 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-MOST = 2**31 - 1  # what JAX counts with
-FLOAT32 = 3.4e38
-# The least and the most that a setting may be, and a value that works.
-LIMITS: dict[str, tuple[float, float, str]] = {
-    "devices": (1, MOST, "8"),
-    "global_batch_size": (1, MOST, "64"),
-    "per_device_batch_size": (1, MOST, "8"),
-    "base_batch_size": (1, MOST, "64"),
-    "accumulate": (1, MOST, "2"),
-    "steps_per_dispatch": (1, MOST, "8"),
-    "epochs": (1, MOST, "10"),
-    "steps": (1, MOST, "100"),
-    "checkpoint_every": (1, MOST, "100"),
-    "keep_checkpoints": (1, MOST, "3"),
-    "check_replicas": (1, MOST, "100"),
-    "seed": (0, 2**63 - 1, "0"),
-    "warmup_steps": (0, MOST, "0"),
-    "learning_rate": (0, FLOAT32, "0.001"),
-    "weight_decay": (0, FLOAT32, "0.01"),
-    "clip_norm": (1e-30, FLOAT32, "1.0"),
-    "switch_factor": (1e-30, FLOAT32, "0.1"),
-    "label_smoothing": (0, 0.999, "0.1"),
-}
-
-
 def is_a(kind: Any, value: Any) -> bool:
     """Whether a value is of the type of a field, as `isinstance`; a whole number is a number too."""
     if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(isinstance(each, int) for each in value)
+        return isinstance(value, tuple) and all(is_a(int, each) for each in value)
+    if isinstance(value, bool) and kind is not bool:
+        return False
     return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))
 
 
-def check(config: Config) -> None:
-    """Refuse values that no run can work with, whatever the data and the machine.
-
-    Raises:
-        UserError: with the field, the value, the reason and a value that works.
-    """
+def check_values(config: Config) -> None:
+    """Refuse a value that is of another type or beyond its limits; the `UserError` names one that works."""
     types = typing.get_type_hints(Config)
-    for name, value in vars(config).items():
-        if typing.get_origin(types[name]) is Literal:
-            if value not in (choices := typing.get_args(types[name])):
+    for field in dataclasses.fields(config):
+        name, value, kind = field.name, getattr(config, field.name), types[field.name]
+        if typing.get_origin(kind) is Literal:
+            if value not in (choices := typing.get_args(kind)):
                 raise unknown(name.replace("_", " "), str(value), choices)
-        elif not is_a(types[name], value):
-            kind = getattr(types[name], "__name__", types[name])
-            raise UserError(f"{name}={value!r} is not of type {kind}: try {name}={getattr(Config, name)!r}")
-        least, most, example = LIMITS.get(name, (0, 0, ""))
-        if example and value is not None and not least <= value <= most:
+        elif not is_a(kind, value):
+            kind = getattr(kind, "__name__", kind)
+            raise UserError(f"{name}={value!r} is not of type {kind}: try {name}={field.default!r}")
+        limits = field.metadata.get("limits")
+        if limits and value is not None and not limits[0] <= value <= limits[1]:
+            least, most, example = limits
             why = f"must be at most {most}" if value > most else f"must be at least {least}"
             if not math.isfinite(value):
                 why = "is not a finite number"
             raise UserError(f"{flag(name)} {value} {why}: try {flag(name)} {example}")
+
+
+def check_together(config: Config) -> None:
+    """Refuse settings that do not go together."""
     for name in ("workdir", "data_dir", "metrics_file"):
         if "://" in (getattr(config, name) or ""):
             raise UserError(
@@ -215,7 +259,7 @@ def check(config: Config) -> None:
     if config.global_batch_size and config.per_device_batch_size:
         raise UserError(
             f"--global-batch-size {config.global_batch_size} and --per-device-batch-size "
-            f"{config.per_device_batch_size} exclude each other: give one of them"
+            f"{config.per_device_batch_size} exclude each other: give one of them, and None for the other"
         )
     if config.strategy == "single" and (config.devices or 1) > 1:
         raise UserError(

@@ -1,22 +1,23 @@
 """From the configuration to values: devices, data in batches, the task and the strategy's functions.
 
-This is where the rooms meet, and the only place that takes the configuration apart.
+This is where the rooms meet, and the only place that takes the configuration apart. Lesson 14 teaches this file.
 """
 
 import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
 from pmapdp import devices as device_module
-from pmapdp.config import Config, check, flag
+from pmapdp import steps
+from pmapdp.config import Config, flag
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
@@ -26,63 +27,43 @@ from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.own.checks import check_data, check_task
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.registry import find_model, load_data, viewed
+from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import Layout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
-from pmapdp.sharding.split_step import make_steps
-from pmapdp.state import Task
-from pmapdp.steps.shared import Steps
+from pmapdp.state import Task, build
+from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
 
 
-class Dispatch(NamedTuple):
-    """What the host starts with one call: up to S updates.
-
-    Attributes:
-        place: (host `Batch` of S batches, number of updates) to the arguments of `run` on the devices.
-        run: (state, *placed) to (state, `MetricSums`) after that many updates; the given state's memory is reused. The
-            sums of each update are one entry of `[S]`, or `[]` where S is 1.
-    """
-
-    place: Callable[[Batch, int], tuple[Any, ...]]
-    run: Callable[..., tuple[Any, Any]]
-
-
 @dataclass(frozen=True)
 class Job:
-    """All that a run needs before its first step.
+    """All that a run needs before its first update.
 
     Attributes:
+        config: what was asked for; with a model or data of one's own it has their names.
         devices: N devices.
         data: the data set, in arrays.
         task: what is trained.
-        make_steps: from a task to its `Steps` on these devices.
         train_batches: the training set in its order, epoch by epoch.
         test_batches: the test set.
         total_steps: number of updates after which the run ends.
         schedule: number of updates made to learning rate.
-        ends: numbers of updates, at whose multiples a dispatch must end, so that a checkpoint can be written or the
-            devices' copies of the state can be compared.
-        steps: the strategy's five functions.
-        dispatch: the training step, up to S times at once.
-        steps_per_dispatch: S.
+        strategy: the five functions of `config.strategy`.
         layout: which shard of every array each device holds.
         peers: the processes that own the devices.
     """
 
+    config: Config
     devices: list[jax.Device]
     data: DataSet
     task: Task
-    make_steps: Callable[[Task], Steps]
     train_batches: Batches
     test_batches: Batches
     total_steps: int
     schedule: Callable[[Any], Any]
-    ends: list[int]
-    steps: Steps
-    dispatch: Dispatch
-    steps_per_dispatch: int
+    strategy: Strategy
     layout: Layout
     peers: Peers
 
@@ -96,31 +77,20 @@ class Job:
         """b, the largest number of examples that one device gets in an update."""
         return math.ceil(self.global_batch_size / self.layout.batch_shards)
 
-    def dispatches(self, step: int) -> Iterator[tuple[int, Any]]:
-        """What is left of an epoch after update `step` of the run: each time a number of updates and their batches on
-        the devices. A batch is placed when it is asked for, while the devices still compute what was started."""
-        epoch, done = divmod(step, self.train_batches.steps)
-        each = list(self.counts(step, min((epoch + 1) * self.train_batches.steps, self.total_steps)))
-        batches = self.train_batches.several(epoch, done, each, self.steps_per_dispatch)
-        for count, batch in zip(each, batches, strict=True):
-            yield count, self.dispatch.place(batch, count)
-
-    def counts(self, step: int, end: int) -> Iterator[int]:
-        """The number of updates of each dispatch after update `step` up to `end`."""
-        while step < end:
-            count = min(self.steps_per_dispatch, end - step, *(every - step % every for every in self.ends))
-            yield count
-            step += count
-
-    def train_steps(self, state: Any, *placed: Any) -> tuple[Any, Any]:
-        """The updates of a dispatch: (state, what `dispatches` gave) to (state, `MetricSums` of each)."""
-        return self.dispatch.run(state, *placed)
+    def rest_of_epoch(self, step: int) -> Iterator[Batch]:
+        """The batches, on the devices, that are left of an epoch after update `step` of the run. Each is placed when it
+        is asked for, while the devices still compute the update before."""
+        epoch, done = divmod(step, self.train_batches.per_epoch)
+        batches = self.train_batches.epoch(epoch, done)
+        for batch, _ in zip(batches, range(step, self.total_steps), strict=False):
+            yield self.strategy.place_batch(batch)
 
     def evaluate(self, state: Any) -> Totals:
-        """Loss and accuracy of a placed state over exactly the test set."""
+        """Loss and metrics of a placed state over exactly the test set."""
         meter = Meter()
-        for step, batch in enumerate(self.test_batches.epoch(0), start=1):
-            meter.add(step, self.steps.eval_step(state, self.steps.place_batch(batch)))
+        for step, batch in enumerate(self.test_batches.epoch(0)):
+            sums = self.strategy.eval_step(state, self.strategy.place_batch(batch))
+            meter.add(step + 1, sums, self.test_batches.examples_in(step))
         return meter.finish()
 
 
@@ -138,14 +108,13 @@ def prepare(
     Args:
         config: what to do.
         peers: the processes that take part.
-        model: builds the network, in the place of the one that the configuration names; see `Task.model`.
+        model: builds the network, in the place of the one that the configuration names; see `pmapdp.state.build`.
         data: arrays in the place of the data set that the configuration names.
         loss: in the place of the model's own, `model.loss`, or else of the cross-entropy; see `Task.loss`.
 
     Raises:
-        UserError: the configuration fits neither itself, nor the machine, nor the data, or the processes differ.
+        UserError: the configuration fits neither the machine nor the data, or the processes differ.
     """
-    check(config)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise UserError(
@@ -157,9 +126,13 @@ def prepare(
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
     task = make_task(config, model, loss)
+    if data is not None:
+        config = dataclasses.replace(config, dataset="arrays")
     data, _ = viewed(data or load_data(config.dataset, config.data_dir), task.model)
     data = check_data(data)
-    check_task(task, data, classifies=loss is None and not hasattr(task.model, "loss"))
+    check_task(task, data)
+    if model is not None:
+        config = dataclasses.replace(config, model=task.name)
     if peers.first:
         peers.wait("the data set")
     if peers.count > 1:
@@ -173,51 +146,42 @@ def prepare(
         data.train, B, devices=shards, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
     )
     test_batches = Batches(data.test, max(B, EVALUATION_BATCH_PER_DEVICE * shards), devices=shards, here=here)
-    all_steps = config.epochs * train_batches.steps
-    schedule = make_schedule(config, B, train_batches.steps, all_steps)
+    all_steps = config.epochs * train_batches.per_epoch
+    schedule = make_schedule(config, B, train_batches.per_epoch, all_steps)
     task = dataclasses.replace(task, optimizer=make_optimizer(config, schedule))
-    make = functools.partial(make_steps, config.strategy, devices=devices, layout=layout)
-    steps = make(task)
-    job = Job(
+    return Job(
+        config=config,
         devices=devices,
         data=data,
         task=task,
-        make_steps=make,
         train_batches=train_batches,
         test_batches=test_batches,
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=jax.jit(schedule),  # operation by operation it would be a dozen programs to compile
-        ends=[every for every in (config.checkpoint_every, config.check_replicas) if every],
-        steps=steps,
-        dispatch=Dispatch(lambda batch, count: (steps.place_batch(batch),), steps.train_step),
-        steps_per_dispatch=1,
+        strategy=make_strategy(config.strategy, task, devices, layout),
         layout=layout,
         peers=peers,
     )
-    # The one seam for simulated devices: what `pmapdp/cpu/` makes faster there has the same results. Accelerators take
-    # of it what is asked for, several updates in a dispatch.
-    if devices[0].platform == "cpu" or (config.steps_per_dispatch or 1) > 1:
-        from pmapdp.cpu import fit
-
-        return fit(job, config.strategy, config.steps_per_dispatch)
-    return job
 
 
 def make_task(
     config: Config, model: Callable[..., nnx.Module] | None = None, loss: Callable[..., MetricSums] | None = None
 ) -> Task:
-    """What is trained, with learning rate 0: that depends on how the batch is split. `model` and `loss` as for
+    """What is trained, without its optimizer, which depends on how the batch is split. `model` and `loss` as for
     `prepare`."""
-    model = model or find_model(config.model)
-    loss = loss or getattr(model, "loss", None)
-    return Task(
-        model,
-        make_optimizer(config, lambda step: 0.0),
-        config.seed,
-        config.dtype,
-        loss or functools.partial(cross_entropy, label_smoothing=config.label_smoothing),
-        config.accumulate,
-    )
+    built = build(model or find_model(config.model), config.seed, config.dtype)
+    smoothed = functools.partial(cross_entropy, label_smoothing=config.label_smoothing)
+    loss = loss or getattr(type(built), "loss", None) or smoothed
+    return Task(built, seed=config.seed, dtype=config.dtype, loss=loss, accumulate=config.accumulate)
+
+
+def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: Layout) -> Strategy:
+    """The five functions of a strategy on `devices`, which hold the shards of every array that the layout says."""
+    if name == "jit" and (task.accumulate > 1 or layout.splits_state):
+        return split_step.make_strategy(task, layout)
+    if layout.shard_state == "optimizer":
+        return split_step.make_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
+    return steps.make_strategy(name, task, devices)
 
 
 def own_facts(devices: list[jax.Device], data: DataSet, dataset: str) -> dict[str, Any]:

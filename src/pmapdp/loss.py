@@ -1,6 +1,6 @@
 """Loss and metrics as sums and counts: sums over devices and steps stay exact, means of means do not.
 
-Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the whole batch), C classes.
+Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the global batch), C classes.
 """
 
 from typing import Any, NamedTuple
@@ -13,19 +13,24 @@ from flax import nnx
 from pmapdp.data.batches import Batch
 from pmapdp.models.layers import Context
 
+NONE: dict[str, Any] = {}
+
 
 class MetricSums(NamedTuple):
     """Sums over examples; `+` of two of them, field by field, is the sum over all their examples.
 
     Attributes:
         loss: `[]` sum of the losses; for the cross-entropy in natural logarithms.
-        correct: `[]` number of examples whose highest logit is that of their class.
-        count: `[]` number of examples, without padding. It divides the gradient: a loss over tokens counts tokens.
+        correct: `[]` number of examples whose highest logit is that of their class; None where there are no classes.
+        count: `[]` sum of the weights, for example the number of examples without padding. It divides the gradient: a
+            loss over tokens counts tokens.
+        others: further sums by name, `[]` each; their means over the count are shown beside the loss.
     """
 
     loss: Any
     correct: Any
     count: Any
+    others: Any = NONE
 
 
 def cross_entropy(model: nnx.Module, batch: Batch, context: Context, *, label_smoothing: float = 0.0) -> MetricSums:

@@ -58,8 +58,8 @@ def find_model(name: str) -> Callable[..., nnx.Module]:
     return MODELS[name]
 
 
-def view_of(model: Callable[..., nnx.Module]) -> str:
-    """What a model takes: one of `VIEWS` of texts, or images as they are."""
+def view_of(model: Any) -> str:
+    """What a model, or a class of them, takes: one of `VIEWS` of texts, or images as they are."""
     return getattr(model, "view", "images")
 
 
@@ -86,7 +86,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
 
 
-def viewed(data: DataSet, model: Callable[..., nnx.Module]) -> tuple[DataSet, Any]:
+def viewed(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
     """The arrays of a data set, and what made them of its texts: a view fitted to those of the training set, or None.
 
     Raises:

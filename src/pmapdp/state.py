@@ -1,8 +1,12 @@
 """The train state: one pytree without any device axis, the same for every strategy and any number of devices.
 
-Beside it the task: the model, loss and update rule that a training step is made from.
+Lesson 03 teaches this file. Beside the state it has the task: the built model, the loss and the update rule that a
+training step is made from.
 """
 
+import contextlib
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,72 +22,110 @@ from pmapdp.loss import cross_entropy
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that changes during training, as nested dictionaries of arrays.
+    """All that changes during training, and what the model keeps besides, as nested dictionaries of arrays.
 
     Attributes:
         step: `[]` int32, updates made so far.
-        params: the model's parameters.
-        batch_stats: running statistics of batch norm; empty where there is none.
+        params: what is trained.
+        model_state: all other arrays of the model: running statistics, constants, parameters that are not trained.
         optimizer_state: optax's state.
     """
 
     step: Any
     params: Any
-    batch_stats: Any
+    model_state: Any
     optimizer_state: Any
 
 
-@dataclass(frozen=True)
+NO_UPDATES = optax.set_to_zero()
+
+
+@dataclass(frozen=True, eq=False)
 class Task:
-    """What is trained, and nothing about where: model, loss and update rule. Static inside compiled steps.
+    """What is trained, and nothing about where.
 
     Attributes:
-        model: builds the network: a function of `rngs`, `dtype` and `param_dtype`, for example the class `CNN`. The
-            network takes (inputs, `Context`), and has its parameters in `nnx.Param`.
+        model: the built network, its arrays on the host; `build` makes one.
         optimizer: the update rule.
-        seed: determines parameters and dropout masks.
+        seed: determines the dropout masks.
         dtype: type of the computation.
         loss: a function of (model, batch, context) that returns `MetricSums`.
         accumulate: micro-batches per device and update.
-        transform: applied to the loss function before it is differentiated. It must return an equal function; for
-            simulated devices `pmapdp/cpu/` has one that computes convolutions faster.
+        trainable: which variables are trained, a filter of Flax.
     """
 
-    model: Callable[..., nnx.Module]
-    optimizer: optax.GradientTransformation
+    model: nnx.Module
+    optimizer: optax.GradientTransformation = NO_UPDATES
     seed: int = 0
     dtype: str = "float32"
     loss: Callable[..., Any] = cross_entropy
     accumulate: int = 1
-    transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    trainable: Any = nnx.Param
+
+    def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
+        """The arrays of a model of this structure: those that are trained, and the others."""
+        _, params, model_state = nnx.split(model, self.trainable, ...)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
     @property
-    def param_dtype(self) -> str:
-        """Type of parameters, optimizer state and all-reduce: float32 also under bfloat16."""
-        return "float64" if self.dtype == "float64" else "float32"
-
-    def build_model(self) -> nnx.Module:
-        """A new model with its initial parameters."""
-        return self.model(
-            rngs=nnx.Rngs(self.seed), dtype=jnp.dtype(self.dtype), param_dtype=jnp.dtype(self.param_dtype)
-        )
+    def name(self) -> str:
+        """Of the model's class."""
+        return type(self.model).__name__
 
     @property
     def input_axes(self) -> tuple[str, ...]:
         """Logical names of the axes of the model's inputs: its own `input_axes`, or the examples alone."""
         return getattr(self.model, "input_axes", ("batch",))
 
-    def model_structure(self) -> nnx.GraphDef:
-        """The model without its arrays; no memory is used for them."""
-        return nnx.split(nnx.eval_shape(self.build_model))[0]
+    @property
+    def classifies(self) -> bool:
+        """Whether the loss is the cross-entropy, so that the model gives logits of classes."""
+        return getattr(self.loss, "func", self.loss) is cross_entropy
+
+    @functools.cached_property
+    def structure(self) -> nnx.GraphDef:
+        """The model without its arrays."""
+        return nnx.split(self.model, self.trainable, ...)[0]
+
+    def model_with(self, params: Any, model_state: Any) -> nnx.Module:
+        """A model with these arrays. It has variables of its own: a layer may assign to them."""
+        return nnx.merge(self.structure, params, model_state, copy=True)
+
+
+def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32") -> nnx.Module:
+    """The network with its initial parameters, on the host.
+
+    It is built as any program would build it, and not under tracing, where Flax takes a constant that the model keeps
+    for a part of its structure.
+
+    Args:
+        model: a class or function that takes `rngs`, and, where it names them, `dtype` and `param_dtype`.
+        seed: determines the initial parameters.
+        dtype: type of the computation; parameters, optimizer state and all-reduce stay in float32 under bfloat16.
+    """
+    param_dtype = "float64" if dtype == "float64" else "float32"
+    types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
+    taken = inspect.signature(model).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        types = {name: value for name, value in types.items() if name in taken}
+    with on_the_host():
+        built = model(rngs=nnx.Rngs(seed), **types)
+        structure, arrays = nnx.split(built)
+        return nnx.merge(structure, jax.device_get(arrays))
+
+
+def on_the_host() -> contextlib.AbstractContextManager[Any]:
+    """Where a model is built: on a CPU, so that no accelerator need hold all of it."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names accelerators alone
+        return contextlib.nullcontext()
 
 
 def initial_state(task: Task) -> TrainState:
-    """The state before the first update; a pure function of the task, which may be compiled with any sharding."""
-    model = task.build_model()
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    batch_stats = nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
-    return TrainState(jnp.zeros((), jnp.int32), params, batch_stats, task.optimizer.init(params))
+    """The state before the first update."""
+    params, model_state = task.arrays_of(task.model)
+    return TrainState(jnp.zeros((), jnp.int32), params, model_state, task.optimizer.init(params))
 
 
 def create_state(task: Task, sharding: Any = None) -> TrainState:
@@ -91,13 +133,21 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
 
     Args:
         task: what is trained.
-        sharding: where the arrays are made, one sharding or a pytree of them like the state; with None they are
+        sharding: where the arrays are placed, one sharding or a pytree of them like the state; with None they are
             NumPy arrays on the host.
     """
-    # This program runs once: to optimize it takes seconds, and saves none.
-    options = {"xla_backend_optimization_level": 0}
-    state = jax.jit(initial_state, static_argnums=0, out_shardings=sharding, compiler_options=options)(task)
-    return jax.device_get(state) if sharding is None else state
+    if sharding is None:
+        return jax.device_get(initial_state(task))
+    params, model_state = task.arrays_of(task.model)
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, jax.eval_shape(task.optimizer.init, params))
+    shardings: TrainState = jax.tree.broadcast(sharding, state)
+    params = jax.device_put(params, shardings.params)
+    return TrainState(
+        step=jax.device_put(jnp.zeros((), jnp.int32), shardings.step),
+        params=params,
+        model_state=jax.device_put(model_state, shardings.model_state),
+        optimizer_state=jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state)(params),
+    )
 
 
 def count_parameters(params: Any) -> int:

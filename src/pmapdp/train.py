@@ -24,8 +24,6 @@ from pmapdp.command.flags import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError
 from pmapdp.job import prepare
-from pmapdp.malloc import keep_freed_memory
-from pmapdp.own.data_file import named
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import ALONE, Peers
@@ -49,7 +47,7 @@ class Result:
 
 
 def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
-    """Run `config` from start to end, or go on with the run in its workdir.
+    """Run `config` from start to end, or resume the run in its workdir.
 
     Args:
         config: what to do.
@@ -67,27 +65,27 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, peers, **own)
-        with running(job, named(dataclasses.asdict(config), **own), started) as run:
+        train_step = job.strategy.train_step  # made by the file in steps/ that the strategy names
+        with running(job, started) as run:
             state, step = run.state, run.step
             while step < job.total_steps:
                 try:
                     run.start_epoch(step)
-                    for count, placed in job.dispatches(step):
-                        run.before_updates(step + count)
-                        state, sums = job.train_steps(state, *placed)
-                        step += count
-                        run.after_updates(step, state, sums)
+                    for batch in job.rest_of_epoch(step):
+                        run.before_update(step + 1)
+                        state, sums = train_step(state, batch)
+                        step += 1
+                        run.after_update(step, state, sums)
                     run.end_epoch(step, state, job.evaluate(state))
                 except DivergedError as error:
                     state, step = run.roll_back(error)
             run.end(step)
-            run.report.lines(compare_with_reported(config, run.epochs))
-            return Result(job.steps.fetch(state), run.epochs)
+            run.report.lines(compare_with_reported(job.config, run.epochs))
+            return Result(job.strategy.fetch(state), run.epochs)
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
-    keep_freed_memory()
     with joined(options, dataclasses.asdict(config)) as peers:
         train(config, peers)

@@ -1,28 +1,23 @@
-"""The command lines of all commands: argparse from dataclasses. Every mistake is one sentence.
+"""The command lines of all commands: argparse from the fields of dataclasses. Every mistake is one sentence.
 
-A field is a flag: `data_dir` is `--data-dir` (or `--data_dir`), and the string below the field is its help. A field of
-type `Annotated[str, "MODEL"]` is an argument without a flag, shown by that name; the last of them may be a tuple. Flags
-and arguments may come in any order.
+A field made by `setting` is a flag: `data_dir` is `--data-dir` (or `--data_dir`). One with a `place` has no flag; the
+last of them may be a tuple. Flags and arguments may come in any order. (tyro, which does this too, prints its errors as
+boxes of several lines, and offers no hook for them.)
 """
 
 import argparse
-import ast
 import dataclasses
 import functools
-import inspect
-import itertools
 import re
 import reprlib
 import shutil
-import textwrap
 import types
 import typing
-from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn, TypeVar
 
-from pmapdp.config import GROUPS, Config, check, flag
+from pmapdp.config import Config, flag
 from pmapdp.errors import UserError, unknown
-from pmapdp.processes.options import ProcessesOptions
 from pmapdp.recipes import RECIPES
 
 Options = TypeVar("Options")
@@ -34,56 +29,78 @@ VALUES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class RecipeOptions:
-    """What the flags change."""
-
-    recipe: Annotated[str, "[RECIPE]"] = "digits"
-    """One of those above; digits where none is named."""
-
-
 def parse_options(options: type[Options], arguments: list[str], *, program: str, example: str) -> Options:
-    """The values of a command without a recipe; `options` is a dataclass whose docstring describes the command, the
-    other arguments are as for `read_flags`."""
-    return options(**read_flags([options], arguments, program=program, example=example))
-
-
-def parse(arguments: list[str]) -> Config:
-    """The configuration that the command line of `python -m pmapdp.train` asks for; see `parse_with`."""
-    return parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")[0]
+    """The values of a command without a recipe: `options` is a dataclass, whose docstring describes the command;
+    `program` and `example` are a command line that works."""
+    return options(**Parser(program, example, options.__doc__).read([options], arguments))
 
 
 def parse_with(
-    own: type[Options], arguments: list[str], *, program: str, groups: Sequence[type] = GROUPS
+    own: type[Options], arguments: list[str], *, program: str, sections: Collection[str] | None = None
 ) -> tuple[Config, Options]:
     """The configuration that a command line with a recipe asks for, and the command's own options: a dataclass with a
-    default for every field. Fields of the configuration outside of `groups` keep the recipe's value."""
-    named = next((argument for argument in arguments if argument in RECIPES), "digits")
-    values = read_flags(
-        [RecipeOptions, *groups, own],
-        arguments,
-        program=program,
-        example="digits --devices 8",
-        about="\n".join(["Recipes:", *(f"  {name}: {recipe.summary}" for name, recipe in RECIPES.items())]),
-        defaults=vars(RECIPES[named].config),
-    )
-    recipe = values.get("recipe", "digits")
-    if recipe not in RECIPES:
+    default for every field. Settings outside of `sections` keep the recipe's value."""
+    named = next((each for each in arguments if each in RECIPES), "digits")
+    about = "\n".join(["Recipes:", *(f"  {name}: {each.summary}" for name, each in RECIPES.items())])
+    parser = Parser(program, "digits --devices 8", about)
+    values = parser.read([Config, own], arguments, vars(RECIPES[named].config), sections)
+    if (recipe := values.pop("recipe", "digits")) not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
-    mine = {name: values.pop(name) for name in inspect.signature(own).parameters if name in values}
+    names = {field.name for field in dataclasses.fields(own)}  # type: ignore[arg-type]
+    options = own(**{name: values.pop(name) for name in names & values.keys()})
     # A batch size on the command line replaces the recipe's, also when that is of the other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
         values |= dict.fromkeys(sizes - values.keys())
-    config = dataclasses.replace(RECIPES[recipe].config, **values)
-    check(config)
-    return config, own(**mine)
+    return dataclasses.replace(RECIPES[recipe].config, **values), options
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose errors are sentences; `example` is a command line that works."""
+    """One whose errors are sentences that end with a command line that works."""
 
-    example = ""
+    def __init__(self, program: str, example: str, about: str | None):
+        width = min(100, shutil.get_terminal_size().columns)
+        shape = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=width)
+        super().__init__(
+            description=about, formatter_class=shape, argument_default=argparse.SUPPRESS, allow_abbrev=False
+        )
+        self.program, self.works = program, f"{program} {example}"
+
+    def read(
+        self,
+        groups: list[type],
+        arguments: list[str],
+        defaults: Mapping[str, Any] = types.MappingProxyType({}),
+        sections: Collection[str] | None = None,
+    ) -> dict[str, Any]:
+        """The values that a command line gives, by field of the dataclasses `groups`; with `--help` this prints the
+        help, which shows `defaults` where they are not those of the fields, and exits. A field of a later group
+        replaces one of the same name."""
+        hints = {name: hint for group in groups for name, hint in typing.get_type_hints(group).items()}
+        fields = {field.name: field for group in groups for field in dataclasses.fields(group)}
+        own = {field.name for field in dataclasses.fields(groups[-1])}
+        titles: dict[str, Any] = {}
+        for name, field in fields.items():
+            title = field.metadata["section"]
+            if name in own or title == "arguments" or sections is None or title in sections:
+                section = titles.get(title) or titles.setdefault(title, self.add_argument_group(title))
+                add(
+                    section, field, hints[name], defaults.get(name, field.default) if name not in own else field.default
+                )
+        places = [field.metadata["place"] for field in fields.values() if field.metadata["place"]]
+        self.usage = " ".join([self.program, *places, "[flags]"])
+        if "progress" not in fields:  # every command takes it
+            self.add_argument("--progress", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
+        with_hyphens = [NAME.sub(lambda name: name[0].replace("_", "-"), each) for each in arguments]
+        found, left = self.parse_known_intermixed_args(with_hyphens)
+        for each in left:
+            if each.startswith("-"):
+                known = [flag(name) for name, field in fields.items() if not field.metadata["place"]]
+                raise unknown("argument", each.partition("=")[0], known)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        values = {name: value for name, value in vars(found).items() if name in fields}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     def print_help(self, file: Any = None) -> None:
         """Called for --help; argparse's own passes over an output that takes nothing."""
@@ -92,92 +109,32 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Called by argparse about what it does not take."""
         said = re.sub("^argument (.*?):", r"\1", message).replace("ignored explicit argument", "takes no value, here")
-        raise UserError(f"{said}: try {self.example}")
+        raise UserError(f"{said}: try {self.works}")
 
 
-def read_flags(
-    groups: Sequence[type],
-    arguments: list[str],
-    *,
-    program: str,
-    example: str,
-    about: str | None = None,
-    defaults: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The values that a command line gives, by field; with `--help` this prints the help and exits.
-
-    The fields of the dataclasses `groups` are the flags, and each class is a group of the help. `program` and `example`
-    are a command line that works. The help begins with `about` (default: the docstring of the first group), and shows
-    `defaults` where they are not those of the fields.
-    """
-    hints = {name: hint for group in groups for name, hint in typing.get_type_hints(group, include_extras=True).items()}
-    places = {name: hint.__metadata__[0] for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
-    parser = Parser(
-        usage=" ".join([program, *places.values(), "[flags]"]),
-        description=about or inspect.getdoc(groups[0]),
-        formatter_class=functools.partial(
-            argparse.RawDescriptionHelpFormatter,
-            max_help_position=32,
-            width=min(100, shutil.get_terminal_size().columns),
-        ),
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
+def add(section: Any, field: dataclasses.Field, hint: Any, default: Any) -> None:
+    """Add the flag or argument of a field to a section of the help."""
+    text, several = field.metadata["about"].replace("%", "%%"), typing.get_origin(hint) is tuple
+    if place := field.metadata["place"]:
+        nargs = None if default is dataclasses.MISSING else "*" if several else "?"
+        section.add_argument(field.name, metavar=place, nargs=nargs, default=argparse.SUPPRESS, help=text)
+        return
+    if not (default in (None, ()) or default is False):
+        text += f" (default: {default})"
+    if hint is bool:
+        section.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=text)
+        return
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    kind = typing.get_args(hint)[0] if several or optional else hint
+    section.add_argument(
+        flag(field.name),
+        action="extend" if several else "store",
+        nargs="+" if several else None,
+        type=functools.partial(convert, flag(field.name), kind),
+        choices=typing.get_args(kind) or None,
+        metavar=VALUES[kind][0] if kind in VALUES else None,
+        help=text,
     )
-    parser.example = f"{program} {example}"
-    for group in groups:
-        add_group(parser, group, hints, defaults or {})
-    if "progress" not in hints:  # every command takes it
-        parser.add_argument("--progress", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
-    with_hyphens = [NAME.sub(lambda name: name[0].replace("_", "-"), argument) for argument in arguments]
-    found, left = parser.parse_known_intermixed_args(with_hyphens)
-    for argument in left:
-        if argument.startswith("-"):
-            raise unknown("argument", argument.partition("=")[0], [flag(name) for name in hints if name not in places])
-    if left:
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
-    values = {name: value for name, value in vars(found).items() if name in hints}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-@functools.cache
-def help_texts(group: type) -> dict[str, str]:
-    """The strings below the fields of a dataclass, by field."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(group))).body
-    return {
-        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
-        for field, text in itertools.pairwise(typing.cast(ast.ClassDef, tree).body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
-
-
-def add_group(parser: Parser, group: type, hints: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Add the flags of a dataclass; the strings below its fields become their help."""
-    about, title = inspect.getdoc(group), group.__name__.removesuffix("Options").lower() or "arguments"
-    section = parser.add_argument_group(title, about if about != parser.description else "")
-    for field in dataclasses.fields(group):
-        hint, default = hints[field.name], defaults.get(field.name, field.default)
-        text = help_texts(group).get(field.name, "").replace("%", "%%")
-        if typing.get_origin(hint) is Annotated:
-            kind, name = typing.get_args(hint)
-            nargs = None if default is dataclasses.MISSING else "*" if typing.get_origin(kind) is tuple else "?"
-            section.add_argument(field.name, metavar=name, nargs=nargs, default=argparse.SUPPRESS, help=text)
-            continue
-        if not (default in (None, ()) or default is False):
-            text += f" (default: {default})"
-        if hint is bool:
-            section.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=text)
-            continue
-        several, optional = (typing.get_origin(hint) in kinds for kinds in ([tuple], [types.UnionType, typing.Union]))
-        kind = typing.get_args(hint)[0] if several or optional else hint
-        section.add_argument(
-            flag(field.name),
-            action="extend" if several else "store",
-            nargs="+" if several else None,
-            type=functools.partial(convert, flag(field.name), kind),
-            choices=typing.get_args(kind) or None,
-            metavar=VALUES[kind][0] if kind in VALUES else None,
-            help=text,
-        )
 
 
 def convert(name: str, kind: Any, text: str) -> Any:

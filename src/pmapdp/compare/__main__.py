@@ -26,51 +26,52 @@ from pmapdp.compare.page import page
 from pmapdp.compare.pictures import require_matplotlib
 from pmapdp.compare.runs import compare
 from pmapdp.compare.table import summary, table, verified
-from pmapdp.config import DataOptions, ModelOptions, OptimizationOptions, check
+from pmapdp.config import setting
 from pmapdp.files.writing import require_writable, write_file
-from pmapdp.malloc import keep_freed_memory
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """The examples of an update, the same in all runs."""
-
-    global_batch_size: int | None = None
-    """Examples per update over all devices; default: as the recipe has it on the largest number of devices."""
 
 
 @dataclass(frozen=True)
 class CompareOptions:
     """What is compared, and where the result goes. A single device always takes part: the others must equal it."""
 
-    strategies: tuple[Literal["pmap", "jit", "shard_map"], ...] = ("pmap", "jit", "shard_map")
-    """Strategies to compare with a single device."""
-    devices: tuple[int, ...] = ()
-    """Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices."""
-    steps: int = 100
-    """Updates of each run, at least 2. The default is enough to see equal losses and a steady speed."""
-    json: str | None = None
-    """Write all results to this file."""
-    html: str | None = None
-    """Write a page with pictures to this file; it opens without a network. Needs pmapdp[plots]."""
+    strategies: tuple[Literal["pmap", "jit", "shard_map"], ...] = setting(
+        "comparison", ("pmap", "jit", "shard_map"), "Strategies to compare with a single device."
+    )
+    devices: tuple[int, ...] = setting(
+        "comparison",
+        (),
+        "Numbers of devices, each a run of its own; default: all accelerators, or 8 simulated CPU devices.",
+    )
+    steps: int = setting(
+        "comparison",
+        100,
+        "Updates of each run, at least 2. The default is enough to see equal losses and a steady speed.",
+    )
+    global_batch_size: int | None = setting(
+        "comparison",
+        None,
+        "Examples per update over all devices; default: as the recipe has it on the largest number of devices.",
+    )
+    json: str | None = setting("comparison", None, "Write all results to this file.")
+    html: str | None = setting(
+        "comparison", None, "Write a page with pictures to this file; it opens without a network. Needs pmapdp[plots]."
+    )
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    groups = DataOptions, ModelOptions, BatchOptions, OptimizationOptions
-    config, options = parse_with(CompareOptions, arguments, program="python -m pmapdp.compare", groups=groups)
+    config, options = parse_with(
+        CompareOptions, arguments, program="python -m pmapdp.compare", sections=("data", "model", "optimization")
+    )
     config = replace(config, steps=options.steps, mesh=None, layout="data")
     counts: Sequence[int | None] = sorted(set(options.devices), reverse=True) or [None]
     plan = [replace(config, strategy=strategy, devices=N) for N in counts for strategy in options.strategies]
     plan.append(replace(config, strategy="single", devices=1))
-    for each in plan:
-        check(each)
     for path in filter(None, (options.json, options.html)):
         require_writable(path)
     if options.html:
         require_matplotlib("--html")
 
-    keep_freed_memory()
     with jax.enable_x64(config.dtype == "float64"):
         runs = compare(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
     report = {"config": asdict(plan[0]), "runs": runs}

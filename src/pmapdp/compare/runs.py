@@ -16,8 +16,8 @@ from pmapdp.devices import describe
 from pmapdp.errors import UserError
 from pmapdp.job import Job, prepare
 from pmapdp.metrics import Meter
-from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import create_state
+from pmapdp.steps import make_strategy
 from pmapdp.verify import Layout, verify
 from pmapdp.verify.trees import distance
 
@@ -55,13 +55,15 @@ def compare(plan: Sequence[Config], say: Callable[[str], None]) -> Runs:
 
 def causes(job: Job) -> list[str]:
     """What `pmapdp.verify` finds wrong with the strategy's step, beside that of one device on the same batch."""
-    steps = job.steps
+    strategy = job.strategy
     report = verify(
-        reference=make_steps("single", job.task, job.devices[:1]).train_step,
-        step=steps.train_step,
+        reference=make_strategy("single", job.task, job.devices[:1]).train_step,
+        step=strategy.train_step,
         state=create_state(job.task),
         batch=next(job.train_batches.epoch(0)),
-        layout=Layout(lambda state, devices: steps.place_state(state), lambda batch, devices: steps.place_batch(batch)),
+        layout=Layout(
+            lambda state, devices: strategy.place_state(state), lambda batch, devices: strategy.place_batch(batch)
+        ),
         devices=job.devices,
         float64=False,  # the run has the type that was asked for
     )
@@ -81,17 +83,17 @@ def measure(job: Job) -> tuple[dict[str, Any], Any]:
     """
     if job.total_steps < 2:
         raise UserError("a single update is too few to time: try --steps 100, with a smaller batch")
-    steps, meter = job.steps, Meter()
-    train_step: Any = steps.train_step
-    state = create_state(job.task, steps.state_sharding)
-    first = steps.place_batch(next(job.train_batches.epoch(0)))
+    strategy, meter = job.strategy, Meter()
+    train_step: Any = strategy.train_step
+    state = create_state(job.task, strategy.state_sharding)
+    first = strategy.place_batch(next(job.train_batches.epoch(0)))
     program = train_step.lower(state, first).compile().as_text()  # the calls below find this program and use it
     epochs = (job.train_batches.epoch(number) for number in itertools.count())
     batches = itertools.islice(itertools.chain.from_iterable(epochs), job.total_steps)
     every_sums, groups = [], []
     size = min(LARGEST_GROUP, max(1, job.total_steps // 10))
     for step, batch in enumerate(batches, start=1):
-        state, sums = train_step(state, steps.place_batch(batch))
+        state, sums = train_step(state, strategy.place_batch(batch))
         every_sums.append(sums)
         meter.add(step, sums, batch.examples)
         if step % size == 0:
@@ -102,8 +104,8 @@ def measure(job: Job) -> tuple[dict[str, Any], Any]:
     milliseconds, rates = zip(*groups[1:], strict=True)
     low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
     return {
-        "losses": [float(sums.loss) / float(sums.count) for sums in steps.fetch(every_sums)],
+        "losses": [float(sums.loss) / float(sums.count) for sums in strategy.fetch(every_sums)],
         "step_ms": {"median": median, "low": low, "high": high},
         "examples_per_second": float(np.median(rates)),
         "collectives": [each._asdict() for each in collectives(program)],
-    }, steps.fetch(state.params)
+    }, strategy.fetch(state.params)

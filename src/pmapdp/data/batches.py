@@ -4,7 +4,7 @@ A run that starts again in the middle of an epoch asks for the same batch and ge
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class Batches:
         self.devices, self.accumulate = devices, accumulate
         self.here = here or range(devices)
         self.examples = len(split.labels)
-        self.steps = math.ceil(self.examples / batch_size)
+        self.per_epoch = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
         self.share = math.ceil(self.micro_batch / devices)  # rows of one micro-batch on one device
 
@@ -86,41 +86,21 @@ class Batches:
         here = by_device[self.here.start : self.here.stop]
         return here.reshape(len(self.here), K * self.share)
 
-    def take(self, *batches: np.ndarray) -> Batch:
-        """The examples of one or several batches, padded with copies of example 0 at weight 0.
-
-        Args:
-            batches: the indices of each, at most B; an empty array is padding alone. A device's rows hold its share of
-                the first batch, then of the second, and so on; the rows of the devices here are taken.
-        """
-        order = np.stack([self.rows(indices) for indices in batches], axis=1).reshape(-1)
+    def take(self, indices: np.ndarray) -> Batch:
+        """The examples of these indices, at most B, padded with copies of example 0 at weight 0; of several processes
+        only the rows of the devices here."""
+        order = self.rows(indices).reshape(-1)
         weights = (order >= 0).astype(np.float32)
         order = np.maximum(order, 0)
         return Batch(self.split.inputs[order], self.split.labels[order], order, weights)
 
-    def examples_between(self, first: int, last: int) -> int:
-        """Examples in the batches of the steps from `first` to below `last` of the run, over all devices and without
-        padding; both lie in the same epoch.
-        """
-        start = first // self.steps * self.steps
-        return min((last - start) * self.batch_size, self.examples) - (first - start) * self.batch_size
+    def examples_in(self, step: int) -> int:
+        """Examples in the batch of `step` (from 0) of the run, over all devices and without padding."""
+        first = step % self.per_epoch * self.batch_size
+        return min(self.batch_size, self.examples - first)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` (from 0), starting at its step `first_step` (from 0)."""
         order = self.order(epoch)
-        for step in range(first_step, self.steps):
-            yield self.take(self.of_step(order, step))
-
-    def several(self, epoch: int, first_step: int, counts: Iterable[int], most: int) -> Iterator[Batch]:
-        """The batches of `epoch` from `first_step` on, so many at once as `counts` says; each time padding alone stands
-        for what is missing to `most`, so that all have one size.
-        """
-        order, step = self.order(epoch), first_step
-        for count in counts:
-            batches = [self.of_step(order, each) for each in range(step, step + count)]
-            yield self.take(*batches, *[order[:0]] * (most - count))
-            step += count
-
-    def of_step(self, order: np.ndarray, step: int) -> np.ndarray:
-        """The indices, out of those of an epoch, of the examples in the batch of `step` (from 0)."""
-        return order[step * self.batch_size : (step + 1) * self.batch_size]
+        for step in range(first_step, self.per_epoch):
+            yield self.take(order[step * self.batch_size : (step + 1) * self.batch_size])

@@ -12,12 +12,14 @@ if __name__ == "__main__":  # before the imports, which take a second: a signal 
 
     run("pmapdp.evaluate.__main__")
 
+import dataclasses
 import json
 import os
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from pmapdp.command.flags import parse_options
+from pmapdp.config import setting
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import from_exported, from_workdir
 
@@ -26,17 +28,23 @@ from pmapdp.evaluate.evaluation import from_exported, from_workdir
 class Options:
     """Loss and accuracy of a trained model over exactly the test set of its data."""
 
-    model: Annotated[str, "MODEL"]
-    """Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote; such a file
-    holds a program, so use only files of people whom you trust."""
-    strategy: Literal["pmap", "jit", "shard_map", "single"] | None = None
-    """Who splits the batch and adds up; default: as in training. An exported model runs on one device."""
-    devices: int | None = None
-    """Number of devices; default: as in training."""
-    data_dir: str | None = None
-    """Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."""
-    json: bool = False
-    """Print the result as one JSON object."""
+    model: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote; such a file "
+        "holds a program, so use only files of people whom you trust.",
+        place="MODEL",
+    )
+    strategy: Literal["pmap", "jit", "shard_map", "single"] | None = setting(
+        "options",
+        None,
+        "Who splits the batch and adds up; default: as in training. An exported model runs on one device.",
+    )
+    devices: int | None = setting("options", None, "Number of devices; default: as in training.")
+    data_dir: str | None = setting(
+        "options", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."
+    )
+    json: bool = setting("options", False, "Print the result as one JSON object.")
 
 
 def main(arguments: list[str]) -> None:
@@ -51,9 +59,10 @@ def main(arguments: list[str]) -> None:
     else:
         raise UserError(f"{options.model} is an exported model, for one device: leave out --strategy and --devices")
     if options.json:
-        result = {"test_loss": totals.mean_loss, "test_accuracy": totals.accuracy, "test_examples": totals.count}
-        print(json.dumps(result | facts))
+        print(json.dumps(totals.means("test_") | {"test_examples": totals.examples} | facts))
         return
-    print(f"test loss {totals.mean_loss:.6f} accuracy {totals.accuracy:.4f}")
-    print(f"{totals.count:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
+    means = totals.means()
+    others = [f"{name} {value:.4f}" for name, value in means.items() if name != "loss"]
+    print(" ".join([f"test loss {means['loss']:.6f}", *others]))
+    print(f"{totals.examples:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
     print(f"{facts['strategy']}, {facts['device_kind']}")

@@ -37,7 +37,8 @@ def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
     totals, sums = Totals(), jax.jit(metric_sums)
     with exported.precision():
         for batch in Batches(arrays, EVALUATION_BATCH_PER_DEVICE).epoch(0):
-            totals = totals.add(sums(*jax.device_put((exported.outputs(batch.inputs)["logits"], batch))))
+            logits = exported.outputs(batch.inputs)["logits"]
+            totals = totals.add(sums(*jax.device_put((logits, batch))), batch.examples)
     return totals
 
 
@@ -58,7 +59,7 @@ def from_workdir(
         state, _ = load_state(workdir, job.task)
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
-        return job.evaluate(job.steps.place_state(state)), facts
+        return job.evaluate(job.strategy.place_state(state)), facts
 
 
 def from_exported(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:

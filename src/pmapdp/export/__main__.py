@@ -5,11 +5,12 @@ if __name__ == "__main__":  # before the imports, which take a second: a signal 
 
     run("pmapdp.export.__main__")
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from pmapdp.command.flags import parse_options
+from pmapdp.config import setting
 from pmapdp.export.write import from_workdir
 
 
@@ -17,12 +18,23 @@ from pmapdp.export.write import from_workdir
 class Options:
     """Write the trained model of a run to one portable file, for python -m pmapdp.predict and others."""
 
-    workdir: Annotated[str, "WORKDIR"]
-    """Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken."""
-    file: Annotated[str, "FILE"]
-    """The file to write, for example model.zip; replaced if it exists."""
-    data_dir: str | None = None
-    """For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training."""
+    workdir: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken.",
+        place="WORKDIR",
+    )
+    file: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "The file to write, for example model.zip; replaced if it exists.",
+        place="FILE",
+    )
+    data_dir: str | None = setting(
+        "options",
+        None,
+        "For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training.",
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -45,17 +45,16 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from pmapdp import __version__
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason
 from pmapdp.export.read import ARRAYS, FORMAT, METADATA, PROGRAM, VIEW, Exported
 from pmapdp.files.writing import require_writable, write_file
-from pmapdp.job import make_task
 from pmapdp.models.layers import Context
 from pmapdp.registry import load_data, view_of, viewed
-from pmapdp.run.trained import load_run
+from pmapdp.run.checkpoint import load_state
+from pmapdp.run.trained import read_config, trained_task
 from pmapdp.state import Task, TrainState, count_parameters
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -77,8 +76,11 @@ def from_workdir(
         model, data: where `train` was given them as Python values.
     """
     require_writable(path)
-    config, state, metrics = load_run(workdir, model)
-    task = make_task(config, model)
+    config = read_config(workdir)
+    with jax.enable_x64(config.dtype == "float64"):
+        task = trained_task(config, model)
+        state, progress = load_state(workdir, task)
+    metrics = progress["last"]
     data, view = viewed(data or load_data(config.dataset, data_dir or config.data_dir), task.model)
     metadata = {
         "model": config.model,
@@ -109,15 +111,15 @@ def export_model(
     Raises:
         UserError: `path` cannot be written, or the parameters or the answers are no finite numbers.
     """
-    leaves, tree = jax.tree.flatten_with_path((state.params, state.batch_stats))
+    leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
 
     def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
-        params, batch_stats = jax.tree.unflatten(tree, [arrays[name] for name in names])
-        logits = nnx.merge(task.model_structure(), params, batch_stats)(inputs, Context())
+        params, model_state = jax.tree.unflatten(tree, [arrays[name] for name in names])
+        logits = task.model_with(params, model_state)(inputs, Context())
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 

@@ -15,7 +15,7 @@ from flax import nnx
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
 from pmapdp.models.layers import EVALUATION, Context
-from pmapdp.state import Task
+from pmapdp.state import Task, build
 
 SIZE = 1024
 
@@ -50,9 +50,9 @@ class DotReluDot(nnx.Module):
     def loss(self, batch: Batch, context: Context) -> MetricSums:
         """The mean squared error over the D numbers of each example; its labels are targets `[b, D]`."""
         errors = jnp.square(self(batch.inputs, context) - batch.labels).mean(-1)
-        return MetricSums((batch.weights * errors).sum(), jnp.zeros(()), batch.weights.sum())
+        return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
 
 
 def make_task(size: int = SIZE, rules: tuple[tuple[str, Any], ...] = ()) -> Task:
     """The guide's model, loss and optimizer."""
-    return Task(functools.partial(DotReluDot, size, rules=rules), optax.adam(1e-3), loss=DotReluDot.loss)
+    return Task(build(functools.partial(DotReluDot, size, rules=rules)), optax.adam(1e-3), loss=DotReluDot.loss)

@@ -21,8 +21,6 @@ from pmapdp.loss import MetricSums
 from pmapdp.models.layers import Context
 from pmapdp.state import Task
 
-KEPT_BY_TASK = (nnx.Param, nnx.BatchStat)
-
 
 def check_data(data: DataSet) -> DataSet:
     """Refuse arrays that do not fit together; returns the data set, integer labels as int32.
@@ -48,38 +46,37 @@ def check_data(data: DataSet) -> DataSet:
     return DataSet(splits[0], splits[1], data.classes)
 
 
-def check_task(task: Task, data: DataSet, *, classifies: bool) -> None:
-    """Refuse a model or a loss that does not take the data, or that keeps what no strategy can split.
-
-    `classifies` says whether the labels are classes, whose number the logits give; errors as of `check_data`.
-    """
-    name, labels = getattr(task.model, "__name__", "the model"), data.train.labels
+def check_task(task: Task, data: DataSet) -> None:
+    """Refuse a model or a loss that does not take the data, or that keeps what no strategy can split; errors as of
+    `check_data`."""
+    name, labels = task.name, data.train.labels
     inputs, answers = (jax.ShapeDtypeStruct((2, *array.shape[1:]), jnp.result_type(array)) for array in data.train)
     example = Batch(inputs, answers, *(jax.ShapeDtypeStruct((2,), dtype) for dtype in ("int32", "float32")))
-    found: list[tuple[Any, Any]] = []  # what would differ from device to device, and where
+    # What would differ from device to device, and where.
+    norms = [(path, each) for path, each in nnx.iter_modules(task.model) if isinstance(each, nnx.BatchNorm)]
+    random = nnx.to_flat_state(nnx.state(task.model, nnx.RngState))
+    params, model_state = task.arrays_of(task.model)
 
-    def outputs(batch: Batch) -> Any:
-        model, context = task.build_model(), Context(batch.weights)
-        found.extend((path, module) for path, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm))
-        found.extend(each for each in nnx.to_flat_state(nnx.state(model)) if not isinstance(each[1], KEPT_BY_TASK))
-        return model(batch.inputs, context) if classifies else task.loss(model, batch, context)
+    def outputs(params: Any, model_state: Any, batch: Batch) -> Any:
+        model, context = task.model_with(params, model_state), Context(batch.weights)
+        return model(batch.inputs, context) if task.classifies else task.loss(model, batch, context)
 
     try:
-        returned = nnx.eval_shape(outputs, example)
+        returned = jax.eval_shape(outputs, params, model_state, example)
     except Exception as error:
-        what = "does not take" if classifies else "and its loss do not take"
+        what = "does not take" if task.classifies else "and its loss do not take"
         raise UserError(
             f"{name} {what} inputs {list(inputs.shape)} of {inputs.dtype} ({reason(error)}): give inputs of its shape; "
             "it is built with rngs, dtype and param_dtype, and called with (inputs, context)"
         ) from error
-    for path, kept in found:
+    for path, kept in [*norms, *random]:
         raise UserError(
             f"{name} keeps {type(kept).__name__} in {'.'.join(map(str, path))}, which would differ from device to "
-            "device: keep nnx.Param and nnx.BatchStat alone, and use Dropout and BatchNorm of pmapdp.models"
+            "device: use Dropout of pmapdp.models.layers and BatchNorm of pmapdp.models.batch_norm"
         )
-    if not classifies and not isinstance(returned, MetricSums):
+    if not task.classifies and not isinstance(returned, MetricSums):
         raise UserError(f"the loss returns {type(returned).__name__}: return pmapdp.loss.MetricSums")
-    if not classifies:
+    if not task.classifies:
         return
     if getattr(returned, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
         raise UserError(

@@ -1,7 +1,6 @@
 """A data set of one's own in an .npz file: `python -m pmapdp.train --dataset my_data.npz`."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,9 +26,3 @@ def data_from_file(path: Path) -> DataSet:
             raise ValueError(reason(error)) from None
     train, test = (Split(arrays[f"{part}_inputs"], arrays[f"{part}_labels"]) for part in ("train", "test"))
     return DataSet(train, test, classes)
-
-
-def named(settings: dict[str, Any], model: Any = None, data: DataSet | None = None, **_: Any) -> dict[str, Any]:
-    """The settings of a run, with the names of a model and data that were given as values."""
-    names = {"model": getattr(model, "__name__", str(model))} if model else {}
-    return settings | names | ({"dataset": "arrays"} if data else {})

@@ -12,14 +12,16 @@ if __name__ == "__main__":  # before the imports, which take a second: a signal 
 
     run("pmapdp.predict.__main__")
 
+import dataclasses
 import json
 import textwrap
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from pmapdp.command.flags import parse_options
+from pmapdp.config import setting
 from pmapdp.errors import UserError
 from pmapdp.export.read import Exported, load_exported
 from pmapdp.predict.inputs import read_images, read_lines
@@ -39,14 +41,17 @@ class Options:
     Of a model of texts, every input is a text itself; --lines reads them from a file.
     """
 
-    model: Annotated[str, "MODEL"]
-    """A file that python -m pmapdp.export wrote. It holds a program, so use only files of people whom you trust."""
-    input: Annotated[tuple[str, ...], "[INPUT...]"] = ()
-    """Files with images, or texts."""
-    lines: str | None = None
-    """Model of texts: take every line of this file as a text, or of standard input where it is "-"."""
-    json: bool = False
-    """Print one JSON object a line, with the probabilities of all classes."""
+    model: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "A file that python -m pmapdp.export wrote. It holds a program, so use only files of people whom you trust.",
+        place="MODEL",
+    )
+    input: tuple[str, ...] = setting("arguments", (), "Files with images, or texts.", place="[INPUT...]")
+    lines: str | None = setting(
+        "options", None, 'Model of texts: take every line of this file as a text, or of standard input where it is "-".'
+    )
+    json: bool = setting("options", False, "Print one JSON object a line, with the probabilities of all classes.")
 
 
 def read_inputs(exported: Exported, options: Options) -> tuple[list[dict[str, Any]], list[str], np.ndarray]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from pmapdp.config import setting
 from pmapdp.errors import UserError
 
 
@@ -11,18 +12,24 @@ from pmapdp.errors import UserError
 class ProcessesOptions:
     """Several processes, each with its own devices; --devices counts those of one process."""
 
-    distributed: bool = False
-    """Join the other processes that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU started with this one."""
-    coordinator: str | None = None
-    """Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it."""
-    num_processes: int | None = None
-    """Without those: how many processes there are."""
-    process_id: int | None = None
-    """Without those: which one this is, from 0; process 0 writes logs and metrics."""
-    heartbeat_timeout: int = 60
-    """Seconds without a sign of life of one process after which the others have ended."""
-    join_timeout: int = 300
-    """Seconds to wait for all processes at the start."""
+    distributed: bool = setting(
+        "processes",
+        False,
+        "Join the other processes that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU started with this one.",
+    )
+    coordinator: str | None = setting(
+        "processes",
+        None,
+        "Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it.",
+    )
+    num_processes: int | None = setting("processes", None, "Without those: how many processes there are.")
+    process_id: int | None = setting(
+        "processes", None, "Without those: which one this is, from 0; process 0 writes logs and metrics."
+    )
+    heartbeat_timeout: int = setting(
+        "processes", 60, "Seconds without a sign of life of one process after which the others have ended."
+    )
+    join_timeout: int = setting("processes", 300, "Seconds to wait for all processes at the start.")
 
     @property
     def by_hand(self) -> bool:

@@ -23,7 +23,7 @@ from pmapdp.files.reading import saying
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum, crc32
 from pmapdp.run.damage import DamagedError, known, outside_cause
-from pmapdp.run.workdir import identity, read_settings, require_same
+from pmapdp.run.workdir import identity, read_run, require_same
 from pmapdp.state import Task, TrainState, initial_state
 
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
@@ -207,7 +207,7 @@ def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]
     folder = Path(path) / "checkpoints"
     if not folder.is_dir():
         raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
-    belongs_to = identity(*read_settings(path))
+    belongs_to = identity(*read_run(path))
     for found in Checkpoints(folder, only_read=True, belongs_to=belongs_to).newest_first(task):
         return found.state, found.progress
     raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
@@ -215,7 +215,7 @@ def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]
 
 def shapes_of(state: TrainState) -> dict[str, list[int]]:
     """The shapes of the model's arrays, by their names."""
-    arrays = jax.tree_util.tree_leaves_with_path((state.params, state.batch_stats))
+    arrays = jax.tree_util.tree_leaves_with_path((state.params, state.model_state))
     return {jax.tree_util.keystr(path[1:], simple=True, separator="."): list(leaf.shape) for path, leaf in arrays}
 
 

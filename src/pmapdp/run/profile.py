@@ -13,17 +13,17 @@ UPDATES = 10
 
 
 class Profiler:
-    """Traces ten updates into `folder`, or more where several start at once; does nothing where `folder` is None."""
+    """Traces ten updates into `folder`; does nothing where `folder` is None."""
 
     def __init__(self, folder: Path | None):
         self.folder = folder
         self.running = False
         self.updates = 0  # before the trace, then those in it
 
-    def after_updates(self, count: int, state: Any) -> list[str]:
-        """So many updates were started, and `state` comes after them: start or stop the trace when it is time. Returns
-        lines to print: the ten longest operations."""
-        self.updates += count
+    def after_update(self, state: Any) -> list[str]:
+        """An update was started, and `state` comes after it: start or stop the trace when it is time. Returns lines to
+        print: the ten longest operations."""
+        self.updates += 1
         if self.folder is None or self.updates < (UPDATES if self.running else WARM_UP):
             return []
         jax.block_until_ready(state)

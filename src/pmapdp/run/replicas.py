@@ -29,7 +29,7 @@ class Replicas:
         if every is None:
             return
         shapes = jax.eval_shape(lambda: initial_state(job.task))
-        self.sharding = jax.tree.broadcast(job.steps.state_sharding, shapes)
+        self.sharding = jax.tree.broadcast(job.strategy.state_sharding, shapes)
         shardings: list[NamedSharding] = jax.tree.leaves(self.sharding)
         mesh = shardings[0].mesh
         self.devices = list(mesh.devices.flat)

@@ -10,6 +10,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.job import Job
 from pmapdp.metrics import Meter
@@ -28,7 +29,6 @@ def facts(job: Job, state: TrainState) -> dict[str, Any]:
         "global_batch_size": job.global_batch_size,
         "per_device_batch_size": job.per_device_batch_size,
         "parameters": count_parameters(state.params),
-        "steps_per_dispatch": job.steps_per_dispatch,
         "train_examples": job.train_batches.examples,
         "test_examples": job.test_batches.examples,
         "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
@@ -36,42 +36,41 @@ def facts(job: Job, state: TrainState) -> dict[str, Any]:
     }
 
 
-def header(job: Job, state: TrainState, settings: dict[str, Any]) -> list[str]:
-    """The same in lines for the screen."""
-    layout = job.layout.text if settings["mesh"] or settings["layout"] != "data" else ""
-    B, b, S = job.global_batch_size, job.per_device_batch_size, job.steps_per_dispatch
-    accumulate, train_batches = settings["accumulate"], job.train_batches
+def header(job: Job, state: TrainState) -> list[str]:
+    """What a run does, on which devices and with what data, in lines for the screen."""
+    config, train_batches = job.config, job.train_batches
+    layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
+    micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
     processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
     shown = {
-        "recipe": "{recipe}, strategy {strategy}, seed {seed}, {dtype}".format(**settings),
-        "devices": describe(job.devices) + (f", {layout}" if layout else ""),
-        "batch": f"{B:,} over all devices, at most {b:,} on one"
-        + (f", in {accumulate} micro-batches" if accumulate > 1 else ""),
-        "model": f"{settings['model']}, {count_parameters(state.params):,} parameters",
+        "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
+        "devices": describe(job.devices) + layout,
+        "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
+        + micro_batches,
+        "model": f"{config.model}, {count_parameters(state.params):,} parameters",
         "state": state_line(state),
-        "data": f"{settings['dataset']}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test",
-        "updates": f"{job.total_steps:,}, {train_batches.steps:,} an epoch"
-        + (f", up to {S} in a dispatch" if S > 1 else ""),
+        "data": f"{config.dataset}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test",
+        "updates": f"{job.total_steps:,}, {train_batches.per_epoch:,} an epoch",
         "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
     }
     return [*(f"{name:<7}  {value}" for name, value in shown.items()), ""]
 
 
 class Report:
-    """Reports a run with these settings; only the `first` process does. `stack` closes the files."""
+    """Reports a run of `config`; only the `first` process does. `stack` closes the files."""
 
-    def __init__(self, settings: dict[str, Any], stack: contextlib.ExitStack, *, first: bool):
+    def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
         self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False, quiet=not first)
-        self.progress, self.epochs = settings["progress"] and first, settings["epochs"]
+        self.progress, self.epochs = config.progress and first, config.epochs
         self.bar: Progress | None = None
         self.log, self.tensorboard, self.metrics = None, None, []
-        if settings["metrics_file"] and first:
-            file = LinesFile(settings["metrics_file"], f"--metrics-file {settings['metrics_file']}")
+        if config.metrics_file and first:
+            file = LinesFile(config.metrics_file, f"--metrics-file {config.metrics_file}")
             self.metrics.append(stack.enter_context(contextlib.closing(file)))
-        if settings["workdir"] is not None and first:
+        if config.workdir is not None and first:
             from pmapdp.run.tensorboard import TensorBoard  # its library takes a while to import
 
-            folder = Path(settings["workdir"])
+            folder = Path(config.workdir)
             self.metrics.append(stack.enter_context(contextlib.closing(LinesFile(folder / "metrics.jsonl"))))
             self.log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
             self.tensorboard = stack.enter_context(contextlib.closing(TensorBoard(folder)))
@@ -103,7 +102,7 @@ class Report:
             self.task = self.bar.add_task(text, total=steps, completed=done)
 
     def step(self, step: int, meter: Meter) -> None:
-        """Show step `step` (from 1, within the epoch) now and then, with loss and accuracy of the epoch so far."""
+        """Show step `step` (from 1, within the epoch) now and then, with the metrics of the epoch so far."""
         now = time.monotonic()
         wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
         if not self.progress or now - self.shown < wait or not meter.totals.count:
@@ -111,9 +110,8 @@ class Report:
         self.shown = now
         seconds_left = (self.steps - step) * (meter.step_ms or 0) / 1000
         text = (
-            f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}  loss {meter.totals.mean_loss:.4f}  "
-            f"accuracy {meter.totals.accuracy:.4f}  {meter.examples_per_second or 0:,.0f} examples/s  "
-            f"{seconds_left:.0f} s left"
+            f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}  {in_words(meter.totals.means(), 2)}  "
+            f"{meter.examples_per_second or 0:,.0f} examples/s  {seconds_left:.0f} s left"
         )
         if self.bar:
             self.bar.update(self.task, completed=step, description=text)
@@ -134,18 +132,29 @@ class Report:
         speed, step_ms = results["examples_per_second"], results["step_ms"]
         self.line(
             f"epoch {results['epoch']}/{self.epochs}"
-            f" | train loss {results['train_loss']:.4f} accuracy {results['train_accuracy']:.4f}"
-            f" | test loss {results['test_loss']:.4f} accuracy {results['test_accuracy']:.4f}"
+            f" | train {in_words(means_of('train', results))} | test {in_words(means_of('test', results))}"
             f" | lr {results['learning_rate']:.3g}"
-            + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one dispatch, not timed")
+            + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one update, not timed")
         )
 
     def end(self, best: dict[str, Any], last: dict[str, Any], compile_seconds: float, seconds: float) -> None:
-        """Print the best and the last test accuracy, where an epoch was finished, and where the time went."""
+        """Print the best and the last result, where an epoch was finished, and where the time went."""
         self.line()
         if best:
+            name = "accuracy" if "test_accuracy" in best else "loss"
             self.line(
-                f"test accuracy: best {best['test_accuracy']:.4f} (epoch {best['epoch']}), "
-                f"last {last['test_accuracy']:.4f}"
+                f"test {name}: best {best[f'test_{name}']:.4f} (epoch {best['epoch']}), last {last[f'test_{name}']:.4f}"
             )
         self.line(f"{seconds:.1f} s in all, of which {compile_seconds:.1f} s to compile")
+
+
+def means_of(part: str, results: dict[str, Any]) -> dict[str, float]:
+    """The loss and the other metrics of the training or the test set, out of the results of an epoch."""
+    means = {name.removeprefix(f"{part}_"): value for name, value in results.items() if name.startswith(f"{part}_")}
+    means.pop("examples")
+    return means
+
+
+def in_words(means: dict[str, float], spaces: int = 1) -> str:
+    """Means for the screen, for example `loss 0.1234 accuracy 0.9876`."""
+    return (" " * spaces).join(f"{name} {value:.4f}" for name, value in means.items())

@@ -1,4 +1,4 @@
-"""Going on with a run: where it begins, and to where it may be rolled back."""
+"""Resuming a run: where it begins, and to where it may be rolled back."""
 
 import contextlib
 from pathlib import Path
@@ -13,22 +13,23 @@ from pmapdp.run.workdir import claimed, identity, require_shared
 from pmapdp.state import TrainState, create_state
 
 
-def open_checkpoints(job: Job, settings: dict[str, Any], stack: contextlib.ExitStack) -> Checkpoints | None:
-    """The checkpoints of a run with these settings, in its workdir, which `stack` lets go of; None where it has none.
+def open_checkpoints(job: Job, stack: contextlib.ExitStack) -> Checkpoints | None:
+    """The checkpoints of a run, in its workdir, which `stack` lets go of; None where it has none.
 
     Raises:
         UserError: the workdir cannot be used for it.
     """
-    if (path := settings["workdir"]) is None:
+    config = job.config
+    if (path := config.workdir) is None:
         return None
     if job.peers.first:
-        stack.enter_context(claimed(path, settings, job.global_batch_size))
+        stack.enter_context(claimed(path, config, job.global_batch_size))
     job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
     require_shared(path)
     checkpoints = Checkpoints(
         Path(path) / "checkpoints",
-        settings["keep_checkpoints"],
-        belongs_to=identity(settings, job.global_batch_size),
+        config.keep_checkpoints,
+        belongs_to=identity(config, job.global_batch_size),
         peers=job.peers,
     )
     return stack.enter_context(contextlib.closing(checkpoints))
@@ -42,10 +43,10 @@ def beginning(job: Job, checkpoints: Checkpoints | None) -> Checkpoint:
     updates that rollbacks left out, [first, last] of each.
     """
     if checkpoints is not None:
-        for found in checkpoints.newest_first(job.task, job.steps.state_sharding):
+        for found in checkpoints.newest_first(job.task, job.strategy.state_sharding):
             return found
-    progress: dict[str, Any] = {"totals": [], "best": {}, "last": {}, "skipped": []}
-    return Checkpoint(create_state(job.task, job.steps.state_sharding), 0, progress)
+    progress: dict[str, Any] = {"totals": {}, "best": {}, "last": {}, "skipped": []}
+    return Checkpoint(create_state(job.task, job.strategy.state_sharding), 0, progress)
 
 
 def last_finite(job: Job, checkpoints: Checkpoints, most: int) -> Checkpoint | None:
@@ -53,7 +54,7 @@ def last_finite(job: Job, checkpoints: Checkpoints, most: int) -> Checkpoint | N
     checkpoints.wait()
     if most == 0:
         return beginning(job, None)
-    kept = checkpoints.newest_first(job.task, job.steps.state_sharding, most)
+    kept = checkpoints.newest_first(job.task, job.strategy.state_sharding, most)
     return next((found for found in kept if is_finite(found.state)), None)
 
 

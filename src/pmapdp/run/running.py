@@ -28,11 +28,11 @@ ROLLBACKS = 3  # more would hide a run that cannot succeed
 
 
 @contextlib.contextmanager
-def running(job: Job, settings: dict[str, Any], started: float) -> Iterator["Run"]:
-    """A run with these settings (JSON), which begins here and is closed in the end. `started` is `time.perf_counter()`
-    when the command began."""
+def running(job: Job, started: float) -> Iterator["Run"]:
+    """A run of `job`, which begins here and is closed in the end. `started` is `time.perf_counter()` when the command
+    began."""
     with contextlib.ExitStack() as stack:
-        yield Run(job, settings, started, stack)
+        yield Run(job, started, stack)
 
 
 class Run:
@@ -50,70 +50,69 @@ class Run:
         StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
     """
 
-    def __init__(self, job: Job, settings: dict[str, Any], started: float, stack: contextlib.ExitStack):
-        self.job, self.settings, self.started = job, settings, started
+    def __init__(self, job: Job, started: float, stack: contextlib.ExitStack):
+        self.job, self.config, self.started = job, job.config, started
         self.epochs: list[dict[str, Any]] = []
         self.compile_seconds = 0.0
-        self.checkpoints = open_checkpoints(job, settings, stack)
+        self.checkpoints = open_checkpoints(job, stack)
         self.state, self.step, self.kept = beginning(job, self.checkpoints)
-        self.report = Report(settings, stack, first=job.peers.first)
-        self.report.event("start", **settings | facts(job, self.state))
-        self.report.lines(header(job, self.state, settings))
+        self.report = Report(job.config, stack, first=job.peers.first)
+        self.report.event("start", **dataclasses.asdict(job.config) | facts(job, self.state))
+        self.report.lines(header(job, self.state))
         if self.checkpoints is not None:
             self.report.lines(self.checkpoints.warnings)
         if self.step:
             self.report.event("resume", step=self.step)
             self.report.line(f"restored from the checkpoint of step {self.step:,}")
-        if settings["draw_sharding"] and self.step == 0 and job.peers.first:
-            labels = job.steps.place_batch(next(job.train_batches.epoch(0))).labels
+        if job.config.draw_sharding and self.step == 0 and job.peers.first:
+            labels = job.strategy.place_batch(next(job.train_batches.epoch(0))).labels
             print(f"labels {labels.shape} of the first batch on the devices:")
             jax.debug.visualize_array_sharding(labels)
-        self.replicas = Replicas(job, settings["check_replicas"])
+        self.replicas = Replicas(job, job.config.check_replicas)
         if self.replicas.every:
             self.report.line(self.replicas.text)
         self.stop = stack.enter_context(StopRequest(job.peers.agreement))
-        profiles = settings["profile"] and job.peers.first
-        self.profiler = Profiler(Path(settings["workdir"]) / "profile" if profiles else None)
+        profiles = job.config.workdir if job.config.profile and job.peers.first else None
+        self.profiler = Profiler(Path(profiles) / "profile" if profiles else None)
         stack.enter_context(job.peers.failing_together())
         self.replicas.require_equal(self.step, self.state)  # compiles, before anything is timed
 
     def start_epoch(self, step: int) -> None:
         """The epoch that update `step + 1` belongs to begins, or goes on."""
         job = self.job
-        self.epoch, done = divmod(step, job.train_batches.steps)
-        self.end_of_epoch = min((self.epoch + 1) * job.train_batches.steps, job.total_steps)
-        self.meter, self.trained = Meter(Totals(*self.kept["totals"])), 0.0
-        self.report.start_epoch(self.epoch + 1, job.train_batches.steps, done)
+        self.epoch, done = divmod(step, job.train_batches.per_epoch)
+        self.end_of_epoch = min((self.epoch + 1) * job.train_batches.per_epoch, job.total_steps)
+        self.meter, self.trained = Meter(Totals(**self.kept["totals"])), 0.0
+        self.report.start_epoch(self.epoch + 1, job.train_batches.per_epoch, done)
 
-    def before_updates(self, step: int) -> None:
-        """The updates up to `step` are about to be started."""
+    def before_update(self, step: int) -> None:
+        """Update `step` is about to be started."""
         self.stop.begin(step)
 
-    def after_updates(self, step: int, state: TrainState, sums: Any) -> None:
-        """The updates up to `step` were started; the devices may still compute `state` and `sums`."""
-        before, self.step = self.step, step
-        self.meter.add(step, sums, self.job.train_batches.examples_between(before, step), step - before)
+    def after_update(self, step: int, state: TrainState, sums: Any) -> None:
+        """Update `step` was started; the devices may still compute `state` and `sums`."""
+        self.step = step
+        self.meter.add(step, sums, self.job.train_batches.examples_in(step - 1))
         if self.compile_seconds == 0:  # traced and compiled just now: not timed
             self.compile_seconds += self.meter.restart_clock()
-        self.report.step(step - self.epoch * self.job.train_batches.steps, self.meter)
-        self.report.lines(self.profiler.after_updates(step - before, state))
+        self.report.step(step - self.epoch * self.job.train_batches.per_epoch, self.meter)
+        self.report.lines(self.profiler.after_update(state))
         if step == self.end_of_epoch:
             self.meter.finish()
             self.report.end_epoch()
             self.trained = time.perf_counter()
             return
         stopping = bool(self.stop)  # asked once: a signal may come at any moment
-        keeping = stopping or self.is_due("checkpoint_every")
-        if keeping or self.is_due("check_replicas"):
+        keeping = stopping or self.is_due(self.config.checkpoint_every)
+        if keeping or self.is_due(self.config.check_replicas):
             self.replicas.require_equal(step, state)
         if keeping:
             self.keep(state, self.meter.finish())
         if stopping:
             self.end_stopped()
 
-    def is_due(self, setting: str) -> bool:
+    def is_due(self, every: int | None) -> bool:
         """Whether something that is done after every so many updates is to be done now."""
-        every = self.settings[setting]
         return every is not None and self.step % every == 0
 
     def end_epoch(self, step: int, state: TrainState, tested: Totals) -> None:
@@ -128,31 +127,28 @@ class Run:
         results = {
             "epoch": self.epoch + 1,
             "step": step,
-            "train_loss": trained.mean_loss,
-            "train_accuracy": trained.accuracy,
-            "train_examples": trained.count,
-            "test_loss": tested.mean_loss,
-            "test_accuracy": tested.accuracy,
-            "test_examples": tested.count,
+            **trained.means("train_"),
+            "train_examples": trained.examples,
+            **tested.means("test_"),
+            "test_examples": tested.examples,
             "learning_rate": learning_rate,
             "examples_per_second": meter.examples_per_second,
-            "images_per_second": meter.examples_per_second,  # its former name, for programs that read it
             "step_ms": meter.step_ms,
         }
         self.epochs.append(results)
         self.report.results(results)
-        if results["test_accuracy"] > self.kept["best"].get("test_accuracy", -1):
+        if not self.kept["best"] or better(results, self.kept["best"]):
             self.kept["best"] = results
         self.kept["last"] = results
-        self.keep(state, trained if step % self.job.train_batches.steps else Totals())
+        self.keep(state, trained if step % self.job.train_batches.per_epoch else Totals())
         if self.stop:
             self.end_stopped()
 
     def keep(self, state: TrainState, totals: Totals) -> None:
         """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
-        self.kept["totals"] = dataclasses.astuple(totals)
+        self.kept["totals"] = dataclasses.asdict(totals)
         if self.checkpoints is not None:
-            state = over_all_processes(state, self.job.steps.state_sharding)
+            state = over_all_processes(state, self.job.strategy.state_sharding)
             self.checkpoints.save(self.step, state, self.kept)
 
     def roll_back(self, error: DivergedError) -> tuple[TrainState, int]:
@@ -164,12 +160,12 @@ class Run:
         kept at once, so a run that is resumed skips the same. An epoch whose last batch is skipped has no results.
         """
         skipped = self.kept["skipped"]
-        if self.settings["on_nan"] == "stop" or self.checkpoints is None or len(skipped) == ROLLBACKS:
+        if self.config.on_nan == "stop" or self.checkpoints is None or len(skipped) == ROLLBACKS:
             raise error
         self.report.end_epoch()
         self.step = self.step if self.trained else error.step  # the loss of the test set, or of an update
         # A checkpoint that is there because somebody stopped the run is passed over: the result must not depend on it.
-        steps, every = self.job.train_batches.steps, self.settings["checkpoint_every"] or self.job.total_steps
+        steps, every = self.job.train_batches.per_epoch, self.config.checkpoint_every or self.job.total_steps
         regular = [(self.step - 1) // each * each for each in (steps, every)]
         found = last_finite(self.job, self.checkpoints, max(*regular, *(last for _, last in skipped)))
         self.report.lines(self.checkpoints.warnings)
@@ -184,7 +180,7 @@ class Run:
         )
         self.report.event("rollback", step=self.step, restored=found.step, skipped=[first, self.step])
         state = dataclasses.replace(found.state, step=place(np.int32(self.step), found.state.step.sharding))
-        self.keep(state, Totals(*found.progress["totals"]) if found.step // steps == self.step // steps else Totals())
+        self.keep(state, Totals(**found.progress["totals"]) if found.step // steps == self.step // steps else Totals())
         return state, self.step
 
     def end_stopped(self) -> NoReturn:
@@ -192,7 +188,7 @@ class Run:
         assert self.stop.signal is not None
         if self.checkpoints is not None:
             self.checkpoints.wait()
-        workdir, number = self.settings["workdir"], self.stop.signal
+        workdir, number = self.config.workdir, self.stop.signal
         kept = (
             f"a checkpoint is in {workdir}, and the same command resumes from it"
             if workdir is not None
@@ -208,3 +204,10 @@ class Run:
         seconds = time.perf_counter() - self.started
         self.report.event("end", steps=step, compile_seconds=self.compile_seconds, total_seconds=seconds)
         self.report.end(self.kept["best"], self.kept["last"], self.compile_seconds, seconds)
+
+
+def better(results: dict[str, Any], best: dict[str, Any]) -> bool:
+    """Whether an epoch is better than the best so far: by test accuracy where there is one, else by test loss."""
+    if "test_accuracy" in results:
+        return results["test_accuracy"] > best["test_accuracy"]
+    return results["test_loss"] < best["test_loss"]

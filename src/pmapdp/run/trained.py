@@ -6,34 +6,23 @@ from typing import Any
 
 import jax
 
-from pmapdp.config import Config, check
-from pmapdp.errors import UserError
+from pmapdp.config import Config
 from pmapdp.job import make_task
+from pmapdp.optimizer import make_optimizer
 from pmapdp.run.checkpoint import load_state
-from pmapdp.run.workdir import read_settings
-from pmapdp.state import TrainState
+from pmapdp.run.workdir import read_run
+from pmapdp.state import Task, TrainState
 
 
 def read_config(path: str | Path) -> Config:
-    """The configuration of the run in a folder, its batch size given as the global one.
+    """The configuration of the run in a folder, its batch size given as the global one; errors as of `read_run`."""
+    config, global_batch_size = read_run(path)
+    return dataclasses.replace(config, global_batch_size=global_batch_size, per_device_batch_size=None)
 
-    Raises:
-        UserError: there is no run in it, or its config.json is not as a run writes it.
-    """
-    settings, global_batch_size = read_settings(path)
-    settings |= {"global_batch_size": global_batch_size, "per_device_batch_size": None}
-    known: dict[str, Any] = {}
-    for field in dataclasses.fields(Config):
-        value = settings[field.name]
-        known[field.name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
-    config = Config(**known)
-    try:
-        check(config)
-    except UserError as error:
-        raise UserError(
-            f"{Path(path) / 'config.json'} is not as a run writes it, name another folder: {error}"
-        ) from None
-    return config
+
+def trained_task(config: Config, model: Any = None) -> Task:
+    """What a run of `config` trains. The learning rates do not matter here: they are not part of the state."""
+    return dataclasses.replace(make_task(config, model), optimizer=make_optimizer(config, lambda step: 0.0))
 
 
 def load_run(path: str | Path, model: Any = None) -> tuple[Config, TrainState, dict[str, Any]]:
@@ -48,6 +37,5 @@ def load_run(path: str | Path, model: Any = None) -> tuple[Config, TrainState, d
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):
-        # The learning rates do not matter here: they are not part of the state.
-        state, progress = load_state(path, make_task(config, model))
+        state, progress = load_state(path, trained_task(config, model))
     return config, state, progress["last"]

@@ -21,17 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pmapdp.config import Config, DataOptions, ModelOptions, OptimizationOptions, RunOptions
+from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.files.reading import open_regular, read_json, saying
 from pmapdp.files.writing import write_file
 
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
-# What the results of a run depend on. The rest may change when it goes on: how it is spread, shown and written. The
+# What the results of a run depend on. The rest may change when it is resumed: how it is spread, shown and written. The
 # batch size is compared as the global one, whichever way it was given.
-GROUPS = (DataOptions, ModelOptions, OptimizationOptions, RunOptions)
-FIXED = {field.name for group in GROUPS for field in dataclasses.fields(group)} - {"data_dir", "steps"} | {"accumulate"}
+SECTIONS = ("data", "model", "optimization", "run")
+FIXED = {field.name for field in dataclasses.fields(Config) if field.metadata["section"] in SECTIONS}
+FIXED = FIXED - {"data_dir", "steps"} | {"accumulate"}
 
 # A run of an earlier version lacks the settings that came later, and did what they do by default.
 DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
@@ -43,9 +44,9 @@ OWN = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock")
 ENDANGERED = ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
 
 
-def identity(settings: dict[str, Any], global_batch_size: int) -> dict[str, Any]:
+def identity(config: Config, global_batch_size: int) -> dict[str, Any]:
     """The settings on which the results of a run depend, as JSON gives them back."""
-    fixed = {name: value for name, value in settings.items() if name in FIXED}
+    fixed = {name: value for name, value in dataclasses.asdict(config).items() if name in FIXED}
     return json.loads(json.dumps(fixed | {"global_batch_size": global_batch_size}))
 
 
@@ -65,8 +66,8 @@ def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Non
 
 
 @contextlib.contextmanager
-def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) -> Iterator[None]:
-    """A folder for the run with these settings and this process alone; it and its config.json are made where they are
+def claimed(path: str | Path, config: Config, global_batch_size: int) -> Iterator[None]:
+    """A folder for the run of `config` and this process alone; it and its config.json are made where they are
     missing.
 
     Raises:
@@ -78,10 +79,10 @@ def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) 
     folder = Path(path)
     with contextlib.ExitStack() as stack:
         with saying(f"--workdir {path}", "written", WRITE_ADVICE):
-            metrics = Path(os.path.realpath(settings["metrics_file"] or ""))
+            metrics = Path(os.path.realpath(config.metrics_file or ""))
             if metrics.parent == Path(os.path.realpath(path)) and metrics.name in OWN:
                 raise UserError(
-                    f"--metrics-file {settings['metrics_file']} is written by the run in --workdir {path} anyway: "
+                    f"--metrics-file {config.metrics_file} is written by the run in --workdir {path} anyway: "
                     "leave out --metrics-file, or name another file"
                 )
             folder.mkdir(parents=True, exist_ok=True)
@@ -97,9 +98,13 @@ def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) 
             lock.truncate(0)
             os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())  # a buffer would fail twice
         if theirs := found(folder):
-            require_same(f"the run in --workdir {path}", theirs, identity(settings, global_batch_size))
+            require_same(f"the run in --workdir {path}", theirs, identity(config, global_batch_size))
         else:
-            content = {"format": "pmapdp run 1", "config": settings, "global_batch_size": global_batch_size}
+            content = {
+                "format": "pmapdp run 1",
+                "config": dataclasses.asdict(config),
+                "global_batch_size": global_batch_size,
+            }
             write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
         yield
 
@@ -107,7 +112,7 @@ def claimed(path: str | Path, settings: dict[str, Any], global_batch_size: int) 
 def found(folder: Path) -> dict[str, Any] | None:
     """The identity of the run in a folder, None where there is none."""
     if os.path.lexists(folder / "config.json"):
-        return identity(*read_settings(folder))
+        return identity(*read_run(folder))
     for foreign in (path for pattern in ENDANGERED for path in folder.glob(pattern)):
         raise UserError(
             f"--workdir {folder} holds {foreign.relative_to(folder)}, and no config.json says that a run of pmapdp "
@@ -128,13 +133,18 @@ def require_shared(path: str, seconds: float = 10) -> None:
         time.sleep(0.1)
 
 
-def read_settings(path: str | Path) -> tuple[dict[str, Any], int]:
-    """The settings, those that it lacks with their defaults, and the global batch size of the run in a folder. A
-    `UserError` says that there is none, or that its config.json is not as a run writes it."""
+def read_run(path: str | Path) -> tuple[Config, int]:
+    """The configuration of the run in a folder, settings that it lacks with their defaults, and its global batch size.
+    A `UserError` says that there is none, or that its config.json is not as a run writes it."""
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     match read_json(file, advice="name another folder"):
         case {"format": "pmapdp run 1", "config": dict(settings), "global_batch_size": int(global_batch_size)}:
-            return DEFAULTS | settings, global_batch_size
+            # JSON has no tuples; settings of earlier versions that are gone change no result.
+            known = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+            try:
+                return Config(**{name: known[name] for name in DEFAULTS if name in known}), global_batch_size
+            except UserError as error:
+                raise UserError(f"{file} is not as a run writes it, name another folder: {error}") from None
     raise UserError(f"{file} is not as a run writes it: name another folder")

@@ -20,7 +20,7 @@ import jax
 
 from pmapdp.command.flags import parse_with
 from pmapdp.command.terminal import console
-from pmapdp.config import ModelOptions
+from pmapdp.config import setting
 from pmapdp.errors import UserError
 from pmapdp.registry import find_model
 from pmapdp.scaling.costs import spread
@@ -31,31 +31,31 @@ from pmapdp.scaling.workloads import PUBLISHED, count_step
 
 
 @dataclass(frozen=True)
-class BatchOptions:
-    """The examples of an update on one device."""
-
-    per_device_batch_size: int | None = None
-    """Examples per update on one device; default: the recipe's batch size."""
-
-
-@dataclass(frozen=True)
 class ScalingOptions:
     """What is predicted. The optimizer is Adam."""
 
-    workload: Literal["recipe", "resnet-50", "gpt-2"] = "recipe"
-    """The recipe's model, or a published one whose size and operations are known."""
-    hardware: tuple[Literal["h100", "tpu-v5e", "tpu-v5p"], ...] = ("h100", "tpu-v5e", "tpu-v5p")
-    """Machines to predict for; see pmapdp/scaling/hardware.py for their figures and sources."""
-    devices: tuple[int, ...] = (1, 8, 64, 512, 4096)
-    """Numbers of devices in the tables."""
-    utilization: float = UTILIZATION
-    """Share of the peak FLOP/s that the model attains on one device. An assumption: measure yours."""
+    workload: Literal["recipe", "resnet-50", "gpt-2"] = setting(
+        "prediction", "recipe", "The recipe's model, or a published one whose size and operations are known."
+    )
+    hardware: tuple[Literal["h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
+        "prediction",
+        ("h100", "tpu-v5e", "tpu-v5p"),
+        "Machines to predict for; see pmapdp/scaling/hardware.py for their figures and sources.",
+    )
+    devices: tuple[int, ...] = setting("prediction", (1, 8, 64, 512, 4096), "Numbers of devices in the tables.")
+    per_device_batch_size: int | None = setting(
+        "prediction", None, "Examples per update on one device; default: the recipe's batch size."
+    )
+    utilization: float = setting(
+        "prediction",
+        UTILIZATION,
+        "Share of the peak FLOP/s that the model attains on one device. An assumption: measure yours.",
+    )
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    groups = ModelOptions, BatchOptions
-    config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", groups=groups)
+    config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", sections=("model",))
     if config.dtype == "float64":
         raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
     if not 0.0001 <= options.utilization <= 1:
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
             spread(N, machine.levels)  # which raises an error before anything starts
 
     jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
-    b = config.per_device_batch_size or config.global_batch_size or 64
+    b = options.per_device_batch_size or config.per_device_batch_size or config.global_batch_size or 64
     plan = Plan(per_device_batch=b, dtype=config.dtype, utilization=options.utilization)
     model = find_model(config.model)
     workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)

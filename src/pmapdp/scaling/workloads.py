@@ -15,8 +15,8 @@ from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
 from pmapdp.own.checks import check_task
 from pmapdp.registry import view_of
-from pmapdp.state import Task, initial_state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, initial_state
+from pmapdp.steps import make_strategy
 
 # One input by what a model takes (`pmapdp.registry.view_of`).
 EXAMPLES = {
@@ -63,10 +63,11 @@ def batch_shapes(rows: tuple[int, ...], example: jax.ShapeDtypeStruct) -> Batch:
 def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float32") -> Workload:
     """A model of ours, trained with Adam, from the compiler's analysis of two steps of different batch sizes: what
     grows between them is an example's."""
-    task, example = Task(model, optax.adam(1e-3), dtype=dtype), EXAMPLES[view_of(model)]
+    built = build(model, dtype=dtype)
+    task, example = Task(built, optax.adam(1e-3)), EXAMPLES[view_of(built)]
     some = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
-    check_task(task, DataSet(some, some), classifies=False)  # a model of one's own may take other inputs
-    train_step: Any = make_steps("single", task, jax.devices()[:1]).train_step
+    check_task(task, DataSet(some, some))  # a model of one's own may take other inputs
+    train_step: Any = make_strategy("single", task, jax.devices()[:1]).train_step
     state = jax.eval_shape(lambda: initial_state(task))
     batches = [batch_shapes((size,), example) for size in COUNTED]
     small, large = (train_step.lower(state, batch).compile().cost_analysis() for batch in batches)

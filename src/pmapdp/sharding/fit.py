@@ -41,9 +41,9 @@ def fit_layout(
     sizes, works = parse_mesh(mesh) if mesh else {DATA: N}, f"try --mesh {DATA}={N} --layout {DATA}"
     if math.prod(sizes.values()) != N:
         raise UserError(f"--mesh {mesh} has {math.prod(sizes.values())} places for {N} device(s): {works}")
-    params, batch_stats, in_model = logical_axes(task)
+    params, model_state, in_model = logical_axes(task)
     arrays = {"the inputs": Axes(task.input_axes, (0, *inputs)[: len(task.input_axes)])}
-    for path, axes in (*jax.tree.leaves_with_path(params), *jax.tree.leaves_with_path(batch_stats)):
+    for path, axes in (*jax.tree.leaves_with_path(params), *jax.tree.leaves_with_path(model_state)):
         arrays[jax.tree_util.keystr(path, simple=True, separator="/")] = axes
     known = {BATCH, *(name for axes in arrays.values() for name in axes.names if name)}
     asked = parse_layout(layout)

@@ -114,7 +114,7 @@ class Layout:
         return TrainState(
             step=self.replicated,
             params=self.params(task, split=self.shard_state == "parameters"),
-            batch_stats=jax.tree.map(self.array, logical_axes(task)[1]),
+            model_state=jax.tree.map(self.array, logical_axes(task)[1]),
             optimizer_state=optimizer_state,
         )
 

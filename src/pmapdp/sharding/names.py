@@ -23,18 +23,19 @@ class Axes:
 
 
 def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
-    """The `Axes` of the parameters and of the running statistics, each nested as those are, and the rules that stand in
-    the model itself (Flax's metadata `sharding_rules`). No array is made."""
-    model = nnx.eval_shape(task.build_model)
+    """The `Axes` of the parameters and of the model's other arrays, each nested as those are, and the rules that stand
+    in the model itself (Flax's metadata `sharding_rules`)."""
     rules: Rules = {}
 
-    def axes_of(variable: nnx.Variable) -> Axes:
-        rules.update({name: tuple(jax.tree.leaves(axes)) for name, axes in variable.get_metadata("sharding_rules", ())})
-        shape = variable.get_value().shape
-        return Axes(tuple(variable.get_metadata("out_sharding", None) or (None,) * len(shape)), shape)
+    def axes_of(leaf: Any) -> Axes:
+        if not isinstance(leaf, nnx.Variable):  # an array that the model keeps
+            return Axes((None,) * leaf.ndim, leaf.shape)
+        rules.update({name: tuple(jax.tree.leaves(axes)) for name, axes in leaf.get_metadata("sharding_rules", ())})
+        shape = leaf.get_value().shape
+        return Axes(tuple(leaf.get_metadata("out_sharding", None) or (None,) * len(shape)), shape)
 
-    def of(kind: type[nnx.Variable]) -> Any:
-        variables = nnx.state(model, kind)
-        return nnx.to_pure_dict(jax.tree.map(axes_of, variables, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
+    def of(arrays: nnx.State) -> Any:
+        return nnx.to_pure_dict(jax.tree.map(axes_of, arrays, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
-    return of(nnx.Param), of(nnx.BatchStat), rules
+    _, params, model_state = nnx.split(task.model, task.trainable, ...)
+    return of(params), of(model_state), rules

@@ -17,27 +17,26 @@ from jax.sharding import Mesh, PartitionSpec
 from pmapdp.data.batches import Batch
 from pmapdp.sharding.layout import Layout
 from pmapdp.state import Task, TrainState
-from pmapdp.steps.shared import AXIS, Body
+from pmapdp.steps.shared import AXIS, gradient_sums, update
 
 REPLICATED = -1  # in place of the axis along which an array is split
 
 
 def make_train_step(strategy: str, task: Task, layout: Layout) -> Callable[..., Any]:
     """The training step of pmap or shard_map. Outside of what one device does, no array has a device axis."""
-    body = Body(task, axis_name=AXIS)
     specs = jax.tree.map(lambda sharding: sharding.spec, layout.params(task, split=True))
     axes = jax.tree.map(lambda spec: next((axis for axis, over in enumerate(spec) if over), REPLICATED), specs)
 
     def gradient_shards(state: TrainState, batch: Batch):
-        """On one device: its shard of the gradients' sum over all devices, the metrics, and the batch statistics."""
+        """On one device: its shard of the gradients' sum over all devices, the metrics, the model's other arrays."""
 
         def reduce_scatter(g: jax.Array, axis: int) -> jax.Array:
             if axis == REPLICATED:
                 return lax.psum(g, AXIS)
             return lax.psum_scatter(g, AXIS, scatter_dimension=axis, tiled=True)
 
-        gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        return jax.tree.map(reduce_scatter, gradients, axes), lax.psum(sums, AXIS), batch_stats
+        gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
+        return jax.tree.map(reduce_scatter, gradients, axes), lax.psum(sums, AXIS), model_state
 
     def all_gathered(params: Any) -> Any:
         """On one device: the parameters, from the shards of all."""
@@ -52,10 +51,10 @@ def make_train_step(strategy: str, task: Task, layout: Layout) -> Callable[..., 
 
     def train_step(state: TrainState, batch: Batch):
         # Only the update needs the optimizer state.
-        gradients, sums, batch_stats = reduce(dataclasses.replace(state, optimizer_state=()), batch)
+        gradients, sums, model_state = reduce(dataclasses.replace(state, optimizer_state=()), batch)
         # The update of arrays that are split like the optimizer state: each device computes its shard. The norm of all
         # gradients, where they are clipped by it, is the compiler's to find, as under jit.
-        state = body.update(state, gradients, sums.count, batch_stats)
+        state = update(task, state, gradients, sums.count, model_state)
         return dataclasses.replace(state, params=gather(state.params)), sums
 
     return jax.jit(train_step, out_shardings=(layout.state(task), layout.replicated), donate_argnums=0)

@@ -1,4 +1,7 @@
-"""`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 09 teaches this file."""
+"""`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 09 teaches this file.
+
+With `--accumulate`, or a layout that splits more than the batch, jit runs `sharding/split_step.py` instead.
+"""
 
 import jax
 import numpy as np
@@ -7,12 +10,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
-from pmapdp.steps.shared import AXIS, Body, Steps
+from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_steps(task: Task, devices) -> Steps:
+def make_strategy(task: Task, devices) -> Strategy:
     """The step of the global batch `[B, ...]`, which is split over N devices; each holds the whole state."""
-    body = Body(task)
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
@@ -23,14 +25,14 @@ def make_steps(task: Task, devices) -> Steps:
         return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
-        gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        return body.update(state, gradients, sums.count, batch_stats), sums
+        gradients, sums, model_state = gradient_sums(task, state, batch)
+        return update(task, state, gradients, sums.count, model_state), sums
 
     def eval_step(state: TrainState, batch: Batch):
-        return body.evaluation_sums(state, batch)
+        return evaluation_sums(task, state, batch)
 
     # The all-reduce is in the compiled program only: a sum over the split batch whose result is to be replicated
     # needs one.
     train_step = jax.jit(train_step, out_shardings=replicated, donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)
-    return Steps(place_state, place_batch, train_step, eval_step, fetch, replicated)
+    return Strategy(place_state, place_batch, train_step, eval_step, fetch, replicated)

@@ -8,12 +8,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
-from pmapdp.steps.shared import AXIS, Body, Steps
+from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_steps(task: Task, devices) -> Steps:
+def make_strategy(task: Task, devices) -> Strategy:
     """The step of one of N devices: it sees the whole state and `[b, ...]` of a batch `[N, b, ...]`."""
-    body = Body(task, axis_name=AXIS)
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
@@ -24,18 +23,18 @@ def make_steps(task: Task, devices) -> Steps:
         return place(jax.tree.map(lambda x: x.reshape(mesh.local_mesh.size, -1, *x.shape[1:]), batch), split)
 
     def train_step(state: TrainState, batch: Batch):
-        gradients, sums, batch_stats = body.gradient_sums(state, batch)
+        gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # The all-reduce. Where devices hold different numbers of examples, a mean of their mean gradients would be
         # wrong: the mean of the sums over the mean of the counts is right.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
-        return body.update(state, gradients, count, batch_stats), lax.psum(sums, AXIS)
+        return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
     def eval_step(state: TrainState, batch: Batch):
-        return lax.psum(body.evaluation_sums(state, batch), AXIS)
+        return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
-    # The state goes in and out replicated (axis None), so it has no device axis. That what comes out is equal on all
-    # devices is the program's promise: pmap does not check it.
+    # The state goes in and out replicated (axis None), so it has no device axis. pmap does not check that what comes
+    # out is equal on all devices: that is up to the step.
     axes = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
     train_step = jax.pmap(train_step, **axes, donate_argnums=0)
     eval_step = jax.pmap(eval_step, **axes)
-    return Steps(place_state, place_batch, train_step, eval_step, fetch, replicated)
+    return Strategy(place_state, place_batch, train_step, eval_step, fetch, replicated)

@@ -10,12 +10,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
-from pmapdp.steps.shared import AXIS, Body, Steps
+from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_steps(task: Task, devices) -> Steps:
+def make_strategy(task: Task, devices) -> Strategy:
     """The step of one of N devices: it sees the whole state and `[b, ...]` of a batch `[B, ...]`."""
-    body = Body(task, axis_name=AXIS)
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
@@ -26,14 +25,14 @@ def make_steps(task: Task, devices) -> Steps:
         return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch):
-        gradients, sums, batch_stats = body.gradient_sums(state, batch)
+        gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # The all-reduce. Where devices hold different numbers of examples, a mean of their mean gradients would be
         # wrong: the mean of the sums over the mean of the counts is right.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
-        return body.update(state, gradients, count, batch_stats), lax.psum(sums, AXIS)
+        return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
     def eval_step(state: TrainState, batch: Batch):
-        return lax.psum(body.evaluation_sums(state, batch), AXIS)
+        return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
     # With check_vma=True (the default) JAX itself sums the gradient of a replicated parameter over the devices, and
     # the pmean above would leave a gradient N times too large.
@@ -44,4 +43,4 @@ def make_steps(task: Task, devices) -> Steps:
     }
     train_step = jax.jit(jax.shard_map(train_step, **specs, check_vma=False), donate_argnums=0)
     eval_step = jax.jit(jax.shard_map(eval_step, **specs, check_vma=False))
-    return Steps(place_state, place_batch, train_step, eval_step, fetch, replicated)
+    return Strategy(place_state, place_batch, train_step, eval_step, fetch, replicated)

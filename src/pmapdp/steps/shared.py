@@ -1,6 +1,6 @@
 """What all four strategies share: sums over the examples here, and the update from sums over the global batch.
 
-Between the two stands the all-reduce, which each file of this folder does in its own way.
+Between the two stands the all-reduce, which each file of this folder does in its own way. Lesson 05 teaches this file.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax import lax
 
 from pmapdp.data.batches import Batch
@@ -20,8 +19,8 @@ from pmapdp.state import Task, TrainState
 AXIS = "data"  # the name of the axis over which the global batch is split
 
 
-class Steps(NamedTuple):
-    """What a trainer needs of a strategy.
+class Strategy(NamedTuple):
+    """What a trainer needs of a strategy: five functions, and where the state is.
 
     Attributes:
         place_state: host pytree to devices.
@@ -40,60 +39,50 @@ class Steps(NamedTuple):
     state_sharding: Any
 
 
-class Body:
-    """The parts of a training step for one task.
+def gradient_sums(
+    task: Task, state: TrainState, batch: Batch, *, axis_name: AxisName = None
+) -> tuple[Any, MetricSums, Any]:
+    """Gradients of the summed loss over the examples here, their metrics, and the model's new other arrays.
 
-    Args:
-        task: what is trained.
-        axis_name: the mapped axis over which the global batch is split, for batch norm, which needs moments over
-            all devices in the middle of the model; None where arrays hold the global batch.
+    `axis_name` is the mapped axis over which the global batch is split, for batch norm, which needs moments over all
+    devices in the middle of the model; None where arrays hold the global batch.
     """
 
-    def __init__(self, task: Task, *, axis_name: AxisName = None):
-        self.task, self.axis_name = task, axis_name
-        # Made here and not inside a step: in a `shard_map` Flax would look for the logical names of axes in its mesh.
-        self.structure = task.model_structure()
+    def summed_loss(params: Any, model_state: Any, batch: Batch):
+        model = task.model_with(params, model_state)
+        keys = example_keys(task.seed, state.step, batch.indices)
+        sums = task.loss(model, batch, Context(batch.weights, keys, state.step, train=True, axis_name=axis_name))
+        return sums.loss, (sums, task.arrays_of(model)[1])
 
-    def loss(
-        self, params: Any, batch_stats: Any, batch: Batch, step: jax.Array
-    ) -> tuple[jax.Array, tuple[MetricSums, Any]]:
-        """Forward pass in training: the loss summed over the examples here, then (metrics, new batch statistics)."""
-        # Batch norm assigns to its variables, so the trace needs fresh ones: copy=True.
-        model = nnx.merge(self.structure, params, batch_stats, copy=True)
-        keys = example_keys(self.task.seed, step, batch.indices)
-        context = Context(batch.weights, keys, step, train=True, axis_name=self.axis_name)
-        sums = self.task.loss(model, batch, context)
-        return sums.loss, (sums, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
+    def micro_batch_sums(model_state: Any, micro_batch: Batch):
+        gradients_of = jax.value_and_grad(summed_loss, has_aux=True)
+        (_, (sums, model_state)), gradients = gradients_of(state.params, model_state, micro_batch)
+        return model_state, (gradients, sums)
 
-    def gradient_sums(self, state: TrainState, batch: Batch) -> tuple[Any, MetricSums, Any]:
-        """Gradients of the summed loss over the examples here, their metrics, and the new batch statistics."""
-        gradients_of = jax.value_and_grad(self.task.transform(self.loss), has_aux=True)
+    def accumulate(carry, micro_batch: Batch):
+        model_state, totals = carry
+        model_state, here = micro_batch_sums(model_state, micro_batch)
+        return (model_state, jax.tree.map(jnp.add, totals, here)), None
 
-        def micro_batch_sums(batch_stats: Any, micro_batch: Batch):
-            (_, (sums, batch_stats)), gradients = gradients_of(state.params, batch_stats, micro_batch, state.step)
-            return batch_stats, (gradients, sums)
+    K = task.accumulate
+    micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
+    carry = micro_batch_sums(state.model_state, jax.tree.map(lambda x: x[0], micro_batches))
+    if K > 1:
+        # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there is none.
+        on_cpu = jax.default_backend() == "cpu"
+        carry, _ = lax.scan(accumulate, carry, jax.tree.map(lambda x: x[1:], micro_batches), unroll=on_cpu)
+    model_state, (gradients, sums) = carry
+    return gradients, sums, model_state
 
-        def accumulate(carry, micro_batch: Batch):
-            batch_stats, totals = carry
-            batch_stats, here = micro_batch_sums(batch_stats, micro_batch)
-            return (batch_stats, jax.tree.map(jnp.add, totals, here)), None
 
-        K = self.task.accumulate
-        micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
-        carry = micro_batch_sums(state.batch_stats, jax.tree.map(lambda x: x[0], micro_batches))
-        if K > 1:
-            carry, _ = lax.scan(accumulate, carry, jax.tree.map(lambda x: x[1:], micro_batches))
-        batch_stats, (gradients, sums) = carry
-        return gradients, sums, batch_stats
+def update(task: Task, state: TrainState, gradients: Any, count: jax.Array, model_state: Any) -> TrainState:
+    """One update from the gradients of the global batch's loss: their sum over the sum of the weights, or the mean over
+    devices of both: sum(w * g) / sum(w)."""
+    gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
+    updates, optimizer_state = task.optimizer.update(gradients, state.optimizer_state, state.params)
+    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), model_state, optimizer_state)
 
-    def update(self, state: TrainState, gradients: Any, count: jax.Array, batch_stats: Any) -> TrainState:
-        """One update from the gradients of the global batch's loss: their sum over the number of examples, or the mean
-        over devices of both: sum(w * g) / sum(w)."""
-        gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
-        updates, optimizer_state = self.task.optimizer.update(gradients, state.optimizer_state, state.params)
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), batch_stats, optimizer_state)
 
-    def evaluation_sums(self, state: TrainState, batch: Batch) -> MetricSums:
-        """Metrics over the examples here, with the running batch statistics and without dropout."""
-        model = nnx.merge(self.structure, state.params, state.batch_stats)
-        return self.task.loss(model, batch, Context(batch.weights))
+def evaluation_sums(task: Task, state: TrainState, batch: Batch) -> MetricSums:
+    """Metrics over the examples here, with the running batch statistics and without dropout."""
+    return task.loss(task.model_with(state.params, state.model_state), batch, Context(batch.weights))

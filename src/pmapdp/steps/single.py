@@ -5,12 +5,11 @@ from jax.sharding import SingleDeviceSharding
 
 from pmapdp.data.batches import Batch
 from pmapdp.state import Task, TrainState
-from pmapdp.steps.shared import Body, Steps
+from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_steps(task: Task, devices) -> Steps:
+def make_strategy(task: Task, devices) -> Strategy:
     """The step on the first of `devices`, which holds the state and the whole batch `[B, ...]`."""
-    body = Body(task)
     here = SingleDeviceSharding(devices[0])
 
     def place_state(state: TrainState) -> TrainState:
@@ -20,12 +19,12 @@ def make_steps(task: Task, devices) -> Steps:
         return jax.device_put(batch, here)
 
     def train_step(state: TrainState, batch: Batch):
-        gradients, sums, batch_stats = body.gradient_sums(state, batch)
-        return body.update(state, gradients, sums.count, batch_stats), sums
+        gradients, sums, model_state = gradient_sums(task, state, batch)
+        return update(task, state, gradients, sums.count, model_state), sums
 
     def eval_step(state: TrainState, batch: Batch):
-        return body.evaluation_sums(state, batch)
+        return evaluation_sums(task, state, batch)
 
     train_step = jax.jit(train_step, donate_argnums=0)
     eval_step = jax.jit(eval_step)
-    return Steps(place_state, place_batch, train_step, eval_step, jax.device_get, here)
+    return Strategy(place_state, place_batch, train_step, eval_step, jax.device_get, here)

@@ -11,11 +11,12 @@ if __name__ == "__main__":  # before the imports, which take a second: a signal 
 
     run("pmapdp.verify.__main__")
 
+import dataclasses
 import inspect
 from dataclasses import dataclass
-from typing import Annotated
 
 from pmapdp.command.flags import parse_options
+from pmapdp.config import setting
 from pmapdp.devices import choose
 from pmapdp.errors import UserError
 from pmapdp.files.python_files import from_python_file
@@ -28,12 +29,16 @@ from pmapdp.verify.trial import blame
 class Options:
     """Compare a training step on several devices with its reference on one."""
 
-    target: Annotated[str, "FILE.py:FUNCTION"]
-    """A function without arguments that returns those of pmapdp.verify.verify in a dictionary."""
-    devices: int | None = None
-    """Number of devices; default: all accelerators, or 8 simulated CPU devices where there is none."""
-    json: str | None = None
-    """Write the report to this file, too."""
+    target: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "A function without arguments that returns those of pmapdp.verify.verify in a dictionary.",
+        place="FILE.py:FUNCTION",
+    )
+    devices: int | None = setting(
+        "options", None, "Number of devices; default: all accelerators, or 8 simulated CPU devices where there is none."
+    )
+    json: str | None = setting("options", None, "Write the report to this file, too.")
 
 
 class FailedError(UserError):
