@@ -196,7 +196,7 @@ def test_a_batch_size_replaces_the_recipes_of_either_kind():
 
 def test_parsing_starts_no_device():
     code = (
-        "from pmapdp.cli import parse; parse(['--devices', '3']); import pmapdp.train, pmapdp.devices;"
+        "from pmapdp.command.flags import parse; parse(['--devices', '3']); import pmapdp.train, pmapdp.devices;"
         "pmapdp.devices.simulate(3); import jax; print(len(jax.devices()))"
     )
     done = python("-c", code, env=environment())

@@ -12,16 +12,20 @@ import pytest
 from flax import nnx
 from marks import quick
 
-from pmapdp import Config, DataSet, evaluate, train
 from pmapdp.command.ending import run_command
-from pmapdp.data.dataset import Split, Texts
+from pmapdp.config import Config
+from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError
+from pmapdp.evaluate.__main__ import main as evaluate
+from pmapdp.evaluate.evaluation import evaluate_exported
+from pmapdp.evaluate.evaluation import from_workdir as evaluate_workdir
 from pmapdp.export.__main__ import main as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import from_workdir
 from pmapdp.loss import MetricSums
 from pmapdp.own.data_file import ARRAYS, data_from_file
 from pmapdp.train import main as train_command
+from pmapdp.train import train
 
 SETTINGS = {"devices": 4, "epochs": 2, "global_batch_size": 18, "progress": False, "compile_cache": False}
 
@@ -142,7 +146,7 @@ def nan(x):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"data": DATA.__class__(Split(DATA.train.inputs[:9], DATA.train.labels), DATA.test)}, r"\[9, 6\].*\[100\]"),
+        ({"data": DataSet(Split(DATA.train.inputs[:9], DATA.train.labels), DATA.test)}, r"\[9, 6\].*\[100\]"),
         (
             {"data": with_labels(lambda part: part.labels + 1)},
             "labels are from 1 to 3, and Net has 3 logits: use 0 to 2",
@@ -216,23 +220,23 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
     workdir, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
     values = {"model": Net, "data": DATA}
     found = train(Config(**SETTINGS | {"workdir": workdir}), **values).epochs[-1]
-    totals, facts = evaluate.from_workdir(workdir, strategy="jit", devices=3, **values)
+    totals, facts = evaluate_workdir(workdir, strategy="jit", devices=3, **values)
     assert (totals.accuracy, facts["dataset"]) == (found["test_accuracy"], "arrays")
     metadata = from_workdir(workdir, file, **values)
     assert (metadata["model"], metadata["metrics"]["test_accuracy"]) == ("Net", found["test_accuracy"])
     exported = load_exported(file)
     assert exported.metadata["labels"] == ["a", "b", "c"]
-    assert evaluate.evaluate_exported(exported, DATA.test).accuracy == totals.accuracy
+    assert evaluate_exported(exported, DATA.test).accuracy == totals.accuracy
 
     for main, arguments, sentence in (
-        (evaluate.main, [workdir], "unknown model 'Net': choose from mlp, "),
+        (evaluate, [workdir], "unknown model 'Net': choose from mlp, "),
         (export, [workdir, str(tmp_path / "other.zip")], "unknown model 'Net': choose from mlp, "),
-        (evaluate.main, [file], "unknown dataset 'arrays': choose from digits, "),
+        (evaluate, [file], "unknown dataset 'arrays': choose from digits, "),
     ):
         assert run_command(main, arguments) == 2
         assert sentence in capsys.readouterr().err
     with pytest.raises(UserError, match=r"unknown dataset 'arrays': .* from Python data="):
-        evaluate.from_workdir(workdir, model=Net)
+        evaluate_workdir(workdir, model=Net)
 
 
 def test_wrong_files_on_the_command_line(tmp_path, capsys):

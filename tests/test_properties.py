@@ -21,15 +21,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp import evaluate, predict
 from pmapdp.command.ending import run_command
 from pmapdp.command.flags import parse, parse_options
 from pmapdp.config import Config, flag
 from pmapdp.data.mnist import read_idx
 from pmapdp.errors import UserError
+from pmapdp.evaluate import __main__ as evaluate
 from pmapdp.export import __main__ as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
+from pmapdp.predict import __main__ as predict
 from pmapdp.predict.inputs import read_images, read_lines
 from pmapdp.recipes import RECIPES
 from pmapdp.run.trained import read_config

@@ -15,10 +15,10 @@ import pytest
 from launch import environment, train
 from marks import quick
 
-import pmapdp
 from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.job import prepare
+from pmapdp.train import train as train_here
 
 STRATEGIES = ("pmap", "single", "jit", "shard_map")
 START = {"strategy", "devices", "global_batch_size", "per_device_batch_size", "parameters", "train_examples"}
@@ -140,7 +140,7 @@ def test_output_elsewhere_than_on_a_terminal_is_plain(runs):
 def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
     file = tmp_path / "metrics.jsonl"
     settings = {"metrics_file": str(file), "progress": False, "compile_cache": False}
-    pmapdp.train(Config(model="mlp", devices=3, steps=25, **settings))
+    train_here(Config(model="mlp", devices=3, steps=25, **settings))
     _, first, second, end = [json.loads(line) for line in file.read_text().splitlines()]
     assert (first["step"], first["train_examples"]) == (23, 1437)
     assert (second["step"], second["train_examples"]) == (25, 128)
@@ -206,7 +206,7 @@ def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays(dtype):
     results = []
     for setting in (False, True):
         with jax.enable_x64(setting):
-            results.append(pmapdp.train(config).state.params)
+            results.append(train_here(config).state.params)
             assert jax.config.read("jax_enable_x64") == setting
     jax.tree.map(np.testing.assert_array_equal, *results)
     assert jax.tree.leaves(results[0])[0].dtype == dtype

@@ -15,7 +15,7 @@ from trained import train_briefly
 from pmapdp.command.ending import run_command
 from pmapdp.config import Config
 from pmapdp.errors import UserError
-from pmapdp.evaluate.__main__ import evaluate_exported
+from pmapdp.evaluate.evaluation import evaluate_exported
 from pmapdp.export import __main__ as export
 from pmapdp.export import write
 from pmapdp.export.read import EXAMPLES_PER_CALL, load_exported

@@ -17,10 +17,11 @@ from archives import npy, pack, unpack
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp import evaluate, predict
 from pmapdp.command.ending import run_command
 from pmapdp.errors import UserError
+from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export.write import export_model
+from pmapdp.predict.__main__ import main as predict
 from pmapdp.predict.inputs import read_images, read_lines
 
 
@@ -45,7 +46,7 @@ def refused(capsys, *arguments: str) -> str:
     """The sentence with which the command refuses, after a look at the memory that it took."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with warnings.catch_warnings(action="error"):
-        status = run_command(predict.main, list(arguments))
+        status = run_command(predict, list(arguments))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     output = capsys.readouterr()
     assert status == 2, output.err
@@ -123,7 +124,7 @@ def test_too_few_labels(model, place, capsys):
 def test_metadata_that_does_not_say_what_to_evaluate_on(model, place, capsys):
     """An export by one's own call of `export_model` has them as it pleases."""
     (place / "model.zip").write_bytes(pack(model))
-    assert run_command(evaluate.main, ["model.zip"]) == 2
+    assert run_command(evaluate, ["model.zip"]) == 2
     assert "error: model.zip does not name its data set and its step: name a file of" in capsys.readouterr().err
 
 
@@ -221,7 +222,7 @@ def test_lines_end_at_line_breaks_only(place):
 
 
 def test_a_closed_standard_input():
-    code = "import sys; from pmapdp.export.inputs import read_lines; from pmapdp.errors import run_command;"
+    code = "import sys; from pmapdp.predict.inputs import read_lines; from pmapdp.command.ending import run_command;"
     code += "sys.exit(run_command(lambda arguments: read_lines('-')))"
     done = subprocess.run(
         ["bash", "-c", f'"$0" -c "{code}" <&-', sys.executable], capture_output=True, text=True, check=False

@@ -8,10 +8,10 @@ from archives import npy, pack, unpack
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp import predict
 from pmapdp.command.ending import run_command
 from pmapdp.errors import UserError
 from pmapdp.export.write import export_model
+from pmapdp.predict.__main__ import main as predict
 from pmapdp.predict.inputs import read_images
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
@@ -49,13 +49,13 @@ def test_images_and_arrays(trained, folder, capsys):
     Image.fromarray(images[0, ..., 0]).save("grey.png")
     Image.fromarray(np.repeat(images[1], 3, axis=-1)).save("colour.png")
     np.save("ten.npy", images[2:])
-    assert run_command(predict.main, ["model.zip", "grey.png", "colour.png", "ten.npy"]) == 0
+    assert run_command(predict, ["model.zip", "grey.png", "colour.png", "ten.npy"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [name for name, _, _ in lines] == ["grey.png", "colour.png", *(f"ten.npy[{index}]" for index in range(10))]
     assert all(0.1 <= float(probability) <= 1 for _, _, probability in lines)
     assert sum(int(label) == right for (_, label, _), right in zip(lines, labels, strict=True)) >= 8
 
-    assert run_command(predict.main, ["model.zip", "--json", "grey.png", "colour.png", "ten.npy"]) == 0
+    assert run_command(predict, ["model.zip", "--json", "grey.png", "colour.png", "ten.npy"]) == 0
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [result["class"] for result in results] == [label for _, label, _ in lines]
     assert [result["index"] for result in results] == [0, 0, *range(10)]
@@ -145,7 +145,7 @@ def test_bad_files(folder, capsys, name):
     content, sentence = BAD_FILES[name]
     (folder / name).write_bytes(content)
     (folder / "good.png").write_bytes(png(28, 28))
-    assert run_command(predict.main, ["model.zip", "good.png", name]) == 2
+    assert run_command(predict, ["model.zip", "good.png", name]) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")
     assert output.err.count("\n") == 1
@@ -174,7 +174,7 @@ def test_mistakes(folder, capsys, arguments, sentence):
     files = unpack("model.zip")
     metadata = json.loads(files["metadata.json"]) | {"input": {"dtype": "string", "shape": ["batch"]}}
     (folder / "text.zip").write_bytes(pack(files | {"metadata.json": json.dumps(metadata).encode()}))
-    assert run_command(predict.main, arguments) == 2
+    assert run_command(predict, arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")
     assert output.err.count("\n") == 1
@@ -192,7 +192,7 @@ def test_without_pillow(tmp_path, monkeypatch):
 
 def test_help(capsys):
     with pytest.raises(SystemExit) as stopped:
-        predict.main(["--help"])
+        predict(["--help"])
     assert stopped.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "MODEL [INPUT...]" in said

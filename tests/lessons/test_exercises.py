@@ -4,20 +4,17 @@ Wrong answers have files of their own, one a lesson.
 """
 
 import ast
+import sys
 from types import SimpleNamespace
 
 import build
 import numpy as np
 import pytest
+from solutions import solutions
 
-from pmapdp_lessons.checks import check, load
+from pmapdp_lessons.checks import check
 
-EXERCISES = [
-    (lesson.stem, name)
-    for lesson in build.sources()
-    for name, answer in vars(load("solutions", lesson.stem)).items()
-    if getattr(answer, "__module__", None) == f"solutions_{lesson.stem}"
-]
+EXERCISES = [(lesson.stem, name) for lesson in build.sources() for name in solutions(lesson.stem)]
 QUICK = ("03", "06", "09")  # as in test_lessons.py
 
 
@@ -39,7 +36,7 @@ def test_a_stub_is_reported_as_unsolved(lesson, exercise):
 )
 def test_the_solution_passes(lesson, exercise):
     for _ in range(3):  # the inputs are random
-        verdict = check(lesson, exercise, getattr(load("solutions", lesson), exercise))
+        verdict = check(lesson, exercise, solutions(lesson)[exercise])
         assert verdict.solved, verdict.message
 
 
@@ -85,20 +82,21 @@ def test_an_error_in_a_library_is_shown_at_the_readers_line():
     assert "return np.concatenate([probabilities, labels])" in verdict.message
 
 
-def of_another_file(source):
-    """Checks with one function, `exercise`, that is not in this file, where the answers are."""
-    return SimpleNamespace(exercise=eval(compile(source, "a check", "eval")))
+def lesson_with(monkeypatch, check_of_exercise: str) -> None:
+    """Lesson 99 gets one check, `exercise`, whose code is in no file: the answers' file is this one."""
+    checks_of_lesson = SimpleNamespace(exercise=eval(compile(check_of_exercise, "a check", "eval")))
+    monkeypatch.setitem(sys.modules, "pmapdp_lessons.lesson_checks.lesson_99", checks_of_lesson)
 
 
 def test_an_error_after_the_answer_returned_names_what_it_returned(monkeypatch):
-    monkeypatch.setattr("checks.load", lambda *names: of_another_file("lambda answer: answer().shape"))
-    verdict = check("any", "exercise", lambda: [1, 2])
+    lesson_with(monkeypatch, "lambda answer: answer().shape")
+    verdict = check("99", "exercise", lambda: [1, 2])
     assert not verdict.solved
     assert "a value of type list" in verdict.message
     assert "your code raised" not in verdict.message
 
 
 def test_an_error_of_the_check_is_the_checks(monkeypatch):
-    monkeypatch.setattr("checks.load", lambda *names: of_another_file("lambda answer: 1 / 0"))
-    verdict = check("any", "exercise", lambda: 1)
+    lesson_with(monkeypatch, "lambda answer: 1 / 0")
+    verdict = check("99", "exercise", lambda: 1)
     assert "the check itself failed, which is no mistake of yours: ZeroDivisionError" in verdict.message

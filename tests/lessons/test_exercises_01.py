@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from solutions import solutions
 
-from pmapdp_lessons.checks import check, load
+from pmapdp_lessons.checks import check
 
 LESSON = "01_train_a_network_in_numpy"
 
@@ -24,7 +25,7 @@ def update_with_the_new_weights(parameters, x, labels, rate):
 
 
 def update_in_place(parameters, x, labels, rate):
-    new = load("solutions", LESSON).mended_update(parameters, x, labels, rate)
+    new = solutions(LESSON)["mended_update"](parameters, x, labels, rate)
     for pair, new_pair in zip(parameters, new, strict=True):
         for array, new_array in zip(pair, new_pair, strict=True):
             array[...] = new_array

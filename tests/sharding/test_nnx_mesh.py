@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax import P
 
-from pmapdp import evaluate
 from pmapdp.data.batches import Batches
 from pmapdp.data.random_numbers import random_numbers
+from pmapdp.evaluate import evaluation
 from pmapdp.export import write
 from pmapdp.export.read import load_exported
 from pmapdp.models import dot_relu_dot
@@ -112,7 +112,7 @@ def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     out = launch.train("nnx-mesh", "--no-progress", "--workdir", run)
     assert out.returncode == 0, out.stderr
     (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", out.stdout)}
-    totals, _ = evaluate.from_workdir(run)
+    totals, _ = evaluation.from_workdir(run)
     assert totals.mean_loss == pytest.approx(test_loss, abs=1e-4)
     write.from_workdir(run, file)
     data = random_numbers().test
