@@ -187,7 +187,7 @@ def test_digits_is_the_recipe_without_a_name():
 
 def test_a_batch_size_replaces_the_recipes_of_either_kind():
     of_recipe = parse([])
-    assert (of_recipe.global_batch_size, of_recipe.per_device_batch_size) == (64, None)
+    assert (of_recipe.global_batch_size, of_recipe.per_device_batch_size) == (None, None)  # 64 examples in all
     per_device = parse(["--per-device-batch-size", "16"])
     assert (per_device.global_batch_size, per_device.per_device_batch_size) == (None, 16)
     of_mirrored = parse(["mirrored", "--global-batch-size", "256"])

@@ -11,7 +11,7 @@ import pytest
 from marks import quick
 
 from pmapdp import devices
-from pmapdp.config import Config, check
+from pmapdp.config import Config
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.digits import load
 from pmapdp.errors import UserError
@@ -19,13 +19,12 @@ from pmapdp.loss import metric_sums
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.recipes import RECIPES
 from pmapdp.registry import MODELS
-from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, create_state
+from pmapdp.steps import make_strategy
 
 
 def rates(steps, *, batch=64, per_epoch=10, total=100, **settings) -> list[float]:
-    config = Config(**{"learning_rate": 0.1} | settings)
-    check(config)
+    config = Config(**{"learning_rate": 0.1, "schedule": "constant"} | settings)
     schedule = make_schedule(config, batch, per_epoch, total)
     return [float(schedule(step)) for step in steps]
 
@@ -100,8 +99,8 @@ def test_loss_equals_numpy(smoothing):
 @quick(1, "strategy", ["pmap", "jit", "shard_map"])
 def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
     config = dataclasses.replace(RECIPES["digits"].config, dtype="bfloat16")
-    task = Task(MODELS["cnn"], make_optimizer(config, lambda step: 0.1), dtype="bfloat16")
-    steps = make_steps(strategy, task, devices.choose(8))
+    task = Task(build(MODELS["cnn"], dtype="bfloat16"), make_optimizer(config, lambda step: 0.1), dtype="bfloat16")
+    steps = make_strategy(strategy, task, devices.choose(8))
     state = steps.place_state(create_state(task))
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     batch = steps.place_batch(next(Batches(load().train, 64, devices=8).epoch(0)))
@@ -133,4 +132,4 @@ def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
 )
 def test_settings_that_make_no_sense(settings, words):
     with pytest.raises(UserError, match=re.escape(words)):
-        check(Config(**settings))
+        Config(**settings)

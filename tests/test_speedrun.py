@@ -24,8 +24,8 @@ from pmapdp.data.batches import Batches
 from pmapdp.models.layers import Context, example_keys
 from pmapdp.models.speedrun import Speedrun, moved
 from pmapdp.recipes import RECIPES
-from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, create_state
+from pmapdp.steps import make_strategy
 
 STRATEGIES = ("pmap", "jit", "shard_map")
 
@@ -52,8 +52,8 @@ def test_only_training_moves_images():
 
 def parameters(strategy, devices, dtype):
     """After three updates on 45 images in batches of 20, of which the last is ragged, as the command computes them."""
-    task = Task(Speedrun, optax.sgd(0.1), seed=2, dtype=dtype, transform=faster)
-    steps = make_steps(strategy, task, devices)
+    task = Task(build(Speedrun, 2, dtype=dtype), optax.sgd(0.1), seed=2, dtype=dtype, transform=faster)
+    steps = make_strategy(strategy, task, devices)
     placed = steps.place_state(create_state(task))
     for batch in Batches(random_split(45), 20, devices=len(devices), shuffle_seed=2).epoch(0):
         placed, _ = steps.train_step(placed, steps.place_batch(batch))

@@ -24,7 +24,7 @@ STRATEGIES = ("pmap", "single", "jit", "shard_map")
 START = {"strategy", "devices", "global_batch_size", "per_device_batch_size", "parameters", "train_examples"}
 START |= {"event", "test_examples", "jax", "state_bytes_on_a_device"}
 EPOCH = {"event", "epoch", "step", "train_loss", "train_accuracy", "train_examples", "test_loss", "test_accuracy"}
-EPOCH |= {"test_examples", "learning_rate", "examples_per_second", "images_per_second", "step_ms"}
+EPOCH |= {"test_examples", "learning_rate", "examples_per_second", "step_ms"}
 END = {"event", "steps", "compile_seconds", "total_seconds"}
 
 
@@ -99,7 +99,7 @@ def test_metrics_file_has_the_documented_lines(runs, strategy):
         assert epoch["epoch"] == number
         assert epoch["step"] == number * 23  # 22 batches of 64 and one of 29
         assert (epoch["train_examples"], epoch["test_examples"]) == (1437, 360)
-        assert epoch["examples_per_second"] == epoch["images_per_second"] > 0
+        assert epoch["examples_per_second"] > 0
         assert epoch["step_ms"] > 0
         assert 0 <= epoch["train_accuracy"] <= 1
 

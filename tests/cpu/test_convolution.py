@@ -16,8 +16,8 @@ from pmapdp.compare.collectives import collectives
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.cpu.loop import several
 from pmapdp.registry import MODELS
-from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, create_state
+from pmapdp.steps import make_strategy
 
 
 def assert_same_values_and_gradients(function, *inputs):
@@ -121,8 +121,8 @@ def test_layers_of_any_kind(float64, shape, options):
 @quick(1, "model", ["convnet", "cnn"])
 def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_kernel(model, dtype):
     """With 4 images a device, too few for Winograd. Others would take up to 20 times as long there."""
-    task = Task(MODELS[model], optax.adam(1e-3), dtype=dtype, transform=faster)
-    steps, S, N = make_steps("pmap", task, jax.devices()[:2]), 3, 2
+    task = Task(build(MODELS[model], dtype=dtype), optax.adam(1e-3), dtype=dtype, transform=faster)
+    steps, S, N = make_strategy("pmap", task, jax.devices()[:2]), 3, 2
     dispatch = several(steps, S, N)
     batches = whole_batch(random_split(S * 8), np.arange(S * 8))
     state = steps.place_state(create_state(task))
@@ -134,8 +134,8 @@ def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_ke
 
 def test_under_jit_every_device_keeps_its_images():
     """The compiler splits the steps of Winograd's algorithm by examples, so that gradients and moments travel alone."""
-    task = Task(MODELS["convnet"], optax.adam(1e-3), transform=faster)
-    steps, split = make_steps("jit", task, jax.devices()[:8]), random_split(64)
+    task = Task(build(MODELS["convnet"]), optax.adam(1e-3), transform=faster)
+    steps, split = make_strategy("jit", task, jax.devices()[:8]), random_split(64)
     state = steps.place_state(create_state(task))
     program = steps.train_step.lower(state, steps.place_batch(whole_batch(split, np.arange(64)))).compile().as_text()
     assert {each.kind for each in collectives(program)} == {"all-reduce"}

@@ -34,7 +34,7 @@ def test_every_example_is_visited_exactly_once():
         sizes = [batch.examples for batch in batches.epoch(3)]
         assert sorted(visited(batches, 3)) == list(range(n)), (n, B, N, K)
         assert sizes == [min(B, n - start) for start in range(0, n, B)], (n, B, N, K)
-        assert len(sizes) == batches.steps == math.ceil(n / B)
+        assert len(sizes) == batches.per_epoch == math.ceil(n / B)
 
 
 def test_all_batches_have_one_shape_that_divides_by_devices_and_micro_batches():

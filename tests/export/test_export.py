@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 from archives import pack, unpack
-from flax import nnx
 from trained import train_briefly
 
 from pmapdp.command.ending import run_command
@@ -22,7 +21,7 @@ from pmapdp.export.read import EXAMPLES_PER_CALL, load_exported
 from pmapdp.export.write import export_model
 from pmapdp.registry import MODELS
 from pmapdp.run.workdir import claimed
-from pmapdp.state import Task, create_state
+from pmapdp.state import Task, build, create_state
 from pmapdp.train import train
 
 METADATA = {"labels": "0123456789", "dataset": "digits"}
@@ -56,7 +55,7 @@ def small(convnet):
 
 def test_same_figures_as_the_state(trained):
     job, state, path = trained
-    ours = job.evaluate(job.steps.place_state(state))
+    ours = job.evaluate(job.strategy.place_state(state))
     exported = evaluate_exported(load_exported(path), job.data.test)
     assert exported.count == ours.count == 360
     assert exported.accuracy == ours.accuracy
@@ -67,7 +66,7 @@ def test_same_figures_as_the_state(trained):
 def test_any_batch_size(trained, examples):
     job, state, path = trained
     inputs = job.data.train.inputs[:examples]
-    model = nnx.merge(job.task.model_structure(), state.params, state.batch_stats)
+    model = job.task.model_with(state.params, state.model_state)
     probabilities = load_exported(path).outputs(inputs)["probabilities"]
     np.testing.assert_allclose(probabilities, jax.nn.softmax(model(inputs)), atol=1e-5)
     assert probabilities.shape == (examples, 10)
@@ -75,11 +74,11 @@ def test_any_batch_size(trained, examples):
 
 def test_float64(tmp_path):
     """float64 stays float64, also where JAX is not set to it."""
-    task = Task(MODELS["cnn"], optax.identity(), dtype="float64")
+    task = Task(build(MODELS["cnn"], dtype="float64"), optax.identity(), dtype="float64")
     inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
     with jax.enable_x64(True):
         state = create_state(task)
-        model = nnx.merge(task.model_structure(), state.params, state.batch_stats)
+        model = task.model_with(state.params, state.model_state)
         expected = jax.device_get(model(inputs))
     export_model(task, state, tmp_path / "model.zip", inputs=inputs, metadata=METADATA)
     logits = load_exported(tmp_path / "model.zip").outputs(inputs)["logits"]
@@ -89,13 +88,13 @@ def test_float64(tmp_path):
 
 def test_bfloat16(tmp_path):
     """Parameters are exported as they are trained, in float32; the answer is float32."""
-    task = Task(MODELS["cnn"], optax.identity(), dtype="bfloat16")
+    task = Task(build(MODELS["cnn"], dtype="bfloat16"), optax.identity(), dtype="bfloat16")
     state = create_state(task)
     inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
     export_model(task, state, tmp_path / "model.zip", inputs=inputs, metadata=METADATA)
     exported = load_exported(tmp_path / "model.zip")
     assert {array.dtype for array in exported.arrays.values()} == {np.dtype(np.float32)}
-    expected = nnx.merge(task.model_structure(), state.params, state.batch_stats)(inputs)
+    expected = task.model_with(state.params, state.model_state)(inputs)
     logits = exported.outputs(inputs)["logits"]
     assert logits.dtype == np.float32
     # 8 bits of mantissa: compiled as a whole and layer by layer differ in the third digit.

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 from archives import pack, unpack
-from flax import nnx
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from pmapdp.command.ending import run_command
@@ -20,7 +19,7 @@ from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.predict.__main__ import main as predict
 from pmapdp.registry import MODELS, load_data, viewed
-from pmapdp.state import Task, create_state
+from pmapdp.state import Task, build, create_state
 from pmapdp.train import train
 
 
@@ -51,13 +50,13 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def transformer(tmp_path_factory):
     """A transformer as it begins, and the file exported from it."""
-    task = Task(MODELS["transformer"], optax.identity())
+    task = Task(build(MODELS["transformer"]), optax.identity())
     state = create_state(task)
     path = tmp_path_factory.mktemp("transformer") / "model.zip"
     data, view = viewed(load_data("reviews"), MODELS["transformer"])
     metadata = {"labels": ["negative", "positive"]}
     export_model(task, state, path, inputs=data.test.inputs, metadata=metadata, view=view)
-    return nnx.merge(task.model_structure(), state.params, state.batch_stats), path
+    return task.model_with(state.params, state.model_state), path
 
 
 def test_the_run_learns(run):

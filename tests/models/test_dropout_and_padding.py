@@ -12,9 +12,8 @@ from marks import quick
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.models.layers import Context, Dropout, example_keys
 from pmapdp.registry import MODELS
-from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
-from pmapdp.steps.shared import Body
+from pmapdp.state import Task, build, create_state
+from pmapdp.steps import make_strategy
 
 STRATEGIES = ("pmap", "jit", "shard_map", "single")
 SEED = 5
@@ -28,14 +27,14 @@ def masks(indices, *, seed=0, step=0, layer=0):
 
 @pytest.fixture(scope="module")
 def convnet():
-    task = Task(MODELS["convnet"], optax.sgd(0.1), seed=SEED)
+    task = Task(build(MODELS["convnet"], SEED), optax.sgd(0.1), seed=SEED)
     state = create_state(task)
     steps = {}
 
     def one_step(strategy: str, batch: Batch):
         """Loss sum and parameters after one update of the first state."""
         if strategy not in steps:
-            steps[strategy] = make_steps(strategy, task, jax.devices()[:8])
+            steps[strategy] = make_strategy(strategy, task, jax.devices()[:8])
         place_state, place_batch, train_step, _, fetch, _ = steps[strategy]
         after, sums = fetch(train_step(place_state(state), place_batch(batch)))
         return float(sums.loss), after
@@ -69,12 +68,13 @@ def test_every_activation_is_far_from_the_edge_of_its_relu(monkeypatch):
         return relu(x)
 
     monkeypatch.setattr(nnx, "relu", recorded)
-    state = create_state(Task(MODELS["convnet"], optax.sgd(0.1), seed=SEED))
+    state = create_state(Task(build(MODELS["convnet"], SEED), optax.sgd(0.1), seed=SEED))
     batch = whole_batch(SPLIT, np.arange(16))
     with jax.enable_x64(True):
-        task = Task(MODELS["convnet"], optax.sgd(0.1), seed=SEED, dtype="float64")
-        params, batch_stats = jax.tree.map(lambda x: jnp.asarray(x, "float64"), (state.params, state.batch_stats))
-        Body(task).loss(params, batch_stats, batch, jnp.int32(0))
+        task = Task(build(MODELS["convnet"], SEED, dtype="float64"), optax.sgd(0.1), seed=SEED, dtype="float64")
+        params, model_state = jax.tree.map(lambda x: jnp.asarray(x, "float64"), (state.params, state.model_state))
+        context = Context(batch.weights, example_keys(SEED, 0, batch.indices), 0, train=True)
+        task.loss(task.model_with(params, model_state), batch, context)
     assert len(nearest) == 4
     assert min(nearest) > 2e-5  # float32 errs by some 1e-6 here
 

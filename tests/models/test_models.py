@@ -15,8 +15,8 @@ from marks import quick
 from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.layers import Context, example_keys
 from pmapdp.registry import MODELS, view_of
-from pmapdp.state import Task, count_parameters, create_state
-from pmapdp.steps.shared import Body
+from pmapdp.state import Task, build, count_parameters, create_state
+from pmapdp.steps.shared import gradient_sums
 
 SPLIT = random_split(6)
 # Of the transformer: embeddings; twice two norms, four projections with biases and the MLP; norm and logits.
@@ -31,13 +31,13 @@ CLASSES = {"images": 10, "tfidf": 2, "tokens": 2}
 
 @pytest.fixture(scope="module")
 def states():
-    return {model: create_state(Task(MODELS[model], optax.sgd(0.1))) for model in MODELS}
+    return {model: create_state(Task(build(MODELS[model]), optax.sgd(0.1))) for model in MODELS}
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_numbers_of_parameters_and_running_statistics(model, states):
     assert count_parameters(states[model].params) == PARAMETERS[model]
-    assert sum(leaf.size for leaf in jax.tree.leaves(states[model].batch_stats)) == RUNNING_STATISTICS.get(model, 0)
+    assert sum(leaf.size for leaf in jax.tree.leaves(states[model].model_state)) == RUNNING_STATISTICS.get(model, 0)
 
 
 @quick(3, "model", CLASSIFIERS)
@@ -49,8 +49,8 @@ def test_logits_have_one_column_a_class(model):
 
 @quick(2, "model", CLASSIFIERS)
 def test_initial_parameters_follow_from_the_seed(model, states):
-    again = create_state(Task(MODELS[model], optax.sgd(0.1)))
-    other = create_state(Task(MODELS[model], optax.sgd(0.1), seed=1))
+    again = create_state(Task(build(MODELS[model]), optax.sgd(0.1)))
+    other = create_state(Task(build(MODELS[model], 1), optax.sgd(0.1), seed=1))
     first = states[model].params["logits"]["kernel"]
     np.testing.assert_array_equal(first, again.params["logits"]["kernel"])
     assert np.abs(first - other.params["logits"]["kernel"]).max() > 0
@@ -79,8 +79,8 @@ def test_keras_models_start_from_glorot_uniform(states, model, layer, fan_in, fa
 
 
 def test_mlp_equals_numpy(states):
-    task, params = Task(MODELS["mlp"], optax.sgd(0.1)), states["mlp"].params
-    model = nnx.merge(task.model_structure(), params, {})
+    task, params = Task(build(MODELS["mlp"]), optax.sgd(0.1)), states["mlp"].params
+    model = task.model_with(params, {})
     loss, _ = numpy_mlp.loss_and_gradients(params, SPLIT.inputs, SPLIT.labels)
     losses = optax.softmax_cross_entropy_with_integer_labels(model(jnp.asarray(SPLIT.inputs)), SPLIT.labels)
     assert float(losses.mean()) == pytest.approx(loss, rel=1e-6)
@@ -88,7 +88,7 @@ def test_mlp_equals_numpy(states):
 
 def test_cnn_equals_plain_convolution_and_pooling(states):
     params = states["cnn"].params
-    model = nnx.merge(Task(MODELS["cnn"], optax.sgd(0.1)).model_structure(), params, {})
+    model = Task(build(MODELS["cnn"]), optax.sgd(0.1)).model_with(params, {})
     x = plain_convnet.convolve(SPLIT.inputs / np.float32(255), params["conv"]["kernel"], 1, "VALID")
     x = reduce_window_pool(jnp.maximum(x + params["conv"]["bias"], 0)).reshape(6, -1)
     x = jnp.maximum(x @ params["hidden"]["kernel"] + params["hidden"]["bias"], 0)
@@ -99,9 +99,7 @@ def test_cnn_equals_plain_convolution_and_pooling(states):
 def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
     """Logits and running statistics of 5 examples and 3 rows of padding, against the 5 alone."""
     state = jax.device_put(states["convnet"])
-    model = nnx.merge(
-        Task(MODELS["convnet"], optax.sgd(0.1)).model_structure(), state.params, state.batch_stats, copy=True
-    )
+    model = Task(build(MODELS["convnet"]), optax.sgd(0.1)).model_with(state.params, state.model_state)
     images = np.concatenate([SPLIT.inputs[:5], random_split(3, seed=4).inputs])
     keys = example_keys(0, jnp.int32(2), jnp.arange(8))
     weights = jnp.asarray([1, 1, 1, 1, 1, 0, 0, 0], jnp.float32)
@@ -120,14 +118,14 @@ def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
 @pytest.mark.slow
 def test_a_bias_before_batch_norm_has_no_gradient(float64):
     """The derivative of the plain network in float64 is 0 up to rounding; ours is 0, so that Adam leaves the bias."""
-    task = Task(MODELS["convnet"], optax.sgd(0.1), dtype="float64")
+    task = Task(build(MODELS["convnet"], dtype="float64"), optax.sgd(0.1), dtype="float64")
     state = jax.device_put(create_state(task))
     masks = jnp.stack([plain_convnet.dropout_mask(0, 0, index) for index in range(6)])
     gradient_of_plain = jax.grad(plain_convnet.summed_loss, has_aux=True)
     wanted = gradient_of_plain(state.params, SPLIT.inputs, SPLIT.labels, masks)[0]["large_k"]
     assert np.abs(wanted["bias"]).max() < 1e-13 * np.abs(wanted["kernel"]).max()
 
-    found = Body(task).gradient_sums(state, jax.device_put(whole_batch(SPLIT, np.arange(6))))[0]["large_k"]
+    found = gradient_sums(task, state, jax.device_put(whole_batch(SPLIT, np.arange(6))))[0]["large_k"]
     assert not found["bias"].any()
     np.testing.assert_allclose(found["kernel"], wanted["kernel"], atol=1e-12 * np.abs(wanted["kernel"]).max())
 

@@ -10,20 +10,19 @@ from flax import nnx
 
 from pmapdp.models.layers import Context
 from pmapdp.registry import MODELS
-from pmapdp.state import Task, TrainState, create_state
+from pmapdp.state import Task, TrainState, build, create_state
 
 
 def state_of(model: str) -> TrainState:
     """Initial values, with biases and scales that are not all 0 or 1, so that each of them matters."""
-    state = create_state(Task(MODELS[model], optax.identity(), seed=1))
+    state = create_state(Task(build(MODELS[model], 1), optax.identity(), seed=1))
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda x: x + 0.1 * generator.normal(size=x.shape).astype(x.dtype), state.params)
-    return TrainState(state.step, params, state.batch_stats, state.optimizer_state)
+    return TrainState(state.step, params, state.model_state, state.optimizer_state)
 
 
-def build(model: str, state: TrainState) -> nnx.Module:
-    structure = Task(MODELS[model], optax.identity()).model_structure()
-    return nnx.merge(structure, *jax.device_put((state.params, state.batch_stats)), copy=True)
+def model_of(model: str, state: TrainState) -> nnx.Module:
+    return Task(build(MODELS[model])).model_with(*jax.device_put((state.params, state.model_state)))
 
 
 def wide(tree):
@@ -33,7 +32,7 @@ def wide(tree):
 def test_text_mlp_in_training_equals_numpy():
     """Moments over the five examples, whatever stands in the padding; then what the running ones have become."""
     state, inputs = state_of("text_mlp"), random_split_for("text_mlp", 8).inputs
-    model, p = build("text_mlp", state), wide(state.params)
+    model, p = model_of("text_mlp", state), wide(state.params)
     weights = jnp.asarray([1, 1, 1, 1, 1, 0, 0, 0], jnp.float32)
     logits = model(jnp.asarray(inputs), Context(weights, None, 3, train=True))
 
@@ -74,7 +73,7 @@ def transformer():
     state = state_of("transformer")
     inputs = random_split_for("transformer", 4).inputs
     assert len({np.count_nonzero(ids) for ids in inputs}) == 4
-    return state.params, inputs, jax.jit(build("transformer", state).__call__)
+    return state.params, inputs, jax.jit(model_of("transformer", state).__call__)
 
 
 def test_transformer_equals_numpy_on_texts_without_padding(transformer):
@@ -102,7 +101,7 @@ def test_dropped_words_are_those_of_the_example(transformer):
 
 def test_an_answer_of_text_mlp_does_not_depend_on_the_rest_of_the_batch():
     """The running moments are those of training, not of the batch. (For the transformer the test above shows it.)"""
-    forward = jax.jit(build("text_mlp", state_of("text_mlp")).__call__)
+    forward = jax.jit(model_of("text_mlp", state_of("text_mlp")).__call__)
     inputs = random_split_for("text_mlp", 5).inputs
     alone = np.concatenate([forward(inputs[row : row + 1]) for row in range(5)])
     np.testing.assert_allclose(forward(inputs), alone, atol=1e-5)

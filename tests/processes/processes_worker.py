@@ -23,8 +23,8 @@ from pmapdp.loss import MetricSums
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.registry import MODELS
-from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, create_state
+from pmapdp.steps import make_strategy
 from pmapdp.steps.placing import over_all_processes
 
 BATCH = 18  # 83 examples: four batches of 18 and one of 11, so that some devices get padding alone
@@ -56,7 +56,7 @@ def run(steps, state, train_batches, test_batches) -> dict[str, np.ndarray]:
     state = steps.fetch(over_all_processes(state, steps.state_sharding))
     return {
         "params": flat(state.params),
-        "batch_stats": flat(state.batch_stats),
+        "model_state": flat(state.model_state),
         "train_loss": np.array(losses),
         "test_loss": np.sum([sums.loss for sums in tested]),
         "test_counts": np.sum([(sums.correct, sums.count) for sums in tested], axis=0),
@@ -73,9 +73,9 @@ def main() -> None:
         N, first = len(devices), devices.index(local[0])
         here = range(first, first + len(local))
         train, test = data(model)
-        task = Task(MODELS[model], optax.adam(1e-3), seed=SEED, dtype="float64")
+        task = Task(build(MODELS[model], SEED, dtype="float64"), optax.adam(1e-3), seed=SEED, dtype="float64")
         order = Batches(train, BATCH, shuffle_seed=SEED).order(0)
-        alone = make_steps("single", task, local[:1])
+        alone = make_strategy("single", task, local[:1])
         wanted = peers.first and run(
             alone,
             alone.place_state(create_state(task)),
@@ -87,7 +87,7 @@ def main() -> None:
         differences, content, reading = {}, {}, Reading(train.inputs)
         for strategy in strategies.split(","):
             reading.rows = []
-            steps = make_steps(strategy, task, devices)
+            steps = make_strategy(strategy, task, devices)
             found = run(
                 steps,
                 create_state(task, steps.state_sharding),

@@ -15,14 +15,14 @@ from pmapdp.state import create_state
 def test_holds_the_state_of_the_call(strategy, shard_state, tmp_path):
     devices = 1 if strategy == "single" else 4
     job = prepare(Config(model="mlp", strategy=strategy, devices=devices, shard_state=shard_state, dataset="digits"))
-    state = create_state(job.task, job.steps.state_sharding)
+    state = create_state(job.task, job.strategy.state_sharding)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     saved = {}
     for step, (batch, _) in enumerate(zip(job.train_batches.epoch(0), range(3), strict=False), start=1):
-        state, _ = job.steps.train_step(state, job.steps.place_batch(batch))
+        state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
         saved[step] = jax.tree.map(jnp.copy, state)
         checkpoints.save(step, state, {})
-    state, _ = job.steps.train_step(state, job.steps.place_batch(batch))
+    state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
     checkpoints.wait()
     assert checkpoints.steps() == [1, 2, 3]
     for step, expected in saved.items():

@@ -66,7 +66,7 @@ def test_right_programs_raise_no_alarm_and_every_copy_counts(settings, compared)
     """For each array with copies: a bit that flips in one of them is found, with the array and one of its devices."""
     job = prepare(dataclasses.replace(JOB, **settings))
     replicas = Replicas(job, 1)
-    state = create_state(job.task, job.steps.state_sharding)
+    state = create_state(job.task, job.strategy.state_sharding)
     for step, (count, placed) in zip(range(3), job.dispatches(0), strict=False):
         state, _ = job.train_steps(state, *placed)
         replicas.require_equal(step + count, state)
@@ -91,5 +91,5 @@ def test_a_single_device_has_nothing_to_compare():
         prepare(dataclasses.replace(JOB, strategy="single", devices=1, check_replicas=5))
     job = prepare(dataclasses.replace(JOB, devices=1, check_replicas=5))
     replicas = Replicas(job, 5)
-    replicas.require_equal(0, create_state(job.task, job.steps.state_sharding))
+    replicas.require_equal(0, create_state(job.task, job.strategy.state_sharding))
     assert "the copies of 0 of 21 arrays" in replicas.text

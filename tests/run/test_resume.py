@@ -40,7 +40,7 @@ def last_epochs(folder: Path) -> list[dict]:
     """The metrics of each epoch, the later line where an epoch was done twice; without the timings."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     epochs = {line["epoch"]: line for line in lines if line["event"] == "epoch"}
-    timings = ("examples_per_second", "images_per_second", "step_ms")
+    timings = ("examples_per_second", "step_ms")
     return [{key: value for key, value in epochs[e].items() if key not in timings} for e in sorted(epochs)]
 
 

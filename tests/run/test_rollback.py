@@ -93,7 +93,7 @@ def test_the_batches_since_the_checkpoint_are_left_out(rolled_back):
         ) in log
 
     job = prepare(JOB_WITHOUT, model=Net, data=DATA)
-    state = create_state(job.task, job.steps.state_sharding)
+    state = create_state(job.task, job.strategy.state_sharding)
     made = 0
     for step in range(1, 21):
         if not any(first <= step <= last for first, last in skipped):
@@ -102,7 +102,7 @@ def test_the_batches_since_the_checkpoint_are_left_out(rolled_back):
             state = dataclasses.replace(state, step=jax.device_put(np.int32(step - 1), state.step.sharding))
             state, _ = job.train_steps(state, *job.dispatch.place(batch, 1))
             made += 1
-    assert_same_bits(result.state, job.steps.fetch(state))
+    assert_same_bits(result.state, job.strategy.fetch(state))
     assert sum(epoch["train_examples"] for epoch in result.epochs) == 10 * made
     assert np.isfinite([epoch["train_loss"] for epoch in result.epochs]).all()
 

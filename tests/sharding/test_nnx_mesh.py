@@ -15,12 +15,12 @@ from pmapdp.data.random_numbers import random_numbers
 from pmapdp.evaluate import evaluation
 from pmapdp.export import write
 from pmapdp.export.read import load_exported
+from pmapdp.job import make_strategy
 from pmapdp.models import dot_relu_dot
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.sharding.names import Axes
-from pmapdp.sharding.split_step import make_steps
 from pmapdp.state import create_state
 
 # Of the guide's program on one device with current JAX, made without this project.
@@ -44,7 +44,7 @@ def trained():
     """The guide's task, its mesh, the state after the five updates, and their losses."""
     task, devices = dot_relu_dot.make_task(), jax.devices()[:8]
     layout = fit_layout(devices, task, (1024,), mesh="data=2,model=4", layout="model")
-    steps = make_steps("jit", task, devices, layout)
+    steps = make_strategy("jit", task, devices, layout)
     (batch,) = Batches(random_numbers().train, 8, devices=2).epoch(0)
     state, losses = create_state(task, steps.state_sharding), []
     for _ in range(5):

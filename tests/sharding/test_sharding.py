@@ -12,12 +12,12 @@ from marks import quick
 from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
+from pmapdp.job import make_strategy
 from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import Layout, bytes_on_a_device
+from pmapdp.sharding.layout import Layout, bytes_on_a_device, data_parallel
 from pmapdp.sharding.notation import number_of_devices
-from pmapdp.sharding.split_step import make_steps
-from pmapdp.state import Task, create_state, initial_state
+from pmapdp.state import Task, build, create_state
 
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}
@@ -37,16 +37,16 @@ CASES = [
 ]
 
 
-def five_updates(model: str, strategy: str, task: Task, devices, layout=None):
+def five_updates(model: str, strategy: str, task: Task, devices, layout: Layout):
     """The state after an epoch of 83 examples in batches of 18, and loss and counts of an evaluation."""
-    steps = make_steps(strategy, task, devices, layout)
+    steps = make_strategy(strategy, task, devices, layout)
     state = create_state(task, steps.state_sharding)
-    shards = layout.batch_shards if layout else 1
+    shards = layout.batch_shards
     split = random_split_for(model, 83, seed=1)
     for batch in Batches(split, 18, devices=shards, accumulate=task.accumulate, shuffle_seed=3).epoch(0):
         state, _ = steps.train_step(state, steps.place_batch(batch))
     (last,) = Batches(split, 83, devices=shards).epoch(0)
-    return state, steps.fetch((state.params, state.batch_stats, steps.eval_step(state, steps.place_batch(last))))
+    return state, steps.fetch((state.params, state.model_state, steps.eval_step(state, steps.place_batch(last))))
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,9 @@ def references():
 @quick(3, ("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
 def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumulate, strategy, devices, options, most):
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(1e-3))
-    task = Task(MODELS[model], optimizer, 3, "float64", accumulate=accumulate)
+    task = Task(build(MODELS[model], 3, "float64"), optimizer, 3, "float64", accumulate=accumulate)
     if model not in references:
-        references[model] = five_updates(model, "single", task, jax.devices()[:1])
+        references[model] = five_updates(model, "single", task, jax.devices()[:1], data_parallel(jax.devices()[:1]))
     alone, wanted = references[model]
 
     inputs = random_split_for(model, 1).inputs.shape[1:]
@@ -77,10 +77,12 @@ def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumu
 
 @quick(1, "layout", [MODEL, SPATIAL, {"shard_state": "parameters"}])
 def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
-    """The largest array in the compiled program of a device is no larger than its largest part."""
-    task = Task(MODELS["mlp"], optax.adam(1e-3))
+    """The model is built on the host; the largest array in the program that makes the optimizer state is a shard."""
+    task = Task(build(MODELS["mlp"]), optax.adam(1e-3))
     fitted = fit_layout(jax.devices()[:8], task, (28, 28, 1), **layout)
-    program = jax.jit(initial_state, static_argnums=0, out_shardings=fitted.state(task)).lower(task).compile()
+    shardings, params = fitted.state(task), task.arrays_of(task.model)[0]
+    params = jax.device_put(params, shardings.params)
+    program = jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state).lower(params).compile()
     sizes = [
         int(np.prod([int(size) for size in shape.split(",") if size] or [1]))
         for shape in re.findall(r"\b[fsu]\d+\[([\d,]*)\]", program.as_text())
@@ -121,7 +123,7 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
 def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works):
     """And what the sentence advises works."""
     devices = number_of_devices(options.pop("devices", None), options.get("mesh")) or 8
-    task, group = Task(MODELS["mlp"], optax.adam(1e-3)), [jax.devices()[0]] * devices
+    task, group = Task(build(MODELS["mlp"]), optax.adam(1e-3)), [jax.devices()[0]] * devices
     with pytest.raises(UserError, match=re.escape(message)) as error:  # before the devices matter
         fit_layout(group, task, (28, 28, 1), **{"layout": "model"} | options)
     assert "\n" not in str(error.value)
@@ -132,8 +134,8 @@ def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works)
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_the_optimizer_computes_shards_only(strategy):
     """ZeRO-1 moves what it must: a reduce-scatter of the gradients and one all-gather of the parameters."""
-    task, devices = Task(MODELS["mlp"], optax.adam(1e-3)), jax.devices()[:8]
-    steps = make_steps(strategy, task, devices, fit_layout(devices, task, (28, 28, 1), shard_state="optimizer"))
+    task, devices = Task(build(MODELS["mlp"]), optax.adam(1e-3)), jax.devices()[:8]
+    steps = make_strategy(strategy, task, devices, fit_layout(devices, task, (28, 28, 1), shard_state="optimizer"))
     state = create_state(task, steps.state_sharding)
     (batch, *_) = Batches(random_split_for("mlp", 16, seed=1), 16, devices=8).epoch(0)
     program = steps.train_step.lower(state, steps.place_batch(batch)).compile().as_text()
@@ -146,7 +148,7 @@ def test_the_optimizer_computes_shards_only(strategy):
 
 def test_a_process_reads_the_rows_of_its_devices():
     """As if each process owned some of the 8 devices; real processes train in test_many_processes.py."""
-    task = Task(MODELS["mlp"], optax.sgd(0.1))
+    task = Task(build(MODELS["mlp"]), optax.sgd(0.1))
 
     def rows(mesh: str, layout: str, owned: range) -> range:
         fitted: Layout = fit_layout(jax.devices()[:8], task, (28, 28, 1), mesh=mesh, layout=layout)

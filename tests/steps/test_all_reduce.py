@@ -16,8 +16,8 @@ from jax import lax
 from marks import quick
 
 from pmapdp.registry import MODELS
-from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, create_state
+from pmapdp.steps import make_strategy
 
 N = 8
 SPLIT = random_split(64)
@@ -27,7 +27,7 @@ PARALLEL = (*EXPLICIT, "jit")
 
 @pytest.fixture(scope="module")
 def initial():
-    return create_state(Task(MODELS["mlp"], optax.sgd(1.0)))
+    return create_state(Task(build(MODELS["mlp"]), optax.sgd(1.0)))
 
 
 def replace_pmean(monkeypatch, strategy, pmean):
@@ -37,7 +37,7 @@ def replace_pmean(monkeypatch, strategy, pmean):
 
 def updated(strategy, initial, learning_rate, batch):
     """The placed state after one update by gradient descent."""
-    steps = make_steps(strategy, Task(MODELS["mlp"], optax.sgd(learning_rate)), jax.devices()[:N])
+    steps = make_strategy(strategy, Task(build(MODELS["mlp"]), optax.sgd(learning_rate)), jax.devices()[:N])
     return steps.train_step(steps.place_state(initial), steps.place_batch(batch))[0]
 
 

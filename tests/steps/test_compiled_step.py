@@ -10,9 +10,10 @@ from examples import random_split
 from marks import quick
 
 from pmapdp.data.batches import Batches
+from pmapdp.job import make_strategy
 from pmapdp.registry import MODELS
-from pmapdp.sharding.split_step import make_steps
-from pmapdp.state import Task, create_state
+from pmapdp.sharding.layout import data_parallel
+from pmapdp.state import Task, build, create_state
 
 N = 8
 SPLIT = random_split(50)
@@ -34,23 +35,25 @@ def collectives(steps, task, batches) -> Counter:
     [("pmap", 1), ("jit", 2), ("shard_map", 1), ("jit", 1), ("pmap", 2), ("shard_map", 2)],
 )
 def test_one_all_reduce_a_step(strategy, model, accumulate):
-    task = Task(MODELS[model], optax.adam(1e-3), accumulate=accumulate)
-    steps = make_steps(strategy, task, jax.devices()[:N])
+    task = Task(build(MODELS[model]), optax.adam(1e-3), accumulate=accumulate)
+    steps = make_strategy(strategy, task, jax.devices()[:N], data_parallel(jax.devices()[:N]))
     found = collectives(steps, task, Batches(SPLIT, 32, devices=N, accumulate=accumulate))
     assert found == {"all-reduce": 1}
 
 
 def test_a_single_device_needs_no_collective():
-    task = Task(MODELS["mlp"], optax.adam(1e-3))
-    assert not collectives(make_steps("single", task, jax.devices()), task, Batches(SPLIT, 32))
+    task = Task(build(MODELS["mlp"]), optax.adam(1e-3))
+    assert not collectives(
+        make_strategy("single", task, jax.devices(), data_parallel(jax.devices())), task, Batches(SPLIT, 32)
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_later_epochs_compile_nothing_and_move_nothing_implicitly(strategy, compilations):
     """Also the ragged last batch runs the program of the others. Explicit placement is allowed."""
     devices = jax.devices()[: 1 if strategy == "single" else N]
-    task = Task(MODELS["mlp"], optax.adam(1e-3))
-    steps = make_steps(strategy, task, devices)
+    task = Task(build(MODELS["mlp"]), optax.adam(1e-3))
+    steps = make_strategy(strategy, task, devices, data_parallel(devices))
     train_batches = Batches(SPLIT, 20, devices=len(devices), shuffle_seed=0)
     test_batches = Batches(SPLIT, 32, devices=len(devices))
     state = steps.place_state(create_state(task))

@@ -1,15 +1,13 @@
 """Contract 1 by `pmapdp.verify`, on some numbers of devices: a process of `test_contracts.py`.
 
-    python contract_worker.py 1,2,3seam mlp,cnn      # prints {case: {strategy: what was found}} as JSON
+    python contract_worker.py 1,2,3 mlp,cnn      # prints {case: {strategy: what was found}} as JSON
 
-Behind a number, `seam` says that the steps are those that simulated devices run (pmapdp/cpu), else of accelerators.
 
 Five updates on 83 examples with a global batch of 18 that few counts divide; the last holds 11, so that with 8 devices
 some of them get padding alone. Before each update its batch is evaluated. The reference is one device on the
 unpadded batch.
 """
 
-import dataclasses
 import functools
 import json
 import sys
@@ -19,13 +17,15 @@ import jax
 import optax
 from examples import random_split_for, whole_batch
 
+from pmapdp import steps
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import choose
+from pmapdp.job import make_strategy
 from pmapdp.registry import MODELS
-from pmapdp.sharding.split_step import make_steps
-from pmapdp.state import Task, TrainState, create_state
-from pmapdp.steps.shared import Steps
+from pmapdp.sharding.layout import data_parallel
+from pmapdp.state import Task, TrainState, build, create_state
+from pmapdp.steps.shared import Strategy
 from pmapdp.verify import Layout, Report, verify
 
 BATCH, SEED = 18, 3
@@ -49,25 +49,13 @@ class Case(NamedTuple):
         return f"{self.model} {self.optimizer} {self.dtype} K={self.accumulate}"
 
     def task(self, accumulate: int) -> Task:
-        return Task(
-            MODELS[self.model], OPTIMIZERS[self.optimizer](), seed=SEED, dtype=self.dtype, accumulate=accumulate
-        )
+        model = build(MODELS[self.model], SEED, self.dtype)
+        return Task(model, OPTIMIZERS[self.optimizer](), SEED, self.dtype, accumulate=accumulate)
 
     @property
     def of_reference(self) -> int:
         """Micro-batches of the reference. Accumulation must change nothing where there is no batch norm."""
         return self.accumulate if self.model == "convnet" else 1
-
-
-def steps_of(strategy: str, task: Task, devices, seam: bool) -> Steps:
-    """The functions of a strategy, for accelerators or as the seam makes them."""
-    if not seam:
-        return make_steps(strategy, task, devices)
-    from pmapdp.cpu.convolution import faster  # here, because a test deletes them
-    from pmapdp.cpu.joined import join_collectives
-
-    steps = make_steps(strategy, dataclasses.replace(task, transform=faster), devices)
-    return steps._replace(train_step=jax.jit(join_collectives(steps.train_step), donate_argnums=0))
 
 
 CASES = (
@@ -105,7 +93,7 @@ def data(model: str) -> tuple[Split, Split]:
 class OneDevice(NamedTuple):
     """The reference of a case: its functions, the state in which it starts, and its batches."""
 
-    steps: Steps
+    steps: Strategy
     state: TrainState
     batches: list[Batch]
 
@@ -115,15 +103,16 @@ def one_device(model: str, optimizer: str, dtype: str, accumulate: int) -> OneDe
     """Compiled once for all strategies. Its batches have no padding, but for that of micro-batches."""
     train, _ = data(model)
     batches = Batches(train, BATCH, accumulate=accumulate, shuffle_seed=SEED)
-    parts = [batches.of_step(batches.order(0), step) for step in range(batches.steps)]
+    order = batches.order(0)
+    parts = [order[step * BATCH : (step + 1) * BATCH] for step in range(batches.per_epoch)]
     return OneDevice(
-        make_steps("single", Case(model, optimizer, dtype).task(accumulate), jax.devices()[:1]),
+        steps.make_strategy("single", Case(model, optimizer, dtype).task(accumulate), jax.devices()[:1]),
         first_state(model, optimizer, dtype),
         [whole_batch(train, part) if accumulate == 1 else batches.take(part) for part in parts],
     )
 
 
-def with_evaluation(steps: Steps, evaluates: bool):
+def with_evaluation(steps: Strategy, evaluates: bool):
     """A training step that first evaluates its batch; accumulation does not concern evaluation."""
     if not evaluates:
         return steps.train_step
@@ -137,26 +126,26 @@ def with_evaluation(steps: Steps, evaluates: bool):
     return step
 
 
-def verified(case: Case, strategy: str, devices, seams: dict[int, bool]) -> Report:
-    """What `verify` finds on a strategy; `seams` says for each number of devices whether the seam makes the steps."""
+def verified(case: Case, strategy: str, devices, counts: list[int]) -> Report:
+    """What `verify` finds on a strategy, on these numbers of devices."""
     one, K = one_device(case.model, case.optimizer, case.dtype, case.of_reference), case.accumulate
     train, _ = data(case.model)
-    steps = functools.cache(lambda N: steps_of(strategy, case.task(K), devices[:N], seams[N]))
+    made = functools.cache(lambda N: make_strategy(strategy, case.task(K), devices[:N], data_parallel(devices[:N])))
 
     def place_batch(batch: Batch, devices):
         """Its examples, laid out for N devices as in training."""
         rows = Batches(train, BATCH, devices=len(devices), accumulate=K).take(batch.indices[batch.weights > 0])
-        return steps(len(devices)).place_batch(rows)
+        return made(len(devices)).place_batch(rows)
 
     return verify(
         reference=with_evaluation(one.steps, K == 1),
-        make_step=lambda devices: with_evaluation(steps(len(devices)), K == 1),
+        make_step=lambda devices: with_evaluation(made(len(devices)), K == 1),
         state=one.state,
         batch=one.batches.__getitem__,
         updates=len(one.batches),
-        layout=Layout(lambda state, devices: steps(len(devices)).place_state(state), place_batch),
+        layout=Layout(lambda state, devices: made(len(devices)).place_state(state), place_batch),
         devices=devices,
-        counts=list(seams),
+        counts=counts,
         float64=False,  # each case has the type that it is to have
     )
 
@@ -176,15 +165,15 @@ def faults_of(report: Report, counts: list[int], limits: dict[str, float]) -> li
 
 
 def main() -> None:
-    seams = {int(run.removesuffix("seam")): run.endswith("seam") for run in sys.argv[1].split(",")}
+    counts = [int(count) for count in sys.argv[1].split(",")]
     jax.config.update("jax_enable_x64", True)
-    devices = choose(max(seams))
+    devices = choose(max(counts))
     found: dict[str, dict[str, list[str]]] = {}
     for case in CASES:
-        here = {count: seam for count, seam in seams.items() if not case.counts or count in case.counts}
+        here = [count for count in counts if not case.counts or count in case.counts]
         if not here or case.model not in sys.argv[2].split(","):
             continue
-        runs = dict.fromkeys(("pmap", "jit", "shard_map"), here) | ({"single": {1: here[1]}} if 1 in here else {})
+        runs = dict.fromkeys(("pmap", "jit", "shard_map"), here) | ({"single": [1]} if 1 in here else {})
         found[case.name] = {
             strategy: faults_of(verified(case, strategy, devices, on), sorted(on), TOLERANCES[case.dtype])
             for strategy, on in runs.items()

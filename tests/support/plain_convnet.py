@@ -43,12 +43,12 @@ def summed_loss(params, images, labels, masks):
     return -jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels].sum(), moments
 
 
-def train(params, batch_stats, batches, learning_rate, *, seed=0):
+def train(params, model_state, batches, learning_rate, *, seed=0):
     """Parameters and running statistics after one step of gradient descent on each of `batches`.
 
     Args:
         params: nested dictionaries of arrays.
-        batch_stats: `{layer: {"mean", "variance"}}`.
+        model_state: `{layer: {"mean", "variance"}}`.
         batches: for each step a list of micro-batches (images, labels, indices); their moments are separate and
             their gradients add up.
         learning_rate: step size on the mean loss of all micro-batches.
@@ -62,12 +62,12 @@ def train(params, batch_stats, batches, learning_rate, *, seed=0):
             (_, moments), gradients = gradient(params, images, labels, masks)
             total, count = jax.tree.map(jnp.add, total, gradients), count + len(labels)
             kept = min(0.99, step / (step + 1))
-            batch_stats = {
+            model_state = {
                 name: {
-                    "mean": kept * batch_stats[name]["mean"] + (1 - kept) * moments[name][0],
-                    "variance": kept * batch_stats[name]["variance"] + (1 - kept) * moments[name][1],
+                    "mean": kept * model_state[name]["mean"] + (1 - kept) * moments[name][0],
+                    "variance": kept * model_state[name]["variance"] + (1 - kept) * moments[name][1],
                 }
                 for name in NORM_LAYERS
             }
         params = jax.tree.map(lambda p, g, count=count: p - learning_rate * g / count, params, total)
-    return params, batch_stats
+    return params, model_state

@@ -10,7 +10,7 @@ from pmapdp.state import TrainState, create_state
 def train_briefly(steps: int = 20, **settings: Any) -> tuple[Job, TrainState]:
     """The job of a configuration with `settings`, and its state (on the host) after `steps` updates."""
     job = prepare(Config(strategy="single", devices=1, learning_rate=5e-3, **settings))
-    state = job.steps.place_state(create_state(job.task))
+    state = job.strategy.place_state(create_state(job.task))
     for batch, _ in zip(job.train_batches.epoch(0), range(steps), strict=False):
-        state, _ = job.steps.train_step(state, job.steps.place_batch(batch))
-    return job, job.steps.fetch(state)
+        state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
+    return job, job.strategy.fetch(state)

@@ -29,6 +29,11 @@ VALUES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """A command with a recipe and no options of its own."""
+
+
 def parse_options(options: type[Options], arguments: list[str], *, program: str, example: str) -> Options:
     """The values of a command without a recipe: `options` is a dataclass, whose docstring describes the command;
     `program` and `example` are a command line that works."""
@@ -53,6 +58,11 @@ def parse_with(
     if len(sizes & values.keys()) == 1:
         values |= dict.fromkeys(sizes - values.keys())
     return dataclasses.replace(RECIPES[recipe].config, **values), options
+
+
+def parse(arguments: list[str]) -> Config:
+    """The configuration that the flags of `python -m pmapdp.train` ask for, those of several processes apart."""
+    return parse_with(NoOptions, arguments, program="python -m pmapdp.train")[0]
 
 
 class Parser(argparse.ArgumentParser):
