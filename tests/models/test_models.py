@@ -7,7 +7,7 @@ import numpy_mlp
 import optax
 import plain_convnet
 import pytest
-from examples import CLASSIFIERS, random_split, random_split_for, whole_batch
+from examples import CLASSIFIERS, random_split, random_split_for
 from flax import nnx
 from jax import lax
 from marks import quick
@@ -16,13 +16,12 @@ from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.layers import Context, example_keys
 from pmapdp.registry import MODELS, view_of
 from pmapdp.state import Task, build, count_parameters, create_state
-from pmapdp.steps.shared import gradient_sums
 
 SPLIT = random_split(6)
 # Of the transformer: embeddings; twice two norms, four projections with biases and the MLP; norm and logits.
 BLOCK = 4 * 64 + 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64
 TRANSFORMER = (8192 + 128) * 64 + 2 * BLOCK + 2 * 64 + 64 * 2 + 2
-PARAMETERS = {"mlp": 669_706, "cnn": 347_146, "convnet": 49_242, "text_mlp": 57_746, "transformer": TRANSFORMER}
+PARAMETERS = {"mlp": 669_706, "cnn": 347_146, "convnet": 49_210, "text_mlp": 57_746, "transformer": TRANSFORMER}
 PARAMETERS["speedrun"] = 24 * (25 + 1) + 32 * (24 * 9 + 1) + 256 * (800 + 1) + 10 * (256 + 1)
 PARAMETERS["dot_relu_dot"] = 2 * 1024**2
 RUNNING_STATISTICS = {"convnet": 136, "text_mlp": 96}
@@ -115,19 +114,10 @@ def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
         np.testing.assert_allclose(found.variance[...], 2 / 3 + variance / 3, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_bias_before_batch_norm_has_no_gradient(float64):
-    """The derivative of the plain network in float64 is 0 up to rounding; ours is 0, so that Adam leaves the bias."""
-    task = Task(build(MODELS["convnet"], dtype="float64"), optax.sgd(0.1), dtype="float64")
-    state = jax.device_put(create_state(task))
-    masks = jnp.stack([plain_convnet.dropout_mask(0, 0, index) for index in range(6)])
-    gradient_of_plain = jax.grad(plain_convnet.summed_loss, has_aux=True)
-    wanted = gradient_of_plain(state.params, SPLIT.inputs, SPLIT.labels, masks)[0]["large_k"]
-    assert np.abs(wanted["bias"]).max() < 1e-13 * np.abs(wanted["kernel"]).max()
-
-    found = gradient_sums(task, state, jax.device_put(whole_batch(SPLIT, np.arange(6))))[0]["large_k"]
-    assert not found["bias"].any()
-    np.testing.assert_allclose(found["kernel"], wanted["kernel"], atol=1e-12 * np.abs(wanted["kernel"]).max())
+@pytest.mark.parametrize("layer", ["conv1", "conv2", "large_k"])
+def test_no_bias_stands_before_batch_norm(states, layer):
+    """Its gradient would be rounding, which differs between numbers of devices, and which Adam would amplify."""
+    assert set(states["convnet"].params[layer]) == {"kernel"}
 
 
 def reduce_window_pool(x):

@@ -31,8 +31,7 @@ def forward(params, images, masks):
     x = images / 255.0
     x = normalise("norm1", convolve(x, params["conv1"]["kernel"], 1, "SAME"))
     x = normalise("norm2", convolve(x, params["conv2"]["kernel"], 2, "VALID"))
-    x = convolve(x, params["large_k"]["kernel"], 2, "SAME") + params["large_k"]["bias"]
-    x = normalise("norm3", x).mean((1, 2))
+    x = normalise("norm3", convolve(x, params["large_k"]["kernel"], 2, "SAME")).mean((1, 2))
     x = jnp.maximum(x @ params["hidden"]["kernel"] + params["hidden"]["bias"], 0)
     x = jnp.where(masks, x / 0.5, 0)
     return x @ params["logits"]["kernel"] + params["logits"]["bias"], moments

@@ -1,4 +1,4 @@
-"""What the models need beyond Flax: what a layer must know of the batch, and dropout per example.
+"""What the models need beyond Flax: what a layer must know of the batch, dropout per example, and max-pooling.
 
 Lesson 08 teaches this file. Shapes: b examples on this device, H height, W width, C channels.
 """
@@ -70,12 +70,24 @@ class Dropout(nnx.Module):
         return jnp.where(jax.vmap(keep_mask)(context.keys), x / (1 - self.rate), 0).astype(x.dtype)
 
 
+def max_pool(x: jax.Array) -> jax.Array:
+    """Max-pooling over 2x2 windows: `[b, H, W, C]` to `[b, H // 2, W // 2, C]`, as `nnx.max_pool(x, (2, 2), (2, 2))`.
+
+    It is the elementwise maximum of the four corners of all windows. XLA's gradient of `nnx.max_pool` takes more than
+    half of a training step on a CPU; this one is a selection. `jnp.maximum` of two equal numbers gives each half
+    of the gradient, so equal corners share it; `nnx.max_pool` gives it all to the first of them.
+    """
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2  # an odd last row or column belongs to no window
+    top, bottom = ([x[:, i:H:2, j:W:2] for j in (0, 1)] for i in (0, 1))
+    return jnp.maximum(jnp.maximum(*top), jnp.maximum(*bottom))
+
+
 def scale_pixels(images: jax.Array, dtype) -> jax.Array:
     """uint8 pixels `[b, H, W, C]` to `dtype` in [0, 1]."""
     return images.astype(dtype) / 255
 
 
-def named(initializer: Callable[..., Any], *axes: str) -> Callable[..., Any]:
+def with_axis_names(initializer: Callable[..., Any], *axes: str) -> Callable[..., Any]:
     """`initializer`, for a parameter whose axes have these logical names, for example `features` and `hidden`.
 
     A layout says over which devices an axis is split (`pmapdp/sharding/`); without one the names change nothing. Flax
@@ -87,4 +99,4 @@ def named(initializer: Callable[..., Any], *axes: str) -> Callable[..., Any]:
 def named_linear(initializer: Callable[..., Any], inputs: str, outputs: str) -> dict[str, Any]:
     """Initialisers for `nnx.Linear`, whose kernel's axes have these names; the bias starts at 0."""
     zeros = nnx.initializers.zeros_init()
-    return {"kernel_init": named(initializer, inputs, outputs), "bias_init": named(zeros, outputs)}
+    return {"kernel_init": with_axis_names(initializer, inputs, outputs), "bias_init": with_axis_names(zeros, outputs)}

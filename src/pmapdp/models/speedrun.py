@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from pmapdp.models.layers import EVALUATION, Context, named_linear, scale_pixels
+from pmapdp.models.layers import EVALUATION, Context, max_pool, named_linear, scale_pixels
 
 
 class Speedrun(nnx.Module):
@@ -34,8 +34,8 @@ class Speedrun(nnx.Module):
         if context.train and self.pixels:
             images = moved(images, context.keys, self.pixels)
         x = scale_pixels(images, self.dtype)
-        x = nnx.max_pool(nnx.relu(self.conv1(x)), (2, 2), strides=(2, 2))  # [b, 12, 12, first]
-        x = nnx.max_pool(nnx.relu(self.conv2(x)), (2, 2), strides=(2, 2))  # [b, 5, 5, second]
+        x = nnx.relu(max_pool(self.conv1(x)))  # [b, 12, 12, first]
+        x = nnx.relu(max_pool(self.conv2(x)))  # [b, 5, 5, second]
         x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
         return self.logits(x)
 

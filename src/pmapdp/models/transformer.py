@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pmapdp.data.tokens import LENGTH, PADDING, VOCABULARY
-from pmapdp.models.layers import EVALUATION, Context, Dropout, named, named_linear
+from pmapdp.models.layers import EVALUATION, Context, Dropout, named_linear, with_axis_names
 
 LAYERS, EMBED, HEADS, HIDDEN, CLASSES = 2, 64, 4, 128, 2
 
@@ -34,15 +34,15 @@ class Block(nnx.Module):
     """Attention, then an MLP; each adds what it finds to `[b, L, E]`."""
 
     def __init__(self, **options: Any):
-        norm = {"scale_init": named(ONES, "embed"), "bias_init": named(ZEROS, "embed"), **options}
+        norm = {"scale_init": with_axis_names(ONES, "embed"), "bias_init": with_axis_names(ZEROS, "embed"), **options}
         self.attention_norm = nnx.LayerNorm(EMBED, **norm)
         self.attention = nnx.MultiHeadAttention(
             HEADS,
             EMBED,
-            kernel_init=named(WEIGHTS, "embed", "heads", "head"),
-            bias_init=named(ZEROS, "heads", "head"),
-            out_kernel_init=named(WEIGHTS, "heads", "head", "embed"),
-            out_bias_init=named(ZEROS, "embed"),
+            kernel_init=with_axis_names(WEIGHTS, "embed", "heads", "head"),
+            bias_init=with_axis_names(ZEROS, "heads", "head"),
+            out_kernel_init=with_axis_names(WEIGHTS, "heads", "head", "embed"),
+            out_bias_init=with_axis_names(ZEROS, "embed"),
             attention_fn=attend,
             decode=False,
             keep_rngs=False,
@@ -66,11 +66,15 @@ class Transformer(nnx.Module):
     def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         small = nnx.initializers.normal(0.02)
-        self.tokens = nnx.Embed(VOCABULARY, EMBED, embedding_init=named(small, "vocabulary", "embed"), **options)
-        self.positions = nnx.Embed(LENGTH, EMBED, embedding_init=named(small, "position", "embed"), **options)
+        self.tokens = nnx.Embed(
+            VOCABULARY, EMBED, embedding_init=with_axis_names(small, "vocabulary", "embed"), **options
+        )
+        self.positions = nnx.Embed(LENGTH, EMBED, embedding_init=with_axis_names(small, "position", "embed"), **options)
         self.word_dropout = Dropout(0.3, layer=0)
         self.blocks = nnx.List([Block(**options) for _ in range(LAYERS)])
-        self.norm = nnx.LayerNorm(EMBED, scale_init=named(ONES, "embed"), bias_init=named(ZEROS, "embed"), **options)
+        self.norm = nnx.LayerNorm(
+            EMBED, scale_init=with_axis_names(ONES, "embed"), bias_init=with_axis_names(ZEROS, "embed"), **options
+        )
         self.dropout = Dropout(0.5, layer=1)
         self.logits = nnx.Linear(EMBED, CLASSES, **named_linear(WEIGHTS, "embed", "classes"), **options)
 
