@@ -53,6 +53,11 @@ def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> 
             f"--shard-state {settings['shard_state']} works with --strategy pmap in one process only: "
             "use --strategy shard_map"
         )
+    if options.distributed and settings.get("mesh") and not settings.get("devices"):
+        raise UserError(
+            f"--mesh {settings['mesh']} with --distributed needs --devices, the number of devices of each process: "
+            "for example --devices 4"
+        )
     given = (options.coordinator, options.num_processes, options.process_id)
     flags = ("--coordinator", "--num-processes", "--process-id")
     missing = [flag for flag, value in zip(flags, given, strict=True) if value is None]
