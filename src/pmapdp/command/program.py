@@ -25,7 +25,8 @@ def run(module: str) -> NoReturn:
     if not os.environ.get(TRACEBACK):  # threads, and C++ that calls Python, say nothing of their own
         silent: Any = lambda *_: None  # noqa: E731
         sys.excepthook = sys.unraisablehook = threading.excepthook = silent
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # and C++ says errors alone, not warnings
+        if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it, for processes that it starts too
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # C++ says errors alone, no warnings
 
     def start(arguments: list[str]) -> None:
         if refusal := check_xla_flags():
