@@ -17,6 +17,7 @@ import optax
 from contract_worker import SEED, data
 from examples import whole_batch
 
+from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.devices import of_all_processes
 from pmapdp.loss import MetricSums
@@ -67,7 +68,7 @@ def main() -> None:
     local_count, model, strategies, output, coordinator, count, process = sys.argv[1:]
     jax.config.update("jax_enable_x64", True)
     options = ProcessesOptions(coordinator=coordinator, num_processes=int(count), process_id=int(process))
-    with joined(options, {"devices": int(local_count)}) as peers:
+    with joined(options, Config(devices=int(local_count))) as peers:
         local = jax.local_devices()
         devices = of_all_processes(local)
         N, first = len(devices), devices.index(local[0])

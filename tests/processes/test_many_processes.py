@@ -15,6 +15,7 @@ from launch import environment
 from processes import by_hand, end_of, free_port, running, train_together
 from running import run
 
+from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
@@ -201,15 +202,15 @@ def hand(coordinator="127.0.0.1:9876", count=2, process=0, **others) -> Processe
 )
 def test_flags_that_cannot_be(options, sentence):
     with pytest.raises(UserError) as error:
-        check_options(options, {})
+        check_options(options, Config())
     assert sentence in str(error.value)
 
 
 def test_a_mesh_does_not_say_how_many_devices_a_process_has():
     with pytest.raises(UserError, match="--mesh data=4 with --distributed needs --devices"):
-        check_options(ProcessesOptions(distributed=True), {"mesh": "data=4"})
+        check_options(ProcessesOptions(distributed=True), Config(strategy="jit", mesh="data=4"))
 
 
 def test_a_single_device_needs_no_other_process():
     with pytest.raises(UserError, match="--strategy single runs on one device"):
-        check_options(hand(), {"strategy": "single"})
+        check_options(hand(), Config(strategy="single", devices=1))

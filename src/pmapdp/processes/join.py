@@ -5,15 +5,15 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 import jax
 from jax.errors import JaxRuntimeError
 
 from pmapdp import devices
 from pmapdp.command.ending import say
-from pmapdp.config import flag
+from pmapdp.config import Config, flag
 from pmapdp.errors import UserError, reason
 from pmapdp.processes.options import ProcessesOptions, check_options, split_address
 from pmapdp.processes.peers import ALONE, Peers, failing_together
@@ -24,25 +24,25 @@ OWN_SETTINGS = {"data_dir", "metrics_file", "progress", "compile_cache"}
 
 
 @contextlib.contextmanager
-def joined(options: ProcessesOptions, settings: Mapping[str, Any]) -> Iterator[Peers]:
+def joined(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
     """Connect with the other processes of the run, if there are any; at the end all leave together.
 
-    Must come before JAX starts its backends, and starts them, with the number of devices that `settings` ask for. These
-    are the settings of the run, by field. A `UserError` says that a process has other ones, other devices or another
-    version of JAX, or that there is nobody to connect with.
+    Must come before JAX starts its backends, and starts them, with as many devices as `config` asks for. A `UserError`
+    says that a process has other settings, other devices or another version of JAX, or that there is nobody to connect
+    with.
     """
-    check_options(options, settings)
+    check_options(options, config)
     if not options.several:
         yield ALONE
         return
     connect(options)
     try:
         with failing_together():
-            number = number_of_devices(settings.get("devices"), settings.get("mesh"), options.num_processes or 1)
+            number = number_of_devices(config.devices, config.mesh, options.num_processes or 1)
             devices.choose(number)
             require_same_devices()
             peers = Peers(jax.process_index(), jax.process_count(), "by hand" if options.by_hand else "by a launcher")
-            same = {flag(name): value for name, value in settings.items() if name not in OWN_SETTINGS}
+            same = {flag(name): value for name, value in vars(config).items() if name not in OWN_SETTINGS}
             peers.require_same({"the version of jax": jax.__version__} | same)
             yield peers
     finally:  # of a process that has not failed alone; it waits for the others
