@@ -87,5 +87,5 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
-    with joined(options, dataclasses.asdict(config)) as peers:
+    with joined(options, config) as peers:
         train(config, peers)

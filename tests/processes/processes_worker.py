@@ -17,8 +17,9 @@ import optax
 from contract_worker import SEED, data
 from examples import whole_batch
 
-from pmapdp import devices as device_module
+from pmapdp.config import Config
 from pmapdp.data.batches import Batches
+from pmapdp.devices import of_all_processes
 from pmapdp.loss import MetricSums
 from pmapdp.processes.join import joined
 from pmapdp.processes.options import ProcessesOptions
@@ -67,9 +68,9 @@ def main() -> None:
     local_count, model, strategies, output, coordinator, count, process = sys.argv[1:]
     jax.config.update("jax_enable_x64", True)
     options = ProcessesOptions(coordinator=coordinator, num_processes=int(count), process_id=int(process))
-    with joined(options, {}) as peers:
-        local = device_module.choose(int(local_count))
-        devices = device_module.of_all_processes(local)
+    with joined(options, Config(devices=int(local_count))) as peers:
+        local = jax.local_devices()
+        devices = of_all_processes(local)
         N, first = len(devices), devices.index(local[0])
         here = range(first, first + len(local))
         train, test = data(model)

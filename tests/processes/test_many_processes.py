@@ -15,8 +15,11 @@ from launch import environment
 from processes import by_hand, end_of, free_port, running, train_together
 from running import run
 
+from pmapdp.config import Config
 from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
+from pmapdp.job import digest
 from pmapdp.processes.options import ProcessesOptions, check_options
 from pmapdp.run.trained import load_run
 
@@ -113,6 +116,12 @@ def test_elastic_and_only_process_0_writes(tmp_path):
     [
         (["--seed", 1], {}, "process 1 differs from process 0 in --seed (1 there, 0 here)"),
         pytest.param(
+            ["--devices", 3],
+            {},
+            "process 1 differs from process 0 in the number of its devices (3 there, 2 here)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             [],
             {"version": "0.0.1"},
             "process 1 differs from process 0 in the version of jax ('0.0.1' there,",
@@ -138,21 +147,12 @@ def test_a_process_that_differs_is_refused(tmp_path, other, env, sentence):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_other_numbers_of_devices_and_other_data_are_refused():
-    """What only shows after JAX has started: the same sentence from the same comparison."""
-    from pmapdp.data.dataset import DataSet, Split
-    from pmapdp.job import own_facts
-
+def test_data_sets_that_differ_are_told_apart():
+    """What the processes compare, once they have read their data, as they compare the settings."""
     split = Split(np.zeros((4, 28, 28, 1), np.uint8), np.zeros(4, np.int32))
     other = Split(split.inputs + np.uint8(1), split.labels)
-    devices = jax.local_devices()
-    ours = own_facts(devices[:2], DataSet(split, split), "digits")
-    assert own_facts(devices[:2], DataSet(split, Split(*map(np.copy, split))), "digits") == ours
-    for facts, name in (
-        (own_facts(devices[:3], DataSet(split, split), "digits"), "the number of its devices"),
-        (own_facts(devices[:2], DataSet(split, other), "digits"), "the content of the data set digits"),
-    ):
-        assert [key for key in ours if facts[key] != ours[key]] == [name]
+    assert digest(DataSet(split, split)) == digest(DataSet(split, Split(*map(np.copy, split))))
+    assert digest(DataSet(split, split)) != digest(DataSet(split, other))
 
 
 def test_not_all_come():
@@ -202,10 +202,15 @@ def hand(coordinator="127.0.0.1:9876", count=2, process=0, **others) -> Processe
 )
 def test_flags_that_cannot_be(options, sentence):
     with pytest.raises(UserError) as error:
-        check_options(options, {})
+        check_options(options, Config())
     assert sentence in str(error.value)
+
+
+def test_a_mesh_does_not_say_how_many_devices_a_process_has():
+    with pytest.raises(UserError, match="--mesh data=4 with --distributed needs --devices"):
+        check_options(ProcessesOptions(distributed=True), Config(strategy="jit", mesh="data=4"))
 
 
 def test_a_single_device_needs_no_other_process():
     with pytest.raises(UserError, match="--strategy single runs on one device"):
-        check_options(hand(), {"strategy": "single"})
+        check_options(hand(), Config(strategy="single", devices=1))

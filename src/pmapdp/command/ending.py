@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import TextIO
 
-from pmapdp.command.environment import cannot_start, check_xla_flags
+from pmapdp.command.environment import cannot_start
 from pmapdp.errors import StoppedError, UserError, reason
 
 TRACEBACK = "PMAPDP_TRACEBACK"  # set in the environment, it shows where an unexpected error comes from
@@ -33,8 +33,6 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
             stream.reconfigure(errors="replace")
     error: BaseException | None = None
     try:
-        if refusal := check_xla_flags():
-            raise UserError(refusal)
         main(sys.argv[1:] if arguments is None else arguments)
     except BaseException as raised:
         error = raised

@@ -12,8 +12,9 @@ import threading
 from typing import Any, NoReturn
 
 from pmapdp.command.ending import TRACEBACK, run_command
+from pmapdp.command.environment import check_xla_flags
 from pmapdp.command.signals import SIGNALS, end_at_once
-from pmapdp.errors import unknown
+from pmapdp.errors import UserError, unknown
 
 COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "scaling")
 
@@ -24,7 +25,15 @@ def run(module: str) -> NoReturn:
     if not os.environ.get(TRACEBACK):  # threads, and C++ that calls Python, say nothing of their own
         silent: Any = lambda *_: None  # noqa: E731
         sys.excepthook = sys.unraisablehook = threading.excepthook = silent
-    status = run_command(lambda arguments: importlib.import_module(module).main(arguments))
+        if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it, for processes that it starts too
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # C++ says errors alone, no warnings
+
+    def start(arguments: list[str]) -> None:
+        if refusal := check_xla_flags():
+            raise UserError(refusal)
+        importlib.import_module(module).main(arguments)
+
+    status = run_command(start)
     # Without the work of an interpreter that ends: it takes a while, in which signals would have their own effect.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -8,16 +8,19 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def catch(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Let `handler` take these signals; returns what took them before. Under nohup SIGHUP is ignored, and stays so."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+def catch(
+    handler: Callable[[int, FrameType | None], None], but: Collection[signal.Signals] = ()
+) -> dict[signal.Signals, Any]:
+    """Let `handler` take these signals `but` some; returns what took them before. Under nohup SIGHUP is ignored, and
+    stays so."""
+    before = {number: signal.getsignal(number) for number in SIGNALS if number not in but}
     if before[signal.SIGHUP] is signal.SIG_IGN:
         del before[signal.SIGHUP]
     for number in before:

@@ -1,64 +1,77 @@
 """Connect this process with the others of its run: `joined` is all that a command needs."""
 
 import contextlib
-import functools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
-from unittest import mock
+from collections import Counter
+from collections.abc import Iterator
+from typing import NoReturn
 
 import jax
-from jax._src import distributed  # jax.distributed.initialize cannot be told what to do when the connection is lost
-from jax._src.lib import utils
+from jax.errors import JaxRuntimeError
 
-from pmapdp.command.ending import TRACEBACK, say
-from pmapdp.config import flag
+from pmapdp import devices
+from pmapdp.command.ending import say
+from pmapdp.config import Config, flag
 from pmapdp.errors import UserError, reason
-from pmapdp.processes import aborts
-from pmapdp.processes.agreement import StopAgreement
 from pmapdp.processes.options import ProcessesOptions, check_options, split_address
-from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.processes.store import Store
-from pmapdp.processes.watch import Watch
+from pmapdp.processes.peers import ALONE, Peers, failing_together
+from pmapdp.sharding.notation import number_of_devices
 
 # What may differ from process to process: where its copy of the data lies, and what is written by process 0 only.
 OWN_SETTINGS = {"data_dir", "metrics_file", "progress", "compile_cache"}
-LONGEST_FAREWELL = 24 * 3600  # seconds; process 0 may have much to write at the end; a lost process is noticed anyway
 
 
 @contextlib.contextmanager
-def joined(options: ProcessesOptions, settings: Mapping[str, object]) -> Iterator[Peers]:
+def joined(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
     """Connect with the other processes of the run, if there are any; at the end all leave together.
 
-    Must come before JAX starts its backends. `settings` are those of the run, by field. A `UserError` says that a
-    process has other ones or another version of JAX, or that there is nobody to connect with.
+    Must come before JAX starts its backends, and starts them, with as many devices as `config` asks for. A `UserError`
+    says that a process has other settings, other devices or another version of JAX, or that there is nobody to connect
+    with.
     """
-    check_options(options, settings)
+    check_options(options, config)
     if not options.several:
         yield ALONE
         return
     connect(options)
-    store = Store(options.join_timeout)
-    watch = Watch(store, StopAgreement(store), options.heartbeat_timeout)
-    peers = Peers(store, watch, "by hand" if options.by_hand else "by a launcher")
     try:
-        with peers.failing_together():
-            same = {flag(name): value for name, value in settings.items() if name not in OWN_SETTINGS}
-            peers.require_same("start", {"the version of jax": jax.__version__} | same)
+        with failing_together():
+            number = number_of_devices(config.devices, config.mesh, options.num_processes or 1)
+            devices.choose(number)
+            require_same_devices()
+            peers = Peers(jax.process_index(), jax.process_count(), "by hand" if options.by_hand else "by a launcher")
+            same = {flag(name): value for name, value in vars(config).items() if name not in OWN_SETTINGS}
+            peers.require_same({"the version of jax": jax.__version__} | same)
             yield peers
-    finally:  # of a process that has not failed alone; whoever goes first would look lost to the others
-        jax.distributed.shutdown()
-        watch.closed.set()
+    finally:  # of a process that has not failed alone; it waits for the others
+        with failing_together():
+            jax.distributed.shutdown()
+
+
+def require_same_devices() -> None:
+    """Refuse processes with different devices, which JAX's own collectives between processes cannot work with."""
+    for what, found in (
+        ("the number of its devices", Counter(device.process_index for device in jax.devices())),
+        ("the kind of its devices", {device.process_index: device.device_kind for device in jax.devices()}),
+    ):
+        for process, value in sorted(found.items()):
+            if value != found[0]:
+                raise UserError(
+                    f"process {process} differs from process 0 in {what} ({value} there, {found[0]} here): start all "
+                    "processes with the same command on machines of one kind"
+                )
 
 
 def connect(options: ProcessesOptions) -> None:
     """Let JAX connect the processes; ends this one with a sentence where not all come in time."""
+    address = address_to_listen_on(options)
+    if options.process_id == 0 and options.coordinator is not None:
+        require_free(options.coordinator, address)
     ending = threading.Lock()
-    refused = "process 0 has ended, or one came with a --process-id that is taken or too large"
 
-    def give_up(why: str = refused) -> NoReturn:
+    def give_up(why: str) -> NoReturn:
         """End the process from any thread: JAX would abort it without a sentence, or wait on."""
         with ending:  # held to the end, so that only one sentence is said
             say(
@@ -68,44 +81,28 @@ def connect(options: ProcessesOptions) -> None:
             )
             os._exit(UserError.status)
 
-    if not os.environ.get(TRACEBACK):  # beside our sentence, C++ would log the same in lines of its own
-        utils.absl_set_min_log_level(3)
-    aborts.hold(lambda by_jax: give_up())
     timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
     timer.daemon = True
     timer.start()
-    # JAX's own handler of SIGTERM, its heartbeats and its timeouts stay out of the way of ours.
-    jax.config.update("jax_enable_preemption_service", False)
-    make_client = functools.partial(
-        distributed._jax.get_distributed_runtime_client,
-        missed_heartbeat_callback=aborts.abort,
-        shutdown_timeout=LONGEST_FAREWELL,
-    )
-    make_service = functools.partial(start_service, distributed._jax.get_distributed_runtime_service)
-    with mock.patch.multiple(
-        distributed._jax, get_distributed_runtime_client=make_client, get_distributed_runtime_service=make_service
-    ):
-        try:
-            jax.distributed.initialize(
-                options.coordinator,
-                options.num_processes,
-                options.process_id,
-                cluster_detection_method="deactivate" if options.by_hand else None,
-                initialization_timeout=2 * options.join_timeout,
-                heartbeat_timeout_seconds=2 * options.heartbeat_timeout + 10,
-                shutdown_timeout_seconds=LONGEST_FAREWELL,
-                coordinator_bind_address=address_to_listen_on(options),
-            )
-        except UserError:
-            raise
-        except Exception as error:  # each launcher fails in its own way
-            if distributed.global_state.coordinator_address is None:
-                raise UserError(
-                    "--distributed finds neither Slurm, Open MPI, Kubernetes (with pip install jax[k8s]) nor Cloud TPU "
-                    f"here ({reason(error)}): start with srun or mpirun, or give --coordinator 127.0.0.1:9876 "
-                    "--num-processes 2 --process-id 0"
-                ) from error
-            give_up()
+    jax.config.update("jax_enable_preemption_service", True)
+    try:
+        jax.distributed.initialize(
+            options.coordinator,
+            options.num_processes,
+            options.process_id,
+            cluster_detection_method="deactivate" if options.by_hand else None,
+            initialization_timeout=2 * options.join_timeout,
+            heartbeat_timeout_seconds=options.heartbeat_timeout,
+            coordinator_bind_address=address,
+        )
+    except Exception as error:  # each launcher fails in its own way
+        if options.by_hand or isinstance(error, JaxRuntimeError):
+            give_up(reason(error))
+        raise UserError(
+            "--distributed finds neither Slurm, Open MPI, Kubernetes (with pip install jax[k8s]) nor Cloud TPU "
+            f"here ({reason(error)}): start with srun or mpirun, or give --coordinator 127.0.0.1:9876 "
+            "--num-processes 2 --process-id 0"
+        ) from error
     timer.cancel()
 
 
@@ -121,16 +118,15 @@ def address_to_listen_on(options: ProcessesOptions) -> str | None:
     return options.coordinator if host == "localhost" or ":" in host or host.rpartition(".")[2].isdigit() else None
 
 
-def start_service(start: Callable[..., Any], address: str, *arguments: Any, **named: Any) -> Any:
-    """Start JAX's coordination service. A `UserError` says that it cannot listen at `address`: there JAX would crash,
-    or share the port with the service of another run."""
-    host, port = split_address(address)
-    host = "0.0.0.0" if host == "::" else host  # of all addresses some machines lack those of IPv6
+def require_free(coordinator: str, address: str | None) -> None:
+    """Refuse an address at which process 0 cannot listen (None: all): there JAX would crash, or share the port with the
+    service of another run."""
+    host, port = split_address(coordinator)
+    host = "0.0.0.0" if address is None else host  # of all addresses some machines lack those of IPv6
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise UserError(
-            f"process 0 cannot listen at {address} ({error.strerror}): give all processes another --coordinator, an "
-            f"address of its machine and a port that is free, for example localhost:{port % 60000 + 1024}"
+            f"process 0 cannot listen at {coordinator} ({error.strerror}): give all processes another --coordinator, "
+            f"an address of its machine and a port that is free, for example localhost:{port % 60000 + 1024}"
         ) from None
-    return start(address, *arguments, **named)

@@ -1,10 +1,9 @@
 """The flags with which a command joins other processes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pmapdp.config import setting
+from pmapdp.config import Config, setting
 from pmapdp.errors import UserError
 
 
@@ -42,16 +41,21 @@ class ProcessesOptions:
         return self.distributed or self.by_hand
 
 
-def check_options(options: ProcessesOptions, settings: Mapping[str, object]) -> None:
-    """Refuse flags that do not go together; `settings` are the run's own."""
-    if options.several and settings.get("strategy") == "single":
+def check_options(options: ProcessesOptions, config: Config) -> None:
+    """Refuse flags that do not go together; `config` is that of the run."""
+    if options.several and config.strategy == "single":
         raise UserError(
             "--strategy single runs on one device of one process: leave --distributed out, or use --strategy pmap"
         )
-    if options.several and settings.get("strategy") == "pmap" and settings.get("shard_state", "none") != "none":
+    if options.several and config.strategy == "pmap" and config.shard_state != "none":
         raise UserError(
-            f"--shard-state {settings['shard_state']} works with --strategy pmap in one process only: "
+            f"--shard-state {config.shard_state} works with --strategy pmap in one process only: "
             "use --strategy shard_map"
+        )
+    if options.distributed and config.mesh and not config.devices:
+        raise UserError(
+            f"--mesh {config.mesh} with --distributed needs --devices, the number of devices of each process: "
+            "for example --devices 4"
         )
     given = (options.coordinator, options.num_processes, options.process_id)
     flags = ("--coordinator", "--num-processes", "--process-id")

@@ -71,7 +71,7 @@ class Run:
         self.replicas = Replicas(job, job.config.check_replicas)
         if self.replicas.every:
             self.report.line(self.replicas.text)
-        self.stop = stack.enter_context(StopRequest(job.peers.agreement))
+        self.stop = stack.enter_context(StopRequest(job.peers))
         profiles = job.config.workdir if job.config.profile and job.peers.first else None
         self.profiler = Profiler(Path(profiles) / "profile" if profiles else None)
         stack.enter_context(job.peers.failing_together())

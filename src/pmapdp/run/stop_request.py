@@ -5,28 +5,33 @@ import threading
 from types import FrameType
 from typing import Any
 
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+
 from pmapdp.command.signals import catch
-from pmapdp.processes.agreement import StopAgreement
+from pmapdp.processes.peers import ALONE, Peers
 
 
 class StopRequest:
     """While it is entered, it notes the first signal that asks the run to stop; a second one has the effect that it had
-    before. Several processes have an agreement, so that all stop after the same update.
+    before.
+
+    Of several processes none may stop on its own, because the others would wait for it in the next all-reduce. There
+    JAX takes SIGTERM and lets all agree on the update after which they stop; the other signals are passed on as one.
 
     Outside the main thread Python cannot catch signals, and they keep their usual effect.
     """
 
     takes_one = True  # for `command/signals.py`, which ends the process at the second
 
-    def __init__(self, agreement: StopAgreement | None = None):
-        self.agreement = agreement
+    def __init__(self, peers: Peers = ALONE):
+        self.peers = peers
         self.signal: signal.Signals | None = None
-        self.came = False
+        self.came = self.agreed = False
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self.before = catch(self)
+            self.before = catch(self, but=() if self.peers.count == 1 else (signal.SIGTERM,))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -39,15 +44,14 @@ class StopRequest:
             self.__exit__()
             signal.raise_signal(number)
         self.came, self.signal = True, signal.Signals(number)
-        if self.agreement:
-            self.agreement.signal = self.signal
+        if self.peers.count > 1:
+            signal.raise_signal(signal.SIGTERM)
 
     def begin(self, step: int) -> None:
-        """The updates up to `step` are about to be started."""
-        if self.agreement:
-            self.agreement.begin(step)
-            if self.agreement.reached:
-                self.signal = self.agreement.signal
+        """Update `step` is about to be started; waits while the processes are agreeing."""
+        if self.peers.count > 1 and not self.agreed and reached_preemption_sync_point(step):
+            came = max(self.peers.exchange(int(self.signal or 0)))
+            self.signal, self.agreed = signal.Signals(came or signal.SIGTERM), True
 
     def __bool__(self) -> bool:
-        return self.signal is not None and (self.agreement is None or self.agreement.reached)
+        return self.signal is not None and (self.peers.count == 1 or self.agreed)
