@@ -13,10 +13,7 @@ from running import run
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
-from benchmarks.speedrun.changes import AROUND, WAY
-from benchmarks.speedrun.choice import SETTINGS, WIDTHS
 from pmapdp.command.ending import run_command
-from pmapdp.command.flags import parse
 
 
 def test_the_ratio_is_that_of_the_medians():
@@ -68,11 +65,6 @@ def test_the_bare_step_is_that_of_one_device(strategy, plain):
     np.testing.assert_allclose(loss, one_loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("flags", [*(change.flags for change in (*WAY, *AROUND)), *WIDTHS, *SETTINGS])
-def test_the_flags_on_the_page_of_the_speedrun_are_taken(flags):
-    assert parse(flags.split()).dataset == "mnist"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "said"),
@@ -98,8 +90,8 @@ def test_runs(name, options, said):
         ("replicas", ["--strategy", "single"], "--check-replicas 100 compares devices"),
         ("convolution", ["--bogus"], "unrecognized arguments: --bogus: try python -m benchmarks.convolution"),
         ("scaling.__main__", ["vgg"], "invalid choice: 'vgg'"),
-        ("speedrun.__main__", ["seeds", "--seeds", "0"], "--seeds 0 is not"),
-        ("speedrun.__main__", ["seeds", "--data-dir", "/proc/nowhere"], "mnist is not in /proc/nowhere"),
+        ("time_to_99", ["--seeds", "0"], "--seeds 0 is not"),
+        ("time_to_99", ["--data-dir", "/proc/nowhere"], "mnist is not in /proc/nowhere"),
         ("bare", [], "are required"),
         ("bare", ["/no/file", "pmap", "cnn", "2", "64", "128", "1"], "/no/file cannot be read"),
     ],
