@@ -138,7 +138,7 @@ def machine() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "python -m benchmarks.run --rounds 3")
+    parser = make_parser(__doc__, "run", "--rounds 3")
     parser.add_argument("--peers", action="store_true", help="compare with other frameworks too")
     parser.add_argument("--rounds", type=at_least_one, default=3, help="runs of each command")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")

@@ -71,7 +71,6 @@ def test_the_bare_step_is_that_of_one_device(strategy, plain):
     [
         ("checkpoints", ["--epochs", 7, "--every", 3, "--model", "mlp", "--devices", 2], "2 ratios: median"),
         ("convolution", ["--rounds", 1], "times as fast"),
-        ("dispatch", ["--rounds", 1, "--model", "mlp", "--devices", 2], "16 updates in a dispatch"),
         ("replicas", ["--rounds", 1, "--model", "mlp"], "1 rounds: an update"),
     ],
 )
@@ -85,7 +84,6 @@ def test_runs(name, options, said):
         ("run", ["--rounds", "0"], "--rounds 0 is not a whole number of at least 1: try python -m benchmarks.run"),
         ("run", ["--data-dir", "/proc/nowhere"], "/proc/nowhere"),
         ("checkpoints", ["--epochs", "3"], "--epochs 3 leaves too little"),
-        ("dispatch", ["--devices", "0"], "--devices 0"),
         ("replicas", ["--bogus"], "'--bogus'"),
         ("replicas", ["--strategy", "single"], "--check-replicas 100 compares devices"),
         ("convolution", ["--bogus"], "unrecognized arguments: --bogus: try python -m benchmarks.convolution"),
