@@ -2,14 +2,24 @@
 
 import argparse
 
-from pmapdp.command.flags import Parser
+from pmapdp.command.flags import Parser, parse_with
+from pmapdp.config import Config
+from pmapdp.processes.options import ProcessesOptions
 
 
-def make_parser(description: str | None, example: str) -> Parser:
-    """The parser of a benchmark, to which it adds its flags: a mistake is one sentence, which ends in `example`."""
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.example = example
+def make_parser(description: str | None, name: str, example: str) -> Parser:
+    """The parser of `python -m benchmarks.NAME`, to which the benchmark adds its flags.
+
+    A mistake is one sentence, which ends with this command and the arguments `example`.
+    """
+    parser = Parser(f"python -m benchmarks.{name}", example, description)
+    parser.argument_default = None  # a flag that is not given has a value too
     return parser
+
+
+def parse_config(flags: list[str]) -> Config:
+    """The configuration that flags of `python -m pmapdp.train` ask for."""
+    return parse_with(ProcessesOptions, flags, program="python -m pmapdp.train")[0]
 
 
 def at_least_one(text: str) -> int:

@@ -19,6 +19,7 @@ import optax
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pmapdp.malloc import keep_freed_memory
 
 from benchmarks import at_least_one, make_parser
 from pmapdp.command.ending import run_command
@@ -26,7 +27,6 @@ from pmapdp.cpu.convolution import faster
 from pmapdp.cpu.joined import join_collectives
 from pmapdp.devices import choose
 from pmapdp.files.reading import open_file
-from pmapdp.malloc import keep_freed_memory
 from pmapdp.registry import MODELS
 
 OPTIMIZER = optax.adam(1e-3)
@@ -70,7 +70,7 @@ def make_step(model: str, strategy: str, devices: list[jax.Device], plain: bool 
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "python -m benchmarks.bare data.npz pmap cnn 8 512 51200 3")
+    parser = make_parser(__doc__, "bare", "data.npz pmap cnn 8 512 51200 3")
     parser.add_argument("data")
     parser.add_argument("strategy", choices=["single", "pmap", "jit", "shard_map"])
     parser.add_argument("model", choices=list(MODELS))

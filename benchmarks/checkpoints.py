@@ -11,16 +11,13 @@ import io
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import at_least_one, make_parser
+from benchmarks import at_least_one, make_parser, parse_config
 from pmapdp import devices
 from pmapdp.command.ending import run_command
-from pmapdp.command.flags import parse
-from pmapdp.job import Job, prepare
-from pmapdp.malloc import keep_freed_memory
+from pmapdp.job import prepare
 from pmapdp.run.running import Run
 from pmapdp.state import TrainState
 from pmapdp.train import train
@@ -28,23 +25,21 @@ from pmapdp.train import train
 DEFAULT_JOB = ["--dataset", "mnist", "--per-device-batch-size", "64"]
 
 
-def epochs_in_turn(steps: int, every: int) -> None:
-    """Let the trainer write checkpoints in epochs 2, 4, ... only, and end dispatches where they are due only there."""
-    after_updates, counts = Run.after_updates, Job.counts
+def epochs_in_turn(per_epoch: int, every: int) -> None:
+    """Let the trainer write checkpoints during the epochs 2, 4, ... only; an epoch has `per_epoch` updates."""
+    after_update = Run.after_update
 
-    def after_updates_in_turn(run: Run, step: int, state: TrainState, sums: Any) -> None:
-        run.settings["checkpoint_every"] = every if (step - 1) // steps % 2 else None
-        after_updates(run, step, state, sums)
+    def after_update_in_turn(run: Run, step: int, state: TrainState, sums: Any) -> None:
+        due = every if (step - 1) // per_epoch % 2 else None
+        run.config = dataclasses.replace(run.config, checkpoint_every=due)
+        after_update(run, step, state, sums)
 
-    def counts_in_turn(job: Job, step: int, end: int) -> Iterator[int]:
-        return counts(job if step // steps % 2 else dataclasses.replace(job, ends=[]), step, end)
-
-    Run.after_updates, Job.counts = after_updates_in_turn, counts_in_turn  # type: ignore[method-assign]
+    Run.after_update = after_update_in_turn  # type: ignore[method-assign]
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "python -m benchmarks.checkpoints --epochs 41")
+    parser = make_parser(__doc__, "checkpoints", "--epochs 41")
     parser.add_argument("--epochs", type=at_least_one, default=41, help="of the training; 7 or more")
     parser.add_argument("--every", type=at_least_one, default=50, help="updates between checkpoints")
     options, flags = parser.parse_known_args(arguments)
@@ -53,10 +48,9 @@ def main(arguments: list[str]) -> None:
     flags = flags or DEFAULT_JOB
     own = ["--no-progress", "--epochs", str(options.epochs), "--checkpoint-every", str(options.every)]
     with tempfile.TemporaryDirectory() as folder:
-        config = parse([*flags, *own, "--workdir", str(Path(folder) / "run")])
-        keep_freed_memory()
+        config = parse_config([*flags, *own, "--workdir", str(Path(folder) / "run")])
         made = prepare(config)
-        epochs_in_turn(made.train_batches.steps, options.every)
+        epochs_in_turn(made.train_batches.per_epoch, options.every)
         with contextlib.redirect_stdout(io.StringIO()):
             times = [float(epoch["step_ms"]) for epoch in train(config).epochs]
     with_checkpoints = range(3, options.epochs - 1, 2)  # from 0; the first two epochs warm up

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from pmapdp.malloc import keep_freed_memory
 
 from benchmarks import at_least_one, make_parser
 from pmapdp.command.ending import run_command
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.devices import cores
-from pmapdp.malloc import keep_freed_memory
 
 
 class Layer(NamedTuple):
@@ -82,7 +82,7 @@ def milliseconds(run: Callable, arguments: Any) -> float:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "python -m benchmarks.convolution --rounds 5")
+    parser = make_parser(__doc__, "convolution", "--rounds 5")
     parser.add_argument("--rounds", type=at_least_one, default=5, help="runs of each kind")
     parser.add_argument("--in-a-loop", action="store_true", help="each call in a loop, as the trainer's updates are")
     options = parser.parse_args(arguments)

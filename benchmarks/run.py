@@ -32,6 +32,11 @@ PEER_PACKAGES = ["jax", "flax", "optax", "tensorflow", "keras", "torch==2.13.0"]
 PEERS = Path(__file__).parent / "peers"
 
 
+def peers_environment() -> Path:
+    """Where the peers' environment is by default."""
+    return Path.home() / ".cache" / "pmapdp" / "peers"
+
+
 def peers_python(folder: Path) -> Path:
     """The interpreter of the peers' environment, which is made where it is missing."""
     python = folder / "bin" / "python"
@@ -133,12 +138,11 @@ def machine() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "python -m benchmarks.run --rounds 3")
+    parser = make_parser(__doc__, "run", "--rounds 3")
     parser.add_argument("--peers", action="store_true", help="compare with other frameworks too")
     parser.add_argument("--rounds", type=at_least_one, default=3, help="runs of each command")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")
-    environment = Path.home() / ".cache" / "pmapdp" / "peers"
-    parser.add_argument("--environment", type=Path, default=environment, help="folder of the peers' environment")
+    parser.add_argument("--environment", type=Path, default=peers_environment(), help="folder of their environment")
     options = parser.parse_args(arguments)
 
     facts = machine()

@@ -13,10 +13,7 @@ from running import run
 
 from benchmarks import bare, summary
 from benchmarks.comparisons import comparisons
-from benchmarks.speedrun.changes import AROUND, WAY
-from benchmarks.speedrun.choice import SETTINGS, WIDTHS
 from pmapdp.command.ending import run_command
-from pmapdp.command.flags import parse
 
 
 def test_the_ratio_is_that_of_the_medians():
@@ -68,18 +65,12 @@ def test_the_bare_step_is_that_of_one_device(strategy, plain):
     np.testing.assert_allclose(loss, one_loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("flags", [*(change.flags for change in (*WAY, *AROUND)), *WIDTHS, *SETTINGS])
-def test_the_flags_on_the_page_of_the_speedrun_are_taken(flags):
-    assert parse(flags.split()).dataset == "mnist"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
         ("checkpoints", ["--epochs", 7, "--every", 3, "--model", "mlp", "--devices", 2], "2 ratios: median"),
         ("convolution", ["--rounds", 1], "times as fast"),
-        ("dispatch", ["--rounds", 1, "--model", "mlp", "--devices", 2], "16 updates in a dispatch"),
         ("replicas", ["--rounds", 1, "--model", "mlp"], "1 rounds: an update"),
     ],
 )
@@ -93,13 +84,12 @@ def test_runs(name, options, said):
         ("run", ["--rounds", "0"], "--rounds 0 is not a whole number of at least 1: try python -m benchmarks.run"),
         ("run", ["--data-dir", "/proc/nowhere"], "/proc/nowhere"),
         ("checkpoints", ["--epochs", "3"], "--epochs 3 leaves too little"),
-        ("dispatch", ["--devices", "0"], "--devices 0"),
         ("replicas", ["--bogus"], "'--bogus'"),
         ("replicas", ["--strategy", "single"], "--check-replicas 100 compares devices"),
         ("convolution", ["--bogus"], "unrecognized arguments: --bogus: try python -m benchmarks.convolution"),
         ("scaling.__main__", ["vgg"], "invalid choice: 'vgg'"),
-        ("speedrun.__main__", ["seeds", "--seeds", "0"], "--seeds 0 is not"),
-        ("speedrun.__main__", ["seeds", "--data-dir", "/proc/nowhere"], "mnist is not in /proc/nowhere"),
+        ("time_to_99", ["--seeds", "0"], "--seeds 0 is not"),
+        ("time_to_99", ["--data-dir", "/proc/nowhere"], "mnist is not in /proc/nowhere"),
         ("bare", [], "are required"),
         ("bare", ["/no/file", "pmap", "cnn", "2", "64", "128", "1"], "/no/file cannot be read"),
     ],

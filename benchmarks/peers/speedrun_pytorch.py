@@ -1,6 +1,6 @@
 """The recipe `speedrun` in PyTorch: the same network, order of the examples and schedule.
 
-    python speedrun_pytorch.py DATA.npz SETTINGS [--compile] [--channels-last]
+    python speedrun_pytorch.py DATA.npz SETTINGS
 
 SETTINGS are those of the recipe, as JSON. Prints one line of JSON: the seconds of training, without the first update,
 and the test accuracy.
@@ -40,14 +40,13 @@ def moved(images: torch.Tensor, most: int) -> torch.Tensor:
 
 def main() -> None:
     """The command."""
-    options, settings = sys.argv[3:], json.loads(sys.argv[2])
+    settings = json.loads(sys.argv[2])
     B, epochs, warmup = settings["global_batch_size"], settings["epochs"], settings["warmup_steps"]
-    memory = torch.channels_last if "--channels-last" in options else torch.contiguous_format
     torch.manual_seed(settings["seed"])
     with np.load(sys.argv[1]) as data:
         parts = {part: torch.from_numpy(data[f"{part}_inputs"]).permute(0, 3, 1, 2) for part in ("train", "test")}
         labels = {part: torch.from_numpy(data[f"{part}_labels"]).long() for part in ("train", "test")}
-    model = network(*settings["widths"]).to(memory_format=memory)
+    model = network(*settings["widths"])
     optimizer = torch.optim.Adam(model.parameters(), settings["learning_rate"], betas=tuple(settings["betas"]))
     steps = math.ceil(len(labels["train"]) / B)
 
@@ -58,7 +57,6 @@ def main() -> None:
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     loss = nn.CrossEntropyLoss(label_smoothing=settings["label_smoothing"])
-    forward = torch.compile(model) if "--compile" in options else model
     started = None
     for epoch in range(epochs):
         order = np.random.default_rng([settings["seed"], epoch]).permutation(len(labels["train"]))
@@ -66,8 +64,7 @@ def main() -> None:
             images = parts["train"][rows]
             images = moved(images, settings["pixels"]) if settings["pixels"] else images
             optimizer.zero_grad()
-            images = (images.float() / 255).contiguous(memory_format=memory)
-            loss(forward(images), labels["train"][rows]).backward()
+            loss(model(images.float() / 255), labels["train"][rows]).backward()
             optimizer.step()
             schedule.step()
             started = started or time.perf_counter()  # after the first update, which compiles

@@ -36,7 +36,7 @@ def table(title: str, lines: list[Line]) -> Table:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "python -m benchmarks.scaling cnn")
+    parser = make_parser(__doc__, "scaling", "cnn")
     classifiers = [name for name, model in MODELS.items() if not hasattr(model, "loss")]
     parser.add_argument("model", nargs="?", choices=classifiers, default="cnn")
     model, screen = parser.parse_args(arguments).model, console()

@@ -21,8 +21,8 @@ from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.registry import MODELS, view_of
 from pmapdp.scaling.workloads import EXAMPLES, batch_shapes
-from pmapdp.state import Task, create_state, initial_state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, create_state, initial_state
+from pmapdp.steps import make_strategy
 
 SIZES = [2**exponent for exponent in range(14, 25, 2)]  # bytes on one device, 16 kB to 17 MB
 STEP_BATCH = 64  # examples on each device
@@ -31,14 +31,14 @@ RUNS_A_TURN = 4
 
 def new_task(model: str) -> Task:
     """A model of this name, trained with Adam."""
-    return Task(MODELS[model], optax.adam(1e-3))
+    return Task(build(MODELS[model]), optax.adam(1e-3))
 
 
 def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
     """The collectives of a step for N simulated devices, from shapes alone."""
     devices.simulate(int(N))
     task, rows = new_task(model), (int(N), 8) if strategy == "pmap" else (8 * int(N),)
-    train_step: Any = make_steps(strategy, task, jax.devices()[: int(N)]).train_step
+    train_step: Any = make_strategy(strategy, task, jax.devices()[: int(N)]).train_step
     shapes = jax.eval_shape(lambda: initial_state(task)), batch_shapes(rows, EXAMPLES[view_of(MODELS[model])])
     program = train_step.lower(*shapes).compile().as_text()
     return {"collectives": [each._asdict() for each in collectives(program)], **exchanged(model)}
@@ -49,7 +49,7 @@ def exchanged(model: str) -> dict[str, Any]:
     state = jax.eval_shape(lambda: initial_state(new_task(model)))
     return {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        "statistics": [leaf.size for leaf in jax.tree.leaves(state.batch_stats)],
+        "statistics": [leaf.size for leaf in jax.tree.leaves(state.model_state)],
     }
 
 
@@ -110,14 +110,14 @@ def all_reduce(group: Sequence[jax.Device], size: int) -> Timed:
 def training_step(model: str, group: Sequence[jax.Device]) -> Timed:
     """A training step with `STEP_BATCH` examples on each device of `group`."""
     N, task, example = len(group), new_task(model), EXAMPLES[view_of(MODELS[model])]
-    steps, rows = make_steps("shard_map", task, group), N * STEP_BATCH
+    strategy, rows = make_strategy("shard_map", task, group), N * STEP_BATCH
     numbers = np.zeros(rows, np.int32)
     inputs = np.ones((rows, *example.shape), example.dtype)
-    batch = steps.place_batch(Batch(inputs, numbers, numbers, np.ones(rows, np.float32)))
-    held = [steps.place_state(create_state(task))]
+    batch = strategy.place_batch(Batch(inputs, numbers, numbers, np.ones(rows, np.float32)))
+    held = [strategy.place_state(create_state(task))]
 
     def run():
-        held[0], sums = steps.train_step(held[0], batch)
+        held[0], sums = strategy.train_step(held[0], batch)
         return held[0], sums
 
     return Timed(N, None, run)

@@ -1,10 +1,18 @@
-"""Every exercise of every lesson: a stub is reported as unsolved, and the solution passes.
+"""Every exercise of every lesson: its check accepts every right answer, and tells what is wrong with any other.
 
-Wrong answers have files of their own, one a lesson.
+The answers are data, one file a lesson, `answers/lesson_NN.py`:
+
+    WRONG = {EXERCISE: [(WORDS, ANSWER), ...]}    the message about ANSWER holds WORDS
+    RIGHT = {EXERCISE: [ANSWER, ...]}             unusual ones; the solution is tried without being named here
+
+An answer is a function or a lambda. To add one, write it into that file and name it in its table. To try the answers to
+an exercise: `pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and dot_product"`.
 """
 
 import ast
+import runpy
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import build
@@ -14,20 +22,45 @@ from solutions import solutions
 
 from pmapdp_lessons.checks import check
 
-EXERCISES = [(lesson.stem, name) for lesson in build.sources() for name in solutions(lesson.stem)]
-QUICK = ("03", "06", "09")  # as in test_lessons.py
+SOLUTIONS = {lesson.stem: solutions(lesson.stem) for lesson in build.sources()}
+EXERCISES = [(lesson, exercise) for lesson, functions in SOLUTIONS.items() for exercise in functions]
+ANSWERS = {  # WRONG and RIGHT of each lesson
+    lesson: runpy.run_path(str(Path(__file__).parent / "answers" / f"lesson_{lesson[:2]}.py")) for lesson in SOLUTIONS
+}
+TRIES = 3  # of a right answer: the inputs are random
+QUICK = ("03", "05", "09")  # as in test_lessons.py: their solutions are tried by plain `pytest`
+FIRST_SLOW = "10"  # the checks from this lesson on take longer
 
 
-def test_every_lesson_has_two_to_four():
-    for lesson in build.sources():
-        assert sum(name == lesson.stem for name, _ in EXERCISES) in (2, 3, 4), lesson.stem
+def answers(kind: str) -> list:
+    """A test case (lesson, exercise, answer as it stands in the table) for each answer of a kind."""
+    return [
+        pytest.param(
+            lesson,
+            exercise,
+            answer,
+            id=f"lesson_{lesson[:2]}-{exercise}-{number}",
+            marks=[pytest.mark.slow] if lesson[:2] >= FIRST_SLOW else [],
+        )
+        for lesson, tables in ANSWERS.items()
+        for exercise, given in tables[kind].items()
+        for number, answer in enumerate(given)
+    ]
 
 
-@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
-def test_a_stub_is_reported_as_unsolved(lesson, exercise):
-    verdict = check(lesson, exercise, lambda *arguments: None)
+@pytest.mark.parametrize(("lesson", "exercise", "answer"), answers("WRONG"))
+def test_a_wrong_answer_gets_the_message_that_helps(lesson, exercise, answer):
+    words, function = answer
+    verdict = check(lesson, exercise, function)
     assert not verdict.solved
-    assert "not solved yet" in verdict.message
+    assert words in verdict.message
+
+
+@pytest.mark.parametrize(("lesson", "exercise", "answer"), answers("RIGHT"))
+def test_an_unusual_right_answer_passes(lesson, exercise, answer):
+    for _ in range(TRIES):
+        verdict = check(lesson, exercise, answer)
+        assert verdict.solved, verdict.message
 
 
 @pytest.mark.parametrize(
@@ -35,9 +68,23 @@ def test_a_stub_is_reported_as_unsolved(lesson, exercise):
     [pytest.param(*each, marks=[] if each[0][:2] in QUICK else pytest.mark.slow) for each in EXERCISES],
 )
 def test_the_solution_passes(lesson, exercise):
-    for _ in range(3):  # the inputs are random
-        verdict = check(lesson, exercise, solutions(lesson)[exercise])
+    for _ in range(TRIES):
+        verdict = check(lesson, exercise, SOLUTIONS[lesson][exercise])
         assert verdict.solved, verdict.message
+
+
+@pytest.mark.parametrize("lesson", SOLUTIONS)
+def test_every_lesson_has_two_to_four_and_the_tables_name_no_other(lesson):
+    assert len(SOLUTIONS[lesson]) in (2, 3, 4)
+    assert ANSWERS[lesson]["WRONG"].keys() == SOLUTIONS[lesson].keys()
+    assert ANSWERS[lesson]["RIGHT"].keys() <= SOLUTIONS[lesson].keys()
+
+
+@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
+def test_a_stub_is_reported_as_unsolved(lesson, exercise):
+    verdict = check(lesson, exercise, lambda *arguments: None)
+    assert not verdict.solved
+    assert "not solved yet" in verdict.message
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
@@ -58,18 +105,25 @@ def test_the_notebook_has_the_stub_and_not_the_solution(lesson, exercise):
     assert ast.unparse(stub.body[-1]) == "..."
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lesson", "exercise"), [each for each in EXERCISES if each[1].startswith("mended_")])
-def test_the_planted_mistake_is_no_answer(lesson, exercise):
-    broken = exercise.replace("mended", "broken")
-    nodes = [
-        node
-        for node in ast.parse((build.FOLDER / f"{lesson}.py").read_text()).body
-        if isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "name", None) == broken
-    ]
+def planted_mistake(lesson: str, exercise: str):
+    """The function `broken_NAME` of a lesson, if the exercise asks to correct it (`fixed_NAME`); else None."""
+    broken = f"broken_{exercise.partition('_')[2]}"
+    body = ast.parse((build.FOLDER / f"{lesson}.py").read_text()).body
+    kept = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    kept += [node for node in body if isinstance(node, ast.FunctionDef) and node.name == broken]
     names: dict = {}
-    exec(compile(ast.Module(nodes, []), "a notebook", "exec"), names)
-    assert not check(lesson, exercise, names[broken]).solved
+    exec(compile(ast.Module(kept, []), "a notebook", "exec"), names)
+    return names.get(broken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", SOLUTIONS)
+def test_the_planted_mistake_is_no_answer(lesson):
+    mistakes = {exercise: planted_mistake(lesson, exercise) for exercise in SOLUTIONS[lesson]}
+    planted = {exercise: mistake for exercise, mistake in mistakes.items() if mistake}
+    assert planted, "at least one exercise is to find a mistake"
+    for exercise, mistake in planted.items():
+        assert not check(lesson, exercise, mistake).solved
 
 
 def deep_inside_numpy(probabilities, labels):

@@ -1,6 +1,6 @@
 """The network of the recipe `speedrun`, small enough to train in seconds.
 
-Its layers are those of github.com/tuomaso/train_mnist_fast. docs/speedrun.md says how their widths were chosen.
+Layers and widths are those of github.com/tuomaso/train_mnist_fast. docs/speed.md says how the recipe was chosen.
 """
 
 from typing import Any

@@ -1,1 +1,0 @@
-"""Seconds to 99 % on MNIST, for docs/speedrun.md."""
