@@ -12,7 +12,7 @@ from running import run
 from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.job import prepare
-from pmapdp.run.checksums import crc32
+from pmapdp.run.damage import write_list
 from pmapdp.run.resume import beginning, open_checkpoints
 
 JOB = Config(
@@ -61,8 +61,8 @@ def refused(*arguments: object) -> tuple[str, str]:
 
 def change_progress(folder: Path, step: int, /, *, checksum: bool = False, **changes: object) -> None:
     """Alter the progress in a checkpoint; with or without the checksum that belongs to it."""
-    file = folder / "checkpoints" / str(step) / "progress" / "metadata"
-    progress = json.loads(file.read_text()) | changes
+    checkpoint = folder / "checkpoints" / str(step)
+    file = checkpoint / "progress" / "metadata"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     if checksum:
-        progress["crc32"] = crc32({name: value for name, value in progress.items() if name != "crc32"}, step)
-    file.write_text(json.dumps(progress))
+        write_list(checkpoint, step)

@@ -1,6 +1,8 @@
 """`python -m pmapdp.verify` on a file of the user's: what it prints, and its exit status."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from launch import environment, python
@@ -64,7 +66,7 @@ def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
         ([], "the following arguments are required: FILE.py:FUNCTION: try python -m pmapdp.verify my_step.py"),
         (["step.py:check", "--device", "4"], "unknown argument '--device': did you mean '--devices'?"),
         (["step.py:check", "--devices", "0"], "0 devices cannot be simulated: use 1 or more"),
-        (["step.py:check", "--json", "nowhere/report.json"], "nowhere/report.json cannot be written"),
+        (["step.py:check", "--json", "nowhere/report.json"], "--json nowhere/report.json cannot be written"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(capsys, arguments, said):
@@ -72,6 +74,20 @@ def test_a_wrong_command_is_one_sentence(capsys, arguments, said):
     line = capsys.readouterr().err
     assert line.startswith(f"error: {said}")
     assert line.count("\n") == 1
+
+
+def test_the_report_is_where_it_was_asked_for(tmp_path, monkeypatch):
+    """Also when the user's function changes the current folder; and it never replaces the file that is verified."""
+    monkeypatch.chdir(tmp_path)
+    text = FILE.replace("REDUCE", "pmean") + "import os\nos.makedirs('sub', exist_ok=True)\nos.chdir('sub')\n"
+    (tmp_path / "step.py").write_text(text)
+    for name, status in (("report.json", 0), ("step.py", 2), ("./sub/../step.py", 2)):
+        command = [sys.executable, "-m", "pmapdp.verify", "step.py:check", "--devices", "2", "--json", name]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+        assert done.returncode == status, done.stderr
+    assert "is a file that this command reads: name another file" in done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["ok"]
+    assert (tmp_path / "step.py").read_text() == text
 
 
 def test_importing_does_not_start_jax():

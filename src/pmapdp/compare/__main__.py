@@ -27,7 +27,9 @@ from pmapdp.compare.pictures import require_matplotlib
 from pmapdp.compare.runs import compare
 from pmapdp.compare.table import summary, table, verified
 from pmapdp.config import setting
-from pmapdp.files.writing import require_writable, write_file
+from pmapdp.files.outputs import HTML, JSON, Output, check_outputs
+from pmapdp.files.writing import write_file
+from pmapdp.own.data_file import own_files
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ def main(arguments: list[str]) -> None:
     counts: Sequence[int | None] = sorted(set(options.devices), reverse=True) or [None]
     plan = [replace(config, strategy=strategy, devices=N) for N in counts for strategy in options.strategies]
     plan.append(replace(config, strategy="single", devices=1))
-    for path in filter(None, (options.json, options.html)):
-        require_writable(path)
+    outputs = Output("--json", options.json, JSON), Output("--html", options.html, HTML)
+    json_file, html_file = check_outputs(*outputs, inputs=own_files(config))
     if options.html:
         require_matplotlib("--html")
 
@@ -80,10 +82,10 @@ def main(arguments: list[str]) -> None:
     print(verified(runs))
     if runs[0]["simulated"]:
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
-    if options.json:
-        write_file(options.json, json.dumps(report, indent=2) + "\n")
-    if options.html:
-        write_file(options.html, page(report))
+    if json_file:
+        write_file(json_file, json.dumps(report, indent=2) + "\n")
+    if html_file:
+        write_file(html_file, page(report))
         print(f"Open {options.html} in a browser: a page with the loss curves and the sources side by side.")
     else:
         print("Add --html page.html for a page with the loss curves and the sources side by side.")

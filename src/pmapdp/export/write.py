@@ -37,6 +37,7 @@ keep the checkpoint, and export it again.
 import dataclasses
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,10 @@ from pmapdp import __version__
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason
 from pmapdp.export.read import ARRAYS, FORMAT, METADATA, PROGRAM, VIEW, Exported
-from pmapdp.files.writing import require_writable, write_file
+from pmapdp.files.outputs import ZIP, Output, check_outputs
+from pmapdp.files.writing import write_file
 from pmapdp.models.layers import Context
+from pmapdp.own.data_file import own_files
 from pmapdp.registry import load_data, view_of, viewed
 from pmapdp.run.checkpoint import load_state
 from pmapdp.run.trained import read_config, trained_task
@@ -75,11 +78,13 @@ def from_workdir(
         data_dir: folder of data sets, for the vocabulary of a model of texts; default: as in training.
         model, data: where `train` was given them as Python values.
     """
-    require_writable(path)
     config = read_config(workdir)
+    (file,) = check_outputs(Output("FILE", path, ZIP), inputs=own_files(config))
+    assert file is not None
+    folder = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         task = trained_task(config, model)
-        state, progress = load_state(workdir, task)
+        state, progress = load_state(folder, task)
     metrics = progress["last"]
     data, view = viewed(data or load_data(config.dataset, data_dir or config.data_dir), task.model)
     metadata = {
@@ -91,7 +96,7 @@ def from_workdir(
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
         "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
     }
-    export_model(task, state, path, inputs=data.train.inputs, metadata=metadata, view=view)
+    export_model(task, state, file, inputs=data.train.inputs, metadata=metadata, view=view)
     return metadata
 
 

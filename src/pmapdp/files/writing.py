@@ -12,10 +12,11 @@ from pmapdp.files.reading import open_regular, saying
 WRITE_ADVICE = "name a file in a folder that exists, is yours and has free space"
 
 
-def require_writable(path: str | Path, *, advice: str = WRITE_ADVICE) -> Path:
+def require_writable(path: str | Path, *, advice: str = WRITE_ADVICE, named: str | None = None) -> Path:
     """The file that `write_file` would write, links followed: to look at before long work. A `UserError` says that it
-    is a folder, a device or a pipe, or that it or its folder is missing or cannot be written."""
-    with saying(path, "written", advice):
+    is a folder, a device or a pipe, or that it or its folder is missing or cannot be written; it calls it `named`
+    (default: its path)."""
+    with saying(named or path, "written", advice):
         target = Path(os.path.realpath(path))
         with contextlib.suppress(FileNotFoundError):
             os.close(open_regular(target, os.O_RDWR))

@@ -1,6 +1,7 @@
 """A data set of one's own in an .npz file: `python -m pmapdp.train --dataset my_data.npz`."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,3 +27,9 @@ def data_from_file(path: Path) -> DataSet:
             raise ValueError(reason(error)) from None
     train, test = (Split(arrays[f"{part}_inputs"], arrays[f"{part}_labels"]) for part in ("train", "test"))
     return DataSet(train, test, classes)
+
+
+def own_files(config: Any) -> list[str]:
+    """The files of the user's own that a configuration names: that of its model, and that of its data set."""
+    model, dataset = config.model, config.dataset
+    return [model.rpartition(":")[0]] * (".py:" in model) + [dataset] * dataset.endswith(".npz")

@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,12 +21,13 @@ import numpy as np
 from pmapdp.errors import UserError, reason
 from pmapdp.files.reading import saying
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.run.checksums import checksum, crc32
-from pmapdp.run.damage import DamagedError, known, outside_cause
-from pmapdp.run.workdir import identity, read_run, require_same
+from pmapdp.run.checksums import checksum
+from pmapdp.run.damage import DamagedError, require_intact, write_list
+from pmapdp.run.workdir import identity, read_run, require_literal, require_same
 from pmapdp.state import Task, TrainState, initial_state
 
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
+LEFT = "it was left as it is; start the same command again when that is corrected, or move it away yourself"
 MEMORY = 64 * 2**20  # bytes that must be left before a checkpoint is read or written
 
 
@@ -73,18 +74,24 @@ class Checkpoints:
     ):
         self.folder, self.only_read, self.belongs_to, self.peers = folder, only_read, belongs_to, peers
         self.warnings: list[str] = []  # about checkpoints that were set aside
+        self.saving = 0  # the step of the newest checkpoint that was begun
         options = orbax().CheckpointManagerOptions(
             max_to_keep=keep,
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
             # Otherwise a folder that cannot be made keeps threads waiting for minutes.
-            async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
+            async_options=orbax().AsyncOptions(
+                create_directories_asynchronously=False, post_finalization_callback=self.before_commit
+            ),
         )
-        with saying(folder, "used", "mend that, or name another --workdir"):
+        from pmapdp.run.literal_path import LiteralPath  # whose library is Orbax's
+
+        with saying(folder, "used", "correct that, or name another --workdir"):
+            require_literal(folder)
             if not only_read:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.require_room(0)
-            self.manager = orbax().CheckpointManager(folder.absolute(), options=options)
+            self.manager = orbax().CheckpointManager(LiteralPath(folder.absolute()), options=options)
 
     def steps(self) -> list[int]:
         """The updates after which there are checkpoints, oldest first."""
@@ -98,9 +105,16 @@ class Checkpoints:
             require_memory()
             self.require_room(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
             progress = progress | {"belongs_to": self.belongs_to, "shapes": shapes_of(state)}
-            progress["checksum_of_words"] = checksum(state)
-            kept = args.JsonSave(progress | {"crc32": crc32(progress, step)})
+            kept = args.JsonSave(progress | {"checksum_of_words": checksum(state)})
+            self.manager.wait_until_finished()
+            self.saving = step
             self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
+
+    def before_commit(self) -> None:
+        """Called by Orbax, in a thread, when all files of a checkpoint are written and before their folder is renamed:
+        so every checkpoint has its list of files, or is none."""
+        (folder,) = self.folder.glob(f"{self.saving}.*")
+        write_list(folder, self.saving)
 
     def require_room(self, needed: int) -> None:
         """Look before writing whether the folder takes new files of so many bytes, or raise an OSError: where a write
@@ -123,7 +137,7 @@ class Checkpoints:
             yield
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({known(error) or reason(error)[:150]}): those "
+                f"a checkpoint could not be written to {self.folder} ({reason(error)[:150]}): those "
                 "before it are intact, so mend that and start the same command again"
             ) from error
 
@@ -148,32 +162,39 @@ class Checkpoints:
             sharding: where to put the arrays, one sharding or a pytree of them like the state; each device then
                 reads its shards only. With None they become NumPy arrays on the host.
         """
-        progress = self.load(step, progress=orbax().args.JsonRestore()).progress
-        if not isinstance(progress, dict) or progress.pop("crc32", None) != crc32(progress, step):
-            raise DamagedError("the checksum of its progress is wrong")
+        what = f"the checkpoint of step {step} in {self.folder}"
+        self.agreeing(what, lambda: self.peers.first and require_intact(self.folder / str(step), step))
+        progress = self.load(what, step, progress=orbax().args.JsonRestore())
+        if not isinstance(progress, dict) or not progress.keys() >= {"belongs_to", "checksum_of_words"}:
+            raise UserError(f"{what} lacks what a run needs to resume: {LEFT}")
         if self.belongs_to is not None:
-            require_same(f"the checkpoint of step {step} in {self.folder}", progress["belongs_to"], self.belongs_to)
+            require_same(what, progress["belongs_to"], self.belongs_to)
         wanted = template(task, sharding)
-        require_same_model(f"the checkpoint of step {step} in {self.folder}", progress.get("shapes"), shapes_of(wanted))
-        state = self.load(step, state=orbax().args.StandardRestore(wanted)).state
-        if progress["checksum_of_words"] != checksum(jax.device_put(state) if sharding is None else state):
-            raise DamagedError("the checksum of its arrays is wrong")
+        require_same_model(what, progress.get("shapes"), shapes_of(wanted))
+        state = self.load(what, step, state=orbax().args.StandardRestore(wanted))
+        found = checksum(jax.device_put(state) if sharding is None else state)
+        if progress["checksum_of_words"] != found:
+            raise UserError(f"{what} is read with other numbers than were written: {LEFT}")
         return Checkpoint(state, step, progress)
 
-    def load(self, step: int, **items: Any) -> Any:
-        """Read items of a checkpoint on all processes, or on none; errors as of `read`."""
-        fault: Exception | None = None
-        found = None
-        try:
+    def load(self, what: str, step: int, **item: Any) -> Any:
+        """Read one item of a checkpoint, called `what`; errors as of `read`."""
+
+        def restore() -> Any:
             require_memory()
-            found = self.manager.restore(step, args=orbax().args.Composite(**items))
-        except Exception as error:  # whatever the damage does to Orbax or to the file formats below it
-            fault = DamagedError(reason(error)[:150])
-            if cause := outside_cause(error, self.folder / str(step)):
-                fault = UserError(
-                    f"the checkpoint of step {step} in {self.folder} cannot be read ({cause}): nothing was changed; "
-                    "start the same command again when that is mended"
-                )
+            return self.manager.restore(step, args=orbax().args.Composite(**item))
+
+        return self.agreeing(what, restore)[next(iter(item))]
+
+    def agreeing(self, what: str, work: Callable[[], Any]) -> Any:
+        """What `work` with a checkpoint, called `what`, gives, on all processes or on none; errors as of `read`."""
+        found, fault = None, None
+        try:
+            found = work()
+        except DamagedError as error:
+            fault = error
+        except Exception as error:  # Orbax and what it uses have many, none of which proves that the files are wrong
+            fault = UserError(f"{what} cannot be read ({reason(error)[:150]}): {LEFT}")
         for kind in (UserError, DamagedError):
             self.peers.require_all(kind, fault if isinstance(fault, kind) else None)
         return found

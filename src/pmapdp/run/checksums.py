@@ -1,8 +1,4 @@
-"""Checksums of a checkpoint: they find a file that was altered, where its format would not."""
-
-import json
-import zlib
-from typing import Any
+"""The checksum of a state, made by the devices: every layout of the same numbers has the same."""
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +6,8 @@ import jax.numpy as jnp
 from pmapdp.state import TrainState
 
 
-def crc32(progress: dict[str, Any], step: int) -> int:
-    """CRC-32 of the JSON that is kept beside the state of `step`."""
-    return zlib.crc32(json.dumps(progress | {"step": step}, sort_keys=True).encode())
-
-
 def checksum(state: TrainState) -> int:
-    """`word_sum` over all arrays of the state as if they were one: finds an altered file, where its format would not.
+    """`word_sum` over all arrays of the state as if they were one.
 
     A CRC needs all bytes in order in one place. The devices make this sum of their shards, so the arrays stay where
     they are, and every layout gives the same number.

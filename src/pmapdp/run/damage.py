@@ -1,45 +1,65 @@
-"""Why a checkpoint cannot be read: its content is wrong, or something outside of it is."""
+"""Whether the files of a checkpoint are what was written: their sizes and CRC-32 are in a list beside them.
 
-import errno
+Nothing else proves damage. What a library says of a checkpoint may be due to a path, a version or the machine.
+"""
+
+import json
 import os
+import zlib
 from pathlib import Path
 
-NUMBERS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
-    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-)
-THREADS = ("can't start new thread", "cannot join thread before it is started")  # by Python, without a number
-OUTSIDE = (*map(os.strerror, NUMBERS), *THREADS, "RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
+from pmapdp.files.reading import open_regular
+from pmapdp.files.writing import write_file
+
+LIST = "files.json"
+LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes them after the list, and reads nothing from them
 
 
 class DamagedError(ValueError):
-    """The content of a checkpoint is provably not what was written."""
+    """The files of a checkpoint are not what was written."""
 
 
-def known(error: BaseException | None) -> str | None:
-    """What an error of Orbax, or one that led to it, says of the system below; None where they say something else."""
-    while error is not None:
-        if isinstance(error, MemoryError):
-            return "no memory is left"
-        if found := next((each for each in OUTSIDE if each in str(error)), None):
-            return found
-        error = error.__cause__ or error.__context__
-    return None
+def write_list(folder: Path, step: int) -> None:
+    """Put the list beside the files of the checkpoint of `step`, once the disk has them."""
+    names = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
+    files = {name: size_and_crc(folder / name, sync=True) for name in names if name not in (LIST, *LATER)}
+    write_file(folder / LIST, json.dumps({"step": step, "files": files}))
 
 
-def outside_cause(error: BaseException, folder: Path) -> str | None:
-    """What kept the files in `folder` from being read, if not their content: rights, memory, file handles, the disk."""
-    if found := known(error):
-        return found
+def require_intact(folder: Path, step: int) -> None:
+    """Compare the files of the checkpoint of `step` with the list; one of an earlier version has none.
+
+    Raises:
+        DamagedError: one is missing or another, or this is the checkpoint of another step.
+        OSError: one cannot be read, which is no fault of its content.
+    """
+    if not (folder / LIST).exists():
+        return
     try:
-        for path in (folder, *folder.rglob("*")):
-            if path.is_dir():
-                os.listdir(path)
-                continue
-            with open(path, "rb") as file:
-                while file.read(2**20):
-                    pass
-    except OSError as failure:
-        if not isinstance(failure, FileNotFoundError | NotADirectoryError):
-            return failure.strerror
-    return None
+        match json.loads((folder / LIST).read_bytes()):
+            case {"step": found, "files": dict(files)}:
+                pass
+            case _:
+                raise ValueError
+    except (ValueError, RecursionError):
+        raise DamagedError(f"{LIST} is not what was written") from None
+    if found != step:
+        raise DamagedError(f"it is of step {found}")
+    for name, written in files.items():
+        try:
+            intact = size_and_crc(folder / name) == written
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it is a folder or a pipe
+            intact = False
+        if not intact:
+            raise DamagedError(f"{name} is not what was written")
+
+
+def size_and_crc(path: Path, *, sync: bool = False) -> list[int]:
+    """The size of a file in bytes and the CRC-32 of its content, after the disk has it where `sync` is true."""
+    size = crc = 0
+    with open(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
+        if sync:
+            os.fsync(file.fileno())
+        while content := file.read(2**20):
+            size, crc = size + len(content), zlib.crc32(content, crc)
+    return [size, crc]

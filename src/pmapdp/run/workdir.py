@@ -37,9 +37,6 @@ FIXED = FIXED - {"data_dir", "steps"} | {"accumulate"}
 # A run of an earlier version lacks the settings that came later, and did what they do by default.
 DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
 
-# Files that a run writes for itself.
-OWN = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock")
-
 # Files that a run would append to, or delete in time.
 ENDANGERED = ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
 
@@ -65,6 +62,13 @@ def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Non
         )
 
 
+def require_literal(folder: Path) -> None:
+    """Raise a ValueError where TensorStore, with which Orbax writes the arrays, would not use this very folder."""
+    name = os.path.abspath(folder)
+    if "\\" in name or "gs:/" in f"{name}/" or name.encode(errors="replace").decode() != name:
+        raise ValueError("checkpoints cannot be below a folder with a backslash, with gs: at its end, or not in UTF-8")
+
+
 @contextlib.contextmanager
 def claimed(path: str | Path, config: Config, global_batch_size: int) -> Iterator[None]:
     """A folder for the run of `config` and this process alone; it and its config.json are made where they are
@@ -79,12 +83,7 @@ def claimed(path: str | Path, config: Config, global_batch_size: int) -> Iterato
     folder = Path(path)
     with contextlib.ExitStack() as stack:
         with saying(f"--workdir {path}", "written", WRITE_ADVICE):
-            metrics = Path(os.path.realpath(config.metrics_file or ""))
-            if metrics.parent == Path(os.path.realpath(path)) and metrics.name in OWN:
-                raise UserError(
-                    f"--metrics-file {config.metrics_file} is written by the run in --workdir {path} anyway: "
-                    "leave out --metrics-file, or name another file"
-                )
+            require_literal(folder)
             folder.mkdir(parents=True, exist_ok=True)
             found(folder)  # refuses a folder of somebody else before anything is written there
             lock = stack.enter_context(open(open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+"))

@@ -19,8 +19,9 @@ from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
 from pmapdp.devices import choose
 from pmapdp.errors import UserError
+from pmapdp.files.outputs import JSON, Output, check_outputs
 from pmapdp.files.python_files import from_python_file
-from pmapdp.files.writing import require_writable, write_file
+from pmapdp.files.writing import write_file
 from pmapdp.verify import verify
 from pmapdp.verify.trial import blame
 
@@ -52,8 +53,8 @@ def main(arguments: list[str]) -> None:
     options = parse_options(
         Options, arguments, program="python -m pmapdp.verify", example="my_step.py:verification --devices 8"
     )
-    if options.json is not None:
-        require_writable(options.json)
+    # Before the file is run, which may change the current folder.
+    (report_file,) = check_outputs(Output("--json", options.json, JSON), inputs=[options.target.rpartition(":")[0]])
     devices = choose(options.devices)  # before the file, which may use JAX when it is run
     function = from_python_file(options.target, options.target)
     try:
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> None:
     except (Exception, SystemExit) as error:
         raise FailedError(f"{options.target} fails, {blame(error)}") from error
     print(report)
-    if options.json is not None:
-        write_file(options.json, report.to_json() + "\n")
+    if report_file:
+        write_file(report_file, report.to_json() + "\n")
     if not report.ok:
         raise FailedError(f"{options.target} is not what its reference is: {report.failed[0].name} failed")

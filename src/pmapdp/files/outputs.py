@@ -1,0 +1,111 @@
+"""Where a command may write: not onto what it reads, a file of a run, or a file of another kind.
+
+A command calls `check_outputs` once, as soon as it knows its flags, and writes to the paths that it returns:
+
+    report, page = check_outputs(
+        Output("--json", options.json, JSON), Output("--html", options.html, HTML), inputs=[options.data]
+    )
+    ...
+    if report:
+        write_file(report, text)
+
+Code of the user's may change the current folder or the files, so the call comes before it runs.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pmapdp.errors import UserError
+from pmapdp.files.reading import saying
+from pmapdp.files.writing import WRITE_ADVICE, require_writable
+
+# How a file of each kind begins, in small letters.
+JSON, HTML, ZIP = b"{", b"<!doctype html>", b"pk\x03\x04"
+
+# What a run has in its folder.
+RUN_FILES = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock")
+RUN_FOLDERS = ("checkpoints", "damaged", "profile")
+EVENTS = "events.out."
+
+
+class Output(NamedTuple):
+    """A file that a command writes.
+
+    Attributes:
+        name: how the command line calls it, for example `--json`.
+        path: as it was given; None where it was not.
+        start: the bytes, in small letters, with which a file of its kind begins. Only such a file is replaced, or
+            appended to.
+    """
+
+    name: str
+    path: str | Path | None
+    start: bytes
+
+
+def check_outputs(
+    *outputs: Output, inputs: Iterable[str | Path | None] = (), run: str | Path | None = None
+) -> list[Path | None]:
+    """The absolute paths of the outputs, links followed; None for one that was not asked for.
+
+    Args:
+        outputs: what the command will write.
+        inputs: the files that it reads, None among them for those that were not given.
+        run: the folder of the run that writes them, which may not exist yet.
+
+    Raises:
+        UserError: one cannot be written, or is an input, another output, a file of any run, or a file of another kind.
+    """
+    taken = {identity(path): "a file that this command reads" for path in inputs if path}
+    return [check_output(*output, taken, run) if output.path is not None else None for output in outputs]
+
+
+def check_output(name: str, path: str | Path, start: bytes, taken: dict[Any, str], run: str | Path | None) -> Path:
+    """The path of one output, which is then added to those that are `taken`."""
+    given = f"{name} {str(path) or repr('')}"
+    with saying(given, "written", WRITE_ADVICE):
+        target = Path(os.path.realpath(path))
+        inside = run is not None and target.is_relative_to(os.path.realpath(run))
+    what = taken.get(identity(path)) or file_of_a_run(target, run)
+    if not inside or target.parent.exists():  # the folder of a new run is made later
+        require_writable(path, named=given)
+        if not what and target.exists():
+            with saying(given, "read", WRITE_ADVICE), open(target, "rb") as file:
+                if not start.startswith(file.read(len(start)).lower()):
+                    what = "a file of another kind, which would be lost"
+    if what:
+        raise UserError(f"{given} is {what}: name another file, or move that one away yourself")
+    taken[identity(path)] = f"also what {name} names"
+    return target
+
+
+def identity(path: str | Path) -> Any:
+    """What two names of one file have in common: its place on the disk, or the full path where there is none yet."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.realpath(path)
+    except ValueError:  # a zero byte, which no file has in its name
+        return path
+    return found.st_dev, found.st_ino
+
+
+def file_of_a_run(target: Path, run: str | Path | None) -> str | None:
+    """What a path is, if a run has or will have a file there; None for any other."""
+    for folder in target.parents:
+        first = target.relative_to(folder).parts[0]
+        own = first in RUN_FOLDERS or first.startswith(EVENTS) or target in [folder / name for name in RUN_FILES]
+        if own and (is_run(folder) or (run is not None and folder == Path(os.path.realpath(run)))):
+            return f"a file of the run in {folder}"
+    return None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has this folder, or had it, by the file that says so or by its lock."""
+    try:
+        with open(folder / "config.json", "rb") as file:
+            return b'"pmapdp run ' in file.read(1000) or (folder / "pmapdp.lock").exists()
+    except OSError:
+        return (folder / "pmapdp.lock").exists()
