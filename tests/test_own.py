@@ -1,6 +1,7 @@
 """A model, a data set and a loss of one's own take the same way as ours."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -214,6 +215,40 @@ def test_files_on_the_command_line(tmp_path):
     again = launch.python("-m", "pmapdp.evaluate", workdir, "--strategy", "single", "--json")
     assert again.returncode == 0, again.stderr
     assert f"{json.loads(again.stdout)['test_accuracy']:.4f}" == accuracy
+
+
+def test_a_file_of_python_that_changes_the_current_folder(tmp_path, monkeypatch):
+    """Every path is meant from where the command was started."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "net.py").write_text(FILE + "\nimport os\nos.chdir(os.path.join(os.path.dirname(__file__), 'sub'))\n")
+    arrays = {
+        f"{part}_{name}": each for part in ("train", "test") for name, each in getattr(DATA, part)._asdict().items()
+    }
+    np.savez(tmp_path / "points.npz", **arrays)
+    flags = ["--model", "net.py:Net", "--dataset", "points.npz", "--global-batch-size", "20", "--epochs", "1"]
+    outputs = ["--workdir", "run", "--metrics-file", "metrics.jsonl", "--devices", "2"]
+    for main, arguments in (
+        (train_command, [*flags, *outputs]),
+        (evaluate, ["run"]),
+        (export, ["run", "model.zip"]),
+        (evaluate, ["model.zip"]),
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert run_command(main, arguments) == 0
+    assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "model.zip", "net.py", "points.npz", "run", "sub"]
+    assert os.listdir(tmp_path / "sub") == []
+
+
+@pytest.mark.parametrize("name", ["net.py", "points.npz", "link"])
+def test_a_metrics_file_never_replaces_an_input(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(FILE)
+    Path("points.npz").write_bytes(b"")
+    os.symlink("net.py", "link")
+    flags = ["--model", "net.py:Net", "--dataset", "points.npz", "--metrics-file", name]
+    assert run_command(train_command, flags) == 2
+    assert f"--metrics-file {name} is a file that this command reads" in capsys.readouterr().err
+    assert (Path("net.py").read_text(), Path("points.npz").read_bytes()) == (FILE, b"")
 
 
 def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):

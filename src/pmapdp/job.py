@@ -125,10 +125,12 @@ def prepare(
     local = device_module.choose(1 if config.strategy == "single" else number)
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
-    task = make_task(config, model, loss)
     if data is not None:
         config = dataclasses.replace(config, dataset="arrays")
-    data, _ = viewed(data or load_data(config.dataset, config.data_dir), task.model)
+    else:  # before code of the user's, which may change the current folder
+        data = load_data(config.dataset, config.data_dir)
+    task = make_task(config, model, loss)
+    data, _ = viewed(data, task.model)
     data = check_data(data)
     check_task(task, data)
     if model is not None:

@@ -30,6 +30,7 @@ from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.recipes import compare_with_reported
 from pmapdp.run import compile_cache
 from pmapdp.run.running import running
+from pmapdp.run.workdir import with_full_paths
 from pmapdp.state import TrainState
 
 
@@ -64,7 +65,7 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
         compile_cache.enable()
     # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, peers, **own)
+        job = prepare(with_full_paths(config, first=peers.first), peers, **own)
         train_step = job.strategy.train_step  # made by the file in steps/ that the strategy names
         with running(job, started) as run:
             state, step = run.state, run.step

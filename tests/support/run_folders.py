@@ -40,7 +40,7 @@ def begin(folder: Path | str, **changes: object) -> None:
     config = dataclasses.replace(JOB, workdir=str(folder), **changes)
     with contextlib.ExitStack() as stack:
         job = prepare(config)
-        beginning(job, open_checkpoints(job, dataclasses.asdict(config), stack))
+        beginning(job, open_checkpoints(job, stack))
 
 
 def refusal(folder: Path, **changes: object) -> str:

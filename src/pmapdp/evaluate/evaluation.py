@@ -1,6 +1,7 @@
 """Sums over exactly the examples of the test set, so that strategy and number of devices change only the rounding."""
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
@@ -54,6 +55,7 @@ def from_workdir(
     """
     config = respread(read_config(workdir), strategy, devices)
     config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
+    workdir = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, **own)
         state, _ = load_state(workdir, job.task)

@@ -40,8 +40,9 @@ class Options:
 def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    file = Path(options.file).absolute()
     metadata = from_workdir(options.workdir, options.file, options.data_dir)
-    megabytes = Path(options.file).stat().st_size / 1e6
+    megabytes = file.stat().st_size / 1e6
     print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
     if metrics := metadata["metrics"]:
         print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")

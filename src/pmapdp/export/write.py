@@ -81,12 +81,13 @@ def from_workdir(
     config = read_config(workdir)
     (file,) = check_outputs(Output("FILE", path, ZIP), inputs=own_files(config))
     assert file is not None
-    folder = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
+    # Before code of the user's, which may change the current folder.
+    folder, data = os.path.abspath(workdir), data or load_data(config.dataset, data_dir or config.data_dir)
     with jax.enable_x64(config.dtype == "float64"):
         task = trained_task(config, model)
         state, progress = load_state(folder, task)
     metrics = progress["last"]
-    data, view = viewed(data or load_data(config.dataset, data_dir or config.data_dir), task.model)
+    data, view = viewed(data, task.model)
     metadata = {
         "model": config.model,
         "recipe": config.recipe,

@@ -23,8 +23,10 @@ from typing import Any
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError
+from pmapdp.files.outputs import JSON, Output, check_outputs
 from pmapdp.files.reading import open_regular, read_json, saying
 from pmapdp.files.writing import write_file
+from pmapdp.own.data_file import own_files
 
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
@@ -60,6 +62,21 @@ def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Non
             f"{what} is of another configuration, which differs in {', '.join(different)}: use the same or another "
             "folder, or delete that run yourself"
         )
+
+
+def with_full_paths(config: Config, *, first: bool = True) -> Config:
+    """The configuration with full paths, because code of the user's may change the current folder.
+
+    The `first` process, which writes the metrics file, looks at it before any work.
+
+    Raises:
+        UserError: it is an input, a file of a run or of another kind, or cannot be written.
+    """
+    if first:
+        metrics = Output("--metrics-file", config.metrics_file, JSON)
+        check_outputs(metrics, inputs=own_files(config), run=config.workdir)
+    paths = {name: getattr(config, name) for name in ("workdir", "data_dir", "metrics_file")}
+    return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
 
 def require_literal(folder: Path) -> None:
