@@ -13,6 +13,7 @@ from jax import lax
 from marks import quick
 
 from pmapdp.models.batch_norm import BatchNorm
+from pmapdp.models.convnet import convolve_blocks
 from pmapdp.models.layers import Context, example_keys
 from pmapdp.registry import MODELS, view_of
 from pmapdp.state import Task, build, count_parameters, create_state
@@ -187,3 +188,23 @@ def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
         return (into * BatchNorm(3, param_dtype=jnp.float64)(x, Context(weights, train=True))).sum()
 
     np.testing.assert_allclose(jax.grad(by_layer)(x), jax.grad(by_definition)(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding"),
+    [((28, 28), (6, 6), "VALID"), ((12, 12), (6, 6), "SAME"), ((8, 6), (2, 4), "VALID"), ((8, 10), (4, 2), "SAME")],
+)
+def test_convolution_on_blocks_is_convolution_at_stride_two(float64, size, kernel, padding):
+    random = np.random.default_rng(0)
+    x, k = random.normal(size=(3, *size, 5)), random.normal(size=(*kernel, 5, 7))
+
+    def flax_layer(convolve):
+        options = {"strides": 2, "padding": padding, "use_bias": False, "conv_general_dilated": convolve}
+        layer = nnx.Conv(5, 7, kernel, **options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+        return lambda x, k: nnx.merge(nnx.graphdef(layer), {"kernel": k})(x)
+
+    wanted, their_gradients = jax.vjp(flax_layer(lax.conv_general_dilated), x, k)
+    found, our_gradients = jax.vjp(flax_layer(convolve_blocks), x, k)
+    weights = random.normal(size=wanted.shape)
+    for ours, theirs in zip((found, *our_gradients(weights)), (wanted, *their_gradients(weights)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * np.abs(theirs).max())
