@@ -1,18 +1,24 @@
 """Rebuild the notebooks from their sources: `python lessons/build.py [NN ...]`, all of them without numbers.
 
-Each `lessons/NN_name.py` (jupytext's percent format) is run from top to bottom in a fresh kernel, and written with
-its outputs beside the source as `NN_name.ipynb`.
+Each `lessons/NN_name.py` (jupytext's percent format) is run from top to bottom in a fresh kernel and in an empty folder,
+and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells:
+
+    # %% tags=["prediction"]   the outputs answer a "Predict": they are folded until the reader unfolds or runs the cell
+    # %% tags=["take-home"]    the lesson's subject from imports to result, which needs jax, flax, optax and numpy alone
 """
 
 import argparse
 import base64
 import io
 import os
+import tempfile
 import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+PACKAGES = FOLDER.parent / "src"
 SECONDS_ALLOWED = 300
+PREDICTION, TAKE_HOME = "prediction", "take-home"
 
 
 def sources() -> list[Path]:
@@ -20,17 +26,24 @@ def sources() -> list[Path]:
     return sorted(FOLDER.glob("[0-9][0-9]_*.py"))
 
 
-def execute(source: Path):
-    """The executed notebook of `source`; raises nbclient's CellExecutionError where a cell fails."""
+def execute(source: Path, folder: Path, *, twice: bool = False):
+    """The notebook of `source`, executed in `folder`; raises nbclient's CellExecutionError where a cell fails.
+
+    With `twice`, all cells run a second time in the same kernel, and the notebook holds them twice.
+    """
     import jupytext
     from nbclient import NotebookClient
 
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     notebook = jupytext.read(source)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    NotebookClient(
-        notebook, timeout=SECONDS_ALLOWED, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
-    ).execute()
+    if twice:
+        notebook.cells += jupytext.read(source).cells
+    paths = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    client = NotebookClient(
+        notebook, timeout=SECONDS_ALLOWED, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+    client.execute(env=environment)
     return notebook
 
 
@@ -43,6 +56,8 @@ def tidy(notebook) -> None:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
         cell.metadata = {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
+        if PREDICTION in cell.metadata.get("tags", []):
+            cell.metadata["jupyter"] = {"outputs_hidden": True}
         if cell.cell_type == "code":
             cell.outputs = joined(cell.outputs)
             for output in cell.outputs:
@@ -76,7 +91,8 @@ def build(source: Path) -> None:
     import nbformat
 
     started = time.perf_counter()
-    notebook = execute(source)
+    with tempfile.TemporaryDirectory() as folder:
+        notebook = execute(source, Path(folder))
     tidy(notebook)
     target = source.with_suffix(".ipynb")
     nbformat.write(notebook, target)

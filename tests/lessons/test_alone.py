@@ -1,0 +1,62 @@
+"""Every notebook runs alone and twice; its take-home cell runs where only jax, flax, optax and numpy are installed."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import build
+import jupytext
+import pytest
+
+LESSONS = build.sources()
+QUICK = ("03", "05", "09")  # what the core teaches; plain `pytest` runs these
+LIBRARIES = {"jax", "flax", "optax", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "lesson",
+    [pytest.param(each, marks=[] if each.name[:2] in QUICK else pytest.mark.slow) for each in LESSONS],
+    ids=lambda path: path.stem,
+)
+def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(lesson, tmp_path):
+    notebook = build.execute(lesson, tmp_path, twice=True)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert "DeprecationWarning" not in str(outputs)
+    assert "\x1b" not in str([output.get("text") for output in outputs])  # no colours or cursor movements of a terminal
+    assert str(outputs).count("not solved yet") % 2 == 0  # the exercises' stubs, which do not stop the notebook
+    assert "not solved yet" in str(outputs)
+
+
+def take_home(lesson) -> str:
+    (cell,) = (cell for cell in jupytext.read(lesson).cells if build.TAKE_HOME in cell.metadata.get("tags", []))
+    return cell.source
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_take_home_cell_imports_the_four_libraries_alone(lesson):
+    nodes = list(ast.walk(ast.parse(take_home(lesson))))
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert {name.split(".")[0] for name in modules} <= LIBRARIES | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    "lesson",
+    [pytest.param(each, marks=[] if each.name[:2] in QUICK else pytest.mark.slow) for each in LESSONS],
+    ids=lambda path: path.stem,
+)
+def test_take_home_cell_runs_alone(lesson, tmp_path):
+    variables = ("PYTHONPATH", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "NPROC")  # the cell itself asks for its devices
+    environment = {name: value for name, value in os.environ.items() if name not in variables}
+    (tmp_path / "program.py").write_text(take_home(lesson))
+    run = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "program.py"],
+        cwd=tmp_path,
+        env={**environment, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip(), "it shows a result"
