@@ -16,10 +16,11 @@
 # # 04. Map over devices
 #
 # After this lesson you can run one function on eight devices at once with `jax.pmap`, say which arguments are
-# split and which are replicated, and read results back without moving more than you need.
+# split and which are replicated, place arrays where they belong, and read results back without moving more than you need.
 #
-# About 30 minutes · before: [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) · next:
-# [06 Communicate between devices](06_communicate_between_devices.ipynb)
+# About 30 minutes · you need [00 Meet your devices](00_meet_your_devices.ipynb) and `vmap` from
+# [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb) · next:
+# [05 Average gradients](05_average_gradients.ipynb)
 #
 # **Should you still use `pmap`?** For new programs, no: JAX keeps `pmap` working, and does not develop it any further.
 # New programs use `jax.jit` with sharded arrays (lesson 09) or `jax.shard_map` (lesson 10). This course begins with
@@ -28,25 +29,19 @@
 # `pmap` that you may have to read or to port. Since JAX 0.8, `pmap` itself is implemented with `jit` and `shard_map`.
 
 # %%
-import inspect
-import textwrap
-import time
-
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp import devices
-from pmapdp.steps import pmap as pmap_steps
-from pmapdp_lessons import drawing
-from pmapdp_lessons.checks import check
-from pmapdp_lessons.pictures import lesson_04
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
+from pmapdp_lessons import drawing  # the style of the pictures
 
+devices.simulate(8)  # before any other use of JAX
 drawing.setup()
-chosen = devices.choose(8)  # 8 simulated CPU devices; call it before any other use of JAX
-N = len(chosen)
-print(devices.describe(chosen))
+N = jax.device_count()
+print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## One dot product for each device
@@ -58,6 +53,8 @@ print(devices.describe(chosen))
 # and stacks the results. It compiles `f`, as `jit` does. In the picture, each colour is a device.
 
 # %%
+from pmapdp_lessons.pictures import lesson_04
+
 assert jnp.dot(np.arange(10), np.ones(10)) == 45
 
 xs = np.arange(N * 10, dtype=np.float32).reshape(N, 10)  # [N, 10]: row d counts from 10 d
@@ -69,7 +66,7 @@ lesson_04.dot_products(xs.sum(1))
 #
 # **Predict:** what is the shape of the result, and on which device is each number?
 
-# %%
+# %% tags=["prediction"]
 by_vmap = jax.vmap(jnp.dot)(xs, ys)
 dots = jax.pmap(jnp.dot)(xs, ys)  # <- changed
 
@@ -93,7 +90,7 @@ assert np.array_equal(dots, 45 + 100 * np.arange(N))
 #
 # **Predict** the three shapes. The cell compares all results with NumPy, within 1e-5, because float32 rounds.
 
-# %%
+# %% tags=["prediction"]
 random = np.random.default_rng(0)
 xs, ys = random.normal(size=(2, N, 10)).astype(np.float32)
 np.testing.assert_allclose(jax.pmap(jnp.dot)(xs, ys), np.einsum("nd,nd->n", xs, ys), atol=1e-5)
@@ -122,10 +119,10 @@ np.testing.assert_array_equal(products, (xs * ys).T)
 #   splits the first axis over the devices. `PartitionSpec()` splits nothing: the array is **replicated**, so every
 #   device holds all of it.
 #
-# Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` places an array.
+# Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` places an array, or a pytree of arrays.
 
 # %%
-mesh = Mesh(np.array(chosen), ("data",))
+mesh = Mesh(np.array(jax.devices()), ("data",))
 split = NamedSharding(mesh, PartitionSpec("data"))
 replicated = NamedSharding(mesh, PartitionSpec())
 
@@ -139,40 +136,91 @@ lesson_04.mesh_and_specs()
 # %% [markdown]
 # Each device holds one row of the batch, `[1, 10]`, and all of `w`, `[10]`.
 #
+# ## Committed and uncommitted arrays
+#
+# An array that you placed by a device or a sharding is **committed**: JAX never moves it to other devices by itself. Most
+# arrays are made without naming a device, for example by `jnp.ones(3)`. They are on the default device, and they are
+# **uncommitted**: JAX may copy them to where they are needed. NumPy arrays on the host are treated in the same way.
+#
+# **Predict** for each sum: does it work, and on which devices is the result?
+
+# %% tags=["prediction"]
+one, five = jax.device_put(np.ones(10, np.float32), jax.devices()[1]), jax.device_put(ys[0], jax.devices()[5])
+pairs = {
+    "uncommitted + committed to 5": (jnp.ones(10), five),
+    "NumPy + committed to 5": (ys[1], five),
+    "committed to 1 + committed to 5": (one, five),
+    "uncommitted + replicated": (jnp.ones(10), w),
+    "committed to 1 + replicated": (one, w),
+}
+for name, (a, b) in pairs.items():
+    try:
+        print(f"{name}: on", sorted(device.id for device in (a + b).devices()))
+    except ValueError as error:
+        print(f"{name}: ValueError: {str(error).split('. ')[0]}")
+assert (jnp.ones(10) + five).devices() == {jax.devices()[5]}
+
+# %% [markdown]
+# A committed array decides where the operation runs, and JAX copies uncommitted ones there. Arrays that are committed to
+# different devices raise an error, because JAX does not guess which you meant. `pmap` follows the same rule: it splits
+# NumPy arrays and uncommitted arrays over the devices, and refuses an array that is committed in another way. The cure is
+# always the same: `jax.device_put` with the right sharding. An error is the good case. Lesson 09 meets the bad one: under
+# `jit`, an uncommitted batch beside replicated parameters is copied to all eight devices without a warning.
+#
 # ## Replicated state
 #
 # In training, every device needs the same parameters. There are two ways to give them to `pmap`.
 #
 # * **Stacked**: N copies along a device axis, `[N, ...]`, with `in_axes=0`. Most older programs do this.
-# * **Replicated**: no device axis, with `in_axes=None` for the argument and `out_axes=None` for the result. pmapdp does
-#   this. Then a checkpoint does not depend on the number of devices.
+# * **Replicated**: no device axis, with `in_axes=None` for the argument and `out_axes=None` for the result. This course
+#   does this. Then a checkpoint does not depend on the number of devices.
 #
-# The next cell makes three steps. The state is replicated, as an argument and as a result, and the scores are stacked.
-# `axis_name` gives the device axis of `pmap` a name, which lesson 06 needs.
+# The next cell makes three steps, and it runs without the cells above. The state is replicated, as an argument and as a
+# result, and the scores are stacked. `axis_name` gives the device axis of `pmap` a name, which lesson 05 needs.
+
+# %% tags=["take-home"]
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+N, b = mesh.size, 4
 
 
-# %%
 def shrink(w, x):
-    """One device's step: the state `[10]` shrinks, and the device reports its dot product."""
-    return 0.5 * w, jnp.dot(w, x)
+    """One device's step: the state `[10]` shrinks, and the device reports its dot products `[b]`."""
+    return 0.5 * w, jax.vmap(jnp.dot, in_axes=(None, 0))(w, x)
 
 
 step = jax.pmap(shrink, axis_name="data", in_axes=(None, 0), out_axes=(None, 0))
+
+examples = np.random.default_rng(0).normal(size=(N * b, 10)).astype(np.float32)  # [B, 10] on the host
+w = jax.device_put(np.ones(10, np.float32), replicated)  # [10], all of it on every device
+batch = jax.device_put(examples.reshape(N, b, 10), split)  # [N, b, 10], a slice on each device
 for _ in range(3):
     w, scores = step(w, batch)
 
 for name, array in (("state", w), ("scores", scores)):
-    on_7 = array.addressable_shards[7].data
-    print(name, array.shape, array.sharding.spec, "| device 7 holds", on_7.shape)
+    on_last = array.addressable_shards[-1].data
+    print(name, array.shape, array.sharding.spec, "| the last device holds", on_last.shape)
+host_scores = jax.device_get(scores).reshape(-1)  # [B], on the host
+np.testing.assert_allclose(host_scores, 0.25 * examples.sum(1), rtol=1e-4, atol=1e-5)
 assert np.array_equal(w, np.full(10, 0.5**3))
 
 # %% [markdown]
-# The state keeps its shape `[10]`, and each device holds one number of the scores.
+# The state keeps its shape `[10]`, and each device holds four of the scores.
 #
 # With `out_axes=None` you promise that all devices return the same. JAX does not check it. The next cell breaks the
 # promise: each device returns its own row. **Predict:** which row does JAX show?
 
-# %%
+# %% tags=["prediction"]
 lie = jax.pmap(lambda row: row, out_axes=None)(xs)
 on_device_7 = lie.addressable_shards[7].data
 print("JAX says replicated:", lie.is_fully_replicated)
@@ -191,7 +239,7 @@ assert np.array_equal(on_device_7, xs[7])
 #
 # **Predict:** how many devices take part when you write `stacked[0]`?
 
-# %%
+# %% tags=["prediction"]
 stacked = jax.device_put(np.ones((N, 500_000), np.float32), split)
 by_index = stacked[0]
 by_shard = stacked.addressable_shards[0].data[0]  # the shard is [1, 500000]: its device axis has size 1
@@ -202,44 +250,20 @@ program = jax.jit(lambda a: a[0]).lower(stacked).compile().as_text()
 print("stacked[0] makes the devices communicate:", "all-reduce(" in program)
 assert "all-reduce(" in program
 assert len(by_index.sharding.device_set) == N
-assert by_shard.sharding.device_set == {chosen[0]}
+assert by_shard.sharding.device_set == {jax.devices()[0]}
 
 # %% [markdown]
-# All eight. `stacked[0]` is a program that runs on all devices, and sends the row to each of them. Reading the shard
-# sends nothing. To copy everything to the host, use `jax.device_get(tree)`, but do so rarely, because it waits for the
-# devices.
-#
-# ## What it costs
-#
-# Measure on this machine. **Predict:** is `pmap` or `vmap` faster for dot products of length 10?
-
-
-# %%
-def milliseconds(function, *arguments):
-    """Shortest of ten runs; waits for the result, because JAX returns before it is computed."""
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        times.append(time.perf_counter() - start)
-    return 1000 * min(times)
-
-
-print(devices.describe(chosen))
-print(f"dot products by jit(vmap): {milliseconds(jax.jit(jax.vmap(jnp.dot)), xs, ys):.3f} ms")
-print(f"dot products by pmap:      {milliseconds(jax.pmap(jnp.dot), xs, ys):.3f} ms")
-print(f"stacked[0]:                {milliseconds(lambda a: a[0], stacked):.3f} ms")
-print(f"the shard of device 0:     {milliseconds(lambda a: a.addressable_shards[0].data, stacked):.3f} ms")
-
-# %% [markdown]
-# `vmap` is faster: to start eight devices costs far more than the arithmetic, and simulated devices share the cores of
-# the machine. `pmap` pays only when each device has enough to do. Reading a shard costs next to nothing.
+# All eight. `stacked[0]` is a program that runs on all devices, and sends the row of two megabytes to each of them.
+# Reading the shard sends nothing. To copy everything to the host, use `jax.device_get(tree)`, but do so rarely, because
+# it waits for the devices.
 #
 # ## How it fails
 #
 # **Predict** for 6, 12 and 16 rows on eight devices: does it run, and on how many devices?
 
-# %%
+# %% tags=["prediction"]
+import textwrap
+
 for rows in (6, 12, 16):
     ones = np.ones((rows, 10), np.float32)
     try:
@@ -259,7 +283,7 @@ for rows in (6, 12, 16):
 
 # %%
 try:
-    jax.device_put_replicated(w, chosen)
+    jax.device_put_replicated(w, jax.devices())
 except AttributeError as error:
     print(textwrap.fill(f"AttributeError: {error}", 100))
 else:
@@ -268,24 +292,31 @@ else:
 # %% [markdown]
 # Use `jax.device_put(w, replicated)` instead, with the sharding from above.
 #
+# **What it costs:** to start a program on eight devices takes longer than a dot product of ten numbers. So `pmap` pays
+# only if each device has enough to do. Simulated devices share the cores of one machine, and do not show from which size
+# on that is. Lesson 06 says what communication costs, and lesson 18 how to measure a step.
+#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/04_map_over_devices.py](solutions/04_map_over_devices.py).
 #
 # 1. `dot_product` (5 minutes): B dot products on N devices, where B is a multiple of N. The arguments are `[B, 10]` and
-#    `[B, 10]`, and the result is `[B]`. Use all devices.
+#    `[B, 10]`. The result is a JAX array `[B]`, of which each device holds its part.
 #    <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>. Inside pmap, use vmap.</details>
 # 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]`, computed in 2 x 4 blocks,
 #    one on each of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return
-#    `[8, m, p]`, with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m,
-#    K]</code> in which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in
-#    which the four column blocks occur twice (<code>tile</code>).</details>
-# 3. `mended_accuracy` (find the mistake): `broken_accuracy` raises no error and returns a number between 0 and 1, but
+#    `[8, m, p]`, a JAX array with one block on each device. <details><summary>Hint</summary>Build two stacked arrays,
+#    <code>[8, m, K]</code> in which each row block occurs four times running (<code>repeat</code>), and <code>[8, K,
+#    p]</code> in which the four column blocks occur twice (<code>tile</code>).</details>
+# 3. `fixed_accuracy` (find the mistake): `broken_accuracy` raises no error and returns a number between 0 and 1, but
 #    the number is not the accuracy over all examples. Write it correctly. <details><summary>Hint</summary>What does
 #    <code>out_axes=None</code> promise?</details>
 
 
 # %%
+from pmapdp_lessons.checks import check
+
+
 def broken_accuracy(w, x, labels):  # [D, C], [N, b, D], [N, b]
     def of_one_device(w, x, labels):
         return (jnp.dot(x, w).argmax(-1) == labels).mean()
@@ -303,28 +334,23 @@ def block_product(a, b):
     ...  # your code: 3 to 6 lines
 
 
-def mended_accuracy(w, x, labels):
-    """Fraction of right answers among all `[N, b]` examples, computed on all devices."""
+def fixed_accuracy(w, x, labels):
+    """Fraction of right answers among all `[N, b]` examples; device d has the examples `[d]`."""
     ...  # your code: 3 to 4 lines
 
 
-for exercise in (dot_product, block_product, mended_accuracy):
+for exercise in (dot_product, block_product, fixed_accuracy):
     check("04_map_over_devices", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
 # * `pmap` splits its arguments along the device axis, runs one program on every device, and stacks the results.
-# * A mesh and a partition spec say where an array is placed. `in_axes=None` and `out_axes=None` are for replicated
-#   state; with `out_axes=None` you promise that all devices agree, and JAX does not check it.
-# * Read one copy through `addressable_shards[0].data`. `x[0]` makes all devices communicate.
+# * A mesh and a partition spec say where an array is placed. A placed array is committed: JAX does not move it.
+# * With `out_axes=None` you promise that all devices agree, and JAX does not check it. Read one copy through
+#   `addressable_shards[0].data`; `x[0]` makes all devices communicate.
 #
-# In pmapdp this code is [steps/pmap.py](../src/pmapdp/steps/pmap.py). The lines that you can read by now are printed below.
-# To read on: [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and
+# In pmapdp this code is [steps/pmap.py](../src/pmapdp/steps/pmap.py). To read on:
+# [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far each device worked alone.
-# Next: [06 Communicate between devices](06_communicate_between_devices.ipynb).
-
-# %%
-known = ("Mesh(", "Sharding(", "device_put", "axes")
-lines = inspect.getsource(pmap_steps.make_steps).splitlines()
-print("\n".join(line for line in lines if any(word in line for word in known)))
+# Next: [05 Average gradients](05_average_gradients.ipynb).

@@ -21,7 +21,7 @@ def sum_in_pairs(arrays):
     return rounds
 
 
-def mended_standardize(x, device):
+def fixed_standardize(x, device):
     """`x` with mean 0 and standard deviation 1, computed on `device`."""
     # Arrays never change: device_put returns a copy, and the array that it was given stays where it is.
     x = jax.device_put(x, device)

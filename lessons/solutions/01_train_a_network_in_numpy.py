@@ -18,7 +18,7 @@ def standardize_backward(x, g):
     return (g - g.mean(0) - y * (g * y).mean(0)) / x.std(0)
 
 
-def mended_update(parameters, x, labels, rate):
+def fixed_update(parameters, x, labels, rate):
     """The parameters after one step of gradient descent."""
     (W1, b1), (W2, b2) = parameters
     hidden = np.maximum(x @ W1 + b1, 0)

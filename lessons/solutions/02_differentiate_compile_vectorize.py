@@ -24,7 +24,7 @@ def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
     return jax.tree.map(lambda leaf: leaf.mean(0), jax.vmap(clipped_gradient)(x, labels))
 
 
-def mended_shift(key, image):
+def fixed_shift(key, image):
     """The image `[H, W]`, rolled down and to the right, by two independent numbers from -2 to 2."""
     # The same key gives the same number twice, so every shift was along the diagonal. One key for one draw.
     for_down, for_right = jax.random.split(key)

@@ -2,7 +2,6 @@
 
 import jax
 import optax
-from flax import nnx
 
 
 def decayed(params, factor):
@@ -11,22 +10,22 @@ def decayed(params, factor):
     return jax.tree.map(lambda array: array if array.ndim == 1 else factor * array, params)
 
 
-def make_step(structure, optimizer):
-    """A function (params, optimizer_state, x, y) -> (params, optimizer_state, loss)."""
+def make_step(optimizer):
+    """A function (model, optimizer_state, x, y) -> (model, optimizer_state, loss)."""
 
-    # Pure: all that changes is an argument and a result. Structure and optimizer never change, so they may be captured.
-    def step(params, optimizer_state, x, y):
-        def mean_squared_error(params):
-            return ((nnx.merge(structure, params)(x) - y) ** 2).mean()
+    # Pure: all that changes is an argument and a result. The optimizer never changes, so it may be captured.
+    def step(model, optimizer_state, x, y):
+        def mean_squared_error(model):
+            return ((model(x) - y) ** 2).mean()
 
-        loss, gradients = jax.value_and_grad(mean_squared_error)(params)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
-        return optax.apply_updates(params, updates), optimizer_state, loss
+        loss, gradients = jax.value_and_grad(mean_squared_error)(model)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+        return optax.apply_updates(model, updates), optimizer_state, loss
 
     return step
 
 
-def mended_loss(predictions, targets):
+def fixed_loss(predictions, targets):
     """Mean squared error of predictions `[B, 1]` and targets `[B]`."""
     # [B, 1] - [B] broadcasts to [B, B]: every prediction is compared with every target, and the best is their mean.
     # jax.config.update("jax_numpy_rank_promotion", "raise") makes JAX refuse this.

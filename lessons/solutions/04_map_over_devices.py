@@ -22,7 +22,7 @@ def block_product(a, b):
     return jax.pmap(jnp.dot)(rows, columns)
 
 
-def mended_accuracy(w, x, labels):
+def fixed_accuracy(w, x, labels):
     """Fraction of right answers among all `[N, b]` examples, computed on all devices."""
 
     def of_one_device(w, x, labels):

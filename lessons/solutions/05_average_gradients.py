@@ -1,7 +1,6 @@
 """Solutions of lesson 05's exercises."""
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 
@@ -12,13 +11,6 @@ def step(w, x, y):
     return w - 0.1 * lax.pmean(gradient, "data")
 
 
-def largest_difference(array):
-    """The largest difference between two devices' copies of one element."""
-    # Any operation on the array itself would read one copy, because its sharding says that all are equal.
-    copies = np.stack([shard.data for shard in array.addressable_shards])  # [N, ...]
-    return np.ptp(copies, axis=0).max()
-
-
 def global_gradient(w, x, y, weights):
     """Gradient `[D]` over all devices' examples; `weights` `[b]` is 1 for an example and 0 for padding."""
     gradient = x.T @ (weights * (x @ w - y))
@@ -27,7 +19,7 @@ def global_gradient(w, x, y, weights):
     return gradient / count
 
 
-def mended_clipping(gradient):
+def fixed_clipping(gradient):
     """The global batch's gradient `[D]`, with a length of at most 1."""
     # Clipping is not linear: the mean of clipped gradients is not the clipped mean. Whatever is not linear in the
     # gradient (clipping, Adam, a norm) must come after the all-reduce.

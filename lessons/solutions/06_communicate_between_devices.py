@@ -22,7 +22,7 @@ def butterfly_sum(x):
     return x
 
 
-def mended_softmax(logits):
+def fixed_softmax(logits):
     """This device's `[b]` of the softmax over all devices' logits."""
     # Subtracting a number cancels only if all terms of the sum subtract the same one: the largest of all devices.
     exponentials = jnp.exp(logits - lax.pmax(logits.max(), "data"))

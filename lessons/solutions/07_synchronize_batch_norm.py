@@ -23,7 +23,7 @@ def standardize_backward(x, g):
     return (g - shift - y * stretch) / deviation
 
 
-def mended_centre(x, running):
+def fixed_centre(x, running):
     """The centred `x` `[b, C]`, and the new running mean `[C]`, equal on all devices."""
     # Whatever goes into the state must be averaged first: the state is replicated only if all devices compute the same.
     mean = lax.pmean(x.mean(0), "data")

@@ -30,7 +30,7 @@ def exact_accuracy(predict, x, labels, b):
     return totals[0] / totals[1]
 
 
-def mended_mean(x, weights):
+def fixed_mean(x, weights):
     """Mean over the valid examples of all devices: `[b, C]`, `[b]` to `[C]`."""
     # len(x) counts rows, padding included, and full batches have none. The count of examples is the sum of the weights.
     total, count = lax.psum(((weights[:, None] * x).sum(0), weights.sum()), "data")

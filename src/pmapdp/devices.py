@@ -14,8 +14,8 @@ from pmapdp.errors import UserError
 DEFAULT_SIMULATED = 8
 MOST_SIMULATED = 1024
 
-# Before jax 0.12 a collective on a CPU holds a thread of XLA's pool on every device while it waits for the others. The
-# pool has one thread a core, so many devices on few cores deadlock (seen with jax 0.10 and 0.11, never with 0.12).
+# Before jax 0.12 a collective on a CPU holds a thread of XLA's pool on every device while it waits for the others, and
+# with few threads the process aborts (seen with jax 0.10 and 0.11, never with 0.12; docs/simulated_devices.md).
 COLLECTIVES_HOLD_THREADS = jax.__version_info__ < (0, 12)
 
 
@@ -66,7 +66,7 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
                 ) from None
             return
     if COLLECTIVES_HOLD_THREADS:  # else more threads than cores would only make the steps slower
-        # The environment variable NPROC sets the size of the pool. Twice as many threads as devices never deadlocked.
+        # The environment variable NPROC sets the size of the pool. Twice as many threads as devices never aborted.
         threads = os.environ.get("NPROC", "")
         os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), 2 * available))
 

@@ -1,4 +1,7 @@
-"""How the lessons draw: on a transparent ground, one colour per device, readable on light and dark pages."""
+"""How the lessons draw: on a transparent ground, readable on light and dark pages; a colour means a device.
+
+What is on no device (a layer, a curve) is grey, and curves differ in their dashes.
+"""
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -8,6 +11,7 @@ from matplotlib.patches import FancyBboxPatch
 from pmapdp.compare.pictures import DEVICE_COLOURS
 
 INK = "#767676"  # the grey that has a contrast of 4.5 : 1 to white and to black
+DASHES = ("-", "--", ":", "-.")  # of the curves of one picture
 
 
 def setup() -> None:
@@ -42,8 +46,8 @@ def setup() -> None:
 def canvas(width: float, height: float) -> Axes:
     """An empty picture, `width` x `height` units, one unit to the cell; y grows downwards."""
     _, axes = plt.subplots(figsize=(7, 7 * height / width))
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
+    axes.set_xlim(-0.1, width + 0.1)  # so that the borders of boxes at the edge are drawn whole
+    axes.set_ylim(height + 0.1, -0.1)
     axes.set_axis_off()
     return axes
 
@@ -65,10 +69,13 @@ def box(axes: Axes, x: float, y: float, text: str, *, device: int | None = None,
     axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=words)
 
 
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, device: int | None = None) -> None:
-    """An arrow from `start` to `end`, in the colour of `device`."""
+def arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], *, device: int | None = None, dashed=False
+) -> None:
+    """An arrow from `start` to `end`, in the colour of `device`; `dashed` for what goes back."""
     colour = INK if device is None else DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.4})
+    line = "--" if dashed else "-"
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.4, "ls": line})
 
 
 def rounds_of_sums(*, on_all: bool) -> None:

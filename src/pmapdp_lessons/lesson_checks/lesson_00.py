@@ -56,7 +56,7 @@ def sum_in_pairs(answer):
                 )
 
 
-def mended_standardize(answer):
+def fixed_standardize(answer):
     """Right numbers on the right device, from arrays of the host, uncommitted and committed ones."""
     random = np.random.default_rng()
     home, target = (jax.devices("cpu")[i] for i in random.permutation(8)[:2])

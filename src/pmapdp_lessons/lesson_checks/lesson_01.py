@@ -77,7 +77,7 @@ def standardize_backward(answer):
     )
 
 
-def mended_update(answer):
+def fixed_update(answer):
     """One step from random parameters, against finite differences."""
     random = np.random.default_rng()
     parameters = [(random.normal(size=(m, n)), np.zeros(n)) for m, n in ((6, 5), (5, 4))]

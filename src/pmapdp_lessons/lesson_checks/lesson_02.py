@@ -76,7 +76,7 @@ def clipped_mean_gradient(answer):
         )
 
 
-def mended_shift(answer):
+def fixed_shift(answer):
     """All 25 shifts occur, each a pure function of the key."""
     image = jnp.zeros((9, 9)).at[4, 4].set(1)
     keys = jax.random.split(jax.random.key(int(np.random.default_rng().integers(1000))), 600)

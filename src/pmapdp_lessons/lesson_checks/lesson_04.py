@@ -49,7 +49,7 @@ def block_product(answer):
     require(used == 8, f"only {used} of 8 devices worked: map over the stacked blocks with jax.pmap")
 
 
-def mended_accuracy(answer):
+def fixed_accuracy(answer):
     """The mean over all devices, which have different accuracies."""
     N = len(jax.devices())
     random = np.random.default_rng()

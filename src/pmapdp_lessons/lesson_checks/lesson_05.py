@@ -70,55 +70,6 @@ def step(answer):
         )
 
 
-def replicated(values):
-    """The broken promise of the lesson: row d of `[N, ...]` on device d, called one replicated array."""
-    return jax.pmap(lambda row: row, out_axes=None)(values)
-
-
-def largest_difference(answer):
-    """Zero for equal copies, and every pair of devices is compared."""
-    random = np.random.default_rng()
-    N = len(jax.devices())
-    shape = tuple(int(size) for size in random.integers(2, 5, size=2))
-    equal = np.broadcast_to(random.normal(size=shape).astype(np.float32), (N, *shape))
-
-    def answer_for(values):
-        found = np.asarray(answer(replicated(values)))
-        require(found.shape == (), f"one number is asked for, yours has the shape {list(found.shape)}")
-        return float(found)
-
-    found = answer_for(equal)
-    require(found == 0, f"all copies are equal, so the difference is 0 and not {found:.3g}: compare the copies")
-
-    for device in (1, N - 1):
-        for size in (0.5, -0.5):
-            values = equal.copy()
-            values[device, 0, 0] += size
-            found = answer_for(values)
-            require(
-                found != 0 or (device, size) != (1, 0.5),
-                "device 1 holds another number and yours finds nothing: an operation on the array itself reads one "
-                "copy; compare the data of array.addressable_shards",
-            )
-            require(found != 0 or size < 0, f"device {device} differs and yours finds nothing: read all {N} shards")
-            require(found > 0, "a difference of -0.5 counts as 0.5: take the absolute value, or largest minus smallest")
-            require(
-                np.isclose(found, 0.5, rtol=1e-3),
-                f"one element of device {device} is off by 0.5, yours says {found:.3g}: do not add up or average, take "
-                "the largest",
-            )
-
-    values = equal.copy()
-    values[2, 0, 0] += 1
-    values[3, 0, 0] -= 2
-    found = answer_for(values)
-    require(
-        np.isclose(found, 3, rtol=1e-3),
-        f"device 2 is 1 above and device 3 is 2 below the others, so those two are 3 apart; yours says {found:.3g}: "
-        "comparing with device 0 alone is not enough",
-    )
-
-
 def global_gradient(answer):
     """Sums over counts, also with padding and with a device that has no example."""
     N = 4
@@ -168,7 +119,7 @@ def global_gradient(answer):
     require(close(found[0], expected()), "wrong where a device holds padding alone: its sum and its count are 0")
 
 
-def mended_clipping(answer):
+def fixed_clipping(answer):
     """The average gradient is clipped, not each device's."""
     random = np.random.default_rng()
     N, D = 4, 5

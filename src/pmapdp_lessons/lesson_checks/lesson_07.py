@@ -101,7 +101,7 @@ def standardize_backward(answer):
     )
 
 
-def mended_centre(answer):
+def fixed_centre(answer):
     """Centred by the global mean, and one running mean for all devices."""
     random = np.random.default_rng()
     N, b, C = 4, 5, 3

@@ -7,10 +7,10 @@ from pmapdp_lessons import drawing
 
 
 def digits(images: np.ndarray, labels: np.ndarray) -> None:
-    """The first image of each class; images `[n, 784]`, enlarged scans of 8 x 8 pixels, labels `[n]`."""
+    """The first image of each class; images `[n, 64]`, scans of 8 x 8 pixels, labels `[n]`."""
     _, places = plt.subplots(1, 10, figsize=(7, 0.9))
     for digit, axes in enumerate(places):
-        axes.imshow(images[labels == digit][0].reshape(28, 28)[::2, ::2], cmap="Greys", interpolation="nearest")
+        axes.imshow(images[labels == digit][0].reshape(8, 8), cmap="Greys", interpolation="nearest")
         axes.set_title(digit, fontsize=9)
         axes.set_axis_off()
     plt.show()
@@ -19,19 +19,34 @@ def digits(images: np.ndarray, labels: np.ndarray) -> None:
 def forward_and_backward() -> None:
     """Two layers with the shapes of the activations; gradients go the other way."""
     axes = drawing.canvas(17, 3.6)
-    stations = ((0, "x\n[B, 784]"), (4.6, "hidden\n[B, 64]"), (9.2, "logits\n[B, 10]"), (13.8, "loss\n[ ]"))
+    stations = ((0, "x\n[B, 64]"), (4.6, "hidden\n[B, 32]"), (9.2, "logits\n[B, 10]"), (13.8, "loss\n[ ]"))
     for place, text in stations:
-        drawing.box(axes, place, 1.2, text, device=0, width=2.8, height=1.2)
+        drawing.box(axes, place, 1.2, text, width=2.8, height=1.2)
     labels = (
         (2.8, "W1, b1, ReLU", "gradient of W1, b1"),
         (7.4, "W2, b2", "gradient of W2, b2"),
         (12.0, "cross-entropy", "p - target"),
     )
     for place, forward, backward in labels:
-        drawing.arrow(axes, (place, 1.5), (place + 1.8, 1.5), device=0)
-        drawing.arrow(axes, (place + 1.8, 2.1), (place, 2.1), device=1)
+        drawing.arrow(axes, (place, 1.5), (place + 1.8, 1.5))
+        drawing.arrow(axes, (place + 1.8, 2.1), (place, 2.1), dashed=True)
         axes.text(place + 0.9, 0.7, forward, ha="center", fontsize=9)
         axes.text(place + 0.9, 3.1, backward, ha="center", fontsize=9)
+    plt.show()
+
+
+def eight_parts() -> None:
+    """A batch of 64 is cut into eight; each part has a gradient; their mean is the gradient of the batch."""
+    axes = drawing.canvas(18.9, 5.2)
+    for top, label in {0.5: "batch", 2.25: "backward", 4.55: "mean"}.items():
+        axes.text(0, top, label, va="center")
+    drawing.box(axes, 3.0, 0.0, "x [64, 64], labels [64]", width=15.6, height=0.9)
+    drawing.box(axes, 3.0, 4.1, "(g0 + g1 + ... + g7) / 8 = gradient of the whole batch", width=15.6, height=0.9)
+    for d in range(8):
+        left = 3.0 + 1.98 * d
+        drawing.arrow(axes, (left + 0.87, 0.95), (left + 0.87, 1.75), device=d)
+        drawing.box(axes, left, 1.8, f"g{d}\n8 rows", device=d, width=1.78, height=1.1)
+        drawing.arrow(axes, (left + 0.87, 2.95), (left + 0.87, 4.05), device=d)
     plt.show()
 
 
@@ -40,9 +55,9 @@ def learning(history: list[tuple[float, float]], confusion: np.ndarray) -> None:
     _, (left, right) = plt.subplots(1, 2, figsize=(7, 2.4), width_ratios=(2, 1.2))
     for number, name in enumerate(("train", "test")):
         losses = [pair[number] for pair in history]
-        left.plot(range(1, len(losses) + 1), losses, color=drawing.DEVICE_COLOURS[number], label=name)
+        left.plot(range(1, len(losses) + 1), losses, color=drawing.INK, linestyle=drawing.DASHES[number], label=name)
     left.set(xlabel="epoch", ylabel="loss")
-    left.legend(labelcolor="linecolor")
-    right.imshow(confusion, cmap="Blues")
+    left.legend()
+    right.imshow(confusion, cmap="Greys")
     right.set(xlabel="guess", ylabel="digit", xticks=range(10), yticks=range(10))
     plt.show()

@@ -5,13 +5,21 @@ import matplotlib.pyplot as plt
 from pmapdp_lessons import drawing
 
 
-def curves(points, values) -> None:
-    """A function and its derivatives at `points` `[n]`; `values` is a list of `[n]`."""
-    _, axes = plt.subplots(figsize=(7, 2.2))
-    for order, curve in enumerate(values):
-        label = ["tanh", "1st derivative", "2nd", "3rd"][order]
-        axes.plot(points, curve, color=drawing.DEVICE_COLOURS[order], label=label)
-    axes.legend(labelcolor="linecolor", loc="center left", bbox_to_anchor=(1.0, 0.5))
+def trace() -> None:
+    """From a Python function to a program: traced and compiled once for each shape, then called without Python."""
+    axes = drawing.canvas(19, 3.9)
+    stations = ((0, "Python function"), (6.9, "jaxpr: a list\nof operations"), (13.8, "compiled program"))
+    for left, text in stations:
+        drawing.box(axes, left, 0.7, text, width=5.0, height=1.2)
+    drawing.arrow(axes, (5.0, 1.3), (6.9, 1.3))
+    drawing.arrow(axes, (11.9, 1.3), (13.8, 1.3))
+    axes.text(5.95, 0.4, "trace", ha="center")
+    axes.text(12.85, 0.4, "compile", ha="center")
+    axes.text(0, 0.25, "first call", va="center", weight="bold")
+    drawing.box(axes, 0, 2.8, "arrays", device=0, width=5.0, height=0.9)
+    drawing.arrow(axes, (5.0, 3.25), (16.3, 3.25), device=0)
+    drawing.arrow(axes, (16.3, 3.25), (16.3, 1.95), device=0)
+    axes.text(5.4, 2.9, "every later call with these shapes", va="center", weight="bold")
     plt.show()
 
 

@@ -5,18 +5,15 @@ import matplotlib.pyplot as plt
 from pmapdp_lessons import drawing
 
 
-def split_and_merge() -> None:
-    """A module taken apart into structure and parameters, and the step that takes and returns parameters."""
-    axes = drawing.canvas(17, 4.2)
-    drawing.box(axes, 0, 1.6, "nnx.Module", width=3)
-    drawing.box(axes, 5.0, 0.2, "structure, fixed", width=4.2)
-    drawing.box(axes, 5.0, 3.0, "params, a pytree", device=0, width=4.2)
-    drawing.arrow(axes, (3, 1.8), (5.0, 0.7))
-    drawing.arrow(axes, (3, 2.2), (5.0, 3.3), device=0)
-    axes.text(3.3, 2.05, "nnx.split")
-    drawing.box(axes, 11.4, 1.4, "compiled step:\nmerge, grad, update", width=5.4, height=1.2)
-    drawing.arrow(axes, (9.2, 0.7), (11.4, 1.8))
-    drawing.arrow(axes, (9.2, 3.2), (11.4, 2.3), device=0)
-    drawing.arrow(axes, (14, 2.6), (9.2, 3.7), device=0)
-    axes.text(11.9, 3.6, "new params")
+def step() -> None:
+    """What goes into a training step on one device, what it does, and what comes out."""
+    axes = drawing.canvas(19, 4.4)
+    rows = ("model", "optimizer state", "batch: x, y, weights")
+    for top, name in zip((0.0, 1.7, 3.4), rows, strict=True):
+        drawing.box(axes, 0, top, name, device=0, width=5.0, height=0.95)
+        drawing.arrow(axes, (5.0, top + 0.48), (6.3, top + 0.48), device=0)
+    drawing.box(axes, 6.4, 0, "train_step\n\n1. value_and_grad\n2. optimizer.update\n3. apply_updates", width=5.4, height=4.35)
+    for top, name in zip((0.0, 1.7, 3.4), ("new model", "new optimizer state", "sums"), strict=True):
+        drawing.arrow(axes, (11.9, top + 0.48), (13.2, top + 0.48), device=0)
+        drawing.box(axes, 13.3, top, name, device=0, width=5.6, height=0.95)
     plt.show()

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 
 
 def clipped(loss_one, parameters, x, labels, limit, *, after=False, stretch=False, each_array=False):
@@ -39,6 +40,42 @@ def branch(x, n):
     return x**n if x[0] > 0 else jnp.zeros_like(x)
 
 
+def power_by_logarithm(x, n):
+    safe = jnp.where(x > 0, x, 1)
+    return jnp.where(x > 0, jnp.exp(n * jnp.log(safe)), 0)
+
+
+def power_by_relu(x, n):
+    return jax.nn.relu(x) ** n
+
+
+def clipped_in_a_loop(loss_one, parameters, x, labels, limit):
+    total = jax.tree.map(jnp.zeros_like, parameters)
+    for image, label in zip(x, labels, strict=True):
+        gradient = jax.grad(loss_one)(parameters, image, label)
+        length = jnp.linalg.norm(jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradient)]))
+        total = jax.tree.map(lambda t, g, length=length: t + g * jnp.minimum(1, limit / length), total, gradient)
+    return jax.tree.map(lambda leaf: leaf / len(x), total)
+
+
+def clipped_by_optax(loss_one, parameters, x, labels, limit):
+    gradients = jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0))(parameters, x, labels)
+    clip = optax.clip_by_global_norm(limit)
+    clipped_gradients = jax.vmap(lambda gradient: clip.update(gradient, clip.init(gradient))[0])(gradients)
+    return jax.tree.map(lambda leaf: leaf.mean(0), clipped_gradients)
+
+
+def shift_by_one_draw(key, image):
+    down, right = jax.random.randint(key, (2,), -2, 3)
+    return jnp.roll(image, (down, right), axis=(0, 1))
+
+
+def shift_one_after_the_other(key, image):
+    down = jax.random.randint(jax.random.fold_in(key, 1), (), -2, 3)
+    right = jax.random.randint(jax.random.fold_in(key, 2), (), -2, 3)
+    return jnp.roll(jnp.roll(image, down, axis=0), right, axis=1)
+
+
 WRONG = {
     "clipped_mean_gradient": [
         ("no gradient was clipped", not_clipped),
@@ -47,7 +84,7 @@ WRONG = {
         ("over all arrays of the pytree together", partial(clipped, each_array=True)),
         ("take the mean over the examples", without_mean),
     ],
-    "mended_shift": [
+    "fixed_shift": [
         ("split it", lambda key, image: shift(key, key, image)),
         ("randint(-2, 3)", lambda key, image: shift(*jax.random.split(key), image, most=1)),
         ("longer than 2", lambda key, image: shift(*jax.random.split(key), image, most=3)),
@@ -60,4 +97,8 @@ WRONG = {
     ],
 }
 
-RIGHT = {}
+RIGHT = {
+    "relu_power": [power_by_logarithm, power_by_relu],
+    "clipped_mean_gradient": [clipped_in_a_loop, clipped_by_optax],
+    "fixed_shift": [shift_by_one_draw, shift_one_after_the_other],
+}
