@@ -14,10 +14,12 @@
 # %% [markdown]
 # # 02. Differentiate, compile, vectorize
 #
-# After this lesson you can replace a hand-written backward pass by `jax.grad`, compile a function with `jax.jit`, time
-# it honestly, and turn a function of one example into a function of a batch with `jax.vmap`.
+# After this lesson you can let `jax.grad` write the backward pass, compile a function with `jax.jit` and say what the
+# compiled program contains, find a NaN in it, time it honestly, and turn a function of one example into a function of a
+# batch with `jax.vmap`.
 #
-# About 30 minutes · before: [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb) · next:
+# About 35 minutes · you need NumPy, and an idea of what a gradient is
+# ([01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb), if you have never written one) · next:
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb)
 #
 # JAX has three parts: the functions of NumPy for any device (`jax.numpy`), a compiler (XLA), and **transformations**. A
@@ -26,24 +28,16 @@
 # `pmap`.
 
 # %%
-import itertools
-import time
-
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from pmapdp import devices
-from pmapdp.registry import load_data
-from pmapdp_lessons import drawing
-from pmapdp_lessons.checks import check
-from pmapdp_lessons.pictures import lesson_02
+from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
 
 drawing.setup()
-DATASET = "digits"  # "mnist" for the larger one
-data = load_data(DATASET)
-x = data.train.inputs.reshape(-1, 784).astype(np.float32) / 255  # [n, D]
-labels = data.train.labels  # [n]
+x, labels = digits.load().train  # [n, 64] float32, [n] int32
 
 # %% [markdown]
 # ## grad: from a function to its derivative
@@ -53,7 +47,7 @@ labels = data.train.labels  # [n]
 # and 6. `grad` returns a function, so it can be applied again. **Predict** the four values at x = 2.
 
 
-# %%
+# %% tags=["prediction"]
 def cube(x):
     return x**3
 
@@ -65,21 +59,7 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 
 # %% [markdown]
-# The values are 8, 12, 12 and 6. Now draw the derivatives of `tanh`, which was the usual activation before the ReLU.
-# (`vmap` applies a function of one number to all points. It is explained below.) **Predict:** where is the first
-# derivative near 0?
-
-# %%
-points, f, curves = jnp.linspace(-3, 3, 121), jnp.tanh, []
-for _ in range(4):
-    curves.append(jax.vmap(f)(points))
-    f = jax.grad(f)
-lesson_02.curves(points, curves)
-np.testing.assert_allclose(curves[1], 1 - np.tanh(points) ** 2, atol=1e-6)
-
-# %% [markdown]
-# The first derivative is 1 - tanh², as it should be. It is near 0 where tanh is near 1 or -1, and there a network
-# learns slowly.
+# The values are 8, 12, 12 and 6.
 #
 # ## Arrays never change
 #
@@ -88,7 +68,7 @@ np.testing.assert_allclose(curves[1], 1 - np.tanh(points) ** 2, atol=1e-6)
 # of `x[1] = 10`, write `x.at[1].set(10)`, which returns a new array. **Predict** the four arrays that the next cell
 # prints.
 
-# %%
+# %% tags=["prediction"]
 numbers = jnp.zeros(3)
 try:
     numbers[1] = 10
@@ -107,17 +87,16 @@ assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
 #
 # ## The gradient of a network
 #
-# The next network has three linear layers, from 784 inputs to 10 classes. In lesson 01 you wrote the backward pass. Now
-# `grad` does it. The parameters are a list of pairs of arrays again, but any nesting of lists, tuples and dictionaries
-# would do. JAX calls such a nesting a **pytree**, and `jax.tree.map` applies a function to each of its arrays.
+# The parameters of the next network are a list of pairs of arrays, but any nesting of lists, tuples and dictionaries
+# would do. JAX calls such a nesting a **pytree**. `grad` returns a gradient that is nested in the same way, and
+# `jax.tree.map` applies a function to each array. Is the gradient g right? Move all parameters a little along it, by a
+# thousandth of g, forth and back. The slope of the loss in this direction must be the sum of the squares of g.
 
 
 # %%
 def predict(parameters, x):  # [B, D] to [B, C]
-    for weights, bias in parameters[:-1]:
-        x = jnp.maximum(x @ weights + bias, 0)
-    weights, bias = parameters[-1]
-    return x @ weights + bias
+    (W1, b1), (W2, b2) = parameters
+    return jnp.maximum(x @ W1 + b1, 0) @ W2 + b2
 
 
 def loss(parameters, x, labels):
@@ -125,36 +104,24 @@ def loss(parameters, x, labels):
     return -jnp.take_along_axis(log_p, labels[:, None], axis=1).mean()
 
 
-random, sizes = np.random.default_rng(0), itertools.pairwise((784, 512, 512, 10))
-parameters = [(jnp.float32(0.01 * random.normal(size=(m, k))), jnp.zeros(k)) for m, k in sizes]
-gradients = jax.grad(loss)(parameters, x[:32], labels[:32])  # <- new: no backward pass
+random = np.random.default_rng(0)
+shapes = (((64, 32), (32,)), ((32, 10), (10,)))
+parameters = [tuple(0.1 * random.normal(size=shape).astype(np.float32) for shape in layer) for layer in shapes]
+gradients = jax.grad(loss)(parameters, x[:32], labels[:32])  # no backward pass to write
 print(jax.tree.map(jnp.shape, gradients))
 
-# %% [markdown]
-# The gradients are nested like the parameters. Compare them with a backward pass that follows lesson 01's three rules.
-# JAX computes in float32 unless you ask for more. This keeps about seven digits, so the tolerance is 0.1 %.
+
+def moved(size):
+    return jax.tree.map(lambda p, g: p + size * g, parameters, gradients)
 
 
-# %%
-def backward(parameters, x, labels):
-    activations = [x]
-    for weights, bias in parameters[:-1]:
-        activations.append(jnp.maximum(activations[-1] @ weights + bias, 0))
-    g = (jax.nn.softmax(predict(parameters, x)) - jax.nn.one_hot(labels, 10)) / len(x)  # rule 1
-    gradients = []
-    for (weights, _), h in zip(reversed(parameters), reversed(activations), strict=True):
-        gradients.append((h.T @ g, g.sum(0)))  # rule 2
-        g = (g @ weights.T) * (h > 0)  # rules 2 and 3
-    return gradients[::-1]
-
-
-by_hand = backward(parameters, x[:32], labels[:32])
-for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(by_hand), strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-7)
-print("grad equals the backward pass by hand within 0.1 %")
+slope = (loss(moved(1e-3), x[:32], labels[:32]) - loss(moved(-1e-3), x[:32], labels[:32])) / 2e-3
+squares = sum((g**2).sum() for g in jax.tree.leaves(gradients))
+print(f"slope {slope:.4f}, sum of the squares of the gradient {squares:.4f}")
+np.testing.assert_allclose(slope, squares, rtol=1e-2)
 
 # %% [markdown]
-# They are equal. So from here on, `grad` writes the backward pass.
+# The two numbers agree. So from here on, `grad` writes the backward pass.
 #
 # ## jit: trace once, compile, run
 #
@@ -162,13 +129,14 @@ print("grad equals the backward pass by hand within 0.1 %")
 # type, but no values. JAX records every operation (**tracing**) and compiles the record. Later calls run the compiled
 # program, without Python. **Predict:** how often does the next cell print "tracing"?
 
-# %%
-traces = []
+# %% tags=["prediction"]
+from pmapdp_lessons.pictures import lesson_02
+
+lesson_02.trace()
 
 
 @jax.jit
 def step(parameters, x, labels):  # <- changed: compiled
-    traces.append(x.shape)
     print("tracing with x", x.shape)
     value, gradients = jax.value_and_grad(loss)(parameters, x, labels)  # <- new: loss and gradients
     return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
@@ -176,18 +144,78 @@ def step(parameters, x, labels):  # <- changed: compiled
 
 for size in (32, 32, 32, 29, 32):
     _, value = step(parameters, x[:size], labels[:size])
-assert traces == [(32, 784), (29, 784)]
 
 # %% [markdown]
-# Twice, once for each shape. A smaller last batch costs a second compilation. This is one reason why pmapdp pads it to
-# the full size, with examples of weight 0 (lesson 03).
+# Twice, once for each shape. A smaller last batch costs a second compilation. This is one reason why lesson 03 pads it to
+# the full size.
 #
-# ## What jit captures
+# ## What a trace records
 #
-# Python code runs only while JAX traces. So a compiled function keeps the value that a global variable had at that
-# time. **Predict** the second line.
+# `jax.make_jaxpr(f)` shows the record, which is called a **jaxpr**. The next two functions apply a layer five times: with
+# a Python loop, and with `lax.scan`, which takes a function from (state, input) to (new state, output). **Predict:** how
+# often does `tanh` stand in each record? And where is the `print`?
 
-# %%
+
+# %% tags=["prediction"]
+def by_loop(w, x):
+    for number in range(5):
+        print("layer", number)
+        x = jnp.tanh(x @ w)
+    return x
+
+
+def by_scan(w, x):
+    def layer(x, _):
+        return jnp.tanh(x @ w), None  # the new state, and no output
+
+    return lax.scan(layer, x, None, length=5)[0]
+
+
+square, row = jnp.eye(3) * 0.5, jnp.ones(3)
+for function in (by_loop, by_scan):
+    jaxpr = jax.make_jaxpr(function)(square, row)
+    print(f"{function.__name__}: tanh stands {str(jaxpr).count('= tanh')} times")
+print(jaxpr.pretty_print(use_color=False))
+np.testing.assert_allclose(by_scan(square, row), jax.jit(by_loop)(square, row), rtol=1e-6)
+
+# %% [markdown]
+# The Python loop is unrolled: five `tanh`, and a program that takes longer to compile with every round. `scan` records
+# its body once. `print` is no operation on arrays, so it is not in the record: it runs while JAX traces, and never again.
+#
+# While JAX traces, arrays have shapes and no values. So Python's `range` and `if` cannot look at an argument. There are two
+# cures. Declare the argument **static**: then `jit` compiles once for each *value*. Or stay with arrays: `jnp.where`
+# computes both branches and then chooses. (`lax.cond` computes only one of them.) **Predict:** which calls fail?
+
+
+# %% tags=["prediction"]
+def power(x, n):
+    result = 1.0
+    for _ in range(n):
+        result = result * x
+    return result
+
+
+def clipped(x):
+    return 1.0 if x > 1 else x
+
+
+for function, arguments in ((power, (2.0, 3)), (clipped, (3.0,))):
+    try:
+        jax.jit(function)(*arguments)
+    except jax.errors.JAXTypeError as error:
+        print(f"{function.__name__}: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+static = jax.jit(power, static_argnums=1)  # <- changed
+chosen = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))  # <- changed
+print("static:", static(2.0, 3), static(2.0, 4), "| where:", chosen(3.0), chosen(0.5))
+assert (static(2.0, 3), static(2.0, 4), chosen(3.0), chosen(0.5)) == (8, 16, 1, 0.5)
+
+# %% [markdown]
+# Both fail: `n` and `x` are tracers. Static arguments are for what changes rarely: a shape, a number of layers, "training
+# or evaluation". What changes in each step must be an ordinary argument. That includes the learning
+# rate: a compiled function keeps the value that a global variable had while JAX traced. **Predict** the second line.
+
+# %% tags=["prediction"]
 rate = 0.1
 
 
@@ -205,34 +233,41 @@ shrink_by = jax.jit(lambda w, rate: w - rate * w)  # <- changed: an argument
 assert np.isclose(shrink_by(1.0, 0.5), 0.5)
 
 # %% [markdown]
-# The compiled function still uses 0.1. So everything that changes must be an argument: learning rates, parameters, and
-# also what a method reads from `self`.
+# The compiled function still uses 0.1.
 #
-# ## How it fails
+# ## How it fails: a NaN
 #
-# While JAX traces, arrays have no values, so Python's `if` cannot look at them:
+# To see a value inside a compiled function, use `jax.debug.print`: it is a part of the record, and prints in every call.
+# To find where a NaN comes from, run the function once more under `jax.debug_nans(True)`: JAX then checks every result,
+# and raises an error at the operation that made the first NaN. **Predict:** which line of `entropy` makes it?
 
 
-# %%
+# %% tags=["prediction"]
 @jax.jit
-def clipped(x):
-    if x > 1:
-        return 1.0
-    return x
+def entropy(p):
+    jax.debug.print("p = {}", p)
+    logarithm = jnp.log(p)
+    terms = p * logarithm
+    return -terms.sum()
 
+
+sure = jnp.array([1.0, 0.0])
+print("entropy:", entropy(sure))
+
+import traceback
 
 try:
-    clipped(3.0)
-except jax.errors.TracerBoolConversionError as error:
-    print(type(error).__name__ + ":", str(error).split("\n")[0])
-
-right = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))  # <- changed: compute both, then choose
-assert right(3.0) == 1
-assert right(0.5) == 0.5
+    with jax.debug_nans(True):
+        entropy(sure)
+except FloatingPointError as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    (line,) = {frame.line for frame in frames if frame.name == "entropy" and "ipykernel" in frame.filename}
+    print(f"FloatingPointError in the line `{line}`: {str(error).splitlines()[0]}")
+assert line == "terms = p * logarithm"
 
 # %% [markdown]
-# The first function raises an error. `jnp.where` computes both branches and then chooses. (`jax.lax.cond` computes only
-# one of them.) Shapes are known during tracing, so an `if` on a shape is fine.
+# log(0) is minus infinity, which is no NaN. 0 times minus infinity is one. (`jax.debug_infs` would have stopped a line
+# earlier.) Checking is slow, because JAX waits for every result, so switch it on only to search.
 #
 # ## Random keys
 #
@@ -241,7 +276,7 @@ assert right(0.5) == 0.5
 # key gives the same numbers. To get other numbers, make new keys from it, with `split` or with `fold_in(key, number)`.
 # **Predict** which of the four draws are equal.
 
-# %%
+# %% tags=["prediction"]
 key = jax.random.key(0)
 one, _ = jax.random.split(key)
 keys = {"key": key, "key again": key, "split": one, "fold_in": jax.random.fold_in(key, 7)}
@@ -263,33 +298,42 @@ assert (draws["key"] != draws["split"]).all()
 # before you read the clock. **Predict** the order of the four times.
 
 
-# %%
-def milliseconds(function, wait, repeats=20):
+# %% tags=["prediction"]
+import time
+
+from pmapdp import devices  # describes the machine
+
+large = jnp.asarray(np.random.default_rng(2).normal(size=(512, 512)).astype(np.float32))
+
+
+def chain(w):  # ten products
+    for _ in range(10):
+        w = jnp.tanh(w @ large)
+    return w
+
+
+def milliseconds(function, wait):
     started = time.perf_counter()
-    for _ in range(repeats):
-        result = function(parameters, x[:128], labels[:128])
+    result = function(large)
     if wait:
         jax.block_until_ready(result)
     seconds = time.perf_counter() - started
     jax.block_until_ready(result)
-    return 1000 * seconds / repeats
+    return 1000 * seconds
 
 
-def by_python(parameters, x, labels):
-    return jax.grad(loss)(parameters, x, labels)
-
-
+compiled = jax.jit(chain)
 print(devices.describe(jax.devices()[:1]))
-print(f"first call, compiling:    {milliseconds(step, wait=True, repeats=1):8.2f} ms")
-print(f"compiled, not waiting:    {milliseconds(step, wait=False):8.2f} ms (measures only the launch)")
-print(f"compiled:                 {milliseconds(step, wait=True):8.2f} ms")
-jax.block_until_ready(by_python(parameters, x[:128], labels[:128]))
-print(f"operation by operation:   {milliseconds(by_python, wait=True, repeats=5):8.2f} ms")
+print(f"first call, compiling:    {milliseconds(compiled, wait=True):8.2f} ms")
+print(f"compiled, not waiting:    {milliseconds(compiled, wait=False):8.2f} ms (measures only the launch)")
+print(f"compiled, waiting:        {milliseconds(compiled, wait=True):8.2f} ms")
+milliseconds(chain, wait=True)
+print(f"operation by operation:   {milliseconds(chain, wait=True):8.2f} ms")
 
 # %% [markdown]
-# The first call takes longest, because it compiles. The second time is the shortest, but it only says how long it takes
-# to start the work. Without `jit` (the last line), a call takes longer than with it, because Python starts each
-# operation separately.
+# The first call takes longest, because it compiles. The second time only says how long it takes to start the work.
+# Without `jit` (the last line), Python starts each operation separately. That costs little beside large products as
+# here, and much beside small ones.
 #
 # ## vmap: write it for one example
 #
@@ -311,23 +355,69 @@ lesson_02.vectorized()
 # %% [markdown]
 # Everything has one colour, because `vmap` runs on one device.
 #
-# Now combine the three transformations, and compute the gradient of **each** example. The mean of these gradients is
-# the gradient of the mean loss. Data parallelism rests on this fact: each device can compute the gradients of its own
-# examples, and only the mean needs all devices.
+# Now combine everything, in a cell that runs alone. It trains a network without any library of layers: one compiled call
+# makes all updates of an epoch with `lax.scan`. At the end, `vmap` of `grad` computes the gradient of **each** example.
+# The mean of these gradients is the gradient of the mean loss. Data parallelism rests on this fact: each device can
+# compute the gradients of its own examples, and only the mean needs all devices.
+
+# %% tags=["take-home"]
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 
-# %%
-def loss_one(parameters, image, label):
-    return loss(parameters, image[None], label[None])
+def init(key, sizes):
+    """A pytree of parameters: a list of (weights, bias)."""
+    keys = jax.random.split(key, len(sizes) - 1)
+    shapes = zip(keys, sizes[:-1], sizes[1:], strict=True)
+    return [(jax.random.normal(key, (m, k)) / jnp.sqrt(m), jnp.zeros(k)) for key, m, k in shapes]
 
 
-per_example = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))(parameters, x[:32], labels[:32])
-print("one gradient for each example:", per_example[2][0].shape, "| of the mean:", gradients[2][0].shape)
-for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(gradients), strict=True):
-    np.testing.assert_allclose(each.mean(0), mean, atol=1e-6)
+def predict(parameters, x):  # [..., D] to [..., C]
+    *hidden, (W, b) = parameters
+    for W_hidden, b_hidden in hidden:
+        x = jnp.maximum(x @ W_hidden + b_hidden, 0)
+    return x @ W + b
+
+
+def loss_one(parameters, x, label):  # [D], [] to []
+    return -jax.nn.log_softmax(predict(parameters, x))[label]
+
+
+def loss(parameters, x, labels):  # [B, D], [B] to []
+    return jax.vmap(loss_one, in_axes=(None, 0, 0))(parameters, x, labels).mean()
+
+
+@jax.jit
+def train_epoch(parameters, batches, rate):
+    """The parameters after one update for each of the stacked batches `[updates, B, D]`, `[updates, B]`; the losses."""
+
+    def step(parameters, batch):
+        value, gradients = jax.value_and_grad(loss)(parameters, *batch)
+        return jax.tree.map(lambda p, g: p - rate * g, parameters, gradients), value
+
+    return lax.scan(step, parameters, batches)
+
+
+random = np.random.default_rng(0)
+cloud_labels = random.integers(0, 10, 640)
+clouds = (2 * random.normal(size=(10, 8))[cloud_labels] + random.normal(size=(640, 8))).astype(np.float32)
+batches = clouds.reshape(20, 32, 8), cloud_labels.reshape(20, 32)
+cloud_parameters = init(jax.random.key(0), (8, 32, 10))
+for epoch in range(10):
+    cloud_parameters, losses = train_epoch(cloud_parameters, batches, 0.1)
+print(f"loss in the first update of the last epoch {losses[0]:.3f}, in the last one {losses[-1]:.3f}")
+assert losses[-1] < 0.7
+
+per_example = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))(cloud_parameters, clouds[:32], cloud_labels[:32])
+of_mean = jax.grad(loss)(cloud_parameters, clouds[:32], cloud_labels[:32])
+print("one gradient for each example:", per_example[0][0].shape, "| of the mean:", of_mean[0][0].shape)
+for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(of_mean), strict=True):
+    np.testing.assert_allclose(each.mean(0), mean, atol=1e-5)
 
 # %% [markdown]
-# There is one gradient for each of the 32 examples. Their mean agrees with the gradient of the mean loss within 1e-6.
+# There is one gradient for each of the 32 examples. Their mean agrees with the gradient of the mean loss within 1e-5.
 #
 # ## Exercises
 #
@@ -342,7 +432,7 @@ for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(gradients), 
 #    is the square root of the sum of the squares of *all* its entries, over all arrays of the pytree. `loss_one` is a
 #    function of (parameters, image, label). <details><summary>Hint</summary>Write a function that returns the clipped
 #    gradient of one example, then <code>vmap</code> it, then take means with <code>jax.tree.map</code>.</details>
-# 3. `mended_shift` (find the mistake): `broken_shift` should move an image down and to the right, each by a random
+# 3. `fixed_shift` (find the mistake): `broken_shift` should move an image down and to the right, each by a random
 #    number of pixels from -2 to 2. But only five of the 25 possible shifts ever occur. The next cell shows it: it
 #    shifts one pixel 60 times, and adds up the images. Write the function correctly.
 #    <details><summary>Hint</summary>How often is the key used?</details>
@@ -358,8 +448,9 @@ def broken_shift(key, image):  # [H, W]
 dot = jnp.zeros((7, 7)).at[3, 3].set(1)
 print(sum(broken_shift(jax.random.fold_in(key, number), dot) for number in range(60)).astype(int))
 
+from pmapdp_lessons.checks import check
 
-# %%
+
 def relu_power(x, n):
     """x**n where x > 0, else 0; x is an array."""
     ...  # your code: 1 line
@@ -370,24 +461,25 @@ def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
     ...  # your code: 6 to 8 lines
 
 
-def mended_shift(key, image):
+def fixed_shift(key, image):
     """The image `[H, W]`, rolled down and to the right, by two independent numbers from -2 to 2."""
     ...  # your code: 3 to 4 lines
 
 
-for exercise in (relu_power, clipped_mean_gradient, mended_shift):
+for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
     check("02_differentiate_compile_vectorize", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
 # - `grad`, `jit` and `vmap` turn functions into functions, and can be combined.
-# - `jit` traces once for each shape and type. Python runs only then, so everything that changes must be an argument,
-#   also the key of random numbers.
+# - `jit` traces once for each shape and type, and for each value of a static argument. Python runs only then, so
+#   everything that changes must be an argument, also the key of random numbers.
 # - The gradient of a mean is the mean of the gradients.
 #
-# In pmapdp, `value_and_grad` is called in [steps/shared.py](../src/pmapdp/steps/shared.py), with the cross-entropy of
-# [loss.py](../src/pmapdp/loss.py). To read on:
+# In pmapdp, the loss is in [loss.py](../src/pmapdp/loss.py), and `value_and_grad` is called in
+# [steps/](../src/pmapdp/steps/single.py). To read on:
 # [JAX: the sharp bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html),
+# [debugging](https://docs.jax.dev/en/latest/debugging.html),
 # [key concepts](https://docs.jax.dev/en/latest/key-concepts.html). Next:
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).

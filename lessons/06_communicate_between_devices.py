@@ -12,35 +12,30 @@
 # ---
 
 # %% [markdown]
-# # 05. Communicate between devices
+# # 06. Communicate between devices
 #
-# After this lesson you can build an all-reduce by hand, say what it costs, and use `psum`, `pmean`, `all_gather`,
-# `psum_scatter` and `ppermute` inside `pmap`.
+# After this lesson you can say what the one line of lesson 05 costs: build an all-reduce by hand, predict its time from
+# latency and bandwidth, and use `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter` and `ppermute` inside `pmap`.
 #
-# About 30 minutes · before: [04 Map over devices](04_map_over_devices.ipynb) · next:
-# [05 Average gradients](05_average_gradients.ipynb)
+# About 30 minutes · you need [04 Map over devices](04_map_over_devices.ipynb) and the first half of
+# [05 Average gradients](05_average_gradients.ipynb) · next: [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb)
 #
-# In lesson 04 each device worked alone. To train one network together, the devices must add up what each of them
-# computed: N devices hold one array each, and all N devices need the sum. This operation is called an **all-reduce**
-# (in PyTorch: `dist.all_reduce`).
+# `lax.pmean` left the average of eight gradients on every device. This operation is called an **all-reduce** (in PyTorch:
+# `dist.all_reduce`). How do the devices do that, and how long does it take?
 
 # %%
-import time
-
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pmapdp import devices
-from pmapdp.compare.collectives import collectives
-from pmapdp_lessons import drawing
-from pmapdp_lessons.checks import check
-from pmapdp_lessons.pictures import lesson_06
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
+from pmapdp_lessons import drawing  # the style of the pictures
 
+devices.simulate(8)  # before any other use of JAX
 drawing.setup()
-chosen = devices.choose(8)  # 8 simulated CPU devices
-print(devices.describe(chosen))
+print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## By hand, in NumPy
@@ -65,6 +60,7 @@ vectors = np.array([1, 2, 3, 4]) * 10 ** np.arange(N)[:, None]  # [N, D]: row d 
 
 
 def ring_all_reduce(vectors):
+    """What the devices hold before and after every step, and the bytes that all of them sent together."""
     held = [list(np.array_split(vector, len(vectors))) for vector in vectors]  # held[device][chunk]
     states, sent = [np.array([np.concatenate(chunks) for chunks in held])], 0
     n = len(vectors)
@@ -90,17 +86,17 @@ assert (states[-1] == vectors.sum(0)).all()
 # first column: in each of the first three steps, the sum moves to the next device and grows.
 
 # %%
+from pmapdp_lessons.pictures import lesson_06
+
 lesson_06.ring(states, vectors.sum(0))
 
 # %% [markdown]
 # After three steps, each device has one bold number. After three more steps, each device has all four.
 #
-# ## What it costs
-#
 # There are 2 (N - 1) steps, and in each step a device sends 1/N of the vector. So it sends 2 (N - 1)/N times the size
 # of the vector. **Predict:** how much more does each device send on 64 devices than on 2?
 
-# %%
+# %% tags=["prediction"]
 for n in (2, 4, 8, 64):
     _, total = ring_all_reduce(np.ones((n, 1024)))
     share = total / n / (1024 * 8)  # vectors of 1,024 numbers of 8 bytes
@@ -108,9 +104,61 @@ for n in (2, 4, 8, 64):
     assert np.isclose(share, 2 * (n - 1) / n)
 
 # %% [markdown]
-# Less than twice as much. However many devices there are, a device sends less than two vectors, so the ring suits large
-# gradients. But the number of steps grows with N. For small messages on many devices, libraries use algorithms with
-# fewer steps, such as trees, or the butterfly of the second exercise.
+# Less than twice as much. However many devices there are, a device sends less than two vectors. But the number of steps
+# grows with N.
+#
+# ## What it costs
+#
+# A message of `size` bytes takes **latency + size / bandwidth**. The latency is the time until the first byte arrives, and
+# it is paid even for an empty message. In the ring, 2 (N - 1) messages of `size / N` bytes follow each other. The next
+# cell, which you can copy, computes the time for three networks and three links. The numbers of the links are rough, and
+# measured ones are often lower: put in your own. **Predict:** for which of the nine does the latency matter more than the
+# bandwidth?
+
+# %% tags=["take-home", "prediction"]
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def ring_seconds(size, devices, latency, bandwidth):
+    """Time of an all-reduce of `size` bytes in a ring: (for the latency, for the bytes), in seconds."""
+    messages = 2 * (devices - 1)
+    return messages * latency, messages * size / devices / bandwidth
+
+
+def gradient_bytes(make_model):
+    """Bytes of one gradient of a Flax model; nothing is computed or allocated."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(make_model)))
+
+
+def two_layers():
+    return [nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.Linear(64, 10, rngs=nnx.Rngs(0))]  # the network of lesson 05
+
+
+models = {  # bytes of a gradient in float32
+    "lesson 05": gradient_bytes(two_layers),
+    "ResNet-50": 25_600_000 * 4,
+    "7 billion": 7_000_000_000 * 4,
+}
+links = {  # seconds until the first byte, bytes per second in one direction
+    "in a node (NVLink)": (3e-6, 450e9),
+    "InfiniBand, 400 Gbit/s": (5e-6, 50e9),
+    "Ethernet, 10 Gbit/s": (50e-6, 1.25e9),
+}
+for link, (latency, bandwidth) in links.items():
+    for model, size in models.items():
+        wait, send = ring_seconds(size, 8, latency, bandwidth)
+        more = "latency" if wait > send else "bytes"
+        print(f"{link:23s} {model:10s} {size / 1e6:9,.2f} MB: {1e3 * (wait + send):10,.3f} ms, mostly {more}")
+
+# %% [markdown]
+# Only for the smallest network. That is why XLA and DDP combine small gradients into one message (lesson 05). The two
+# parts are equal at a size of N x latency x bandwidth: about 11 MB on NVLink. For small messages on many devices,
+# libraries use algorithms with fewer steps, such as trees, or the butterfly of the second exercise.
+#
+# The time does not depend on the number of examples. So a larger batch for each device hides the communication: lesson 18
+# asks how large it must be.
 #
 # ## The collectives of JAX
 #
@@ -120,11 +168,12 @@ for n in (2, 4, 8, 64):
 # **Predict** the shape of each result on one device, where `x` has the shape `[4]`.
 
 
-# %%
+# %% tags=["prediction"]
 def collect(x):  # x [D], one device's row
     return {
-        "psum": lax.psum(x, "data"),  # <- new: all-reduce, the sum on every device
+        "psum": lax.psum(x, "data"),  # all-reduce: the sum on every device
         "pmean": lax.pmean(x, "data"),  # the sum / N
+        "pmax": lax.pmax(x, "data"),  # the largest, for each place of the vector
         "all_gather": lax.all_gather(x, "data"),  # [N, D]: the rows of all devices
         "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [D / N]: one chunk of the sum
         "ppermute": lax.ppermute(x, "data", [(d, (d + 1) % N) for d in range(N)]),  # from the left
@@ -133,20 +182,19 @@ def collect(x):  # x [D], one device's row
 
 
 rows = vectors.astype(np.float32)
-result = jax.pmap(collect, axis_name="data", devices=chosen[:N])(rows)
+result = jax.device_get(jax.pmap(collect, axis_name="data", devices=jax.devices()[:N])(rows))  # one copy to the host
 for name, value in result.items():
-    on_1 = np.asarray(value.addressable_shards[1].data)[0]
-    print(f"{name:12s} {value.shape!s:10s} on device 1: {on_1.tolist()}")
-for d in range(N):
-    np.testing.assert_array_equal(result["psum"][d], vectors.sum(0))
-    np.testing.assert_array_equal(result["pmean"][d], vectors.mean(0))
-    np.testing.assert_array_equal(result["all_gather"][d], vectors)
-    np.testing.assert_array_equal(result["psum_scatter"][d], vectors.sum(0)[d])
-    np.testing.assert_array_equal(result["ppermute"][d], vectors[d - 1])
+    print(f"{name:12s} {value.shape!s:10s} on device 1: {value[1].tolist()}")
+np.testing.assert_array_equal(result["psum"], [vectors.sum(0)] * N)
+np.testing.assert_array_equal(result["pmean"], [vectors.mean(0)] * N)
+np.testing.assert_array_equal(result["pmax"], [vectors.max(0)] * N)
+np.testing.assert_array_equal(result["all_gather"], [vectors] * N)
+np.testing.assert_array_equal(result["psum_scatter"], vectors.sum(0)[:, None])
+np.testing.assert_array_equal(result["ppermute"], np.roll(vectors, 1, axis=0))
 
 # %% [markdown]
-# The printed shapes have the device axis in front, because `pmap` stacks the results. The picture shows the same for
-# three devices that hold a, b and c.
+# The printed shapes have the device axis in front, because `pmap` stacks the results. The picture shows what three
+# devices hold before and after. A grey box adds up; without one, the values arrive as they are.
 
 # %%
 lesson_06.collectives()
@@ -156,15 +204,15 @@ lesson_06.collectives()
 # half. **Predict:** what do the two give, one after the other?
 
 
-# %%
+# %% tags=["prediction"]
 def in_two_halves(x):  # [D] to [D]
     chunk = lax.psum_scatter(x, "data", tiled=True)  # [D / N], finished
     return lax.all_gather(chunk, "data", tiled=True)
 
 
-halves = jax.pmap(in_two_halves, axis_name="data", devices=chosen[:N])(rows)
+halves = jax.pmap(in_two_halves, axis_name="data", devices=jax.devices()[:N])(rows)
 np.testing.assert_array_equal(halves, result["psum"])
-print("psum_scatter, then all_gather:", halves[0])
+print("psum_scatter, then all_gather:", jax.device_get(halves).tolist()[0])
 
 # %% [markdown]
 # Together they are an all-reduce. (Here `tiled=True` makes `all_gather` join the chunks into one axis.) Between the
@@ -175,10 +223,10 @@ print("psum_scatter, then all_gather:", halves[0])
 #
 # `ppermute` sends arrays along a list of (from, to) pairs, here one step around the ring. With it, the loop above
 # becomes a program for eight devices. Its result must equal that of `psum` within 1e-4, because in float32 the order of
-# the additions changes the last digits.
+# the additions changes the last digits. **Predict:** how many bytes does a device send for a vector of 4,096 numbers?
 
 
-# %%
+# %% tags=["prediction"]
 def ring_sum(x):  # [D], with D a multiple of the number of devices
     n, me = lax.axis_size("data"), lax.axis_index("data")
     right = [(d, (d + 1) % n) for d in range(n)]
@@ -195,42 +243,28 @@ def direct_sum(x):
 
 
 x = np.random.default_rng(0).standard_normal((8, 4096), np.float32)
-by_ring = jax.pmap(ring_sum, axis_name="data")(x)
-by_psum = jax.pmap(direct_sum, axis_name="data")(x)
-np.testing.assert_allclose(by_ring, by_psum, rtol=1e-4, atol=1e-4)
-print("ring and psum agree on", by_ring.shape)
+by_ring = jax.pmap(ring_sum, axis_name="data")
+by_psum = jax.pmap(direct_sum, axis_name="data")
+np.testing.assert_allclose(by_ring(x), by_psum(x), rtol=1e-4, atol=1e-4)
+
+import re
+
+sends = re.findall(r"f32\[([\d,]+)\]\S* = ppermute", str(jax.make_jaxpr(by_ring)(x)))  # the shape of each message
+print(f"the ring: {len(sends)} messages of {sends[0]} numbers, {4 * sum(map(int, sends)):,} bytes from each device")
+compiled = by_psum.lower(x).compile().as_text()
+print("psum:    ", *re.findall(r"(f32\[[\d,]+\])\S* (all-reduce)\(", compiled))
+assert 4 * sum(map(int, sends)) == 2 * 7 * x[0].nbytes // 8
 
 # %% [markdown]
-# Into which collectives does the compiler translate the two? `collectives`, borrowed from pmapdp, reads the text of a
-# compiled program. It lists the collectives, and how many bytes their results have. These are not the bytes that are
-# sent: the result of an all-reduce is one vector, but to compute it in a ring, each device sends 2 (N - 1)/N vectors.
-
-# %%
-n, vector = 8, x[0].nbytes
-for name, function in (("ring", ring_sum), ("psum", direct_sum)):
-    step = jax.pmap(function, axis_name="data")
-    (found,) = collectives(step.lower(x).compile().as_text())
-    sent = found.bytes if found.kind == "collective-permute" else 2 * (n - 1) * found.bytes // n
-    times = []
-    for _ in range(10):
-        clock = time.perf_counter()
-        jax.block_until_ready(step(x))
-        times.append(time.perf_counter() - clock)
-    print(f"{name}: {found.count} x {found.kind}, results {found.bytes:,} bytes")
-    print(f"      in a ring, a device sends {sent:,} bytes")
-    print(f"      fastest of 10: {1000 * min(times):.2f} ms on {devices.describe(chosen)}")
-    assert sent == 2 * (n - 1) * vector // n
-
-# %% [markdown]
-# In both, a device sends 28,672 bytes, if the library implements `psum` by a ring. In your programs use `psum`: the
-# library knows how the devices are connected, and chooses the algorithm. The times are those of copies in the memory of
-# one machine, and say nothing about a network.
+# The ring sends 14 messages of 512 numbers, 28,672 bytes from each device. In the compiled program, `psum` is a single
+# instruction. Its result has 16,384 bytes; how many are sent for it is up to the library, which knows how the devices are
+# connected, and chooses the algorithm. So use `psum` in your programs.
 #
 # ## How it fails
 #
 # A collective needs the axis. **Predict** what happens with a name that `pmap` does not know.
 
-# %%
+# %% tags=["prediction"]
 try:
     jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(x)
 except NameError as error:
@@ -256,7 +290,7 @@ else:
 #    adds what arrives to its own. The picture below shows the rounds. Use only `ppermute` to communicate.
 #    Then answer for yourself: how many bytes does a device send?
 #    <details><summary>Hint</summary>The list of pairs has one entry for each device: from d to its partner.</details>
-# 3. `mended_softmax` (find the mistake): a row of logits is split over the devices, `[b]` on each, and the softmax is
+# 3. `fixed_softmax` (find the mistake): a row of logits is split over the devices, `[b]` on each, and the softmax is
 #    taken over all N * b logits. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its
 #    results add up to 1. But they are wrong. Write it correctly. <details><summary>Hint</summary>Which number does each
 #    device subtract?</details>
@@ -276,6 +310,9 @@ print("right: ", np.asarray(jax.nn.softmax(split_logits.ravel())).round(3))
 
 
 # %%
+from pmapdp_lessons.checks import check
+
+
 def broadcast(x):
     """What device 0 holds, on each device."""
     ...  # your code: 1 or 2 lines
@@ -286,25 +323,25 @@ def butterfly_sum(x):
     ...  # your code: 4 to 6 lines
 
 
-def mended_softmax(logits):
+def fixed_softmax(logits):
     """This device's `[b]` of the softmax over all devices' logits."""
     ...  # your code: 2 lines
 
 
-for exercise in (broadcast, butterfly_sum, mended_softmax):
+for exercise in (broadcast, butterfly_sum, fixed_softmax):
     check("06_communicate_between_devices", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
-# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, however many
-#   devices there are.
+# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, in 2 (N - 1) messages:
+#   the time is latency times messages, plus bytes over bandwidth.
 # - An all-reduce is a reduce-scatter and an all-gather. Inside `pmap`, collectives name the mapped axis, and all
 #   devices must reach the same line.
-# - Simulated devices exchange data through memory, so times measured here say nothing about a network.
+# - The cost does not depend on the batch. Many examples for each device make it small beside the computation.
 #
-# In pmapdp, `lax.pmean` in [steps/pmap.py](../src/pmapdp/steps/pmap.py) averages the gradients, as in the next lesson.
-# [collectives.py](../src/pmapdp/compare/collectives.py) lists the collectives of a compiled program. To read on:
+# In pmapdp, the collectives of a step are in [steps/pmap.py](../src/pmapdp/steps/pmap.py), and
+# [scaling/costs.py](../src/pmapdp/scaling/costs.py) computes their time. To read on:
 # [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
 # [lax's parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
-# [05 Average gradients](05_average_gradients.ipynb).
+# [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb).

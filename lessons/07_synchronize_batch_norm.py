@@ -15,41 +15,28 @@
 # # 07. Synchronize batch norm
 #
 # After this lesson you can write a batch norm layer that gives the same result on any number of devices, train a network
-# with it, and say when the layer of Flax is not enough.
+# with it, and say when the layer of Flax is enough.
 #
-# About 30 minutes · before: [05 Average gradients](05_average_gradients.ipynb) · next:
+# About 30 minutes · you need [05 Average gradients](05_average_gradients.ipynb) · next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb)
 #
 # In lesson 05 it was enough to average the gradients, because the loss of one example did not depend on the others. Batch
-# norm changes that: it normalizes each example with the mean and the variance of its batch. As in lesson 05, we compute
-# in float64, so that a large difference is a mistake and not rounding.
+# norm changes that: it normalizes each example with the mean and the variance of its batch.
 
 # %%
-import inspect
-import time
-
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 from jax import lax
 
-from pmapdp import devices
-from pmapdp.compare.collectives import collectives
-from pmapdp.data.batches import Batches
-from pmapdp.models import batch_norm
-from pmapdp.registry import load_data
-from pmapdp_lessons import drawing
-from pmapdp_lessons.checks import check
-from pmapdp_lessons.pictures import lesson_07
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
+from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
 
-chosen = devices.choose(8)  # 8 simulated CPU devices; nothing of JAX may run before this line
-jax.config.update("jax_enable_x64", True)
+devices.simulate(8)  # before any other use of JAX
 drawing.setup()
-DATASET = "digits"  # "mnist" for the larger one
-data = load_data(DATASET)
-print(devices.describe(chosen))
+data = digits.load()
+print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## Four values, two devices
@@ -61,7 +48,7 @@ print(devices.describe(chosen))
 # Take the values 0 and 2 on device 0, and 10 and 12 on device 1. **Predict** the output without and with the average.
 
 
-# %%
+# %% tags=["prediction"]
 def standardize(x, axis_name=None):  # [b, C] to [b, C]
     mean, square = x.mean(0), (x**2).mean(0)
     if axis_name is not None:
@@ -77,7 +64,7 @@ print("local       ", local.ravel())
 print("synchronized", synchronized.ravel().round(3))
 print("one device  ", one_device.ravel().round(3))
 np.testing.assert_allclose(local.ravel(), [-1, 1, -1, 1])
-np.testing.assert_allclose(synchronized.ravel(), one_device.ravel(), atol=1e-12)
+np.testing.assert_allclose(synchronized.ravel(), one_device.ravel(), atol=1e-6)
 
 # %% [markdown]
 # Without the average, 0 and 10 become the same number, and so do 2 and 12. With it, every device uses the mean 6 and the
@@ -87,12 +74,15 @@ np.testing.assert_allclose(synchronized.ravel(), one_device.ravel(), atol=1e-12)
 # ## When is the layer of Flax enough?
 #
 # `nnx.BatchNorm` averages in the same way if you give it an `axis_name`. Try it in three cases: full batches as above; a
-# **ragged** batch, where device 0 has three examples and device 1 has only one; and values around 20,000 in float32. In the
-# ragged case, device 1 fills its array with two rows of padding, which `mask` excludes. **Predict** which cases come out
-# right.
+# **ragged** batch, where device 0 has three examples and device 1 has only one; and values around 20,000. In the ragged
+# case, device 1 fills its array with two rows of padding, which `mask` excludes. All numbers are float32, as in real
+# training. **Predict** which cases come out right.
 
 
-# %%
+# %% tags=["prediction"]
+from flax import nnx
+
+
 def flax_moments(x, valid, fast=True):
     layer = nnx.BatchNorm(1, axis_name="data", momentum=0.0, use_fast_variance=fast, rngs=nnx.Rngs(0))
     layer(x[:, None], use_running_average=False, mask=valid[:, None])
@@ -101,12 +91,12 @@ def flax_moments(x, valid, fast=True):
 
 of_flax = jax.pmap(flax_moments, axis_name="data")
 slow = jax.pmap(lambda x, valid: flax_moments(x, valid, fast=False), axis_name="data")
-full, all_valid = batch[..., 0].astype(jnp.float32), jnp.ones((2, 2), bool)
+full, all_valid = batch[..., 0], jnp.ones((2, 2), bool)
 ragged = jnp.array([[1.0, 2, 3], [7, 0, 0]])  # [N, b]
 weights = jnp.array([[1.0, 1, 1], [1, 0, 0]])  # [N, b], 0 for padding
 cases = {
     "full": (of_flax(full, all_valid), full.var()),
-    "ragged": (of_flax(ragged.astype(jnp.float32), weights > 0), ragged[weights > 0].var()),
+    "ragged": (of_flax(ragged, weights > 0), ragged[weights > 0].var()),
     "around 20,000": (of_flax(full + 20_000, all_valid), full.var()),
     "around 20,000, use_fast_variance=False": (slow(full + 20_000, all_valid), full.var()),
 }
@@ -130,10 +120,11 @@ assert found["around 20,000, use_fast_variance=False"] == (20_006, 26)
 # ## Sums and counts
 #
 # The cure is the one of lesson 05: a device reduces its values to a sum and a count, the all-reduce averages both, and
-# the division comes last. All devices run one program on arrays of one shape, so rows without an example hold **padding**.
-# It may have any finite value, and its **weight** is 0.
+# the division comes last. Rows without an example hold **padding**. It may have any finite value, and its **weight** is 0.
 
 # %%
+from pmapdp_lessons.pictures import lesson_07
+
 lesson_07.sums_and_counts()
 
 
@@ -150,126 +141,169 @@ assert (means == 3.25).all()
 # Both devices have the mean of the four valid values. (The picture adds up with `psum`. The factor 1/N of `pmean` cancels
 # in the division, so both are right.)
 #
-# ## The whole layer
+# ## The whole layer, and a network with it
 #
-# Now write batch norm as in a textbook: a learned scale (gamma) and a learned bias (beta), and running averages of the
-# moments, which evaluation uses. Only three things are new: the weights, the line with `lax.pmean`, and the variance. It
-# is computed as E[(x - k)²] - (E[x] - k)², which is the same number for any k. If k is the running mean, both terms are
-# small, so few digits are lost, and one all-reduce is enough.
+# The next cell runs alone. The layer is batch norm as in a textbook: a learned scale (gamma) and a learned bias (beta), and
+# running averages of the moments, which evaluation uses. It has three peculiarities:
+#
+# * It averages sums and counts.
+# * It subtracts the running mean from x before anything else. A shift changes no variance. But if the running mean is
+#   near the mean of the batch, what is left is small, and E[x²] - E[x]² loses few digits. So one all-reduce is enough.
+# * Rounding can make this difference negative, and its root NaN. So the variance is at least 0.
+#
+# The running averages are state that the optimizer does not move. So the module is not a pytree of parameters any more.
+# `nnx.split` takes it apart into its structure, its parameters and its running averages, and `nnx.merge` puts it together
+# inside the step. (`copy=True`, because the layer assigns to its running averages while JAX traces.) The step returns the
+# new running averages beside the new parameters.
+
+# %% tags=["take-home"]
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import lax
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
 
-# %%
 class BatchNorm(nnx.Module):
-    def __init__(self, features: int):
+    def __init__(self, features):
         self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
         self.mean, self.variance = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
 
     def __call__(self, x, weights=None, axis_name=None):  # [b, C], [b] to [b, C]; no weights: evaluation
+        x = x - self.mean[...]
         if weights is None:
-            mean, variance = self.mean[...], self.variance[...]
+            mean, variance = 0, self.variance[...]
         else:
             mean, variance = self.moments(x, weights, axis_name)
         return self.scale[...] * (x - mean) / jnp.sqrt(variance + 1e-5) + self.bias[...]
 
     def moments(self, x, weights, axis_name):
-        k = self.mean[...]
-        sums = [(weights[:, None] * each).sum(0) for each in (x, (x - k) ** 2)]
-        count = weights.sum()
+        """Mean and variance `[C]` over the examples of all devices; moves the running averages."""
+        sums = [(weights[:, None] * each).sum(0) for each in (jnp.ones_like(x), x, x**2)]
         if axis_name is not None:
-            sums, count = lax.pmean((sums, count), axis_name)  # <- new
-        mean = sums[0] / count
-        variance = sums[1] / count - (mean - k) ** 2
-        self.mean[...] = 0.9 * k + 0.1 * mean
-        self.variance[...] = 0.9 * self.variance[...] + 0.1 * variance
+            sums = lax.pmean(sums, axis_name)  # the average over the devices; the division comes after it
+        count, total, squares = sums
+        mean = total / count
+        variance = jnp.maximum(squares / count - mean**2, 0)
+        self.mean[...] += 0.1 * mean
+        self.variance[...] += 0.1 * (variance - self.variance[...])
         return mean, variance
 
 
-def own_moments(x, weights, running_mean):
-    layer = BatchNorm(1)
-    layer.mean[...] = jnp.full(1, running_mean)
-    return layer.moments(x[:, None], weights, "data")
-
-
-of_layer = jax.pmap(own_moments, axis_name="data", in_axes=(0, 0, None))
-mean, variance = of_layer(ragged, weights, 0.0)
-in_float32 = (ragged + 20_000).astype(jnp.float32), weights.astype(jnp.float32), jnp.float32(20_000)
-_, far = of_layer(*in_float32)
-print("ragged:", mean.ravel(), variance.ravel(), "| around 20,000 in float32:", far.ravel())
-np.testing.assert_allclose(mean.ravel(), ragged[weights > 0].mean(), rtol=1e-12)
-np.testing.assert_allclose(variance.ravel(), ragged[weights > 0].var(), rtol=1e-12)
-np.testing.assert_allclose(far.ravel(), ragged[weights > 0].var(), rtol=1e-3)
-
-# %% [markdown]
-# Mean and variance are those of the four valid values, within 1e-12 in float64, and within 0.1 % around 20,000 in float32.
-#
-# ## Train with it
-#
-# Take a small network with the layer in the middle. `nnx.split` separates the parameters, which the optimizer moves, from
-# the running averages, which only the forward pass moves.
-
-
-# %%
 class Network(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        float64 = {"param_dtype": jnp.float64, "rngs": rngs}
-        # Without a bias, because batch norm would take it away again.
-        self.hidden = nnx.Linear(784, 32, use_bias=False, **float64)
+    def __init__(self, features, classes, rngs):
+        self.hidden = nnx.Linear(features, 32, use_bias=False, rngs=rngs)  # batch norm would take a bias away again
         self.norm = BatchNorm(32)
-        self.logits = nnx.Linear(32, 10, **float64)
+        self.logits = nnx.Linear(32, classes, rngs=rngs)
 
-    def __call__(self, images, weights=None, axis_name=None):  # uint8 [b, 28, 28, 1] to [b, 10]
-        x = self.hidden(images.reshape(len(images), -1) / 255.0)
-        return self.logits(nnx.relu(self.norm(x, weights, axis_name)))
-
-
-structure, params, running = nnx.split(Network(nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
-print(jax.tree.map(jnp.shape, nnx.to_pure_dict(running)))
-
-# %% [markdown]
-# The step is that of lesson 05 with one thing more: the running averages are a part of the state, so the step takes them
-# and returns the new ones. It gets two axis names, one for the gradients and one for batch norm, so that you can forget
-# the second one below. (`copy=True`, because the layer assigns to its running averages while JAX traces.)
+    def __call__(self, x, weights=None, axis_name=None):  # [b, D] to [b, C]
+        return self.logits(nnx.relu(self.norm(self.hidden(x), weights, axis_name)))
 
 
-# %%
-def make_step(axis_name, norm_axis_name):
+def make_step(structure, optimizer, axis_name=None):
+    """The step (state, batch) -> (new state, loss); the state is (params, running averages, optimizer state)."""
+
     def step(state, batch):
-        params, running = state
+        params, running, optimizer_state = state
+        x, y, weights = batch
 
         def loss_sum(params):
             model = nnx.merge(structure, params, running, copy=True)
-            logits = model(batch.inputs, batch.weights, norm_axis_name)  # <- new
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-            return (batch.weights * losses).sum(), nnx.state(model, nnx.BatchStat)  # <- new
+            losses = optax.softmax_cross_entropy_with_integer_labels(model(x, weights, axis_name), y)
+            return (weights * losses).sum(), nnx.state(model, nnx.BatchStat)  # <- new: the running averages
 
-        (loss, new_running), gradients = jax.value_and_grad(loss_sum, has_aux=True)(params)
-        sums = gradients, loss, batch.weights.sum()
-        gradients, loss, count = sums if axis_name is None else lax.pmean(sums, axis_name)
-        params = jax.tree.map(lambda w, g: w - 0.1 * g / count, params, gradients)
-        return (params, new_running), loss / count
+        (loss, running), gradients = jax.value_and_grad(loss_sum, has_aux=True)(params)
+        sums = gradients, loss, weights.sum()
+        if axis_name is not None:
+            sums = lax.pmean(sums, axis_name)
+        gradients, loss, count = sums
+        gradients = jax.tree.map(lambda g: g / count, gradients)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
+        return (optax.apply_updates(params, updates), running, optimizer_state), loss / count
 
     return step
 
 
+def padded(arrays, devices):
+    """Arrays `[B, ...]` as `[N, b, ...]`, filled with zeros; the last array is the weights `[N, b]`."""
+    *arrays, weights = [*arrays, np.ones(len(arrays[0]), np.float32)]
+    rows = [np.pad(a, [(0, -len(a) % devices)] + [(0, 0)] * (a.ndim - 1)) for a in (*arrays, weights)]
+    return tuple(a.reshape(devices, -1, *a.shape[1:]) for a in rows)
+
+
+def clouds(n, seed):
+    """n points in ten overlapping clouds, and the numbers of their clouds. Put your own arrays in its place."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 10, n)
+    centres = np.random.default_rng(0).normal(size=(10, 64))
+    return (centres[labels] + 1.5 * random.normal(size=(n, 64))).astype(np.float32), labels.astype(np.int32)
+
+
+structure, params, running = nnx.split(Network(64, 10, nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+optimizer = optax.sgd(0.1, momentum=0.9)
+start = params, running, optimizer.init(params)
 axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
-one_device = jax.jit(make_step(None, None))
-synchronized = jax.pmap(make_step("data", "data"), **axes)
+step = jax.pmap(make_step(structure, optimizer, "data"), **axes)
+
+x, y = clouds(600, seed=1)
+state = start
+for first in range(0, len(x), 60):  # 60 does not divide by 8: the last device has padding
+    state, loss = step(state, padded((x[first : first + 60], y[first : first + 60]), jax.device_count()))
+trained = nnx.merge(structure, *state[:2])
+x_test, y_test = clouds(300, seed=2)
+accuracy = (trained(x_test).argmax(-1) == y_test).mean()
+print(f"loss of the last batch {loss:.3f}, test accuracy {accuracy:.3f}")
+assert accuracy > 0.9
 
 # %% [markdown]
+# ## Proof: the moments, in float32
+#
+# First the layer alone, on the ragged batch, and on the ragged batch plus 20,000. **Predict:** is the variance right if
+# the running mean is still 0? And if it is 20,000?
+
+
+# %% tags=["prediction"]
+def own_moments(values, weights, running_mean):
+    layer = BatchNorm(1)
+    layer.mean[...] = jnp.full(1, running_mean)
+    mean, variance = layer.moments(values[:, None] - running_mean, weights, "data")
+    return running_mean + mean[0], variance[0]
+
+
+of_layer = jax.pmap(own_moments, axis_name="data", in_axes=(0, 0, None))
+for shift, running_mean in ((0.0, 0.0), (20_000.0, 0.0), (20_000.0, 20_000.0)):
+    mean, variance = of_layer(ragged + shift, weights, running_mean)
+    print(f"shift {shift:6g}, running mean {running_mean:6g}: mean {mean[0]:10.2f}, variance {variance[0]:.4f}")
+print(f"right is {ragged[weights > 0].var():.4f};", "the numbers are", variance.dtype)
+np.testing.assert_allclose(variance, ragged[weights > 0].var(), rtol=1e-3)
+np.testing.assert_allclose(mean, 20_003.25, rtol=1e-6)
+
+# %% [markdown]
+# With a running mean near the mean of the batch, the variance is right within 0.1 %. In the first updates on data with
+# such a large mean, it is not. Inputs that are scaled to about -1 to 1, as they should be, have no such mean. If yours have,
+# compute the mean first and the distances from it second, with two all-reduces: the first exercise.
+#
 # ## Proof: 20 examples on 1 and on 8 devices
 #
-# Make the batches ragged on purpose: 20 examples do not divide by 8. So each device gets three rows, and four of the 24
-# rows are padding. After ten updates, parameters and running averages must equal those of one device within 1e-12.
+# Make the batches of digits ragged on purpose: 20 examples do not divide by 8. So each device gets three rows, and four
+# of the 24 rows are padding. After ten updates, parameters and running averages must equal those of one device within
+# 1e-5.
 
 
 # %%
-def train(step, batch_size, N):
+def train(step, batch_size, devices):
     """The state after ten updates, the losses, and the last batch."""
-    state, losses = (params, running), []
-    for batch in list(Batches(data.train, batch_size, devices=N, shuffle_seed=0).epoch(0))[:10]:
-        if N > 1:
-            batch = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)  # [N, b, ...]
-        state, loss = step(state, batch)
+    state, losses = start, []
+    for first in range(0, 10 * batch_size, batch_size):
+        rows = slice(first, first + batch_size)
+        batch = padded((data.train[0][rows], data.train[1][rows]), devices)
+        state, loss = step(state, jax.tree.map(lambda a: a[0], batch) if devices == 1 else batch)
         losses.append(float(loss))
     return state, losses, batch
 
@@ -279,26 +313,36 @@ def distance(tree, other):
     return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
 
 
+one_device = jax.jit(make_step(structure, optimizer))
 reference, _, _ = train(one_device, 20, 1)
-state, _, last = train(synchronized, 20, 8)
-print("valid examples on each device:", last.weights.sum(1))
-print(f"largest difference {distance(state, reference):.0e}")
-assert distance(state, reference) < 1e-12
-assert distance(state, (params, running)) > 0.1
+state, _, last = train(step, 20, 8)
+print("valid examples on each device:", last[2].sum(1))
+print(f"largest difference {distance(state[:2], reference[:2]):.0e}")
+print(f"parameters moved by {distance(state[0], start[0]):.2f}")
+assert distance(state[:2], reference[:2]) < 1e-5
+assert distance(state[0], start[0]) > 0.1
 
 # %% [markdown]
-# They are equal, although device 7 holds nothing but padding. So the gradients are right, too: JAX differentiates through
-# `pmean`, and the backward pass takes into account that a mean depends on the examples of all devices.
+# They are equal up to rounding, although device 7 holds nothing but padding. So the gradients are right, too: JAX
+# differentiates through `pmean`, and the backward pass takes into account that a mean depends on the examples of all
+# devices.
 #
 # ## How it fails: no error, a falling loss, eight models
 #
 # Now forget the axis in batch norm, and average only the gradients. The batches are full, 24 examples. **Predict** what
 # the devices hold after ten updates: the same parameters? The same running averages?
 
-# %%
-forgetful = jax.pmap(make_step("data", None), **axes)  # <- changed: batch norm sees its own device only
+
+# %% tags=["prediction"]
+class Forgetful(Network):
+    def __call__(self, x, weights=None, axis_name=None):
+        return super().__call__(x, weights, None)  # <- changed: batch norm sees its own device only
+
+
+forgetful_structure = nnx.graphdef(Forgetful(64, 10, nnx.Rngs(0)))
+forgetful = jax.pmap(make_step(forgetful_structure, optimizer, "data"), **axes)
 reference, _, _ = train(one_device, 24, 1)
-(wrong_params, wrong_running), losses, last = train(forgetful, 24, 8)
+(wrong_params, wrong_running, _), losses, last = train(forgetful, 24, 8)
 running_mean = wrong_running["norm"]["mean"][...]
 copies = np.array([shard.data for shard in running_mean.addressable_shards])
 print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
@@ -327,24 +371,20 @@ assert distance(wrong_params, reference[0]) > 1e-3
 # overlap with other work as the all-reduce of the gradients can. **Predict** how many all-reduces the synchronized step
 # has more than the local one, for one layer of batch norm.
 
-# %%
-print(f"{devices.describe(chosen)}, jax {jax.__version__}")
+# %% tags=["prediction"]
+import re
+
 counts = {}
-for name, step in {"synchronized": synchronized, "local": forgetful}.items():
-    program = step.lower((params, running), last).compile()
-    (all_reduces,) = collectives(program.as_text())
-    counts[name], times = all_reduces.count, []
-    for _ in range(20):
-        clock = time.perf_counter()
-        jax.block_until_ready(program((params, running), last))
-        times.append(time.perf_counter() - clock)
-    print(f"{name}: {counts[name]} x {all_reduces.kind}, fastest of 20 steps {1000 * min(times):.1f} ms")
-assert counts["synchronized"] >= counts["local"] + 2
+for name, function in {"synchronized": step, "local": forgetful}.items():
+    program = function.lower(start, last).compile().as_text()
+    counts[name] = len(re.findall(r" all-reduce(?:-start)?\(", program))
+    print(f"{name}: {counts[name]} all-reduces in the compiled step")
+assert counts["synchronized"] == counts["local"] + 2
 
 # %% [markdown]
-# Two more: one in the forward pass, and one in the backward pass. The compiler cannot combine them with the all-reduce of
-# the gradients, because the next layer needs their results. A network with 50 such layers has 100 more. (The times are
-# those of threads in one machine, and say nothing about a network.)
+# Two more: one in the forward pass, for count, sum and squares together, and one in the backward pass. Each sends only a
+# few numbers for each channel, so it is the latency that counts (lesson 06): a network with 50 such layers waits a hundred
+# times for each update.
 #
 # ## Exercises
 #
@@ -360,7 +400,7 @@ assert counts["synchronized"] >= counts["local"] + 2
 #    to the output. Return this device's rows of the gradient with respect to `x`. All devices hold equally many examples,
 #    and `jax.grad` is not allowed. <details><summary>Hint</summary>In lesson 01 it was
 #    <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>. Which of these means are over the global batch?</details>
-# 3. `mended_centre` (find the mistake): `broken_centre` subtracts the mean of the global batch, and the training loss is
+# 3. `fixed_centre` (find the mistake): `broken_centre` subtracts the mean of the global batch, and the training loss is
 #    right. But its running mean is another one on every device, as the next cell shows. Write it correctly.
 #    <details><summary>Hint</summary>Which mean goes into the running mean?</details>
 
@@ -377,6 +417,9 @@ print("centred:", centred.ravel(), "| running means:", running_means.ravel())
 
 
 # %%
+from pmapdp_lessons.checks import check
+
+
 def global_variance(values, weights):
     """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
     ...  # your code: 3 or 4 lines
@@ -387,12 +430,12 @@ def standardize_backward(x, g):
     ...  # your code: 4 or 5 lines
 
 
-def mended_centre(x, running):
+def fixed_centre(x, running):
     """The centred `x` `[b, C]`, and the new running mean `[C]`, equal on all devices."""
     ...  # your code: 2 or 3 lines
 
 
-for exercise in (global_variance, standardize_backward, mended_centre):
+for exercise in (global_variance, standardize_backward, fixed_centre):
     check("07_synchronize_batch_norm", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -403,15 +446,9 @@ for exercise in (global_variance, standardize_backward, mended_centre):
 #   equal counts.
 # - The running averages are state. Return them from the step, and make sure that all devices hold the same.
 #
-# In pmapdp the layer is in [models/batch_norm.py](../src/pmapdp/models/batch_norm.py), printed below. It differs from yours in
-# five ways. Weights and axis name come in one argument, `context`. It also takes images `[b, H, W, C]`. It subtracts k, the
-# running mean, from x once, and continues with the difference. It has no scale, because in its networks a linear layer
-# follows after the ReLU, and can scale as well. And until the 100th batch, its running averages are plain means of all
-# batches so far, without the initial 0 and 1. To read on:
+# In pmapdp the layer is in [models/batch_norm.py](../src/pmapdp/models/batch_norm.py). It also takes images `[b, H, W, C]`.
+# It has no scale, because in its networks a linear layer follows after the ReLU, and can scale as well. And its running
+# averages begin as plain means of all batches so far, without the initial 0 and 1. To read on:
 # [Batch normalization](https://arxiv.org/abs/1502.03167) and
 # [nnx.BatchNorm](https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/normalization.html). Next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).
-
-# %%
-print(inspect.getsource(batch_norm.BatchNorm))
-assert "lax.pmean(" in inspect.getsource(batch_norm.BatchNorm)

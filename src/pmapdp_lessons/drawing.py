@@ -43,9 +43,9 @@ def setup() -> None:
     )
 
 
-def canvas(width: float, height: float) -> Axes:
-    """An empty picture, `width` x `height` units, one unit to the cell; y grows downwards."""
-    _, axes = plt.subplots(figsize=(7, 7 * height / width))
+def canvas(width: float, height: float, *, inches: float = 7) -> Axes:
+    """An empty picture, `width` x `height` units and `inches` wide; y grows downwards."""
+    _, axes = plt.subplots(figsize=(inches, inches * height / width))
     axes.set_xlim(-0.1, width + 0.1)  # so that the borders of boxes at the edge are drawn whole
     axes.set_ylim(height + 0.1, -0.1)
     axes.set_axis_off()

@@ -48,16 +48,3 @@ def eight_parts() -> None:
         drawing.box(axes, left, 1.8, f"g{d}\n8 rows", device=d, width=1.78, height=1.1)
         drawing.arrow(axes, (left + 0.87, 2.95), (left + 0.87, 4.05), device=d)
     plt.show()
-
-
-def learning(history: list[tuple[float, float]], confusion: np.ndarray) -> None:
-    """The losses of every epoch (train, test), and how often a digit [row] was taken for another [column]."""
-    _, (left, right) = plt.subplots(1, 2, figsize=(7, 2.4), width_ratios=(2, 1.2))
-    for number, name in enumerate(("train", "test")):
-        losses = [pair[number] for pair in history]
-        left.plot(range(1, len(losses) + 1), losses, color=drawing.INK, linestyle=drawing.DASHES[number], label=name)
-    left.set(xlabel="epoch", ylabel="loss")
-    left.legend()
-    right.imshow(confusion, cmap="Greys")
-    right.set(xlabel="guess", ylabel="digit", xticks=range(10), yticks=range(10))
-    plt.show()
