@@ -59,12 +59,12 @@ def standardize(x, axis_name=None):  # [b, C] to [b, C]
 batch = jnp.array([[[0.0], [2.0]], [[10.0], [12.0]]])  # [N, b, C]
 local = jax.pmap(standardize, axis_name="data")(batch)
 synchronized = jax.pmap(lambda x: standardize(x, "data"), axis_name="data")(batch)  # <- changed
-one_device = standardize(batch.reshape(4, 1))
+alone = standardize(batch.reshape(4, 1))
 print("local       ", local.ravel())
 print("synchronized", synchronized.ravel().round(3))
-print("one device  ", one_device.ravel().round(3))
+print("one device  ", alone.ravel().round(3))
 np.testing.assert_allclose(local.ravel(), [-1, 1, -1, 1])
-np.testing.assert_allclose(synchronized.ravel(), one_device.ravel(), atol=1e-6)
+np.testing.assert_allclose(synchronized.ravel(), alone.ravel(), atol=1e-6)
 
 # %% [markdown]
 # Without the average, 0 and 10 become the same number, and so do 2 and 12. With it, every device uses the mean 6 and the
@@ -395,11 +395,12 @@ assert counts["synchronized"] == counts["local"] + 2
 #    and 12 on another, it is 26 on both. It must be right for values around 20,000 in float32, too.
 #    <details><summary>Hint</summary>First the global mean, from a sum and a count. Then the same for the squared distances
 #    from that mean.</details>
-# 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, "data")`, by hand. You wrote it for one
-#    device in lesson 01. Here `x` and `g` `[b, C]` are this device's rows of the examples and of the gradient with respect
-#    to the output. Return this device's rows of the gradient with respect to `x`. All devices hold equally many examples,
-#    and `jax.grad` is not allowed. <details><summary>Hint</summary>In lesson 01 it was
-#    <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>. Which of these means are over the global batch?</details>
+# 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, "data")`, by hand. `x` and `g`
+#    `[b, C]` are this device's rows of the examples and of the gradient with respect to the output. Return this device's
+#    rows of the gradient with respect to `x`. All devices hold equally many examples.
+#    <details><summary>Hint</summary>On one device it is
+#    <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>, where y is the standardized x (the exercise of lesson
+#    01). Which of these means are over the global batch?</details>
 # 3. `fixed_centre` (find the mistake): `broken_centre` subtracts the mean of the global batch, and the training loss is
 #    right. But its running mean is another one on every device, as the next cell shows. Write it correctly.
 #    <details><summary>Hint</summary>Which mean goes into the running mean?</details>

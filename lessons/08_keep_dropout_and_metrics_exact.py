@@ -17,41 +17,26 @@
 # After this lesson you can draw dropout masks that do not depend on the number of devices, and evaluate a model on exactly
 # the examples of the test set, whatever their number.
 #
-# About 25 minutes · before: [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb) · next:
+# About 25 minutes · you need [05 Average gradients](05_average_gradients.ipynb) · next:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb)
 #
-# Lesson 07 made batch norm independent of the number of devices. Two more things can depend on it, without any error: the
-# **random numbers** of dropout, and **metrics** that are averaged over devices. At the end, a network with
-# batch norm, dropout and padding makes the same updates on one device and on eight.
+# Two more things can depend on the number of devices, without any error: the **random numbers** of dropout, and
+# **metrics** that are averaged over devices.
 
 # %%
-import inspect
-import time
-
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp import devices
-from pmapdp.data.batches import Batches
-from pmapdp.models import layers
-from pmapdp.models.convnet import ConvNet
-from pmapdp.registry import load_data
-from pmapdp.state import Task, create_state
-from pmapdp.steps import make_steps
-from pmapdp_lessons import drawing
-from pmapdp_lessons.checks import check
-from pmapdp_lessons.pictures import lesson_08
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
+from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
 
-chosen = devices.choose(8)  # 8 simulated CPU devices; nothing of JAX may run before this line
-jax.config.update("jax_enable_x64", True)
+devices.simulate(8)  # before any other use of JAX
 drawing.setup()
-DATASET = "digits"  # "mnist" for the larger one
-data = load_data(DATASET)
-print(devices.describe(chosen))
+data = digits.load()
+print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## Which key does a device use?
@@ -82,9 +67,12 @@ def key_per_example(key, indices):
 # device. **Predict** which way gives the same mask on any number of devices.
 
 
-# %%
+# %% tags=["prediction"]
+from pmapdp_lessons.pictures import lesson_08
+
+
 def mask(way, N):  # bool [8, 12], from N devices
-    mapped = jax.pmap(way, axis_name="data", in_axes=(None, 0), devices=chosen[:N])
+    mapped = jax.pmap(way, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:N])
     return np.asarray(mapped(jax.random.key(0), np.arange(8).reshape(N, -1))).reshape(8, 12)
 
 
@@ -106,9 +94,11 @@ assert (masks["same_key"][2][:4] == masks["same_key"][2][4:]).all()
 # All this concerns `pmap` and `shard_map`, where the program sees the rows of one device. Under `jit` (lesson 09), it sees
 # the global batch. **Predict:** does one key give the same mask there when the batch is split over eight devices?
 
-# %%
-split = NamedSharding(Mesh(np.array(chosen), ("data",)), PartitionSpec("data"))
-over_eight = jax.jit(same_key, static_argnums=1, out_shardings=split)(jax.random.key(0), range(8))
+# %% tags=["prediction"]
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+over_eight = jax.jit(lambda key: same_key(key, range(8)), out_shardings=split)(jax.random.key(0))
 equal = bool((over_eight == masks["same_key"][1]).all())
 print(f"under jit on {len(over_eight.devices())} devices: the mask of one device = {equal}")
 assert equal
@@ -119,111 +109,224 @@ assert equal
 #
 # ## Metrics
 #
-# An evaluation must count every test example once. The 360 test digits do not divide by eight devices and batches of 100,
-# so the last batch has 60 examples and 44 rows of padding. First see what each device finds. The model is a linear one
+# An evaluation must count every test example once. The 360 test digits do not divide by eight devices and batches of 104,
+# so the last batch has 48 examples and 56 rows of padding. First see what each device finds. The model is a linear one
 # that knows nothing yet, so its accuracy is near chance.
 
-# %%
-kernel = np.random.default_rng(0).normal(size=(784, 10))
-batches = list(Batches(data.test, 100, devices=8).epoch(0))
+# %% tags=["prediction"]
+x_test, y_test = data.test
+kernel = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
 
 
-def split_rows(batch):
-    return jax.tree.map(lambda x: x.reshape(8, -1, *x.shape[1:]), batch)  # [N, b, ...]
+def padded_batches(x, labels, size):
+    """Batches (x, labels, weights), each array `[8, b, ...]`; rows that fill the last batch have weight 0."""
+    weights = np.ones(len(x), np.float32)
+    for start in range(0, len(x), size):
+        rows = [a[start : start + size] for a in (x, labels, weights)]
+        filled = [np.pad(a, [(0, size - len(a))] + [(0, 0)] * (a.ndim - 1)) for a in rows]
+        yield tuple(a.reshape(8, -1, *a.shape[1:]) for a in filled)
 
 
-def device_sums(kernel, batch):
-    logits = batch.inputs.reshape(len(batch.inputs), -1) / 255 @ kernel
-    return (batch.weights * (logits.argmax(-1) == batch.labels)).sum(), batch.weights.sum()
+def device_sums(kernel, x, labels, weights):
+    return (weights * ((x @ kernel).argmax(-1) == labels)).sum(), weights.sum()
 
 
-correct, count = jax.pmap(device_sums, in_axes=(None, 0))(kernel, split_rows(batches[-1]))
+batches = list(padded_batches(x_test, y_test, 104))
+correct, count = jax.pmap(device_sums, in_axes=(None, 0, 0, 0))(kernel, *batches[-1])
 print("the last batch, by device: valid", count.astype(int), "right", correct.astype(int))
-assert DATASET != "digits" or count.tolist() == [13, 13, 13, 13, 8, 0, 0, 0]
+assert count.tolist() == [13, 13, 13, 9, 0, 0, 0, 0]
 
 # %% [markdown]
-# Four devices are full, one has eight valid examples, and three have nothing but padding. Now compute the accuracy of the
+# Three devices are full, one has nine valid examples, and four have nothing but padding. Now compute the accuracy of the
 # test set in two ways: averaged over devices and batches, and from sums. **Predict** what the first one gives.
 
 
-# %%
-def mean_accuracy(kernel, batch):
-    correct, count = device_sums(kernel, batch)
+# %% tags=["prediction"]
+def mean_accuracy(kernel, *batch):
+    correct, count = device_sums(kernel, *batch)
     return lax.pmean(correct / count, "data")
 
 
-def global_sums(kernel, batch):
-    return lax.psum(device_sums(kernel, batch), "data")  # <- changed: sums over devices, no division
+def global_sums(kernel, *batch):
+    return lax.psum(device_sums(kernel, *batch), "data")  # <- changed: sums over devices, no division
 
 
-axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
+axes = {"axis_name": "data", "in_axes": (None, 0, 0, 0), "out_axes": None}
 averaged, summed = jax.pmap(mean_accuracy, **axes), jax.pmap(global_sums, **axes)
-means = [float(averaged(kernel, split_rows(batch))) for batch in batches]
-totals = np.sum([jax.device_get(summed(kernel, split_rows(batch))) for batch in batches], axis=0)
-guesses = (data.test.inputs.reshape(-1, 784) / 255 @ kernel).argmax(-1)
+means = [float(averaged(kernel, *batch)) for batch in batches]
+totals = np.sum([jax.device_get(summed(kernel, *batch)) for batch in batches], axis=0)
+guesses = (x_test @ kernel).argmax(-1)
 print("means, batch by batch:", np.round(means, 4))
 print(f"sums: {totals[0]:.0f} of {totals[1]:.0f} = {totals[0] / totals[1]:.4f}")
-print(f"NumPy, on the host:         {(guesses == data.test.labels).mean():.4f}")
-assert totals.tolist() == [(guesses == data.test.labels).sum(), len(data.test.labels)]
-assert np.isnan(means[-1]) or DATASET != "digits"
+print(f"NumPy, on the host:         {(guesses == y_test).mean():.4f}")
+assert totals.tolist() == [(guesses == y_test).sum(), len(y_test)]
+assert np.isnan(means[-1])
 
 # %% [markdown]
 # A device without examples divides 0 by 0, and `pmean` spreads its NaN to all devices. That is the lucky case, because you
-# see it. If every device had an example, you would get a plausible number that is wrong: the 8 examples of device 4 would
-# count as much as the 13 of device 0. Sums and counts are right in any case: add them up over devices *and* over batches,
-# and divide once.
+# see it. If every device had an example, you would get a plausible number that is wrong: the nine examples of device 3
+# would count as much as the 13 of device 0. Sums and counts are right in any case: add them up over devices *and* over
+# batches, and divide once.
 #
-# ## Proof: one network, any number of devices
+# ## The program, with dropout
 #
-# `ConvNet` is the network of Keras's guide to data parallelism, with three batch norms and a dropout. The functions of
-# `make_steps` (lesson 03) train it, with a key for each example. Two updates with 20 examples each must give the same
-# parameters and running averages on 1 and on 8 devices, within 1e-12 in float64.
-
-# %%
-task = Task(ConvNet, optax.sgd(0.1), dtype="float64")
-start = create_state(task)
-
-
-def train(strategy, N):
-    """The state after two updates on N devices."""
-    steps = make_steps(strategy, task, chosen[:N])
-    state = steps.place_state(start)
-    for batch in list(Batches(data.train, 20, devices=N, shuffle_seed=0).epoch(0))[:2]:
-        state, sums = steps.train_step(state, steps.place_batch(batch))
-        assert sums.count == 20
-    loss = sums.loss / sums.count
-    print(f"{N} device(s): {len(batch.weights)} rows, {batch.examples} of them valid, loss {loss:.6f}")
-    return steps.fetch(state)
+# The next cell runs alone. It is the step of lesson 05 with three changes. Each batch carries the indices of its examples.
+# The number of the update is an argument of the step. And the model gets a key for each example, made from the seed, the
+# update and the index: `fold_in` one after the other, because a sum like `seed + update` would give the same keys again.
+#
+# Dropout is a function of keys here. (`nnx.Dropout` keeps its random state inside the module. Then you need `nnx.split`,
+# as for batch norm, and inside `pmap` all devices draw the same mask.)
 
 
-def distance(tree, other):
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    return max(np.abs(a - b).max() for a, b in pairs)
+# %% tags=["take-home"]
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import lax
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
 
-reference, state = train("single", 1), train("pmap", 8)
-print(f"largest difference of parameters and running averages: {distance(state, reference):.0e}")
-assert distance(state, reference) < 1e-12
+def example_keys(seed, update, indices):
+    """`[b]` keys, which depend on the seed, the update and the example, and not on the device."""
+    key = jax.random.fold_in(jax.random.key(seed), update)
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+
+
+def dropout(keys, x, rate):  # [b], [b, H] to [b, H]
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+    return jnp.where(keep, x / (1 - rate), 0)
+
+
+class Network(nnx.Module):
+    def __init__(self, features, classes, rngs):
+        self.hidden = nnx.Linear(features, 64, rngs=rngs)
+        self.logits = nnx.Linear(64, classes, rngs=rngs)
+
+    def __call__(self, x, keys=None):  # [b, D], [b] to [b, C]; no keys: evaluation
+        x = nnx.relu(self.hidden(x))
+        return self.logits(x if keys is None else dropout(keys, x, 0.3))
+
+
+def batches(data, size, devices, seed=None):
+    """Batches (x, y, weights, indices), each array `[N, b, ...]`; every example occurs once, padding has weight 0."""
+    n, b = len(data[0]), -(-size // devices)
+    order = np.arange(n) if seed is None else np.random.default_rng(seed).permutation(n)
+    for start in range(0, n, size):
+        chosen = order[start : start + size]
+        padding = b * devices - len(chosen)
+        rows = np.append(chosen, np.zeros(padding, int))
+        weights = np.append(np.ones(len(chosen), np.float32), np.zeros(padding, np.float32))
+        yield tuple(a.reshape(devices, b, *a.shape[1:]) for a in (data[0][rows], data[1][rows], weights, rows))
+
+
+def sums(model, batch, keys=None):
+    x, y, weights, _ = batch
+    logits = model(x, keys)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+    right = logits.argmax(-1) == y
+    return {"loss": (weights * losses).sum(), "right": (weights * right).sum(), "count": weights.sum()}
+
+
+def make_steps(optimizer, seed, devices):
+    """The training step and the evaluation step on some devices."""
+
+    def train_step(model, optimizer_state, update, batch):
+        keys = example_keys(seed, update, batch[3])  # <- new
+
+        def loss_sum(model):
+            totals = sums(model, batch, keys)
+            return totals["loss"], totals
+
+        (_, totals), gradients = jax.value_and_grad(loss_sum, has_aux=True)(model)
+        totals, gradients = lax.psum((totals, gradients), "data")
+        gradients = jax.tree.map(lambda g: g / totals["count"], gradients)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+        return optax.apply_updates(model, updates), optimizer_state, update + 1, totals
+
+    def eval_step(model, batch):
+        return lax.psum(sums(model, batch), "data")
+
+    axes = {"axis_name": "data", "out_axes": None, "devices": devices}
+    return jax.pmap(train_step, in_axes=(None, None, None, 0), **axes), jax.pmap(eval_step, in_axes=(None, 0), **axes)
+
+
+def train(data, test, devices, epochs, size=60):
+    """The trained model, and (loss, accuracy, number of examples) on the test set."""
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    train_step, eval_step = make_steps(optimizer, 0, devices)
+    model = Network(data[0].shape[1], 10, nnx.Rngs(0))
+    optimizer_state, update = optimizer.init(model), 0
+    for epoch in range(epochs):
+        for batch in batches(data, size, len(devices), seed=epoch):
+            model, optimizer_state, update, _ = train_step(model, optimizer_state, update, batch)
+    history = jax.device_get([eval_step(model, batch) for batch in batches(test, size, len(devices))])
+    total = {name: sum(totals[name] for totals in history) for name in ("loss", "right", "count")}
+    return model, (total["loss"] / total["count"], total["right"] / total["count"], total["count"])
+
+
+def clouds(n, seed):
+    """n points in ten overlapping clouds, and the numbers of their clouds. Put your own arrays in its place."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 10, n)
+    centres = np.random.default_rng(0).normal(size=(10, 64))
+    return (centres[labels] + 1.5 * random.normal(size=(n, 64))).astype(np.float32), labels.astype(np.int32)
+
+
+_, (loss, accuracy, counted) = train(clouds(610, seed=1), clouds(235, seed=2), jax.devices(), epochs=2)
+print(f"{jax.device_count()} devices: test loss {loss:.3f}, accuracy {accuracy:.3f} over {counted:.0f} examples")
+assert counted == 235
+assert accuracy > 0.9
 
 # %% [markdown]
-# They agree. In pmapdp, the key of an example comes from the seed, the number of the update and the index of the example,
-# as in your first exercise below.
+# ## Proof: one network, any number of devices
+#
+# Train on the digits with 1, 3 and 8 devices. 60 examples do not divide by 8, and the last batches of an epoch and of the
+# test set are ragged. The parameters must agree within 1e-4 in float32, after 40 updates with dropout.
+
+
+# %%
+def distance(tree, other):
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    return max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in pairs)
+
+
+reference, result = train(data.train, data.test, jax.devices()[:1], epochs=2)
+print(f"1 device:  test loss {result[0]:.4f}, accuracy {result[1]:.4f} over {result[2]:.0f} examples")
+for N in (3, 8):
+    model, result = train(data.train, data.test, jax.devices()[:N], epochs=2)
+    far = distance(model, reference)
+    print(f"{N} devices: test loss {result[0]:.4f}, accuracy {result[1]:.4f}, parameters differ by up to {far:.0e}")
+    assert far < 1e-4
+    assert result[2] == len(data.test[0])
+moved = distance(reference, Network(64, 10, nnx.Rngs(0)))
+print(f"parameters moved by up to {moved:.2f}")
+
+# %% [markdown]
+# They agree, with different shares of padding on each number of devices.
 #
 # ## What it costs
 #
 # JAX computes random numbers by hashing a key and a counter, and `fold_in` hashes once more. Measure the masks of 512
-# examples with 256 activations each. **Predict** how much longer they take with a key for each example.
+# examples with 256 activations each, on one device. **Predict:** do they take longer with a key for each example?
 
-# %%
-print(f"{devices.describe(chosen[:1])}, jax {jax.__version__}")
+# %% tags=["prediction"]
+import time
 
-
-def with_one_key(step):
-    return jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), step), 0.5, (512, 256))
+print(f"{devices.describe(jax.devices()[:1])}, jax {jax.__version__}")
 
 
-def with_example_keys(step):
-    keys = layers.example_keys(0, step, jnp.arange(512))
+def with_one_key(update):
+    return jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), update), 0.5, (512, 256))
+
+
+def with_example_keys(update):
+    keys = example_keys(0, update, jnp.arange(512))
     return jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (256,)))(keys)
 
 
@@ -238,34 +341,38 @@ for function in (with_one_key, with_example_keys):
     print(f"{function.__name__}: {1000 * min(times):.2f} ms, the fastest of 20")
 
 # %% [markdown]
-# Both take about the same time: a key for each example is one hash more, beside the 256 hashes for its activations.
+# A key for each example costs next to nothing: it is one hash more, beside the 256 hashes for the activations.
 #
 # ## Exercises
 #
-# `row_keys` and `mended_mean` run on every device inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
+# `row_keys` and `fixed_mean` run on every device inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
 # [solutions/08_keep_dropout_and_metrics_exact.py](solutions/08_keep_dropout_and_metrics_exact.py).
 #
-# 1. `row_keys` (5 minutes): return `[b]` keys, one for each example, which depend on `seed`, `step` and the index of the
-#    example, and on nothing else. <details><summary>Hint</summary><code>jax.random.fold_in</code> twice: once with the
-#    step, and inside <code>jax.vmap</code> with each index.</details>
+# 1. `row_keys` (5 minutes): `example_keys` for a model with several dropout layers. Return `[b]` keys, one for each example,
+#    which depend on `seed`, `update`, the number `layer` and the index of the example, and on nothing else.
+#    <details><summary>Hint</summary><code>jax.random.fold_in</code> three times: with the update, with the layer, and
+#    inside <code>jax.vmap</code> with each index.</details>
 # 2. `exact_accuracy` (10 minutes): the whole evaluation. Return the accuracy over all n examples `x` `[n, D]`, `labels`
-#    `[n]`, computed on all devices, in batches of b examples on each device. `predict` maps `[b, D]` to logits `[b, C]` on
-#    one device. n can be any number. <details><summary>Hint</summary>Pad x, labels and weights to a multiple of
-#    <code>N * b</code> with <code>np.pad</code>. Map a function that returns <code>lax.psum</code> of two sums. Add them up
-#    over the batches.</details>
-# 3. `mended_mean` (find the mistake): `broken_mean` is right for every full batch, and wrong for the last batch of an
+#    `[n]`. `predict` maps `[rows, D]` to logits `[rows, C]`, and fits into memory for at most `N * b` rows at a time, where
+#    N is the number of devices. n can be any number. Use pmap, or jit, if you know it already.
+#    <details><summary>Hint</summary>Pad x, labels and weights to a multiple of <code>N * b</code> with <code>np.pad</code>.
+#    Map a function that returns <code>lax.psum</code> of two sums. Add them up over the batches.</details>
+# 3. `fixed_mean` (find the mistake): `broken_mean` is right for every full batch, and wrong for the last batch of an
 #    epoch. Write it correctly. <details><summary>Hint</summary>What does <code>len(x)</code> count?</details>
 
 
 # %%
+from pmapdp_lessons.checks import check
+
+
 def broken_mean(x, weights):  # [b, C], [b] to [C]
     total = lax.psum((weights[:, None] * x).sum(0), "data")
     return total / lax.psum(len(x), "data")
 
 
-def row_keys(seed, step, indices):
+def row_keys(seed, update, layer, indices):
     """One random key for each example: integers and `[b]` indices to `[b]` keys."""
-    ...  # your code: 2 lines
+    ...  # your code: 2 or 3 lines
 
 
 def exact_accuracy(predict, x, labels, b):
@@ -273,26 +380,22 @@ def exact_accuracy(predict, x, labels, b):
     ...  # your code: 10 to 14 lines
 
 
-def mended_mean(x, weights):
+def fixed_mean(x, weights):
     """Mean over the valid examples of all devices: `[b, C]`, `[b]` to `[C]`."""
     ...  # your code: 2 lines
 
 
-for exercise in (row_keys, exact_accuracy, mended_mean):
+for exercise in (row_keys, exact_accuracy, fixed_mean):
     check("08_keep_dropout_and_metrics_exact", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
-# - Give each example its own key, from the seed, the step and its index. Then the masks do not depend on the devices.
+# - Give each example its own key, from the seed, the update and its index. Then the masks do not depend on the devices.
 # - Padding has weight 0. Add up sums and counts over devices and batches, and divide once, at the end.
 # - Compare with one device: neither a repeated mask nor a wrong mean raises an error.
 #
-# The keys and the dropout layer are in [models/layers.py](../src/pmapdp/models/layers.py), printed below. The sums are in
-# [loss.py](../src/pmapdp/loss.py), and the padding in [data/batches.py](../src/pmapdp/data/batches.py). To read on:
+# In pmapdp, the keys and the dropout layer are in [models/layers.py](../src/pmapdp/models/layers.py), and the padding is in
+# [data/batches.py](../src/pmapdp/data/batches.py). To read on:
 # [JAX's random numbers](https://docs.jax.dev/en/latest/random-numbers.html). Next, the compiler takes all this work over:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
-
-# %%
-print(inspect.getsource(layers.example_keys))
-print(inspect.getsource(layers.Dropout))

@@ -5,10 +5,10 @@ import numpy as np
 from jax import lax
 
 
-def row_keys(seed, step, indices):
+def row_keys(seed, update, layer, indices):
     """One random key for each example: integers and `[b]` indices to `[b]` keys."""
-    # fold_in one after the other: seed + step would give step 2 of seed 1 the keys of step 1 of seed 2.
-    key = jax.random.fold_in(jax.random.key(seed), step)
+    # fold_in one after the other: seed + update would give update 2 of seed 1 the keys of update 1 of seed 2.
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), update), layer)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
 
