@@ -405,7 +405,7 @@ cloud_labels = random.integers(0, 10, 640)
 clouds = (2 * random.normal(size=(10, 8))[cloud_labels] + random.normal(size=(640, 8))).astype(np.float32)
 batches = clouds.reshape(20, 32, 8), cloud_labels.reshape(20, 32)
 cloud_parameters = init(jax.random.key(0), (8, 32, 10))
-for epoch in range(10):
+for _ in range(10):
     cloud_parameters, losses = train_epoch(cloud_parameters, batches, 0.1)
 print(f"loss in the first update of the last epoch {losses[0]:.3f}, in the last one {losses[-1]:.3f}")
 assert losses[-1] < 0.7

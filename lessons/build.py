@@ -1,6 +1,6 @@
 """Rebuild the notebooks from their sources: `python lessons/build.py [NN ...]`, all of them without numbers.
 
-Each `lessons/NN_name.py` (jupytext's percent format) is run from top to bottom in a fresh kernel and in an empty folder,
+Each `lessons/NN_name.py` (jupytext's percent format) is run from top to bottom in a fresh kernel, in an empty folder,
 and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells:
 
     # %% tags=["prediction"]   the outputs answer a "Predict": they are folded until the reader unfolds or runs the cell
