@@ -9,6 +9,8 @@ import build
 import jupytext
 import pytest
 
+from pmapdp_lessons import digits
+
 LESSONS = build.sources()
 QUICK = ("03", "05", "09")  # what the core teaches; plain `pytest` runs these
 LIBRARIES = {"jax", "flax", "optax", "numpy"}
@@ -60,3 +62,29 @@ def test_take_home_cell_runs_alone(lesson, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip(), "it shows a result"
+
+
+def functions(lesson) -> dict[str, str]:
+    """The code of the functions of the take-home cell of a lesson, by name."""
+    nodes = ast.walk(ast.parse(take_home(lesson)))
+    return {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_step_of_lesson_05_is_that_of_lesson_03_and_one_line_more():
+    one_device, data_parallel = (functions(LESSONS[number])["train_step"].splitlines() for number in (3, 5))
+    (added,) = [line for line in data_parallel if line not in one_device]
+    assert added.strip() == "sums, gradients = lax.pmean((sums, gradients), 'data')"
+    assert [line for line in data_parallel if line != added] == one_device
+
+
+def test_the_programs_of_lessons_03_and_05_train_to_the_same_test_accuracy():
+    accuracies = []
+    for number in (3, 5):
+        names: dict = {}
+        exec(compile(take_home(LESSONS[number]), LESSONS[number].name, "exec"), names)
+        data = digits.load()
+        model = names["Network"](64, 10, names["nnx"].Rngs(0))
+        model, evaluate = names["train"](model, data.train, data.validation, epochs=5)
+        accuracies.append(evaluate(model, data.test)[1])
+    assert accuracies[0] > 0.9
+    assert abs(accuracies[1] - accuracies[0]) < 0.01  # of 360 digits, rounding may turn one or two

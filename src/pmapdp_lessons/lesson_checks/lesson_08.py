@@ -1,5 +1,7 @@
 """Checks of lesson 08's exercises."""
 
+import math
+
 import jax
 import numpy as np
 
@@ -70,7 +72,10 @@ def exact_accuracy(answer):
 
         def predict(x, kernel=kernel, seen=seen):
             require(x.ndim == 2 and x.shape[1] == D, f"predict takes rows [rows, {D}], yours gave it {list(x.shape)}")
-            seen.append(len(x))
+            mesh = (
+                jax.sharding.get_abstract_mesh()
+            )  # the devices that a pmap or shard_map around this call splits rows over
+            seen.append(len(x) * math.prod(mesh.shape[axis] for axis in mesh.manual_axes))
             return x @ kernel
 
         guesses = (x @ kernel).argmax(-1)
