@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from launch import QUICK_COMPILATION
+from marks import MNIST_REQUIRED
 
 os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
 
@@ -21,7 +22,6 @@ from pmapdp.registry import default_data_dir
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where pytest runs under nohup: commands that it starts must end
 
-MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"
 
 

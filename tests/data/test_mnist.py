@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MNIST_REQUIRED
 from examples import parts
 from launch import train
+from marks import MNIST_REQUIRED
 
 from pmapdp.data.mnist import CHECKSUMS
 from pmapdp.registry import load_data

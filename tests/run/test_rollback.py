@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from pmapdp.job import prepare
 from pmapdp.state import TrainState, create_state
 from pmapdp.train import train
 
-JOB = Config(
+JOB: dict[str, Any] = dict(
     devices=2,
     epochs=2,
     global_batch_size=10,
@@ -27,7 +28,7 @@ JOB = Config(
     compile_cache=False,
 )
 
-JOB_WITHOUT = dataclasses.replace(JOB, on_nan="stop", checkpoint_every=None)
+JOB_WITHOUT = Config(**JOB | {"on_nan": "stop", "checkpoint_every": None})
 
 
 class Net(nnx.Module):
@@ -55,7 +56,7 @@ DATA = DataSet(points(100, 1, too_large=BAD), points(40, 2), ("a", "b", "c"))  #
 
 def run(folder: Path, **changes):
     """Train in a folder; the result."""
-    return train(dataclasses.replace(JOB, workdir=str(folder), **changes), model=Net, data=DATA)
+    return train(Config(**JOB | {"workdir": str(folder)} | changes), model=Net, data=DATA)
 
 
 def events(folder: Path, name: str) -> list[dict]:
@@ -144,10 +145,10 @@ def test_a_test_loss_that_is_not_finite_counts_for_the_epoch(tmp_path):
     """Here the test set itself is to blame, so it comes again; every rollback is to the middle of the epoch."""
     data = DataSet(points(100, 1), points(40, 2, too_large=3), ("a", "b", "c"))
     with pytest.raises(DivergedError):
-        train(dataclasses.replace(JOB, epochs=5, workdir=str(tmp_path)), model=Net, data=data)
+        train(Config(**JOB | {"epochs": 5, "workdir": str(tmp_path)}), model=Net, data=data)
     assert [event["skipped"] for event in events(tmp_path, "rollback")] == [[9, 10], [17, 20], [29, 30]]
 
 
 def test_it_needs_a_workdir():
     with pytest.raises(UserError, match="--on-nan needs a folder for its files: add --workdir"):
-        prepare(dataclasses.replace(JOB, checkpoint_every=None))
+        prepare(Config(**JOB | {"checkpoint_every": None}))

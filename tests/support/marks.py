@@ -1,9 +1,12 @@
-"""Which cases of a test plain pytest runs."""
+"""Which cases of a test plain pytest runs, and what must not be skipped."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 
 
 def quick(number: int, names: str | tuple[str, ...], cases: Iterable[Any]) -> pytest.MarkDecorator:
