@@ -13,16 +13,20 @@ The core, in the order in which to read it (about an hour):
     state.py                 the train state, one pytree; the task: model, loss, update rule
     optimizer.py             updates and schedules
     steps/shared.py          what all strategies share: sums here, then the update
+    steps/placing.py         arrays to the devices and back
     steps/single.py          one device
     steps/pmap.py            one program per device and one all-reduce
     steps/shard_map.py       the same program on sharded arrays
     steps/jit.py             one program for the global batch, split by the compiler
     metrics.py               sums on the host, read without stopping the devices
+    job.py                   the configuration becomes values, once: devices, batches, the task, the strategy's functions
+    run/running.py           what happens around an update: resuming, checkpoints, progress, stopping
     train.py                 the loop
 
 Everything else is in a room whose name says who needs it: `run/` who trains for long, `sharding/` who splits the model
-or the state, `processes/` who has several machines, `cpu/` who simulates devices, `export/`, `verify/`, `compare/` and
-`scaling/`. The core imports none of them; `job.py` and `train.py` are where they meet.
+or the state, `processes/` who has several machines, `own/` who brings a model, a loss or data, `cpu/` who asks for speed on a CPU.
+`evaluate/`, `export/`, `predict/`, `verify/`, `compare/` and `scaling/` are a command each, and `command/` is how each
+of them starts, reads its flags and ends. The core imports none of them; `job.py` and `train.py` are where they meet.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules from a configuration; all of them are optax's."""
+"""Optimizers and learning-rate schedules from a configuration; all of them are optax's. Lesson 03 uses one."""
 
 import optax
 

@@ -1,4 +1,4 @@
-"""What every source of data gives: arrays on the host, or texts that a view turns into arrays."""
+"""What every source of data gives: arrays on the host, or texts that a view turns into arrays. Lesson 03 uses it."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
