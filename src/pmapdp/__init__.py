@@ -19,12 +19,13 @@ The core, in the order in which to read it (about an hour):
     steps/shard_map.py       the same program on sharded arrays
     steps/jit.py             one program for the global batch, split by the compiler
     metrics.py               sums on the host, read without stopping the devices
-    job.py                   the configuration becomes values, once: devices, batches, the task, the strategy's functions
+    job.py                   the configuration becomes values, once: devices, batches, the task, the strategy
     run/running.py           what happens around an update: resuming, checkpoints, progress, stopping
     train.py                 the loop
 
 Everything else is in a room whose name says who needs it: `run/` who trains for long, `sharding/` who splits the model
-or the state, `processes/` who has several machines, `own/` who brings a model, a loss or data, `cpu/` who asks for speed on a CPU.
+or the state, `processes/` who has several machines, `own/` who brings a model, a loss or data, `cpu/` who asks for
+speed on a CPU.
 `evaluate/`, `export/`, `predict/`, `verify/`, `compare/` and `scaling/` are a command each, and `command/` is how each
 of them starts, reads its flags and ends. The core imports none of them; `job.py` and `train.py` are where they meet.
 """
