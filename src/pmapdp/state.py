@@ -64,7 +64,7 @@ class Task:
 
     def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
         """The arrays of a model of this structure: those that are trained, and the others."""
-        _, params, model_state = nnx.split(model, self.trainable, ...)
+        params, model_state = nnx.state(model, self.trainable, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
     @property
@@ -83,7 +83,7 @@ class Task:
         return getattr(self.loss, "func", self.loss) is cross_entropy
 
     @functools.cached_property
-    def structure(self) -> nnx.GraphDef:
+    def structure(self) -> nnx.GraphDef[nnx.Module]:
         """The model without its arrays."""
         return nnx.split(self.model, self.trainable, ...)[0]
 

@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{said}: try {self.works}")
 
 
-def add(section: Any, field: dataclasses.Field, hint: Any, default: Any) -> None:
+def add(section: Any, field: dataclasses.Field[Any], hint: Any, default: Any) -> None:
     """Add the flag or argument of a field to a section of the help."""
     text, several = field.metadata["about"].replace("%", "%%"), typing.get_origin(hint) is tuple
     if place := field.metadata["place"]:

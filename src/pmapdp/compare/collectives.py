@@ -50,7 +50,7 @@ def collectives(hlo: str) -> list[Collective]:
     return [Collective(kind, len(found[kind]), sum(found[kind])) for kind in KINDS if kind in found]
 
 
-def size(array: re.Match) -> int:
+def size(array: re.Match[str]) -> int:
     """Bytes of an array type such as `f32[512,10]`; `pred` takes a byte, and a `token` nothing."""
     bits = int(array["bits"] or {"pred": 8}.get(array["dtype"], 0))
     elements = math.prod(int(dimension.lstrip("<=")) for dimension in array["dimensions"].split(",") if dimension)

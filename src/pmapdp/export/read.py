@@ -44,7 +44,7 @@ class Exported:
         call = jax.jit(self.model.call)
         return lambda inputs: call(arrays, inputs)
 
-    def precision(self) -> contextlib.AbstractContextManager:
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Lets JAX compute in the type in which the model was trained, float64 too."""
         return jax.enable_x64(self.metadata["dtype"] == "float64")
 

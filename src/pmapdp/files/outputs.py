@@ -59,7 +59,10 @@ def check_outputs(
         UserError: one cannot be written, or is an input, another output, a file of any run, or a file of another kind.
     """
     taken = {identity(path): "a file that this command reads" for path in inputs if path}
-    return [check_output(*output, taken, run) if output.path is not None else None for output in outputs]
+    return [
+        check_output(each.name, each.path, each.start, taken, run) if each.path is not None else None
+        for each in outputs
+    ]
 
 
 def check_output(name: str, path: str | Path, start: bytes, taken: dict[Any, str], run: str | Path | None) -> Path:

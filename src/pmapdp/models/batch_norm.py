@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 
 from pmapdp.models.layers import Context
 
@@ -18,7 +19,15 @@ class BatchNorm(nnx.Module):
     examples. Here the devices average sums and counts, and divide afterwards.
     """
 
-    def __init__(self, features: int, *, momentum=0.99, epsilon=1e-3, use_bias=True, param_dtype=jnp.float32):
+    def __init__(
+        self,
+        features: int,
+        *,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        use_bias: bool = True,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
         self.momentum, self.epsilon = momentum, epsilon
         self.bias = nnx.Param(jnp.zeros(features, param_dtype)) if use_bias else None
         self.mean = nnx.BatchStat(jnp.zeros(features, param_dtype))

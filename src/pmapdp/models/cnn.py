@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from pmapdp.models.layers import EVALUATION, Context, max_pool, named_linear, scale_pixels
 
@@ -12,7 +13,7 @@ from pmapdp.models.layers import EVALUATION, Context, max_pool, named_linear, sc
 class CNN(nnx.Module):
     """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras's initialiser, Glorot uniform."""
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
         glorot = nnx.initializers.glorot_uniform()
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 
 from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.layers import EVALUATION, Context, Dropout, named_linear, scale_pixels
@@ -28,7 +29,7 @@ def convolve_blocks(x: jax.Array, kernel: jax.Array, strides, padding, **options
 class ConvNet(nnx.Module):
     """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras's initialiser, Glorot uniform."""
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
         glorot = nnx.initializers.glorot_uniform()
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

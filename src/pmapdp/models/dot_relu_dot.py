@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.typing import DTypeLike
 
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
@@ -32,10 +33,10 @@ class DotReluDot(nnx.Module):
         *,
         rngs: nnx.Rngs,
         rules: tuple[tuple[str, Any], ...] = (),
-        dtype=jnp.float32,
-        param_dtype=jnp.float32,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
     ):
-        def matrix(*names: str) -> nnx.Param:
+        def matrix(*names: str) -> nnx.Param[jax.Array]:
             values = nnx.initializers.lecun_normal()(rngs.params(), (size, size), param_dtype)
             return nnx.Param(values, out_sharding=names, sharding_rules=rules, eager_sharding=False)
 

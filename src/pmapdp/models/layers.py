@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 AxisName = str | tuple[str, ...] | None
 
@@ -82,7 +83,7 @@ def max_pool(x: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.maximum(*top), jnp.maximum(*bottom))
 
 
-def scale_pixels(images: jax.Array, dtype) -> jax.Array:
+def scale_pixels(images: jax.Array, dtype: DTypeLike) -> jax.Array:
     """uint8 pixels `[b, H, W, C]` to `dtype` in [0, 1]."""
     return images.astype(dtype) / 255
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from pmapdp.models.layers import EVALUATION, Context, named_linear, scale_pixels
 
@@ -17,7 +18,7 @@ class MLP(nnx.Module):
 
     input_axes = ("batch", "features")  # the features are an image's rows: devices that split rows split features
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
         small = nnx.initializers.normal(1e-2)
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.typing import DTypeLike
 
 from pmapdp.models.layers import EVALUATION, Context, max_pool, named_linear, scale_pixels
 
@@ -19,7 +20,7 @@ class Speedrun(nnx.Module):
     pixels = 1  # the most that an image is moved in training, in each direction
     widths = 24, 32, 256  # channels of the convolutions, hidden units
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
         glorot = nnx.initializers.glorot_uniform()
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -47,7 +48,7 @@ def moved(images: jax.Array, keys: jax.Array | None, most: int) -> jax.Array:
     """
     padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
 
-    def crop(image, key):
+    def crop(image: jax.Array, key: Any) -> jax.Array:
         row, column = jax.random.randint(key, (2,), 0, 2 * most + 1)
         return lax.dynamic_slice(image, (row, column, 0), images.shape[1:])
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from pmapdp.data.tokens import LENGTH, PADDING, VOCABULARY
 from pmapdp.models.layers import EVALUATION, Context, Dropout, named_linear, with_axis_names
@@ -63,7 +64,7 @@ class Transformer(nnx.Module):
 
     view = "tokens"  # what it takes of texts
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         small = nnx.initializers.normal(0.02)
         self.tokens = nnx.Embed(

@@ -163,7 +163,7 @@ class Checkpoints:
                 reads its shards only. With None they become NumPy arrays on the host.
         """
         what = f"the checkpoint of step {step} in {self.folder}"
-        self.agreeing(what, lambda: self.peers.first and require_intact(self.folder / str(step), step))
+        self.agreeing(what, lambda: require_intact(self.folder / str(step), step) if self.peers.first else None)
         progress = self.load(what, step, progress=orbax().args.JsonRestore())
         if not isinstance(progress, dict) or not progress.keys() >= {"belongs_to", "checksum_of_words"}:
             raise UserError(f"{what} lacks what a run needs to resume: {LEFT}")
@@ -188,7 +188,8 @@ class Checkpoints:
 
     def agreeing(self, what: str, work: Callable[[], Any]) -> Any:
         """What `work` with a checkpoint, called `what`, gives, on all processes or on none; errors as of `read`."""
-        found, fault = None, None
+        found: Any = None
+        fault: Exception | None = None
         try:
             found = work()
         except DamagedError as error:

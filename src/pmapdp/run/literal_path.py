@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from etils.epath.gpath import PosixGPath
 
 
-class LiteralPath(PosixGPath):
+class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
     """A local folder for Orbax.
 
     The path of etils reads the folder's own name as a part of the pattern when Orbax lists files in it: `run[1]` then

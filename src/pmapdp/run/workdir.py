@@ -158,7 +158,9 @@ def read_run(path: str | Path) -> tuple[Config, int]:
     match read_json(file, advice="name another folder"):
         case {"format": "pmapdp run 1", "config": dict(settings), "global_batch_size": int(global_batch_size)}:
             # JSON has no tuples; settings of earlier versions that are gone change no result.
-            known = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+            known: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+            }
             try:
                 return Config(**{name: known[name] for name in DEFAULTS if name in known}), global_batch_size
             except UserError as error:

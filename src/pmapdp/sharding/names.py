@@ -34,8 +34,8 @@ def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
         shape = leaf.get_value().shape
         return Axes(tuple(leaf.get_metadata("out_sharding", None) or (None,) * len(shape)), shape)
 
-    def of(arrays: nnx.State) -> Any:
+    def of(arrays: Any) -> Any:
         return nnx.to_pure_dict(jax.tree.map(axes_of, arrays, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
-    _, params, model_state = nnx.split(task.model, task.trainable, ...)
+    params, model_state = nnx.state(task.model, task.trainable, ...)
     return of(params), of(model_state), rules

@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.loss import MetricSums
 from pmapdp.sharding.layout import Layout
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
@@ -34,7 +35,7 @@ def make_strategy(task: Task, layout: Layout) -> Strategy:
     def place_batch(batch: Batch) -> Batch:
         return place(batch, split)
 
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         in_use = dataclasses.replace(state, params=lax.with_sharding_constraint(state.params, used))
         if task.accumulate == 1 or layout.batch_shards == 1:
             gradients, sums, model_state = gradient_sums(task, in_use, batch)
@@ -43,13 +44,13 @@ def make_strategy(task: Task, layout: Layout) -> Strategy:
         gradients = lax.with_sharding_constraint(gradients, updated)
         return update(task, state, gradients, sums.count, model_state), sums
 
-    def accumulated_sums(state: TrainState, batch: Batch):
+    def accumulated_sums(state: TrainState, batch: Batch) -> tuple[Any, MetricSums, Any]:
         """Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up
         its own, and gives its sums as one row of `[N, ...]`; adding the rows then takes a single all-reduce. Other axes
         of the mesh stay the compiler's."""
         axes = layout.batch_axes
 
-        def rows(state: TrainState, batch: Batch):
+        def rows(state: TrainState, batch: Batch) -> tuple[Any, Any]:
             gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=axes)
             return jax.tree.map(lambda x: x[None], (gradients, sums)), model_state
 

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.loss import MetricSums
 from pmapdp.sharding.layout import Layout
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.shared import AXIS, gradient_sums, update
@@ -27,7 +28,7 @@ def make_train_step(strategy: str, task: Task, layout: Layout) -> Callable[..., 
     specs = jax.tree.map(lambda sharding: sharding.spec, layout.params(task, split=True))
     axes = jax.tree.map(lambda spec: next((axis for axis, over in enumerate(spec) if over), REPLICATED), specs)
 
-    def gradient_shards(state: TrainState, batch: Batch):
+    def gradient_shards(state: TrainState, batch: Batch) -> tuple[Any, MetricSums, Any]:
         """On one device: its shard of the gradients' sum over all devices, the metrics, the model's other arrays."""
 
         def reduce_scatter(g: jax.Array, axis: int) -> jax.Array:
@@ -49,7 +50,7 @@ def make_train_step(strategy: str, task: Task, layout: Layout) -> Callable[..., 
     reduce = mapped(strategy, layout.mesh, gradient_shards, (REPLICATED, 0), (axes, REPLICATED, REPLICATED))
     gather = mapped(strategy, layout.mesh, all_gathered, (axes,), REPLICATED)
 
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         # Only the update needs the optimizer state.
         gradients, sums, model_state = reduce(dataclasses.replace(state, optimizer_state=()), batch)
         # The update of arrays that are split like the optimizer state: each device computes its shard. The norm of all

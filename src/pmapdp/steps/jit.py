@@ -3,17 +3,20 @@
 With `--accumulate`, or a layout that splits more than the batch, jit runs `sharding/split_step.py` instead.
 """
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.loss import MetricSums
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
 from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_strategy(task: Task, devices) -> Strategy:
+def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """The step of the global batch `[B, ...]`, which is split over N devices; each holds the whole state."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
@@ -24,11 +27,11 @@ def make_strategy(task: Task, devices) -> Strategy:
     def place_batch(batch: Batch) -> Batch:
         return place(batch, split)
 
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch)
         return update(task, state, gradients, sums.count, model_state), sums
 
-    def eval_step(state: TrainState, batch: Batch):
+    def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
     # The all-reduce is in the compiled program only: a sum over the split batch whose result is to be replicated

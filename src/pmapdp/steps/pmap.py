@@ -1,17 +1,21 @@
 """`jax.pmap`: one program per device, one mapped axis, one all-reduce. Lessons 04 to 05 teach this file."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.loss import MetricSums
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
 from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_strategy(task: Task, devices) -> Strategy:
+def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """The step of one of N devices: it sees the whole state and `[b, ...]` of a batch `[N, b, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
@@ -22,19 +26,19 @@ def make_strategy(task: Task, devices) -> Strategy:
     def place_batch(batch: Batch) -> Batch:
         return place(jax.tree.map(lambda x: x.reshape(mesh.local_mesh.size, -1, *x.shape[1:]), batch), split)
 
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # The all-reduce. Where devices hold different numbers of examples, a mean of their mean gradients would be
         # wrong: the mean of the sums over the mean of the counts is right.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
-    def eval_step(state: TrainState, batch: Batch):
+    def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
     # The state goes in and out replicated (axis None), so it has no device axis. pmap does not check that what comes
     # out is equal on all devices: that is up to the step.
-    axes = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
+    axes: dict[str, Any] = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
     train_step = jax.pmap(train_step, **axes, donate_argnums=0)
     eval_step = jax.pmap(eval_step, **axes)
     return Strategy(place_state, place_batch, train_step, eval_step, fetch, replicated)

@@ -1,5 +1,6 @@
 """`jax.shard_map`: pmap's program per device on jit's sharded arrays. Lesson 10 teaches this file."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,12 +9,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
+from pmapdp.loss import MetricSums
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
 from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_strategy(task: Task, devices) -> Strategy:
+def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """The step of one of N devices: it sees the whole state and `[b, ...]` of a batch `[B, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
@@ -24,14 +26,14 @@ def make_strategy(task: Task, devices) -> Strategy:
     def place_batch(batch: Batch) -> Batch:
         return place(batch, split)
 
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # The all-reduce. Where devices hold different numbers of examples, a mean of their mean gradients would be
         # wrong: the mean of the sums over the mean of the counts is right.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
-    def eval_step(state: TrainState, batch: Batch):
+    def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
     # With check_vma=True (the default) JAX itself sums the gradient of a replicated parameter over the devices, and

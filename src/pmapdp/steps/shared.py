@@ -48,18 +48,18 @@ def gradient_sums(
     devices in the middle of the model; None where arrays hold the global batch.
     """
 
-    def summed_loss(params: Any, model_state: Any, batch: Batch):
+    def summed_loss(params: Any, model_state: Any, batch: Batch) -> tuple[jax.Array, Any]:
         model = task.model_with(params, model_state)
         keys = example_keys(task.seed, state.step, batch.indices)
         sums = task.loss(model, batch, Context(batch.weights, keys, state.step, train=True, axis_name=axis_name))
         return sums.loss, (sums, task.arrays_of(model)[1])
 
-    def micro_batch_sums(model_state: Any, micro_batch: Batch):
+    def micro_batch_sums(model_state: Any, micro_batch: Batch) -> tuple[Any, Any]:
         gradients_of = jax.value_and_grad(summed_loss, has_aux=True)
         (_, (sums, model_state)), gradients = gradients_of(state.params, model_state, micro_batch)
         return model_state, (gradients, sums)
 
-    def accumulate(carry, micro_batch: Batch):
+    def accumulate(carry: tuple[Any, Any], micro_batch: Batch) -> tuple[Any, None]:
         model_state, totals = carry
         model_state, here = micro_batch_sums(model_state, micro_batch)
         return (model_state, jax.tree.map(jnp.add, totals, here)), None

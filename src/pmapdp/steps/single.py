@@ -1,14 +1,17 @@
 """One device, no splitting and no averaging: what the other three must equal. Lesson 03 teaches this file."""
 
+from collections.abc import Sequence
+
 import jax
 from jax.sharding import SingleDeviceSharding
 
 from pmapdp.data.batches import Batch
+from pmapdp.loss import MetricSums
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_strategy(task: Task, devices) -> Strategy:
+def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """The step on the first of `devices`, which holds the state and the whole batch `[B, ...]`."""
     here = SingleDeviceSharding(devices[0])
 
@@ -18,11 +21,11 @@ def make_strategy(task: Task, devices) -> Strategy:
     def place_batch(batch: Batch) -> Batch:
         return jax.device_put(batch, here)
 
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch)
         return update(task, state, gradients, sums.count, model_state), sums
 
-    def eval_step(state: TrainState, batch: Batch):
+    def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
     train_step = jax.jit(train_step, donate_argnums=0)
