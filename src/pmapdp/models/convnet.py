@@ -12,7 +12,7 @@ from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.layers import EVALUATION, Context, Dropout, named_linear, scale_pixels
 
 
-def convolve_blocks(x: jax.Array, kernel: jax.Array, strides, padding, **options: Any) -> jax.Array:
+def convolve_blocks(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **options: Any) -> jax.Array:
     """`lax.conv_general_dilated` at stride 2 for even sizes: `[b, H, W, C]` by `[h, w, C, F]`, for `nnx.Conv`.
 
     The four pixels of each 2x2 block lie side by side as 4 C channels ("space to depth"). On blocks a 6x6 kernel at
