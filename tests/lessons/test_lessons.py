@@ -81,14 +81,6 @@ def test_a_lesson_that_does_not_exist_is_not_built(number, capsys):
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
-def test_links_lead_somewhere(lesson):
-    text = "\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text.replace("\n", " ")):
-        if "://" not in target:
-            assert (build.FOLDER / target.strip()).exists(), target
-
-
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_what_answers_a_prediction_is_folded(lesson):
     for cell in nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells:
         folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)

@@ -1,0 +1,93 @@
+"""What the pages, lessons and docstrings name is there: links, headings, modules, functions, commands and flags."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pmapdp.command.flags import parse_with
+from pmapdp.processes.options import ProcessesOptions
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "lessons" / "README.md", *ROOT.glob("docs/*.md")]
+LESSONS = sorted(ROOT.glob("lessons/[0-9]*.py"))
+SOURCES = [path for folder in ("src", "benchmarks", "tests") for path in ROOT.glob(f"{folder}/**/*.py")]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def text_of(path: Path) -> str:
+    """A page in Markdown; of a lesson's source the cells of text."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = "\n".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+    return text
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them: in small letters, with hyphens, without punctuation."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name_of)
+def test_links_lead_to_files_and_headings(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"\n(?=\S)", " ", text_of(page)).replace("]( ", "](")):
+        target, _, heading = link.partition("#")
+        if "://" in target:
+            continue
+        file = page.parent / target if target else page
+        if not file.exists() or (heading and file.suffix == ".md" and heading not in anchors(file)):
+            broken.append(link)
+    assert broken == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            if not hasattr(found, part):
+                return part in getattr(found, "__annotations__", {}) or part in getattr(
+                    found, "__dataclass_fields__", {}
+                )
+            found = getattr(found, part)
+        return True
+    return False
+
+
+FILES = {"pmapdp.lock"}  # these end like names of Python
+NAME = re.compile(r"\b(?:pmapdp|pmapdp_lessons|benchmarks)(?:\.[a-zA-Z_]\w*)+\b(?![-/])")
+
+
+def test_every_dotted_name_exists():
+    places = {name: path for path in [*PAGES, *LESSONS, *SOURCES] for name in NAME.findall(path.read_text("utf-8"))}
+    missing = {name: name_of(path) for name, path in places.items() if name not in FILES and not exists(name)}
+    assert len(places) > 200
+    assert missing == {}
+
+
+COMMAND = re.compile(r"(?:^ *|`)python -m pmapdp\.train((?: +[^\s`#|&>)]+)*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *LESSONS, ROOT / "src" / "pmapdp" / "train.py"], ids=name_of)
+def test_commands_of_the_trainer_are_taken(page):
+    for flags in COMMAND.findall(text_of(page) if page in PAGES else page.read_text(encoding="utf-8")):
+        if not re.search(r"[A-Z\[{]{2,}|\.\.\.|\[", flags):  # placeholders
+            parse_with(ProcessesOptions, shlex.split(flags), program="python -m pmapdp.train")
+
+
+def test_every_lesson_is_listed_once_in_the_readme_of_the_lessons():
+    page = (ROOT / "lessons" / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\d\d) [^\]]*\]\((\d\d)_\w+\.ipynb\)", page, re.MULTILINE)
+    assert all(shown == linked for shown, linked in listed)
+    assert sorted(number for number, _ in listed) == [lesson.name[:2] for lesson in LESSONS]
