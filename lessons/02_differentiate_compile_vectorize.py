@@ -90,7 +90,8 @@ assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
 # The parameters of the next network are a list of pairs of arrays, but any nesting of lists, tuples and dictionaries
 # would do. JAX calls such a nesting a **pytree**. `grad` returns a gradient that is nested in the same way, and
 # `jax.tree.map` applies a function to each array. Is the gradient g right? Move all parameters a little along it, by a
-# thousandth of g, forth and back. The slope of the loss in this direction must be the sum of the squares of g.
+# thousandth of g, forth and back. The slope of the loss in this direction must be the sum of the squares of g, within 1 %
+# in float32.
 
 
 # %%
@@ -266,8 +267,8 @@ except FloatingPointError as error:
 assert line == "terms = p * logarithm"
 
 # %% [markdown]
-# log(0) is minus infinity, which is no NaN. 0 times minus infinity is one. (`jax.debug_infs` would have stopped a line
-# earlier.) Checking is slow, because JAX waits for every result, so switch it on only to search.
+# log(0) is minus infinity, which is no NaN. 0 times minus infinity is one. When a compiled function returns a NaN, JAX runs
+# it again operation by operation, as the message says, to find the first one. That is slow, so switch it on only to search.
 #
 # ## Random keys
 #
@@ -478,7 +479,7 @@ for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
 # - The gradient of a mean is the mean of the gradients.
 #
 # In pmapdp, the loss is in [loss.py](../src/pmapdp/loss.py), and `value_and_grad` is called in
-# [steps/](../src/pmapdp/steps/single.py). To read on:
+# [steps/shared.py](../src/pmapdp/steps/shared.py). To read on:
 # [JAX: the sharp bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html),
 # [debugging](https://docs.jax.dev/en/latest/debugging.html),
 # [key concepts](https://docs.jax.dev/en/latest/key-concepts.html). Next:

@@ -201,9 +201,10 @@ def nnx_step(model, nnx_optimizer, x, y):
     nnx_optimizer.update(model, gradients)  # changes the model, as optimizer.step() does in PyTorch
 
 
+compiled_step = jax.jit(train_step)
 ours, optimizer_state = model, adam.init(model)
 for batch in epoch[:5]:  # full batches, without padding
-    ours, optimizer_state, _ = jax.jit(train_step)(ours, optimizer_state, batch)
+    ours, optimizer_state, _ = compiled_step(ours, optimizer_state, batch)
     nnx_step(of_nnx, nnx_optimizer, *batch[:2])
 for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(of_nnx), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
@@ -413,7 +414,7 @@ for exercise in (decayed, make_step, fixed_loss):
 # - A training step is a pure function from (model, optimizer state, batch) to (new model, new optimizer state, sums).
 # - Pad the last batch, give padding the weight 0, add up sums, and divide once. Then every example counts once.
 #
-# In pmapdp, this step is in [steps/single.py](../src/pmapdp/steps/single.py), and the batches are in
-# [data/batches.py](../src/pmapdp/data/batches.py). To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html),
+# In pmapdp, this step is in [steps/single.py](../src/pmapdp/steps/single.py), which takes the sums and the update from
+# [steps/shared.py](../src/pmapdp/steps/shared.py). The batches are in [data/batches.py](../src/pmapdp/data/batches.py). To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html),
 # [Optax's getting started](https://optax.readthedocs.io/en/latest/getting_started.html). Next:
 # [04 Map over devices](04_map_over_devices.ipynb).

@@ -160,6 +160,11 @@ for name, (a, b) in pairs.items():
         print(f"{name}: ValueError: {str(error).split('. ')[0]}")
 assert (jnp.ones(10) + five).devices() == {jax.devices()[5]}
 
+try:
+    jax.pmap(jnp.dot)(jax.device_put(xs, jax.devices()[5]), ys)
+except ValueError as error:
+    print(f"pmap of an array that is committed to 5: ValueError: {str(error)[:77]} ...")
+
 # %% [markdown]
 # A committed array decides where the operation runs, and JAX copies uncommitted ones there. Arrays that are committed to
 # different devices raise an error, because JAX does not guess which you meant. `pmap` follows the same rule: it splits

@@ -92,11 +92,11 @@ lesson_05.data_parallel_step()
 # The next cell is the program of lesson 03. The marked lines are new or changed:
 #
 # * **The step has one line more.** `pmean` averages the gradients, and also the sums. The next line divides by the
-#   averaged count, as before.
+#   averaged count, as before: in a quotient, the factor 1/N cancels.
 # * `jax.pmap` takes the place of `jax.jit`. The model and the optimizer state are replicated (`None`), the batch is split
 #   (`0`), and all results are replicated (lesson 04).
 # * `place` has two lines: reshape to `[N, b, ...]`, and put one slice on each device. `prefetch` places the next two
-#   batches while the devices still compute: `device_put` returns at once, as everything in JAX does.
+#   batches while the devices still compute, because `device_put` does not wait for the copy.
 # * The evaluation adds up over all devices with `lax.psum`, so it counts every example once, whatever their number.
 
 
@@ -375,8 +375,8 @@ np.testing.assert_allclose(eight, one, rtol=0.02)
 
 # %% [markdown]
 # Its length is almost the same. Adam divides a gradient by its typical size, so a constant factor cancels. The mistake
-# does no harm until somebody clips the gradients to a fixed length: then gradients that are eight times too long are
-# clipped too often. So compare **the update** with that of one device, and not the loss curve.
+# does no harm until somebody clips the gradients to a fixed length, as our program does: then gradients that are eight
+# times too long are clipped too often. So compare **the update** with that of one device, and not the loss curve.
 #
 # ## What if a device has fewer examples?
 #
@@ -437,7 +437,7 @@ program = make_steps(optimizer)[0].lower(*state, place(twenty[0])).compile().as_
 print(len(re.findall(r" all-reduce(?:-start)?\(", program)), "all-reduce in the compiled step")
 
 # %% [markdown]
-# One: on a CPU, XLA combines all seven. On GPUs, XLA flags set up to which size it combines, and it overlaps by itself
+# One: on a CPU, XLA combines all seven. On GPUs, XLA flags set whether it overlaps, and up to which size it combines
 # ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 06 says what an all-reduce
 # costs, and lesson 18 how to see in a profile what yours does. Simulated devices have no network and share the cores of
 # one machine, so no time that you measure here says anything about real ones.
@@ -496,7 +496,8 @@ for exercise in (step, global_gradient, fixed_clipping):
 #   `pmapdp.verify` does it, and names the mistake.
 # * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
-# The step of pmapdp is in [steps/pmap.py](../src/pmapdp/steps/pmap.py). To read on:
+# In pmapdp, [steps/pmap.py](../src/pmapdp/steps/pmap.py) differs from [steps/single.py](../src/pmapdp/steps/single.py) in the
+# same line: `gradients, count = lax.pmean((gradients, sums.count), AXIS)`. To read on:
 # [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
 # [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next, what the new line costs:
 # [06 Communicate between devices](06_communicate_between_devices.ipynb).

@@ -1,10 +1,16 @@
 """What the lessons say about JAX and do not show in a cell."""
 
+import inspect
+
+import build
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+
+from pmapdp.steps import pmap
 
 
 def test_an_uncommitted_batch_is_computed_by_every_device_and_a_committed_one_is_an_error():
@@ -21,3 +27,33 @@ def test_an_uncommitted_batch_is_computed_by_every_device_and_a_committed_one_is
     assert sharding_inside(x) == sharding_inside(jnp.asarray(x)) == PartitionSpec()
     with pytest.raises(ValueError, match="incompatible devices"):
         product(W, jax.device_put(x, jax.devices()[0]))
+
+
+def test_the_variance_of_large_numbers_in_one_pass_comes_out_negative():
+    """Lesson 07: so its root is NaN, unless the variance is at least 0."""
+    random = np.random.default_rng(0)
+    batches = jnp.asarray(20_000 + random.normal(size=(20, 32)), jnp.float32)
+    variances = (batches**2).mean(1) - batches.mean(1) ** 2
+    assert (variances < -1e-5).any()
+    assert np.isnan(jnp.sqrt(variances + 1e-5)).any()
+
+
+def test_inside_pmap_all_devices_draw_the_same_mask_of_the_dropout_of_flax():
+    """Lesson 08."""
+    structure, state = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    dropped = jax.pmap(lambda x: nnx.merge(structure, state, copy=True)(x))(np.ones((4, 3, 12), np.float32))
+    assert (dropped == 0).any()
+    assert (dropped == dropped[0]).all()
+
+
+def test_debug_nans_names_the_operation_that_made_the_first_nan():
+    """Lesson 02: log(0) is no NaN, 0 times minus infinity is one."""
+    entropy = jax.jit(lambda p: -(p * jnp.log(p)).sum())
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="mul"):
+        entropy(jnp.array([1.0, 0.0]))
+
+
+def test_the_pmap_step_of_the_package_has_the_line_that_lesson_05_quotes():
+    line = "gradients, count = lax.pmean((gradients, sums.count), AXIS)"
+    assert line in inspect.getsource(pmap.make_strategy)
+    assert line in (build.FOLDER / "05_average_gradients.py").read_text()
