@@ -90,7 +90,7 @@ assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
 # The parameters of the next network are a list of pairs of arrays, but any nesting of lists, tuples and dictionaries
 # would do. JAX calls such a nesting a **pytree**. `grad` returns a gradient that is nested in the same way, and
 # `jax.tree.map` applies a function to each array. Is the gradient g right? Move all parameters a little along it, by a
-# thousandth of g, forth and back. The slope of the loss in this direction must be the sum of the squares of g, within 1 %
+# thousandth of g, forward and back. The slope of the loss in this direction must be the sum of the squares of g, within 1 %
 # in float32.
 
 

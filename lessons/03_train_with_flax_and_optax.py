@@ -116,9 +116,10 @@ def batches(data, size, seed=None):
         yield x[rows[part]], y[rows[part]], weights[part]
 
 
-epoch = list(batches(data.train, 64, seed=0))
-print(len(epoch), "batches; the last has", epoch[-1][0].shape[0], "rows and", int(epoch[-1][2].sum()), "examples")
-assert sum(weights.sum() for _, _, weights in epoch) == len(data.train[0])
+first_epoch = list(batches(data.train, 64, seed=0))
+rows, examples = len(first_epoch[-1][2]), int(first_epoch[-1][2].sum())
+print(len(first_epoch), "batches; the last has", rows, "rows and", examples, "examples")
+assert sum(weights.sum() for _, _, weights in first_epoch) == len(data.train[0])
 
 # %% [markdown]
 # A PyTorch `DataLoader` works, too, if you give it a `collate_fn` that returns NumPy arrays and adds the weights. Two
@@ -203,7 +204,7 @@ def nnx_step(model, nnx_optimizer, x, y):
 
 compiled_step = jax.jit(train_step)
 ours, optimizer_state = model, adam.init(model)
-for batch in epoch[:5]:  # full batches, without padding
+for batch in first_epoch[:5]:  # full batches, without padding
     ours, optimizer_state, _ = compiled_step(ours, optimizer_state, batch)
     nnx_step(of_nnx, nnx_optimizer, *batch[:2])
 for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(of_nnx), strict=True):

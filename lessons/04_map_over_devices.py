@@ -153,9 +153,9 @@ pairs = {
     "uncommitted + replicated": (jnp.ones(10), w),
     "committed to 1 + replicated": (one, w),
 }
-for name, (a, b) in pairs.items():
+for name, (left, right) in pairs.items():
     try:
-        print(f"{name}: on", sorted(device.id for device in (a + b).devices()))
+        print(f"{name}: on", sorted(device.id for device in (left + right).devices()))
     except ValueError as error:
         print(f"{name}: ValueError: {str(error).split('. ')[0]}")
 assert (jnp.ones(10) + five).devices() == {jax.devices()[5]}

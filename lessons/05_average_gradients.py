@@ -278,8 +278,8 @@ def distance(tree, other):
 axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
 one_device, data_parallel = jax.jit(one_device_step), jax.pmap(data_parallel_step, **axes)
 start = Network(64, 10, nnx.Rngs(0))
-epochs = [batch for seed in (0, 1) for batch in batches(data.train, 64, seed)]
-twenty = [batch for batch in epochs if batch[2].all()][:20]  # full batches: the ragged ones come below
+two_epochs = [batch for seed in (0, 1) for batch in batches(data.train, 64, seed)]
+twenty = [batch for batch in two_epochs if batch[2].all()][:20]  # full batches: the ragged ones come below
 alone, together, history = start, jax.device_put(start, replicated), []
 for batch in twenty:
     alone, loss_alone = one_device(alone, batch)

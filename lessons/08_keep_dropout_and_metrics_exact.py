@@ -131,8 +131,8 @@ def device_sums(kernel, x, labels, weights):
     return (weights * ((x @ kernel).argmax(-1) == labels)).sum(), weights.sum()
 
 
-batches = list(padded_batches(x_test, y_test, 104))
-correct, count = jax.pmap(device_sums, in_axes=(None, 0, 0, 0))(kernel, *batches[-1])
+test_batches = list(padded_batches(x_test, y_test, 104))
+correct, count = jax.pmap(device_sums, in_axes=(None, 0, 0, 0))(kernel, *test_batches[-1])
 print("the last batch, by device: valid", count.astype(int), "right", correct.astype(int))
 assert count.tolist() == [13, 13, 13, 9, 0, 0, 0, 0]
 
@@ -153,8 +153,8 @@ def global_sums(kernel, *batch):
 
 axes = {"axis_name": "data", "in_axes": (None, 0, 0, 0), "out_axes": None}
 averaged, summed = jax.pmap(mean_accuracy, **axes), jax.pmap(global_sums, **axes)
-means = [float(averaged(kernel, *batch)) for batch in batches]
-totals = np.sum([jax.device_get(summed(kernel, *batch)) for batch in batches], axis=0)
+means = [float(averaged(kernel, *batch)) for batch in test_batches]
+totals = np.sum([jax.device_get(summed(kernel, *batch)) for batch in test_batches], axis=0)
 guesses = (x_test @ kernel).argmax(-1)
 print("means, batch by batch:", np.round(means, 4))
 print(f"sums: {totals[0]:.0f} of {totals[1]:.0f} = {totals[0] / totals[1]:.4f}")
