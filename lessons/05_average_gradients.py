@@ -356,8 +356,7 @@ few = jax.tree.map(lambda a: a[:16], twenty[0])
 case = {"reference": one_device, "state": start, "batch": few, "layout": "replicated"}
 reports = [verify(step=step, **case) for step in (data_parallel, forgotten, jax.pmap(summed_step, **axes))]
 print(reports[0], *reports[1].failed, *reports[2].failed, sep="\n\n")
-causes = [report.causes for report in reports]
-assert causes == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
+assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
 
 # %% [markdown]
 # The right step passes all checks that could be made. The other two fail, and the reports name the mistakes: in one,
