@@ -104,7 +104,7 @@ def test_what_is_no_json(place, text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\nraise SystemExit(0)", "code.py fails at line 2 (it ends Python): mend that line"),
+        ("\nraise SystemExit(0)", "code.py fails at line 2 (it ends Python): fix that line"),
         ("\0", "code.py fails at line 1 ("),
         ("x = 5", "code.py has no 'f'"),
     ],

@@ -18,11 +18,10 @@ from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
-from pmapdp.evaluate.evaluation import evaluate_exported
-from pmapdp.evaluate.evaluation import from_workdir as evaluate_workdir
+from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
 from pmapdp.export.__main__ import main as export
 from pmapdp.export.read import load_exported
-from pmapdp.export.write import from_workdir
+from pmapdp.export.write import export_run
 from pmapdp.loss import MetricSums
 from pmapdp.own.data_file import ARRAYS, data_from_file
 from pmapdp.train import main as train_command
@@ -255,9 +254,9 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
     workdir, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
     values = {"model": Net, "data": DATA}
     found = train(Config(**SETTINGS | {"workdir": workdir}), **values).epochs[-1]
-    totals, facts = evaluate_workdir(workdir, strategy="jit", devices=3, **values)
+    totals, facts = evaluate_run(workdir, strategy="jit", devices=3, **values)
     assert (totals.accuracy, facts["dataset"]) == (found["test_accuracy"], "arrays")
-    metadata = from_workdir(workdir, file, **values)
+    metadata = export_run(workdir, file, **values)
     assert (metadata["model"], metadata["metrics"]["test_accuracy"]) == ("Net", found["test_accuracy"])
     exported = load_exported(file)
     assert exported.metadata["labels"] == ["a", "b", "c"]
@@ -271,7 +270,7 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
         assert run_command(main, arguments) == 2
         assert sentence in capsys.readouterr().err
     with pytest.raises(UserError, match=r"unknown dataset 'arrays': .* from Python data="):
-        evaluate_workdir(workdir, model=Net)
+        evaluate_run(workdir, model=Net)
 
 
 def test_wrong_files_on_the_command_line(tmp_path, capsys):

@@ -3,7 +3,7 @@
     python -m pmapdp.train                                    # digits on 8 devices with pmap
     python -m pmapdp.train --strategy jit --devices 4         # the same job, split by the compiler
     python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
-    python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command goes on
+    python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command resumes it
     srun python -m pmapdp.train --distributed                 # several processes, started by Slurm
 
 Lesson 14 teaches this file.

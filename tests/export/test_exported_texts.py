@@ -1,4 +1,4 @@
-"""Exported models of texts: strings in, classes out, through the vocabulary in the file."""
+"""Exported text models: strings in, classes out, through the vocabulary in the file."""
 
 import json
 import subprocess

@@ -157,7 +157,7 @@ def test_bad_files(folder, capsys, name):
     [
         ([], "the following arguments are required: MODEL: try python -m pmapdp.predict model.zip digit.png"),
         (["model.zip"], "INPUT is missing: try python -m pmapdp.predict model.zip digit.png"),
-        (["model.zip", "--lines", "texts.txt"], "--lines texts.txt is for models of texts, and model.zip takes images"),
+        (["model.zip", "--lines", "texts.txt"], "--lines texts.txt is for text models, and model.zip takes images"),
         (["model.zip", "missing.png"], "missing.png cannot be read (No such file or directory)"),
         (["model.zip", "."], ". cannot be read (it is a folder"),
         (["missing.zip", "digit.png"], "missing.zip cannot be read (No such file or directory)"),

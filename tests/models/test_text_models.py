@@ -1,4 +1,4 @@
-"""The models of texts against NumPy in float64, what padding and company change (nothing), and the names of axes."""
+"""The text models against NumPy in float64, what padding and company change (nothing), and the names of axes."""
 
 import jax
 import jax.numpy as jnp

@@ -112,9 +112,9 @@ def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     out = launch.train("nnx-mesh", "--no-progress", "--workdir", run)
     assert out.returncode == 0, out.stderr
     (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", out.stdout)}
-    totals, _ = evaluation.from_workdir(run)
+    totals, _ = evaluation.evaluate_run(run)
     assert totals.mean_loss == pytest.approx(test_loss, abs=1e-4)
-    write.from_workdir(run, file)
+    write.export_run(run, file)
     data = random_numbers().test
     errors = (load_exported(file).outputs(data.inputs)["logits"] - data.labels) ** 2
     assert errors.mean() == pytest.approx(test_loss, abs=1e-4)

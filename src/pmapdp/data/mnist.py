@@ -1,6 +1,6 @@
 """MNIST and Fashion-MNIST: the four original .gz files where they are in place, else through torchvision.
 
-The files lie where torchvision puts them: `DATA_DIR/MNIST/raw` and `DATA_DIR/FashionMNIST/raw`.
+The files are where torchvision puts them: `DATA_DIR/MNIST/raw` and `DATA_DIR/FashionMNIST/raw`.
 Sources: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition",
 Proceedings of the IEEE 86(11), 1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
 """

@@ -15,7 +15,7 @@ TOKEN = re.compile(r"\w+(?:'\w+)?|[!?]")  # "don't" is one token
 
 
 def split(text: str) -> list[str]:
-    """The tokens of a text: words in lower case, with what follows an apostrophe, and the signs ! and ?."""
+    """The tokens of a text: words in lower case, with what follows an apostrophe, and the characters ! and ?."""
     return TOKEN.findall(text.lower().replace("<br />", " "))  # IMDB's are cut out of web pages
 
 

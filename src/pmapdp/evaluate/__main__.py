@@ -21,7 +21,7 @@ from typing import Literal
 from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
 from pmapdp.errors import UserError
-from pmapdp.evaluate.evaluation import from_exported, from_workdir
+from pmapdp.evaluate.evaluation import evaluate_file, evaluate_run
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
     if not os.path.isfile(options.model):
-        totals, facts = from_workdir(
+        totals, facts = evaluate_run(
             options.model, strategy=options.strategy, devices=options.devices, data_dir=options.data_dir
         )
     elif options.strategy is None and options.devices is None:
-        totals, facts = from_exported(options.model, options.data_dir)
+        totals, facts = evaluate_file(options.model, options.data_dir)
     else:
         raise UserError(f"{options.model} is an exported model, for one device: leave out --strategy and --devices")
     if options.json:

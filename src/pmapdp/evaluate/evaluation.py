@@ -43,7 +43,7 @@ def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
     return totals
 
 
-def from_workdir(
+def evaluate_run(
     workdir: str, *, strategy: str | None = None, devices: int | None = None, data_dir: str | None = None, **own: Any
 ) -> tuple[Totals, dict[str, Any]]:
     """The figures of the newest checkpoint of a run, and what they are of.
@@ -64,7 +64,7 @@ def from_workdir(
         return job.evaluate(job.strategy.place_state(state)), facts
 
 
-def from_exported(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
+def evaluate_file(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
     """The figures of an exported model on the data set that it was trained for, and what they are of."""
     exported = load_exported(path)
     match exported.metadata:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
-from pmapdp.export.write import from_workdir
+from pmapdp.export.write import export_run
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Options:
     data_dir: str | None = setting(
         "options",
         None,
-        "For a model of texts: folder of the data set, whose vocabulary goes into the file; default: as in training.",
+        "For a text model: folder of the data set, whose vocabulary goes into the file; default: as in training.",
     )
 
 
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
     file = Path(options.file).absolute()
-    metadata = from_workdir(options.workdir, options.file, options.data_dir)
+    metadata = export_run(options.workdir, options.file, options.data_dir)
     megabytes = file.stat().st_size / 1e6
     print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
     if metrics := metadata["metrics"]:

@@ -35,7 +35,7 @@ class Exported:
     metadata: dict[str, Any]  # what is known about it: `labels`, `metrics`, `input` (shape and type) and more
     model: jax.export.Exported  # the network; its arguments are the arrays and the inputs
     arrays: dict[str, np.ndarray]  # parameters and running statistics
-    view: Any = None  # of a model of texts, what turns n strings into its inputs
+    view: Any = None  # of a text model, what turns n strings into its inputs
 
     @cached_property
     def compiled(self) -> Any:

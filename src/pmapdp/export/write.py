@@ -5,7 +5,7 @@ The file is a zip without compression, and NumPy takes it for one of its own (.n
     metadata.json    labels, metrics, shapes and types, versions
     model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
     arrays/*.npy     parameters and running statistics
-    view.json        of a model of texts: the vocabulary and, for tf-idf weights, the idf weights
+    view.json        of a text model: the vocabulary and, for tf-idf weights, the idf weights
 
 Nothing in it is a pickle, but the network is a program: run it only if you trust whoever made the file. It needs none
 of our code. JAX (with flatbuffers) and NumPy are enough:
@@ -25,7 +25,7 @@ of our code. JAX (with flatbuffers) and NumPy are enough:
 `outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
 `jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.read.load_exported`.
 
-A model of texts takes what its view of them, metadata["view"], makes of strings. With our code that is
+A text model takes what its view, metadata["view"], makes of strings. With our code that is
 `load_exported(...).view(texts)`. Without it, "tfidf" is scikit-learn's `TfidfVectorizer` with the vocabulary and `idf_`
 of view.json, its columns filled up with zeros, and `pmapdp/data/tokens.py` shows "tokens".
 
@@ -67,7 +67,7 @@ METRICS = ("test_loss", "test_accuracy", "test_examples")
 LOCATIONS = "jax_traceback_in_locations_limit"
 
 
-def from_workdir(
+def export_run(
     workdir: str, path: str | Path, data_dir: str | None = None, *, model: Any = None, data: DataSet | None = None
 ) -> dict[str, Any]:
     """Write the model of the newest checkpoint of a run; returns what the file says of it.
@@ -75,7 +75,7 @@ def from_workdir(
     Args:
         workdir: folder of the run.
         path: of the file.
-        data_dir: folder of data sets, for the vocabulary of a model of texts; default: as in training.
+        data_dir: folder of data sets, for the vocabulary of a text model; default: as in training.
         model, data: where `train` was given them as Python values.
     """
     config = read_config(workdir)
@@ -112,7 +112,7 @@ def export_model(
         path: overwritten if it exists.
         inputs: `[n, ...]` as the model takes them; it is asked about the first, to see whether it answers with numbers.
         metadata: JSON to keep beside the model; `labels` are the names of the C classes, empty for their numbers.
-        view: of a model of texts, the `Tfidf` or `Tokens` that was fitted to the training set.
+        view: of a text model, the `Tfidf` or `Tokens` that was fitted to the training set.
 
     Raises:
         UserError: `path` cannot be written, or the parameters or the answers are no finite numbers.

@@ -38,7 +38,7 @@ def from_python_file(name: str, given: str) -> Callable[..., Any]:
         frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == spec.origin]
         line = frames[-1].lineno if frames else getattr(error, "lineno", 1) or 1  # a SyntaxError may have its own
         why = "it ends Python" if isinstance(error, SystemExit) else reason(error)
-        raise UserError(f"{given}: {path} fails at line {line} ({why}): mend that line") from error
+        raise UserError(f"{given}: {path} fails at line {line} ({why}): fix that line") from error
     if not callable(found := getattr(module, attribute, None)):
         own = sorted(each for each, value in vars(module).items() if getattr(value, "__module__", "") == spec.name)
         raise UserError(f"{given}: {path} has no {attribute!r}: use one of {', '.join(own) or 'its names'}")

@@ -15,13 +15,13 @@ READ_ADVICE = "name another file"
 
 
 @contextlib.contextmanager
-def saying(path: str | Path, deed: str, advice: str) -> Iterator[None]:
-    """Turn what goes wrong with a file into a `UserError` that it cannot be `deed`, for example read or written."""
+def saying(path: str | Path, action: str, advice: str) -> Iterator[None]:
+    """Turn what goes wrong with a file into a `UserError` that it cannot be `action`, for example read or written."""
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:  # ValueError: also a name with a zero byte
         why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
-        raise UserError(f"{str(path) or repr('')} cannot be {deed} ({why}): {advice}") from None
+        raise UserError(f"{str(path) or repr('')} cannot be {action} ({why}): {advice}") from None
 
 
 def open_regular(path: str | Path, flags: int) -> int:

@@ -38,7 +38,7 @@ class Options:
     size that the model was trained on. They are taken as they are: digits and clothes must be light on a dark ground,
     as in the data sets. Colours become grey.
 
-    Of a model of texts, every input is a text itself; --lines reads them from a file.
+    Of a text model, every input is a text itself; --lines reads them from a file.
     """
 
     model: str = setting(
@@ -49,7 +49,7 @@ class Options:
     )
     input: tuple[str, ...] = setting("arguments", (), "Files with images, or texts.", place="[INPUT...]")
     lines: str | None = setting(
-        "options", None, 'Model of texts: take every line of this file as a text, or of standard input where it is "-".'
+        "options", None, 'Text model: take every line of this file as a text, or of standard input where it is "-".'
     )
     json: bool = setting("options", False, "Print one JSON object a line, with the probabilities of all classes.")
 
@@ -65,7 +65,7 @@ def read_inputs(exported: Exported, options: Options) -> tuple[list[dict[str, An
         names = [textwrap.shorten(text, SHOWN_LETTERS, placeholder="...") for text in texts]
         return [{"text": text} for text in texts], names, exported.view(texts)
     if options.lines:
-        raise UserError(f"--lines {options.lines} is for models of texts, and {options.model} takes images: name files")
+        raise UserError(f"--lines {options.lines} is for text models, and {options.model} takes images: name files")
     match exported.metadata["input"]:
         case {"dtype": "uint8", "shape": [_, int(height), int(width), 1]}:
             images = [(path, read_images(path, height, width)) for path in options.input]

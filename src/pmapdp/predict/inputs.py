@@ -93,7 +93,7 @@ def read_lines(path: str) -> list[str]:
     else:
         content = sys.stdin.buffer.read() if sys.stdin else b""  # Python starts without one where it is closed
     try:
-        lines = content.decode("utf-8-sig").split("\n")  # str.splitlines also splits at signs inside of texts
+        lines = content.decode("utf-8-sig").split("\n")  # str.splitlines also splits at characters inside of a text
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8: convert it first, for example with iconv") from None
     if texts := [line.removesuffix("\r") for line in lines if line.strip()]:

@@ -19,7 +19,7 @@ from pmapdp.processes.options import ProcessesOptions, check_options, split_addr
 from pmapdp.processes.peers import ALONE, Peers, failing_together
 from pmapdp.sharding.notation import number_of_devices
 
-# What may differ from process to process: where its copy of the data lies, and what is written by process 0 only.
+# What may differ from process to process: where its copy of the data is, and what is written by process 0 only.
 OWN_SETTINGS = {"data_dir", "metrics_file", "progress", "compile_cache"}
 
 

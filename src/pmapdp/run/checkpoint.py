@@ -138,7 +138,7 @@ class Checkpoints:
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             raise UserError(
                 f"a checkpoint could not be written to {self.folder} ({reason(error)[:150]}): those "
-                "before it are intact, so mend that and start the same command again"
+                "before it are intact, so fix that and start the same command again"
             ) from error
 
     def newest_first(self, task: Task, sharding: Any = None, most: float = math.inf) -> Iterator[Checkpoint]:

@@ -56,7 +56,7 @@ def header(job: Job, state: TrainState) -> list[str]:
     return [*(f"{name:<7}  {value}" for name, value in shown.items()), ""]
 
 
-class Report:
+class Reporter:
     """Reports a run of `config`; only the `first` process does. `stack` closes the files."""
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):

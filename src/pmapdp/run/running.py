@@ -18,7 +18,7 @@ from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
 from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
-from pmapdp.run.report import Report, facts, header
+from pmapdp.run.report import Reporter, facts, header
 from pmapdp.run.resume import beginning, last_finite, open_checkpoints
 from pmapdp.run.stop_request import StopRequest
 from pmapdp.state import TrainState
@@ -56,7 +56,7 @@ class Run:
         self.compile_seconds = 0.0
         self.checkpoints = open_checkpoints(job, stack)
         self.state, self.step, self.kept = beginning(job, self.checkpoints)
-        self.report = Report(job.config, stack, first=job.peers.first)
+        self.report = Reporter(job.config, stack, first=job.peers.first)
         self.report.event("start", **dataclasses.asdict(job.config) | facts(job, self.state))
         self.report.lines(header(job, self.state))
         if self.checkpoints is not None:
@@ -78,7 +78,7 @@ class Run:
         self.replicas.require_equal(self.step, self.state)  # compiles, before anything is timed
 
     def start_epoch(self, step: int) -> None:
-        """The epoch that update `step + 1` belongs to begins, or goes on."""
+        """The epoch that update `step + 1` belongs to begins, or is resumed."""
         job = self.job
         self.epoch, done = divmod(step, job.train_batches.per_epoch)
         self.end_of_epoch = min((self.epoch + 1) * job.train_batches.per_epoch, job.total_steps)
@@ -192,7 +192,7 @@ class Run:
         kept = (
             f"a checkpoint is in {workdir}, and the same command resumes from it"
             if workdir is not None
-            else "nothing was kept; with --workdir runs/first a run can go on"
+            else "nothing was kept; with --workdir runs/first a run can be resumed"
         )
         raise StoppedError(f"stopped by {number.name} after step {self.step:,}: {kept}", 128 + number.value)
 
