@@ -1,11 +1,10 @@
 """Convolution by Winograd's F(m x m, 3x3), which multiplies less and pays on a CPU.
 
 Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016, whose letters are used here: 4x4 pixels
-of the output take 36 products instead of 144. A 6x6 kernel with stride S = 2 becomes 3x3 with stride 1 on four times
-the channels: the four pixels of each 2x2 block lie side by side (space to depth).
+of the output take 36 products instead of 144.
 
-Shapes: b examples, H x W pixels, C channels in, F out, c = S * S * C; h x w tiles of m x m pixels of the output, read
-from n x n pixels of the input, n = m + 2, that overlap by two. Each transform goes over the rows, then the columns.
+Shapes: b examples, H x W pixels, C channels in, F out; h x w tiles of m x m pixels of the output, read from n x n
+pixels of the input, n = m + 2, that overlap by two. Each transform goes over the rows, then the columns.
 """
 
 import functools
@@ -41,15 +40,14 @@ def tile_size(height: int, width: int) -> int | None:
     return products[min(products)] if min(products) < 9 * height * width else None
 
 
-def winograd(images: jax.Array, kernel: jax.Array, S: int, m: int) -> jax.Array:
-    """Convolution without padding, 3x3 at stride S = 1 or 6x6 at stride 2, in tiles of m x m."""
+def winograd(images: jax.Array, kernel: jax.Array, m: int) -> jax.Array:
+    """Convolution at stride 1 without padding in tiles of m x m: `[b, H, W, C]` by `[3, 3, C, F]`."""
     (b, H, W, C), F = images.shape, kernel.shape[3]
-    height, width = H // S - 2, W // S - 2
+    height, width = H - 2, W - 2
     n, h, w = m + 2, -(-height // m), -(-width // m)
-    seen = [(0, S * (m * h + 2) - H, 0), (0, S * (m * w + 2) - W, 0)]  # negative where pixels are left over
-    x = lax.pad(images, images.dtype.type(0), [(0, 0, 0), *seen, (0, 0, 0)])
-    V = tiles(x.reshape(b, m * h + 2, S, m * w + 2, S * C), m)
-    M = lax.dot_general(V.reshape(n * n, b * h * w, -1), kernel_tiles(kernel, S, m), (((2,), (1,)), ((0,), (0,))))
+    x = jnp.pad(images, ((0, 0), (0, m * h - height), (0, m * w - width), (0, 0)))
+    V = tiles(x, m)
+    M = lax.dot_general(V.reshape(n * n, b * h * w, C), kernel_tiles(kernel, m), (((2,), (1,)), ((0,), (0,))))
     return pixels(M.reshape(n, n, b, h, w, F), m)[:, :height, :width]
 
 
@@ -74,18 +72,17 @@ def overlapping(x: jax.Array, m: int, axis: int) -> list[jax.Array]:
 
 
 def tiles(x: jax.Array, m: int) -> jax.Array:
-    """V = B d B' of each tile d: `[b, m h + 2, S, m w + 2, S C]` to `[n, n, b, h, w, c]`."""
+    """V = B d B' of each tile d: `[b, m h + 2, m w + 2, C]` to `[n, n, b, h, w, C]`."""
     B = matrices(m)[0]
-    x = jnp.concatenate(along(x, 2), -1)  # as a transpose it takes XLA twice as long
-    by_rows = jnp.stack(combine(B, overlapping(x, m, 1)))  # [n, b, h, m w + 2, c]
+    by_rows = jnp.stack(combine(B, overlapping(x, m, 1)))  # [n, b, h, m w + 2, C]
     return jnp.stack(combine(B, overlapping(by_rows, m, 3)), 1)
 
 
-def kernel_tiles(kernel: jax.Array, S: int, m: int) -> jax.Array:
-    """U = G g G' of the kernel, small enough for one product: `[3 S, 3 S, C, F]` to `[n n, c, F]`."""
+def kernel_tiles(kernel: jax.Array, m: int) -> jax.Array:
+    """U = G g G' of the kernel: `[3, 3, C, F]` to `[n n, C, F]`; small enough for one product."""
     G = np.kron(matrices(m)[1], matrices(m)[1])
-    g = kernel.reshape(3, S, 3, -1).swapaxes(1, 2).reshape(9, -1)
-    return (jnp.asarray(G, kernel.dtype) @ g).reshape(len(G), -1, kernel.shape[3])
+    U = jnp.asarray(G, kernel.dtype) @ kernel.reshape(9, -1)
+    return U.reshape(len(G), *kernel.shape[2:])
 
 
 def pixels(M: jax.Array, m: int) -> jax.Array:
