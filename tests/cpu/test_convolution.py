@@ -1,23 +1,19 @@
-"""Convolution for CPUs against XLA's own, in float64: values and both gradients."""
-
-import re
+"""Convolutions rewritten for the CPU against XLA's own, in float64: values and both gradients."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from examples import random_split, whole_batch
 from flax import nnx
 from jax import lax
 from marks import quick
 
-from pmapdp.compare.collectives import collectives
 from pmapdp.cpu.convolution import LAYOUT, faster
-from pmapdp.cpu.loop import several
-from pmapdp.registry import MODELS
-from pmapdp.state import Task, build, create_state
-from pmapdp.steps import make_strategy
+from pmapdp.models.layers import max_pool
+
+
+def convolve(x, k, stride=1, padding="VALID"):
+    return lax.conv_general_dilated(x, k, (stride, stride), padding, dimension_numbers=LAYOUT)
 
 
 def assert_same_values_and_gradients(function, *inputs):
@@ -29,66 +25,56 @@ def assert_same_values_and_gradients(function, *inputs):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12 * np.abs(theirs).max(initial=0))
 
 
+def convolutions(function, *inputs):
+    """How many XLA computes."""
+    return jax.jit(function).lower(*inputs).as_text().count("stablehlo.convolution")
+
+
 @quick(
-    3,
+    2,
     ("images", "kernel", "stride", "padding", "rewritten"),
     [
-        ((3, 28, 28, 1), (3, 3, 1, 32), 1, "VALID", True),  # cnn
-        ((8, 12, 12, 24), (6, 6, 24, 32), 2, "SAME", True),  # convnet, tiles that reach beyond the image
-        ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples: XLA's
-        ((3, 28, 28, 1), (3, 3, 1, 12), 1, "SAME", True),  # convnet
-        ((3, 9, 9, 1), (5, 3, 1, 7), 1, "SAME", True),
-        ((8, 28, 28, 12), (6, 6, 12, 24), 2, "VALID", True),  # convnet
-        ((8, 11, 9, 3), (6, 6, 3, 5), 2, "VALID", True),  # the last row is seen by no output
+        ((8, 14, 14, 48), (3, 3, 48, 24), 1, "VALID", True),  # convnet
+        ((8, 8, 8, 96), (3, 3, 96, 32), 1, "VALID", True),  # convnet
+        ((8, 12, 12, 24), (3, 3, 24, 32), 1, "VALID", True),  # speedrun
+        ((7, 10, 8, 3), (3, 3, 3, 5), 1, "SAME", False),  # few examples
+        ((8, 28, 28, 1), (3, 3, 1, 12), 1, "SAME", False),  # one channel
         ((8, 3, 4, 3), (3, 3, 3, 5), 1, "VALID", False),  # 1x2 pixels: a tile would multiply more
         ((8, 4, 5, 3), (3, 3, 3, 5), 1, "VALID", True),  # a tile that reaches beyond the image
         ((8, 8, 4, 3), (3, 3, 3, 5), 1, "SAME", True),  # one tile in a row
-        ((8, 16, 8, 3), (6, 6, 3, 5), 2, "SAME", True),
         ((32, 9, 8, 3), (3, 3, 3, 5), 1, "SAME", True),  # tiles that reach beyond the image
         ((32, 9, 9, 3), (5, 5, 3, 4), 2, "SAME", False),
-        ((3, 11, 10, 2), (4, 5, 2, 3), 3, "VALID", False),  # the last row is seen by no output
-        ((2, 9, 7, 2), (2, 3, 2, 4), 3, "SAME", False),  # pixels between two windows
-        ((3, 9, 9, 1), (3, 3, 1, 4), 2, "VALID", False),
+        ((8, 9, 9, 3), (3, 3, 3, 4), 2, "VALID", False),
     ],
 )
 def test_values_and_gradients_are_those_of_xla(float64, images, kernel, stride, padding, rewritten):
     random = np.random.default_rng(0)
     x, k = random.normal(size=images), random.normal(size=kernel)
 
-    def theirs(x, k):
-        return lax.conv_general_dilated(x, k, (stride, stride), padding, dimension_numbers=LAYOUT)
+    def function(x, k):
+        return convolve(x, k, stride, padding)
 
-    assert_same_values_and_gradients(theirs, x, k)
-    compiled = jax.jit(faster(theirs)).lower(x, k).compile().as_text()
-    assert ("convolution(" not in compiled) == rewritten
+    assert_same_values_and_gradients(function, x, k)
+    assert convolutions(faster(function), x, k) == (0 if rewritten else 1)
 
 
-@quick(
-    1,
-    ("images", "kernel", "padding", "error"),
-    [
-        ((8, 28, 28, 12), (6, 6, 12, 24), "VALID", 3e-6),  # seen 0.9e-6
-        ((8, 12, 12, 24), (6, 6, 24, 32), "SAME", 3e-6),  # seen 1.3e-6
-    ],
-)
-def test_rounding_errors_in_float32(images, kernel, padding, error):
+@quick(1, ("images", "kernel"), [((8, 14, 14, 48), (3, 3, 48, 24)), ((8, 8, 8, 96), (3, 3, 96, 32))])
+def test_rounding_errors_in_float32(images, kernel):
+    """Against float64, as a share of the largest number; seen 0.9e-6 and 1.3e-6."""
     random = np.random.default_rng(0)
     x, k = random.normal(size=images), random.normal(size=kernel)
-
-    def xla(x, k):
-        return lax.conv_general_dilated(x, k, (2, 2), padding, dimension_numbers=LAYOUT)
 
     def values_and_gradients(function, dtype):
         y, gradients = jax.vjp(function, x.astype(dtype), k.astype(dtype))
         weights = np.random.default_rng(1).normal(size=y.shape).astype(dtype)
         return [np.asarray(value) for value in (y, *gradients(weights))]
 
-    found = values_and_gradients(faster(xla), np.float32)
+    found = values_and_gradients(faster(convolve), np.float32)
     with jax.enable_x64(True):
-        wanted = values_and_gradients(xla, np.float64)
+        wanted = values_and_gradients(convolve, np.float64)
     for mine, other in zip(found, wanted, strict=True):
         assert (mine.dtype, other.dtype) == (np.float32, np.float64)
-        np.testing.assert_allclose(mine, other, rtol=0, atol=error * np.abs(other).max())
+        np.testing.assert_allclose(mine, other, rtol=0, atol=3e-6 * np.abs(other).max())
 
 
 @quick(
@@ -96,19 +82,18 @@ def test_rounding_errors_in_float32(images, kernel, padding, error):
     ("shape", "options"),
     [
         ((8, 12, 4), {"kernel_size": (3,)}),
-        ((8, 6, 6, 6, 2), {"kernel_size": (3, 3, 3), "strides": 2}),
         ((8, 12, 12, 4), {"kernel_size": (3, 3), "feature_group_count": 2}),
+        ((8, 12, 12, 4), {"kernel_size": (3, 3), "padding": "CIRCULAR"}),
+        ((8, 6, 6, 6, 2), {"kernel_size": (3, 3, 3), "strides": 2}),
         ((8, 12, 12, 4), {"kernel_size": (3, 3), "kernel_dilation": 2}),
         ((8, 12, 12, 4), {"kernel_size": (3, 3), "input_dilation": 2, "padding": 1}),
         ((8, 12, 12, 4), {"kernel_size": (3, 3), "preferred_element_type": jnp.float64}),
-        ((8, 12, 12, 4), {"kernel_size": (5, 5), "padding": "CIRCULAR", "strides": 2}),
-        ((12, 12, 4), {"kernel_size": (5, 5)}),  # a single image
+        ((12, 12, 4), {"kernel_size": (3, 3)}),  # a single image
     ],
 )
 def test_layers_of_any_kind(float64, shape, options):
     """Against the same layer with XLA's convolution."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape))
-
     layer = nnx.Conv(shape[-1], 6, **options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
 
     def apply(kernel, bias):
@@ -117,74 +102,56 @@ def test_layers_of_any_kind(float64, shape, options):
     assert_same_values_and_gradients(apply, layer.kernel[...], layer.bias[...])
 
 
-@quick(1, "dtype", ["float32", "bfloat16"])
-@quick(1, "model", ["convnet", "cnn"])
-def test_in_the_loop_of_a_dispatch_all_convolutions_have_the_form_of_the_fast_kernel(model, dtype):
-    """With 4 images a device, too few for Winograd. Others would take up to 20 times as long there."""
-    task = Task(build(MODELS[model], dtype=dtype), optax.adam(1e-3), dtype=dtype, transform=faster)
-    steps, S, N = make_strategy("pmap", task, jax.devices()[:2]), 3, 2
-    dispatch = several(steps, S, N)
-    batches = whole_batch(random_split(S * 8), np.arange(S * 8))
-    state = steps.place_state(create_state(task))
-    program = dispatch.run.lower(state, *dispatch.place(batches, S)).compile().as_text()
-    found = re.findall(r" convolution\(.*?dim_labels=(\S+?)[,\s]", program)
-    assert set(found) <= {"b01f_01io->b01f"}
-    assert found or (model, dtype) == ("cnn", "float32")  # which is matrix products throughout
-
-
-def test_under_jit_every_device_keeps_its_images():
-    """The compiler splits the steps of Winograd's algorithm by examples, so that gradients and moments travel alone."""
-    task = Task(build(MODELS["convnet"]), optax.adam(1e-3), transform=faster)
-    steps, split = make_strategy("jit", task, jax.devices()[:8]), random_split(64)
-    state = steps.place_state(create_state(task))
-    program = steps.train_step.lower(state, steps.place_batch(whole_batch(split, np.arange(64)))).compile().as_text()
-    assert {each.kind for each in collectives(program)} == {"all-reduce"}
-
-
-def convolved_and_pooled(x, k):
-    return nnx.max_pool(lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=LAYOUT), (2, 2), (2, 2))
-
-
-@quick(1, "size", [(9, 12), (28, 28)])
-def test_convolution_with_pooling_is_one_after_the_other(float64, size):
+@quick(2, "size", [(9, 12), (28, 28), (10, 10), (4, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_of_a_pooled_convolution_only_the_corners_are_computed(float64, size, bias):
     random = np.random.default_rng(0)
-    x, k = random.normal(size=(3, *size, 1)), random.normal(size=(3, 3, 1, 8))
-    assert_same_values_and_gradients(convolved_and_pooled, x, k)
-    assert "convolution(" not in jax.jit(faster(convolved_and_pooled)).lower(x, k).compile().as_text()
-
-
-@quick(1, "bias", [True, False])
-@pytest.mark.parametrize("relu", [False, True])
-def test_bias_and_relu_may_stand_between_convolution_and_pooling(float64, bias, relu):
-    random = np.random.default_rng(0)
-    x, k, b = random.normal(size=(3, 12, 12, 1)), random.normal(size=(3, 3, 1, 8)), random.normal(size=8)
+    x, k, b = random.normal(size=(3, *size, 1)), random.normal(size=(3, 3, 1, 8)), random.normal(size=8)
 
     def network(x, k, b):
-        x = lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=LAYOUT)
-        x = x + b.reshape(1, 1, 1, 8) if bias else x
-        return nnx.max_pool(nnx.relu(x) if relu else x, (2, 2), (2, 2))
+        y = convolve(x, k)
+        return nnx.relu(max_pool(y + b.reshape(1, 1, 1, 8) if bias else y))
 
     assert_same_values_and_gradients(network, x, k, b)
-    program = jax.jit(faster(network)).lower(x, k, b).compile().as_text()
-    assert "f64[3,5,5,8]" in program
-    assert "f64[3,10,10,8]" not in program  # nothing is computed before it is pooled
+    program = jax.jit(faster(network)).lower(x, k, b).compile().as_text()  # without what nothing needs
+    assert " convolution(" not in program
+    assert " convolution(" in jax.jit(network).lower(x, k, b).compile().as_text()
 
 
 def test_equal_corners_of_a_window_give_the_kernel_one_gradient(float64):
+    """Flat areas, as in digits: rounding may decide which corner is the largest, and all see the same pixels."""
     random = np.random.default_rng(0)
-    x = random.integers(0, 2, (3, 14, 14, 1)).repeat(4, 1).repeat(4, 2).astype(float)  # flat areas, as in digits
-    assert_same_values_and_gradients(lambda k: convolved_and_pooled(x, k), random.normal(size=(3, 3, 1, 8)))
+    x = random.integers(0, 2, (3, 14, 14, 1)).repeat(4, 1).repeat(4, 2).astype(float)
+    assert_same_values_and_gradients(lambda k: max_pool(convolve(x, k)), random.normal(size=(3, 3, 1, 8)))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        np.s_[:, ::2, ::2],  # of 9 rows a fifth, which no window has
+        np.s_[:, 2:8:2, 1:8:2],
+        np.s_[:, 0:8:2, 0:8],
+        np.s_[:, 0:8:3, 0:8:3],
+        np.s_[1:, 0:8:2, 0:8:2],
+        np.s_[:, 0:8:2, 0:8:2, :4],
+        np.s_[:, 1:8:2, 1:8:2],
+    ],
+)
+@quick(1, "channels", [1, 2])
+def test_other_slices_of_a_convolution(float64, cut, channels):
+    random = np.random.default_rng(0)
+    x, k = random.normal(size=(3, 11, 11, channels)), random.normal(size=(3, 3, channels, 8))
+    assert_same_values_and_gradients(lambda x, k: convolve(x, k)[cut], x, k)
 
 
 def test_images_as_small_as_the_kernel_allows_or_smaller():
-    convolve = faster(lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=LAYOUT))
     kernel = jnp.ones((3, 3, 2, 5))
     for size, wanted in ((3, 1), (2, 0), (1, 0)):
-        found = convolve(jnp.ones((8, size, 6, 2)), kernel)
+        found = faster(convolve)(jnp.ones((8, size, 6, 2)), kernel)
         np.testing.assert_array_equal(found, jnp.full((8, wanted, 4, 5), 18.0))
 
 
 def test_bfloat16_stays_with_xla():
-    convolve = faster(lambda x, k: lax.conv_general_dilated(x, k, (2, 2), "VALID", dimension_numbers=LAYOUT))
-    x, k = jnp.ones((2, 12, 12, 4), jnp.bfloat16), jnp.ones((6, 6, 4, 8), jnp.bfloat16)
-    np.testing.assert_array_equal(np.asarray(convolve(x, k), np.float32), 144.0)
+    x, k = jnp.ones((8, 12, 12, 4), jnp.bfloat16), jnp.ones((3, 3, 4, 8), jnp.bfloat16)
+    assert convolutions(faster(convolve), x, k) == 1
+    np.testing.assert_array_equal(np.asarray(faster(convolve)(x, k), np.float32), 36.0)

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from pmapdp.cpu.convolution import LAYOUT, faster
+from pmapdp.models.layers import max_pool
 
 KERNEL = (3, 3, 2, 2)
 
@@ -54,8 +55,8 @@ FUNCTIONS = {
     "vmap": lambda x, k: jax.vmap(layer, (None, 0))(x, jnp.stack([k, 2 * k])).sum(0),
     "shard_map": mapped,
     "grad inside": lambda x, k: jax.grad(lambda x: jnp.square(layer(x, k)).sum())(x),
-    "pooled": lambda x, k: nnx.max_pool(layer(x, k), (2, 2), (2, 2)),
-    "used twice": lambda x, k: nnx.max_pool(y := layer(x, k), (2, 2), (2, 2)).mean() + y,
+    "pooled": lambda x, k: max_pool(layer(x, k)),
+    "used twice": lambda x, k: max_pool(y := layer(x, k)).mean() + y,
     "average": lambda x, k: nnx.avg_pool(layer(x, k), (2, 2), (2, 2)),
     "constants": lambda x, k: layer(x, k) * jnp.arange(2.0),
     "no use": lambda x, k: (layer(x, k), x)[1] + k.sum(),
@@ -85,9 +86,9 @@ class Network(nnx.Module):
         def squared(x):
             return jnp.square(x)
 
-        x = nnx.max_pool(nnx.relu(self.first(x)), (2, 2), (2, 2))
+        x = nnx.relu(max_pool(self.first(x)))
         x = self.norm(nnx.remat(lambda conv, x: conv(x))(self.second, squared(x)))
-        return self.out(nnx.max_pool(nnx.relu(x), (2, 2), (2, 2)).mean((1, 2)))
+        return self.out(max_pool(nnx.relu(x)).mean((1, 2)))
 
 
 def test_a_plain_flax_model_with_batch_norm(float64):

@@ -83,7 +83,7 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The elementwise maximum. `jnp.maximum` would share the gradient of equal numbers, and looking for them is slow."""
+    """The elementwise maximum. Equal numbers would share the gradient of `jnp.maximum`; looking for them takes time."""
     return jnp.where((y > x) | jnp.isnan(y), y, x)
 
 
