@@ -19,12 +19,12 @@ import optax
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pmapdp.cpu.joined import join_collectives
 from pmapdp.malloc import keep_freed_memory
 
 from benchmarks import at_least_one, make_parser
 from pmapdp.command.ending import run_command
 from pmapdp.cpu.convolution import faster
-from pmapdp.cpu.joined import join_collectives
 from pmapdp.devices import choose
 from pmapdp.files.reading import open_file
 from pmapdp.registry import MODELS
