@@ -51,8 +51,8 @@ for device in eight:
 assert len(eight) == 8
 
 # %% [markdown]
-# All eight belong to one process, which is your notebook. A PyTorch program usually has one process for each GPU. JAX
-# needs several processes only for several machines (lesson 17).
+# All eight belong to one process, which is your notebook. A PyTorch program usually has one process for each GPU. One JAX
+# process can use all devices of a machine; several machines need several processes (lesson 17).
 #
 # ## Put arrays on them
 #

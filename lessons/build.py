@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent
 PACKAGES = FOLDER.parent / "src"
 SECONDS_ALLOWED = 300
 PREDICTION, TAKE_HOME = "prediction", "take-home"
+FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the first line of outputs that are folded
 
 
 def sources() -> list[Path]:
@@ -56,13 +57,21 @@ def tidy(notebook) -> None:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
         cell.metadata = {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
-        if PREDICTION in cell.metadata.get("tags", []):
-            cell.metadata["jupyter"] = {"outputs_hidden": True}
         if cell.cell_type == "code":
             cell.outputs = joined(cell.outputs)
+            if PREDICTION in cell.metadata.get("tags", []):
+                fold(cell)
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     output.data["image/png"] = in_few_colours(output.data["image/png"])
+
+
+def fold(cell) -> None:
+    """Fold the outputs of a cell, below a line that gives nothing away."""
+    from nbformat.v4 import new_output
+
+    cell.metadata["jupyter"] = {"outputs_hidden": True}
+    cell.outputs.insert(0, new_output("display_data", data={"text/plain": FOLDED}))
 
 
 def joined(outputs: list) -> list:

@@ -85,6 +85,7 @@ def test_what_answers_a_prediction_is_folded(lesson):
     for cell in nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells:
         folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
         assert folded == (build.PREDICTION in cell.metadata.get("tags", [])), cell.source
+        assert not folded or cell.outputs[0].data == {"text/plain": build.FOLDED}, "its first line is shown"
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
