@@ -192,7 +192,7 @@ class Net(nnx.Module):
 
 def test_the_example_of_the_readme_runs(monkeypatch):
     monkeypatch.setattr("pmapdp.run.compile_cache.enable", lambda: None)
-    page = (Path(__file__).parent.parent / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "README.md").read_text()
     names = {
         f"{split}_{name}": each for split in ("train", "test") for name, each in getattr(DATA, split)._asdict().items()
     }
