@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from pmapdp.data.batches import Batch
-from pmapdp.models.layers import Context
+from pmapdp.models.layers import Context, call
 
 NONE: dict[str, Any] = {}
 
@@ -37,12 +37,12 @@ def cross_entropy(model: nnx.Module, batch: Batch, context: Context, *, label_sm
     """The loss of a classifier. A loss of your own takes and returns the same.
 
     Args:
-        model: called as `model(batch.inputs, context)`; returns logits `[b, C]`.
+        model: called as `model(batch.inputs)`, or `model(batch.inputs, context)`; returns logits `[b, C]`.
         batch: b examples; padding has weight 0.
         context: for the model's layers, and whether this is training.
         label_smoothing: share of the target spread over all classes, in training alone.
     """
-    return metric_sums(model(batch.inputs, context), batch, label_smoothing if context.train else 0.0)
+    return metric_sums(call(model, batch.inputs, context), batch, label_smoothing if context.train else 0.0)
 
 
 def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -> MetricSums:

@@ -64,7 +64,7 @@ class Task:
 
     def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
         """The arrays of a model of this structure: those that are trained, and the others."""
-        params, model_state = nnx.state(model, self.trainable, ...)
+        params, _, model_state = nnx.state(model, self.trainable, nnx.RngState, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
     @property
@@ -83,13 +83,16 @@ class Task:
         return getattr(self.loss, "func", self.loss) is cross_entropy
 
     @functools.cached_property
-    def structure(self) -> nnx.GraphDef[nnx.Module]:
-        """The model without its arrays."""
-        return nnx.split(self.model, self.trainable, ...)[0]
+    def constant(self) -> tuple[nnx.GraphDef[nnx.Module], nnx.State]:
+        """The model without those arrays: its structure, and streams of random numbers that a layer may have kept from
+        when it was built. They stay as they are; a layer that draws from them in training is refused."""
+        structure, _, random, _ = nnx.split(self.model, self.trainable, nnx.RngState, ...)
+        return structure, random
 
     def model_with(self, params: Any, model_state: Any) -> nnx.Module:
         """A model with these arrays. It has variables of its own: a layer may assign to them."""
-        return nnx.merge(self.structure, params, model_state, copy=True)
+        structure, random = self.constant
+        return nnx.merge(structure, params, jax.tree.map(jnp.asarray, random), model_state, copy=True)
 
 
 def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32") -> nnx.Module:

@@ -3,7 +3,10 @@
 Lesson 08 teaches this file. Shapes: b examples on this device, H height, W width, C channels.
 """
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +39,26 @@ class Context:
     axis_name: AxisName = field(default=None, metadata={"static": True})
 
 
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, layers that are called without a context find this one by `current_context`."""
+        token = CURRENT.set(self)
+        try:
+            yield
+        finally:
+            CURRENT.reset(token)
+
+
 EVALUATION = Context()
+CURRENT: contextvars.ContextVar[Context] = contextvars.ContextVar("context", default=EVALUATION)
+current_context = CURRENT.get  # the context of the step that is traced, or that of evaluation
+
+
+def call(model: nnx.Module, inputs: Any, context: Context) -> Any:
+    """`model(inputs, context)` where the model names a `context`, else `model(inputs)`."""
+    if "context" in inspect.signature(type(model).__call__).parameters:
+        return model(inputs, context)  # type: ignore[operator]
+    return model(inputs)  # type: ignore[operator]
 
 
 def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:

@@ -51,7 +51,9 @@ def gradient_sums(
     def summed_loss(params: Any, model_state: Any, batch: Batch) -> tuple[jax.Array, Any]:
         model = task.model_with(params, model_state)
         keys = example_keys(task.seed, state.step, batch.indices)
-        sums = task.loss(model, batch, Context(batch.weights, keys, state.step, train=True, axis_name=axis_name))
+        context = Context(batch.weights, keys, state.step, train=True, axis_name=axis_name)
+        with context.entered():
+            sums = task.loss(model, batch, context)
         return sums.loss, (sums, task.arrays_of(model)[1])
 
     def micro_batch_sums(model_state: Any, micro_batch: Batch) -> tuple[Any, Any]:
