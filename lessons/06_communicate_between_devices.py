@@ -111,13 +111,11 @@ for n in (2, 4, 8, 64):
 #
 # A message of `size` bytes takes **latency + size / bandwidth**. The latency is the time until the first byte arrives, and
 # it is paid even for an empty message. In the ring, 2 (N - 1) messages of `size / N` bytes follow each other. The next
-# cell, which you can copy, computes the time for three networks and three links. The numbers of the links are rough, and
+# cell computes the time for three networks and three links. The numbers of the links are rough, and
 # measured ones are often lower: put in your own. **Predict:** for which of the nine does the latency matter more than the
 # bandwidth?
 
-# %% tags=["take-home", "prediction"]
-import jax
-import jax.numpy as jnp
+# %% tags=["prediction"]
 from flax import nnx
 
 
@@ -165,11 +163,33 @@ for link, (latency, bandwidth) in links.items():
 # An operation in which all devices take part is called a **collective**. `pmap` gives the mapped axis a name, and a
 # collective refers to this name: "add this up over `data`". All devices run the same line, and wait for each other
 # there. With `tiled=True`, `psum_scatter` cuts an existing axis into chunks, so the result has as many axes as `x`.
-# **Predict** the shape of each result on one device, where `x` has the shape `[4]`.
+#
+# The picture shows what three devices hold before and after. A grey box adds up; without one, the values arrive as they
+# are.
+
+# %%
+lesson_06.collectives()
+
+# %% [markdown]
+# The next cell runs alone. It calls each collective on four devices with the vectors from above, and says what it costs in
+# a ring. **Predict** the shape of each result on one device, where `x` has the shape `[4]`. Which collective sends most?
 
 
-# %% tags=["prediction"]
-def collect(x):  # x [D], one device's row
+# %% tags=["take-home", "prediction"]
+import os
+
+import jax
+import numpy as np
+from jax import lax
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
+
+four = jax.devices()[:4]
+N = len(four)
+
+
+def collect(x):  # x [D], one device's row; D is a multiple of N
     return {
         "psum": lax.psum(x, "data"),  # all-reduce: the sum on every device
         "pmean": lax.pmean(x, "data"),  # the sum / N
@@ -181,25 +201,35 @@ def collect(x):  # x [D], one device's row
     }
 
 
-rows = vectors.astype(np.float32)
-result = jax.device_get(jax.pmap(collect, axis_name="data", devices=jax.devices()[:N])(rows))  # one copy to the host
+def messages(kind, size, N):
+    """In a ring: the messages that a device sends one after another, and the bytes of each, for `size` bytes on each."""
+    number = {"all_gather": N - 1, "psum_scatter": N - 1, "ppermute": 1, "axis_index": 0}.get(kind, 2 * (N - 1))
+    return number, size if kind in ("all_gather", "ppermute") else size / N
+
+
+def seconds(kind, size, N, latency, bandwidth):
+    number, of_each = messages(kind, size, N)
+    return number * (latency + of_each / bandwidth)
+
+
+rows = np.array([1, 2, 3, 4], np.float32) * 10 ** np.arange(N)[:, None].astype(np.float32)  # [N, D]
+result = jax.device_get(jax.pmap(collect, axis_name="data", devices=four)(rows))  # one copy to the host
 for name, value in result.items():
-    print(f"{name:12s} {value.shape!s:10s} on device 1: {value[1].tolist()}")
-np.testing.assert_array_equal(result["psum"], [vectors.sum(0)] * N)
-np.testing.assert_array_equal(result["pmean"], [vectors.mean(0)] * N)
-np.testing.assert_array_equal(result["pmax"], [vectors.max(0)] * N)
-np.testing.assert_array_equal(result["all_gather"], [vectors] * N)
-np.testing.assert_array_equal(result["psum_scatter"], vectors.sum(0)[:, None])
-np.testing.assert_array_equal(result["ppermute"], np.roll(vectors, 1, axis=0))
+    number, _ = messages(name, 100e6, N)
+    microseconds = 1e6 * seconds(name, 100e6, N, latency=3e-6, bandwidth=450e9)
+    print(f"{name:12s} on device 1: {value[1].tolist()}")
+    print(f"{'':12s} for 100 MB on each of {N} devices: {number} messages, {microseconds:.0f} µs on NVLink")
+np.testing.assert_array_equal(result["psum"], [rows.sum(0)] * N)
+np.testing.assert_array_equal(result["pmean"], [rows.mean(0)] * N)
+np.testing.assert_array_equal(result["pmax"], [rows.max(0)] * N)
+np.testing.assert_array_equal(result["all_gather"], [rows] * N)
+np.testing.assert_array_equal(result["psum_scatter"], rows.sum(0)[:, None])
+np.testing.assert_array_equal(result["ppermute"], np.roll(rows, 1, axis=0))
 
 # %% [markdown]
-# The printed shapes have the device axis in front, because `pmap` stacks the results. The picture shows what three
-# devices hold before and after. A grey box adds up; without one, the values arrive as they are.
-
-# %%
-lesson_06.collectives()
-
-# %% [markdown]
+# Inside `pmap` the results have the shapes in the comments; `pmap` stacks them, so `value[1]` is that of device 1.
+# `all_gather` sends most, because the result is N vectors and not one.
+#
 # `psum_scatter` is what others call **reduce-scatter**, the first half of the ring, and `all_gather` is the second
 # half. **Predict:** what do the two give, one after the other?
 
@@ -210,7 +240,7 @@ def in_two_halves(x):  # [D] to [D]
     return lax.all_gather(chunk, "data", tiled=True)
 
 
-halves = jax.pmap(in_two_halves, axis_name="data", devices=jax.devices()[:N])(rows)
+halves = jax.pmap(in_two_halves, axis_name="data", devices=four)(rows)
 np.testing.assert_array_equal(halves, result["psum"])
 print("psum_scatter, then all_gather:", jax.device_get(halves).tolist()[0])
 

@@ -230,11 +230,11 @@ def make_step(structure, optimizer, axis_name=None):
     return step
 
 
-def padded(arrays, devices):
-    """Arrays `[B, ...]` as `[N, b, ...]`, filled with zeros; the last array is the weights `[N, b]`."""
-    *arrays, weights = [*arrays, np.ones(len(arrays[0]), np.float32)]
-    rows = [np.pad(a, [(0, -len(a) % devices)] + [(0, 0)] * (a.ndim - 1)) for a in (*arrays, weights)]
-    return tuple(a.reshape(devices, -1, *a.shape[1:]) for a in rows)
+def padded(x, y, devices):
+    """x `[B, D]`, y `[B]` and their weights, as `[N, b, ...]`; rows of padding are 0, and so are their weights."""
+    weights, padding = np.ones(len(x), np.float32), -len(x) % devices
+    filled = [np.pad(a, [(0, padding)] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
+    return tuple(a.reshape(devices, -1, *a.shape[1:]) for a in filled)
 
 
 def clouds(n, seed):
@@ -254,7 +254,7 @@ step = jax.pmap(make_step(structure, optimizer, "data"), **axes)
 x, y = clouds(600, seed=1)
 state = start
 for first in range(0, len(x), 60):  # 60 does not divide by 8: the last device has padding
-    state, loss = step(state, padded((x[first : first + 60], y[first : first + 60]), jax.device_count()))
+    state, loss = step(state, padded(x[first : first + 60], y[first : first + 60], jax.device_count()))
 trained = nnx.merge(structure, *state[:2])
 x_test, y_test = clouds(300, seed=2)
 accuracy = (trained(x_test).argmax(-1) == y_test).mean()
@@ -302,7 +302,7 @@ def train(step, batch_size, devices):
     state, losses = start, []
     for first in range(0, 10 * batch_size, batch_size):
         rows = slice(first, first + batch_size)
-        batch = padded((data.train[0][rows], data.train[1][rows]), devices)
+        batch = padded(data.train[0][rows], data.train[1][rows], devices)
         state, loss = step(state, jax.tree.map(lambda a: a[0], batch) if devices == 1 else batch)
         losses.append(float(loss))
     return state, losses, batch

@@ -170,7 +170,7 @@ assert np.isnan(means[-1])
 #
 # ## The program, with dropout
 #
-# The next cell runs alone. It is the step of lesson 05 with three changes. Each batch carries the indices of its examples.
+# The next cell runs alone. It is the step of lesson 05 with three changes, and without clipping and prefetch. Each batch carries the indices of its examples.
 # The number of the update is an argument of the step. And the model gets a key for each example, made from the seed, the
 # update and the index: `fold_in` one after the other, because a sum like `seed + update` would give the same keys again.
 #
