@@ -295,8 +295,8 @@ def train(model, data, validation, epochs, batch_size=64):
     train_step, eval_step = make_steps(optimizer)
     optimizer_state = optimizer.init(model)
 
-    def evaluate(model, data):
-        return means([eval_step(model, batch) for batch in batches(data, batch_size)])
+    def evaluate(trained, examples):
+        return means([eval_step(trained, batch) for batch in batches(examples, batch_size)])
 
     for epoch in range(epochs):
         history = []

@@ -33,6 +33,7 @@ from pmapdp import devices  # simulates devices (lesson 00) and describes them
 from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
 
 devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 drawing.setup()
 data = digits.load()
 print(devices.describe(jax.devices()))
@@ -198,8 +199,8 @@ def train(model, data, validation, epochs, batch_size=64):
     train_step, eval_step = make_steps(optimizer)
     model, optimizer_state = jax.device_put((model, optimizer.init(model)), replicated)  # <- changed
 
-    def evaluate(model, data):
-        return means([eval_step(model, batch) for batch in prefetch(batches(data, batch_size))])  # <- changed
+    def evaluate(trained, examples):
+        return means([eval_step(trained, batch) for batch in prefetch(batches(examples, batch_size))])  # <- changed
 
     for epoch in range(epochs):
         history = []
@@ -234,8 +235,7 @@ model, evaluate = train(Network(64, 10, nnx.Rngs(0)), data.train, data.validatio
 loss, accuracy = evaluate(model, data.test)
 print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits, {mesh.size} devices")
 assert abs(accuracy - 0.969) < 0.01
-shard = model.hidden.kernel[...].addressable_shards[7]
-print(f"device {shard.device.id} holds the kernel {shard.data.shape}")
+print("device 7 holds the kernel", model.hidden.kernel[...].addressable_shards[7].data.shape)
 
 # %% [markdown]
 # The same. Every device holds a copy of the model, and all made the same updates.

@@ -34,6 +34,7 @@ from pmapdp import devices  # simulates devices (lesson 00) and describes them
 from pmapdp_lessons import drawing  # the style of the pictures
 
 devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 drawing.setup()
 print(devices.describe(jax.devices()))
 
