@@ -18,20 +18,22 @@ from flax import nnx
 from pmapdp import devices as device_module
 from pmapdp import steps
 from pmapdp.config import Config, flag
+from pmapdp.cpu import fast
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, reason
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.own.checks import check_data, check_task
+from pmapdp.own.stock_layers import exchange
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.registry import find_model, load_data, viewed
+from pmapdp.registry import MODELS, find_model, load_data, viewed
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import Layout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
-from pmapdp.state import Task, build
+from pmapdp.state import Task, build, takes
 from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
@@ -132,7 +134,8 @@ def prepare(
     task = make_task(config, model, loss)
     data, _ = viewed(data, task.model)
     data = check_data(data)
-    check_task(task, data)
+    own = model is not None or loss is not None or config.model not in MODELS
+    check_task(task, data, own=own)
     if model is not None:
         config = dataclasses.replace(config, model=task.name)
     if peers.first:
@@ -151,6 +154,10 @@ def prepare(
     all_steps = config.epochs * train_batches.per_epoch
     schedule = make_schedule(config, B, train_batches.per_epoch, all_steps)
     task = dataclasses.replace(task, optimizer=make_optimizer(config, schedule))
+    if config.fast_cpu:
+        if (platform := devices[0].platform) != "cpu":
+            raise UserError(f"--fast-cpu rewrites the step for CPUs, and these devices are {platform}: leave it out")
+        task = fast(task)
     return Job(
         config=config,
         devices=devices,
@@ -171,10 +178,33 @@ def make_task(
 ) -> Task:
     """What is trained, without its optimizer, which depends on how the batch is split. `model` and `loss` as for
     `prepare`."""
-    built = build(model or find_model(config.model), config.seed, config.dtype)
+    built = exchange(built_model(model or find_model(config.model), config))
     smoothed = functools.partial(cross_entropy, label_smoothing=config.label_smoothing)
     loss = loss or getattr(type(built), "loss", None) or smoothed
     return Task(built, seed=config.seed, dtype=config.dtype, loss=loss, accumulate=config.accumulate)
+
+
+def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
+    """The model of a run, built; a `UserError` says why it cannot be, or that it takes no such type."""
+    name = getattr(model, "__name__", "the model")
+    try:
+        built = build(model, config.seed, config.dtype)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        why = "it ends Python" if isinstance(error, SystemExit) else reason(error)
+        raise UserError(
+            f"{name} cannot be built ({why}): correct its __init__, which gets rngs, and dtype and param_dtype where "
+            "it names them"
+        ) from error
+    if not isinstance(built, nnx.Module):
+        raise UserError(f"{name} builds {type(built).__name__}, which is no model of Flax: return an nnx.Module")
+    if config.dtype != "float32" and not takes(model, "dtype"):
+        raise UserError(
+            f"--dtype {config.dtype} has no effect on {name}, which takes no dtype: add dtype to its arguments and "
+            "give it to its layers, or leave --dtype out"
+        )
+    return built
 
 
 def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: Layout) -> Strategy:

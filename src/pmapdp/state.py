@@ -83,16 +83,18 @@ class Task:
         return getattr(self.loss, "func", self.loss) is cross_entropy
 
     @functools.cached_property
-    def constant(self) -> tuple[nnx.GraphDef[nnx.Module], nnx.State]:
+    def constant(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
         """The model without those arrays: its structure, and streams of random numbers that a layer may have kept from
         when it was built. They stay as they are; a layer that draws from them in training is refused."""
-        structure, _, random, _ = nnx.split(self.model, self.trainable, nnx.RngState, ...)
-        return structure, random
+        parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
+        return parts[0], parts[2]
 
     def model_with(self, params: Any, model_state: Any) -> nnx.Module:
         """A model with these arrays. It has variables of its own: a layer may assign to them."""
         structure, random = self.constant
-        return nnx.merge(structure, params, jax.tree.map(jnp.asarray, random), model_state, copy=True)
+        # A layer may assign to its arrays, which NumPy's on the host do not allow.
+        arrays = jax.tree.map(jnp.asarray, (params, random, model_state))
+        return nnx.merge(structure, *arrays, copy=True)
 
 
 def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32") -> nnx.Module:
@@ -108,13 +110,22 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     """
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
-    taken = inspect.signature(model).parameters
-    if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-        types = {name: value for name, value in types.items() if name in taken}
     with on_the_host():
-        built = model(rngs=nnx.Rngs(seed), **types)
+        built = model(rngs=nnx.Rngs(seed), **{name: each for name, each in types.items() if takes(model, name)})
         structure, arrays = nnx.split(built)
         return nnx.merge(structure, jax.device_get(arrays))
+
+
+def takes(model: Callable[..., nnx.Module], name: str) -> bool:
+    """Whether a class or function has an argument of this name."""
+    function: Any = model
+    while isinstance(function, functools.partial):
+        function = function.func
+    # Of a class, because what Flax puts around its __init__ takes any name.
+    if isinstance(function, type):
+        function = getattr(function, "__init__")  # noqa: B009 (mypy takes it for one of an instance)
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def on_the_host() -> contextlib.AbstractContextManager[Any]:

@@ -113,7 +113,7 @@ def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     assert out.returncode == 0, out.stderr
     (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", out.stdout)}
     totals, _ = evaluation.evaluate_run(run)
-    assert totals.mean_loss == pytest.approx(test_loss, abs=1e-4)
+    assert totals.means()["loss"] == pytest.approx(test_loss, abs=1e-4)
     write.export_run(run, file)
     data = random_numbers().test
     errors = (load_exported(file).outputs(data.inputs)["logits"] - data.labels) ** 2

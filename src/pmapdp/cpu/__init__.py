@@ -29,7 +29,8 @@ def fast_loss(loss: Callable[..., MetricSums], model: nnx.Module, batch: Batch, 
 
     def pure(arrays: Any, batch: Batch, context: Context) -> tuple[MetricSums, Any]:
         model = nnx.merge(structure, arrays, copy=True)
-        return loss(model, batch, context), nnx.split(model)[1]
+        with context.entered():
+            return loss(model, batch, context), nnx.split(model)[1]
 
     sums, arrays = faster(pure)(arrays, batch, context)
     nnx.update(model, arrays)

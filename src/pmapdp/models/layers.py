@@ -38,7 +38,6 @@ class Context:
     train: bool = field(default=False, metadata={"static": True})
     axis_name: AxisName = field(default=None, metadata={"static": True})
 
-
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Inside, layers that are called without a context find this one by `current_context`."""
@@ -57,8 +56,8 @@ current_context = CURRENT.get  # the context of the step that is traced, or that
 def call(model: nnx.Module, inputs: Any, context: Context) -> Any:
     """`model(inputs, context)` where the model names a `context`, else `model(inputs)`."""
     if "context" in inspect.signature(type(model).__call__).parameters:
-        return model(inputs, context)  # type: ignore[operator]
-    return model(inputs)  # type: ignore[operator]
+        return model(inputs, context)
+    return model(inputs)
 
 
 def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ The file of data holds the arrays `train_inputs`, `train_labels`, `test_inputs` 
 (inputs, `Context`). Its method `loss` (batch, `Context`) returns `MetricSums`; without one it is a classifier.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -14,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pmapdp.data.batches import Batch
+from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason
 from pmapdp.loss import MetricSums
-from pmapdp.models.layers import Context
+from pmapdp.models.layers import Context, call, example_keys
 from pmapdp.state import Task
+
+ROWS = 4  # examples with which a loss is tried
 
 
 def check_data(data: DataSet) -> DataSet:
@@ -46,46 +49,138 @@ def check_data(data: DataSet) -> DataSet:
     return DataSet(splits[0], splits[1], data.classes)
 
 
-def check_task(task: Task, data: DataSet) -> None:
-    """Refuse a model or a loss that does not take the data, or that keeps what no strategy can split; errors as of
-    `check_data`."""
+def check_task(task: Task, data: DataSet, *, own: bool) -> None:
+    """Refuse a model or a loss that does not take the data; with `own`, when they are the user's, also a loss that does
+    not keep its contract on a few examples, and a layer that keeps none. Errors as of `check_data`."""
     name, labels = task.name, data.train.labels
-    inputs, answers = (jax.ShapeDtypeStruct((2, *array.shape[1:]), jnp.result_type(array)) for array in data.train)
-    example = Batch(inputs, answers, *(jax.ShapeDtypeStruct((2,), dtype) for dtype in ("int32", "float32")))
-    # What would differ from device to device, and where.
-    norms = [(path, each) for path, each in nnx.iter_modules(task.model) if isinstance(each, nnx.BatchNorm)]
-    random = nnx.to_flat_state(nnx.state(task.model, nnx.RngState))
+    example = Batches(data.train, min(ROWS, len(labels))).take(np.arange(min(ROWS, len(labels))))
     params, model_state = task.arrays_of(task.model)
 
     def outputs(params: Any, model_state: Any, batch: Batch) -> Any:
         model, context = task.model_with(params, model_state), Context(batch.weights)
-        return model(batch.inputs, context) if task.classifies else task.loss(model, batch, context)
+        return call(model, batch.inputs, context) if task.classifies else task.loss(model, batch, context)
 
     try:
         returned = jax.eval_shape(outputs, params, model_state, example)
     except Exception as error:
         what = "does not take" if task.classifies else "and its loss do not take"
         raise UserError(
-            f"{name} {what} inputs {list(inputs.shape)} of {inputs.dtype} ({reason(error)}): give inputs of its shape; "
-            "it is built with rngs, dtype and param_dtype, and called with (inputs, context)"
+            f"{name} {what} inputs {list(example.inputs.shape)} of {example.inputs.dtype} ({reason(error)}): give "
+            "inputs of its shape, or correct its __call__, which gets (inputs) or (inputs, context)"
         ) from error
-    for path, kept in [*norms, *random]:
-        raise UserError(
-            f"{name} keeps {type(kept).__name__} in {'.'.join(map(str, path))}, which would differ from device to "
-            "device: use Dropout of pmapdp.models.layers and BatchNorm of pmapdp.models.batch_norm"
-        )
-    if not task.classifies and not isinstance(returned, MetricSums):
+    if task.classifies:
+        check_classes(name, returned, labels, data.test.labels)
+    elif not isinstance(returned, MetricSums):
         raise UserError(f"the loss returns {type(returned).__name__}: return pmapdp.loss.MetricSums")
-    if not task.classifies:
-        return
-    if getattr(returned, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
+    if own:
+        check_loss(task, example)
+        check_layers(task, example)
+
+
+def check_classes(name: str, logits: Any, *labels: np.ndarray) -> None:
+    """Refuse logits that are not of a classifier, or labels that are none of its classes."""
+    if getattr(logits, "ndim", 0) != 2 or labels[0].ndim != 1 or labels[0].dtype.kind == "f":
         raise UserError(
-            f"a classifier has logits [2, C] for two examples and whole numbers [n] as labels, but {name} gives "
-            f"{getattr(returned, 'shape', returned)} and the labels are {labels.dtype} {list(labels.shape)}: give "
+            f"a classifier has logits [n, C] for n examples and whole numbers [n] as labels, but {name} gives "
+            f"{list(getattr(logits, 'shape', []))} and the labels are {labels[0].dtype} {list(labels[0].shape)}: give "
             "these, or a loss of your own"
         )
-    C, labels = returned.shape[1], np.concatenate([labels, data.test.labels])
-    if labels.min() < 0 or labels.max() >= C:
+    C, found = logits.shape[1], np.concatenate(labels)
+    if found.min() < 0 or found.max() >= C:
         raise UserError(
-            f"the labels are from {labels.min()} to {labels.max()}, and {name} has {C} logits: use 0 to {C - 1}"
+            f"the labels are from {found.min()} to {found.max()}, and {name} has {C} logits: "
+            + ("subtract 1 from the labels" if found.min() == 1 and found.max() == C else f"use 0 to {C - 1}")
         )
+
+
+def check_loss(task: Task, example: Batch) -> None:
+    """Hold the loss to its contract in evaluation, on a few examples: its fields are real scalars; examples of weight 0
+    add nothing; and that of the examples is the sum of those of its halves."""
+    params, model_state = task.arrays_of(task.model)
+
+    @jax.jit
+    def sums(weights: jax.Array) -> MetricSums:
+        model, batch = task.model_with(params, model_state), example._replace(weights=weights)
+        return task.loss(model, batch, Context(weights))
+
+    def of(*weights: float) -> dict[str, float]:
+        found = sums(np.asarray(weights, np.float32))
+        return {name: float(value) for name, value in named_fields(found).items()}
+
+    n = len(example.labels)
+    for field, value in named_fields(sums(np.ones(n, np.float32))).items():
+        if getattr(value, "shape", None) != () or jnp.result_type(value).kind not in "biuf":
+            raise UserError(
+                f"the loss of {task.name} returns {field} of shape {list(np.shape(value))}: return its sum over the "
+                f"examples, for example (batch.weights * {field}).sum()"
+            )
+    every, none = of(*[1] * n), of(*[0] * n)
+    first, second = of(*[1] * (n - n // 2), *[0] * (n // 2)), of(*[0] * (n - n // 2), *[1] * (n // 2))
+    for field, total in every.items():
+        nearly = {"rel_tol": 2e-2 if task.dtype == "bfloat16" else 1e-3, "abs_tol": 1e-4 * max(1.0, abs(total))}
+        if not all(map(math.isfinite, (total, none[field], first[field], second[field]))):
+            continue  # training says at which step it was not
+        halves = first[field] + second[field]
+        so = f"the loss of {task.name}" if field == "loss" else f"{field} in the loss of {task.name}"
+        if math.isclose(total, halves, **nearly) and math.isclose(none[field], 0, **nearly):
+            continue
+        if field == "count" and math.isclose(none[field], total, **nearly):
+            raise UserError(f"{so} counts padding ({total:g} examples of weight 0): use batch.weights.sum()")
+        if math.isclose(halves - total, none[field], **nearly):  # what stands beside the sum stands in each half
+            if math.isclose(none[field], total, **nearly):
+                raise UserError(f"{so} counts padding ({total:.4g} of weight 0): multiply by batch.weights and sum")
+            raise UserError(
+                f"{so} has a penalty that is added once a batch ({none[field]:.4g}), and so once a device: multiply it "
+                "by batch.weights.sum()"
+            )
+        raise UserError(
+            f"{so} is not a sum over the examples ({total:.4g} for {n} of them, {first[field]:.4g} and "
+            f"{second[field]:.4g} for its halves): return (batch.weights * losses).sum() and batch.weights.sum()"
+        )
+
+
+def check_layers(task: Task, example: Batch) -> None:
+    """Refuse, by its name, a layer that draws random numbers of its own in training, or makes variables there."""
+    params, model_state = task.arrays_of(task.model)
+    structure, random = task.constant
+
+    @jax.jit
+    def trained(random: Any) -> tuple[jax.Array, Any]:
+        arrays = jax.tree.map(jnp.asarray, (params, random, model_state))
+        model = nnx.merge(structure, *arrays, copy=True)
+        keys = example_keys(task.seed, jnp.int32(0), example.indices)
+        context = Context(jnp.asarray(example.weights), keys, jnp.int32(0), train=True)
+        with context.entered():
+            sums = task.loss(model, example, context)
+        return sums.loss, task.arrays_of(model)[1]
+
+    try:
+        loss, after = trained(random)
+    except Exception as error:
+        raise UserError(f"{task.name} fails in training ({reason(error)}): correct its __call__ or its loss") from error
+    before, after = (
+        {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)}
+        for tree in (model_state, after)
+    )
+    if new := after - before:
+        raise UserError(
+            f"{task.name} makes the variable {min(new)} in training: make it in __init__, or leave nnx.sow out"
+        )
+    for path, variable in nnx.to_flat_state(random):
+        if isinstance(variable, nnx.RngKey):
+            other = {tuple(each): value for each, value in nnx.to_flat_state(random)}
+            other[tuple(path)] = variable.replace(
+                jax.vmap(jax.random.fold_in, (0, None))(variable[...].reshape(-1), 1).reshape(variable[...].shape)
+            )
+            if trained(nnx.from_flat_state(other))[0] != loss:
+                layer = ".".join(map(str, path[:-1]))
+                raise UserError(
+                    f"{task.name} draws random numbers from {layer} in training, which would be the same on every "
+                    "device and in every update: use nnx.Dropout, or draw from context.keys, one key an example"
+                )
+
+
+def named_fields(sums: MetricSums) -> dict[str, Any]:
+    """The fields of a loss by name, without those that are not there."""
+    fields = {"loss": sums.loss, "correct": sums.correct, "count": sums.count, **sums.others}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Flax's own dropout, batch norm and attention, made to keep the contracts: what PyTorch's `convert_sync_batchnorm` does.
+"""Flax's own dropout, batch norm and attention, made to keep the contracts, as PyTorch's `convert_sync_batchnorm` does.
 
 A layer of Flax draws one mask for all examples that it sees and takes moments over them: on N devices both would depend
 on N. `exchange` turns each such layer of a built model into a subclass of it that differs in two things: a mask belongs
@@ -7,7 +7,7 @@ to the example, and moments are those of the global batch. The layer learns of b
 """
 
 import functools
-from collections.abc import Callable
+import math
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax import lax
 from pmapdp.models.layers import Context, current_context
 
 
-class ExampleNumber(nnx.Variable):
+class ExampleNumber(nnx.Variable[jax.Array]):
     """Which of the layers that draw random numbers a layer is: `[]`, or `[L]` in a scan over L layers."""
 
 
@@ -84,7 +84,7 @@ def attend(
     scores = scores if bias is None else scores + bias
     lowest = jnp.finfo(scores.dtype).min
     if is_causal:
-        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, lowest)
+        scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, lowest)
     weights = jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, lowest))
     if dropout_rng is not None:
         number, context = dropout_rng
@@ -135,12 +135,13 @@ class GlobalBatchNorm(nnx.BatchNorm):
         return mean, variance
 
 
-def exchange(model: nnx.Module) -> dict[str, int]:
-    """Exchange the layers of a built model, in place; returns how many of each were.
+def exchange(model: nnx.Module) -> nnx.Module:
+    """Exchange the layers of a built model, in place; returns it.
 
     Layers of a subclass of Flax's are left as they are, because what it changes is not known here.
     """
-    counts: dict[str, int] = {}
+    drawing = 0
+    layer: Any  # of the kind that is asked for
     for _, layer in nnx.iter_modules(model):
         kind = type(layer)
         if kind is nnx.BatchNorm:
@@ -151,19 +152,22 @@ def exchange(model: nnx.Module) -> dict[str, int]:
             # In a scan over L layers the stream of random numbers is `[L]`.
             stream = getattr(layer, "rngs", None)
             shape = stream.count[...].shape if isinstance(stream, nnx.RngStream) else ()
-            first = sum(counts.get(name, 0) for name in ("Dropout", "MultiHeadAttention")) << 16
-            layer.number = ExampleNumber(jnp.asarray(first, jnp.int32) + number_within(shape))
+            within = jnp.arange(math.prod(shape), dtype=jnp.int32).reshape(shape)
+            layer.number = ExampleNumber((drawing << 16) + within)
+            drawing += 1
             layer.rngs = nnx.data(None)
             layer.__class__ = ExampleDropout if kind is nnx.Dropout else ExampleAttention
             if kind is nnx.MultiHeadAttention:
                 layer.attention_fn = attend
-        else:
-            continue
-        counts[kind.__name__] = counts.get(kind.__name__, 0) + 1
-    return counts
+    return model
 
 
-def number_within(shape: tuple[int, ...]) -> jax.Array:
-    """0, 1, ... in an array of this shape."""
-    size = functools.reduce(lambda a, b: a * b, shape, 1)
-    return jnp.arange(size, dtype=jnp.int32).reshape(shape)
+def exchanged(model: nnx.Module) -> str:
+    """For the header of a run, for example `2 Dropout per example`; empty where no layer was exchanged."""
+    ways = {
+        ExampleDropout: "Dropout per example",
+        ExampleAttention: "MultiHeadAttention with dropout per example",
+        GlobalBatchNorm: "BatchNorm over the global batch",
+    }
+    kinds = [type(layer) for _, layer in nnx.iter_modules(model)]
+    return ", ".join(f"{kinds.count(kind)} {way}" for kind, way in ways.items() if kind in kinds)

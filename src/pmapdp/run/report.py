@@ -14,6 +14,7 @@ from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.job import Job
 from pmapdp.metrics import Meter
+from pmapdp.own.stock_layers import exchanged
 from pmapdp.run.log import LinesFile
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState, count_parameters
@@ -48,12 +49,14 @@ def header(job: Job, state: TrainState) -> list[str]:
         "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
         + micro_batches,
         "model": f"{config.model}, {count_parameters(state.params):,} parameters",
+        "step": "convolutions are rewritten for the CPU (--fast-cpu)" if config.fast_cpu else "",
+        "layers": exchanged(job.task.model),
         "state": state_line(state),
         "data": f"{config.dataset}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test",
         "updates": f"{job.total_steps:,}, {train_batches.per_epoch:,} an epoch",
         "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
     }
-    return [*(f"{name:<7}  {value}" for name, value in shown.items()), ""]
+    return [*(f"{name:<7}  {value}" for name, value in shown.items() if value), ""]
 
 
 class Reporter:

@@ -94,6 +94,7 @@ class Run:
         self.step = step
         self.meter.add(step, sums, self.job.train_batches.examples_in(step - 1))
         if self.compile_seconds == 0:  # traced and compiled just now: not timed
+            self.replicas.require_same_update(state)
             self.compile_seconds += self.meter.restart_clock()
         self.report.step(step - self.epoch * self.job.train_batches.per_epoch, self.meter)
         self.report.lines(self.profiler.after_update(state))

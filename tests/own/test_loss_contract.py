@@ -1,0 +1,169 @@
+"""A loss of one's own is tried on a few examples before training; what it gets wrong is named."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from pmapdp.config import Config
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.errors import UserError
+from pmapdp.loss import MetricSums
+from pmapdp.train import train
+
+
+def table(n: int, seed: int) -> Split:
+    x = np.random.default_rng(seed).normal(size=(n, 6)).astype(np.float32)
+    return Split(x, (x @ np.arange(6)).astype(np.float32))
+
+
+DATA = DataSet(table(90, 1), table(30, 2))
+
+
+class Line(nnx.Module):
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x)[:, 0]
+
+
+def squares(model, batch):
+    return jnp.square(model(batch.inputs) - batch.labels)
+
+
+def right(model, batch, context):
+    return MetricSums((batch.weights * squares(model, batch)).sum(), None, batch.weights.sum())
+
+
+def weighted(model, batch, context):
+    """Counts may be any positive numbers."""
+    weights = batch.weights * (1.5 + jnp.sign(batch.labels))
+    errors = squares(model, batch)
+    return MetricSums((weights * errors).sum(), None, weights.sum(), {"rmse squared": (weights * errors).sum()})
+
+
+def no_weights(model, batch, context):
+    return MetricSums(squares(model, batch).sum(), None, batch.weights.sum())
+
+
+def counts_padding(model, batch, context):
+    return MetricSums((batch.weights * squares(model, batch)).sum(), None, len(batch.labels))
+
+
+def mean(model, batch, context):
+    errors = batch.weights * squares(model, batch)
+    return MetricSums(errors.sum() / jnp.maximum(batch.weights.sum(), 1), None, batch.weights.sum())
+
+
+def penalty(model, batch, context):
+    sums = right(model, batch, context)
+    return sums._replace(loss=sums.loss + 0.1 * jnp.square(model.out.kernel[...]).sum() + 3)
+
+
+def of_each(model, batch, context):
+    return MetricSums(batch.weights * squares(model, batch), None, batch.weights.sum())
+
+
+def contrastive(model, batch, context):
+    """Compares examples with each other."""
+    y = batch.weights * model(batch.inputs)
+    return MetricSums(jnp.square(y[:, None] - y[None]).sum(), None, batch.weights.sum())
+
+
+def run(loss, **settings):
+    settings = {"devices": 3, "epochs": 1, "global_batch_size": 20, "progress": False, "learning_rate": 0.1} | settings
+    return train(Config(**settings), model=Line, data=DATA, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "fragments"),
+    [
+        (no_weights, ["the loss of Line counts padding", "multiply by batch.weights"]),
+        (counts_padding, ["count in the loss of Line counts padding", "use batch.weights.sum()"]),
+        (mean, ["is not a sum over the examples", "(batch.weights * losses).sum()"]),
+        (penalty, ["a penalty that is added once a batch", "multiply it by batch.weights.sum()"]),
+        (of_each, ["returns loss of shape [4]", "(batch.weights * loss).sum()"]),
+        (contrastive, ["is not a sum over the examples"]),
+        (lambda model, batch, context: squares(model, batch).sum(), ["returns", "MetricSums"]),
+    ],
+)
+def test_a_loss_that_breaks_its_contract_is_named(loss, fragments):
+    with pytest.raises(UserError) as error:
+        run(loss)
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+def test_a_regression_has_no_accuracy(capsys):
+    (epoch,) = run(right).epochs
+    assert not {name for name in epoch if "accuracy" in name}
+    assert "accuracy" not in capsys.readouterr().out
+    assert epoch["test_examples"] == 30
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "jit"])
+def test_counts_may_be_any_positive_numbers(strategy):
+    """The loss of an epoch is the weighted mean that NumPy computes from the state before; float32, within 1e-4."""
+    (epoch,) = run(weighted, strategy=strategy, learning_rate=0.0, schedule="constant").epochs
+    state = run(weighted, strategy=strategy, learning_rate=0.0, schedule="constant").state
+    x, y = map(np.asarray, DATA.test)
+    errors = (x @ np.asarray(state.params["out"]["kernel"])[:, 0] + state.params["out"]["bias"] - y) ** 2
+    weights = 1.5 + np.sign(y)
+    assert epoch["test_loss"] == pytest.approx((weights * errors).sum() / weights.sum(), rel=1e-4)
+    assert epoch["test_rmse squared"] == pytest.approx(epoch["test_loss"])
+
+
+class OwnMoments(nnx.Module):
+    """Keeps a running mean of what its device sees, or with `everywhere` of what all see."""
+
+    everywhere = False
+
+    def __init__(self, *, rngs):
+        self.mean, self.out = nnx.BatchStat(jnp.zeros(6)), nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x, context):
+        if context.train:
+            mean = x.mean(0)
+            if self.everywhere and context.axis_name is not None:
+                mean = jax.lax.pmean(mean, context.axis_name)
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean
+        return self.out(x)[:, 0]
+
+
+def own_loss(model, batch, context):
+    errors = jnp.square(model(batch.inputs, context) - batch.labels)
+    return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
+def test_a_layer_that_leaves_the_devices_different_is_named(strategy):
+    settings = Config(strategy=strategy, devices=3, epochs=1, global_batch_size=18, progress=False)
+    with pytest.raises(UserError, match="after the first update mean differs between devices"):
+        train(settings, model=OwnMoments, data=DATA, loss=own_loss)
+    alike = type("Alike", (OwnMoments,), {"everywhere": True})
+    assert train(settings, model=alike, data=DATA, loss=own_loss).epochs
+
+
+class Constants(nnx.Module):
+    """Arrays that are not trained: an attribute, a variable of its own, NumPy's."""
+
+    def __init__(self, *, rngs):
+        self.scale, self.shift = jnp.float32(0.5), np.arange(6, dtype=np.float32)
+        self.mask, self.out = nnx.Variable(jnp.ones(6)), nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.scale * (x + self.shift) * self.mask)[:, 0]
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map", "single"])
+def test_constants_are_carried_and_not_trained(strategy):
+    devices = None if strategy == "single" else 3
+    settings = Config(strategy=strategy, devices=devices, epochs=1, global_batch_size=18, progress=False)
+    state = train(settings, model=Constants, data=DATA, loss=right).state
+    assert {name: np.asarray(value).tolist() for name, value in state.model_state.items()} == {
+        "scale": 0.5,
+        "shift": [0, 1, 2, 3, 4, 5],
+        "mask": [1] * 6,
+    }
