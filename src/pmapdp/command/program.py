@@ -16,7 +16,7 @@ from pmapdp.command.environment import check_xla_flags
 from pmapdp.command.signals import SIGNALS, end_at_once
 from pmapdp.errors import UserError, unknown
 
-COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "scaling")
+COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "port", "scaling")
 
 
 def run(module: str) -> NoReturn:

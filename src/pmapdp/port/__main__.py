@@ -1,0 +1,52 @@
+"""`python -m pmapdp.port PATH`: what is to be done where a program of pmap moves to shard_map or jit.
+
+    python -m pmapdp.port train.py            # or a folder, or a notebook
+    python -m pmapdp.port my_project --json   # one JSON object
+
+The program is read, and neither run nor changed. Exit status 1 where a line of it fails with this JAX, 0 otherwise, 2
+where the command is wrong.
+"""
+
+if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
+    from pmapdp.command.program import run
+
+    run("pmapdp.port.__main__")
+
+import json
+from dataclasses import MISSING, dataclass
+from importlib.metadata import version
+
+from pmapdp.command.flags import parse_options
+from pmapdp.config import setting
+from pmapdp.errors import UserError
+from pmapdp.port.constructs import find
+from pmapdp.port.report import as_json, as_text
+from pmapdp.port.sources import read
+
+
+@dataclass(frozen=True)
+class Options:
+    """List each construct of pmap in a program, and what stands there under shard_map and under jit."""
+
+    path: str = setting("arguments", MISSING, "A file of Python, a notebook, or a folder of both.", place="PATH")
+    json: bool = setting("options", False, "Print one JSON object.")
+
+
+class FailsError(UserError):
+    """The program that was read cannot run with this JAX."""
+
+    status = 1
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parse_options(Options, arguments, program="python -m pmapdp.port", example="train.py")
+    files, unread = read(options.path)
+    findings, mapped = find(files)
+    report = as_json(findings, mapped, files, unread)
+    print(json.dumps(report) if options.json else as_text(report))
+    broken = [each for each in findings if each.row.status in ("gone", "fails")]
+    if broken:
+        first, several = broken[0], f"{len(broken)} lines fail" if len(broken) > 1 else "1 line fails"
+        place = files[first.path].place(first.line)
+        raise FailsError(f"{several} with jax {version('jax')}, first {first.path}:{place}: {first.row.today}")

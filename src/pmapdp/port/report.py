@@ -1,0 +1,119 @@
+"""The report about a program: its lines, what stands there instead, in which order to port, and how to verify it."""
+
+import ast
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pmapdp.port.constructs import Finding, Mapped
+from pmapdp.port.names import File
+from pmapdp.port.table import PAGE
+
+ORDER = ("gone", "fails", "slow", "fine")
+TRAINS = re.compile(r"train|update|epoch|learn", re.IGNORECASE)
+OTHERS = re.compile(r"eval|test|predict|valid|sample|generate|init|metric|encode|decode", re.IGNORECASE)
+BATCH = re.compile(r"batch|data|image|label|input|graph|example|obs|token|^xs?$|^ys?$", re.IGNORECASE)
+KEY = re.compile(r"rng|key|seed", re.IGNORECASE)
+KEYWORDS = r", (?:in_axes|out_axes|donate_argnums)=(?:\([^()]*\)|\w+)"
+HARNESS = """import jax
+from pmapdp.devices import simulate
+from pmapdp.verify import old_program, verify
+from {module} import {step}  # the step itself, without pmap
+
+simulate(8)
+verify(
+    step={call},
+    reference=old_program({step}, {axis}, groups=8),
+    state={state},  # {state_names}: as for one device, without a device axis
+    batch=...,  # {batch_names}: as for one device, [B, ...]
+{optional}    layout="{layout}",
+).require()"""
+
+
+def needs(findings: list[Finding], mapped: list[Mapped], files: dict[str, File]) -> dict[str, Any] | None:
+    """What verify needs of the function that seems to be the training step, and the harness with it."""
+    steps = [each for each in mapped if not OTHERS.search(each.name) and "axis_name" in each.call + str(each.axis)]
+    steps += [each for each in mapped if each.axis and not OTHERS.search(each.name) and each not in steps]
+    steps.sort(key=lambda each: (not TRAINS.search(each.name), "step" not in each.name, "lambda" in each.name))
+    if not steps:
+        return None
+    step, source = steps[0], ast.unparse(files[steps[0].path].tree)
+    keys = [name for name in step.parameters if KEY.search(name)]
+    batch = [name for name in step.parameters if BATCH.search(name) and name not in keys]
+    state = [name for name in step.parameters if name not in keys + batch]
+    name = step.name if step.name.isidentifier() else "step"
+    axis = step.axis if step.axis and step.axis[0] in "'\"" else "..."
+    replicated = re.search(
+        r"replicate\(((?:[\w.]*state[\w.]*|create\w*|init\w*)(?:\([^()]*(?:\([^()]*\))?[^()]*\))?)\)", source
+    )
+    per_device = [leaf for leaf in ("batch_stats", "dropout_rng") if re.search(rf"\b{leaf}\b", source)]
+    optional = [f"    key=jax.random.key(0),  # {', '.join(keys)}\n"] * bool(keys)
+    optional += [f"    per_device={per_device},\n"] * bool(per_device)
+    harness = HARNESS.format(
+        module=re.sub(r"\W", "_", Path(step.path).stem),
+        step=name,
+        call=f"jax.pmap({name}, axis_name={axis}{''.join(re.findall(KEYWORDS, step.call))})",
+        axis=axis,
+        state=replicated[1] if replicated else "...",
+        state_names=", ".join(state) or "the state",
+        batch_names=", ".join(batch) or "the batch",
+        optional="".join(optional),
+        layout="replicated" if re.search(r"in_axes=\(None", step.call) else "stacked",
+    )
+    return {
+        "step": step.name, "path": step.path, "axis_name": axis.strip("'\""), "state": state, "batch": batch,
+        "key": keys, "per_device": per_device, "harness": harness,
+    }  # fmt: skip
+
+
+def as_json(findings: list[Finding], mapped: list[Mapped], files: dict[str, File], unread: list[str]) -> dict[str, Any]:
+    """The report as one object."""
+    lines = [
+        {"path": each.path, "line": files[each.path].place(each.line), "construct": each.row.id, "code": each.code,
+         "status": each.row.status, "today": each.row.today, "shard_map": each.row.shard_map, "jit": each.row.jit,
+         "link": each.row.link} for each in findings
+    ]  # fmt: skip
+    fewest = sorted(mapped, key=lambda each: sum(each.key in found.inside for found in findings))
+    return {
+        "jax": version("jax"),
+        "lines": lines,
+        "unread": unread,
+        "summary": {status: sum(each.row.status == status for each in findings) for status in ORDER},
+        "order": [f"{each.path}:{files[each.path].place(each.line)} {each.name}" for each in fewest],
+        "verify": needs(findings, mapped, files),
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The same to read."""
+    out, lines = [], report["lines"]
+    for path in dict.fromkeys(each["path"] for each in lines):
+        out.append(path)
+        for each in (each for each in lines if each["path"] == path):
+            code = each["code"] if len(each["code"]) < 80 else f"{each['code'][:77]}..."
+            out.append(f"  {each['line']:>6}  {each['status']:5}  {each['construct']:14}  {code}")
+        out.append("")
+    out += [*report["unread"], ""] if report["unread"] else []
+    if not lines:
+        return "\n".join([*out, "No construct of pmap was found."])
+    out.append("What stands there instead")
+    rows = {each["construct"]: each for each in lines}
+    for name, row in sorted(rows.items(), key=lambda item: ORDER.index(item[1]["status"])):
+        out += [f"  {name}", *(f"    {key + ':':10} {row[key]}" for key in ("today", "shard_map", "jit", "link"))]
+    said = ", ".join(f"{count} {status}" for status, count in report["summary"].items() if count)
+    files = len({each["path"] for each in lines})
+    out += ["", f"{len(lines)} constructs in {files} file{'s' * (files > 1)}: {said}.", "Port in this order:"]
+    steps = ["Correct the lines that are gone or fail."] * any(report["summary"][each] for each in ("gone", "fails"))
+    if report["order"]:
+        steps += [
+            f"Put my_pmap of {PAGE} in the place of jax.pmap, and compare the numbers.",
+            "Move one function at a time to shard_map: " + "; ".join(report["order"]) + ".",
+            "Take away the device axis: replicate, shard, unreplicate, [0].",
+            "Go on to jit only if results may change: they then no longer depend on the number of devices.",
+        ]
+    out += [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
+    if need := report["verify"]:
+        out += ["", f"Verify {need['step']} of {need['path']}; what could not be read is marked with three dots:", ""]
+        out.append(need["harness"])
+    return "\n".join(out)
