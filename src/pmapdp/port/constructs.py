@@ -16,6 +16,7 @@ COUNT = re.compile(r"(\w+\.)*_?((n|num|local|number_of)_?)?(local_)?dev(ice)?s?(
 FIRST = re.compile(r"un_?(rep|pmap|stack|shard)|first|de_?rep", re.IGNORECASE)
 TREE_MAPS = ("jax.tree_map", "jax.tree.map", "jax.tree_util.tree_map", "jax.tree_multimap", "tree.map_structure")
 COLLECTIVES = ("pmean", "psum", "pmax", "axis-index", "all-gather", "ppermute", "psum-scatter", "all-to-all")
+WITH_AXIS = (*COLLECTIVES, "psum-one", "axis-groups")
 KEYWORDS = {
     "static_broadcasted_argnums": "static", "donate_argnums": "donate", "devices": "devices", "axis_size": "axis-size",
     "backend": "axis-size", "global_arg_shapes": "global-shapes", "donate": "donate",
@@ -276,7 +277,7 @@ def find(files: dict[str, File]) -> tuple[list[Finding], list[Mapped]]:
     def belongs(each: Finding) -> bool:  # a collective may be one of vmap or shard_map
         if not uses:
             return each.row.status in ("gone", "fails")
-        if each.row.id in COLLECTIVES and each.path in others:
+        if each.row.id in WITH_AXIS and each.path in others:
             return False
         return each.path in uses or each.axis is None or None in axes or each.axis in axes
 

@@ -49,7 +49,7 @@ all-gather       | jax.lax.all_gather | `lax.all_gather(x, "batch")` | fine | st
 ppermute         | jax.lax.ppermute jax.lax.pshuffle jax.lax.pswapaxes | `lax.ppermute(x, "batch", pairs)` | fine | stays | `jnp.roll` over the axis, or stay with shard_map
 psum-scatter     | jax.lax.psum_scatter | `lax.psum_scatter(x, "batch", tiled=True)` | fine | stays; out through `P("batch")` | `lax.with_sharding_constraint(sum, split)`
 all-to-all       | jax.lax.all_to_all | `lax.all_to_all(x, "batch", 0, 0)` | fine | stays; `tiled=True` where the axis keeps its place | `jnp.swapaxes` and a sharding constraint
-pbroadcast       | jax.lax.pbroadcast | `lax.pbroadcast(x, "batch", 0)` | fails: not implemented on CPUs | `lax.all_gather(x, "batch")[0]` | not needed
+pbroadcast       | jax.lax.pbroadcast | `lax.pbroadcast(x, "batch", 0)` | fails on CPUs | `lax.all_gather(x, "batch")[0]` | not needed
 axis-groups      | | `axis_index_groups=groups` | fine | stays with `check_vma=False` (otherwise `NotImplementedError`, without a message); or a mesh of two axes | a mesh of two axes
 axis-frame       | jax.core.axis_frame jax.core.get_axis_env jax.core.unsafe_get_axis_names jax.core.thread_local_state | `jax.core.axis_frame("batch").size` | gone: `AttributeError` | `lax.axis_size("batch")` | `mesh.size`
 batch-norm       | | `BatchNorm(axis_name="batch")`; Haiku: `cross_replica_axis="batch"` | fine | stays | without the name: moments are global
