@@ -64,7 +64,7 @@ def names():
     page, after = dict(given), []
     for block in BLOCKS:
         exec(block, page)
-        after.append(page["state"])
+        after.append(jax.device_get(page["state"]))
     return given, page, after
 
 
