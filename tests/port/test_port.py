@@ -14,6 +14,7 @@ from pmapdp.port.sources import read
 from pmapdp.port.table import TABLE
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "src" / "pmapdp_lessons" / "programs" / "pmap_program.py"
 
 
 def found(tmp_path: Path, **sources: str) -> list[str]:
@@ -222,7 +223,7 @@ def test_the_programs(name):
 
 
 def test_what_verify_needs_is_read_from_the_program():
-    files, unread = read(str(ROOT / "lessons" / "programs" / "pmap_program.py"))
+    files, unread = read(str(PROGRAM))
     need = as_json(*find(files), files, unread)["verify"]
     assert (need["step"], need["axis_name"]) == ("train_step", "batch")
     assert (need["state"], need["batch"], need["key"]) == (["state"], ["batch"], ["key"])
@@ -265,7 +266,7 @@ def test_status_1_where_a_line_fails(tmp_path, capsys):
     assert f"first {path}:3: gone" in err
     assert "  gone   tree-map" in out
     assert "docs/porting.md#tree-map" in out
-    assert run(capsys, ROOT / "lessons" / "programs" / "pmap_program.py")[0] == 0
+    assert run(capsys, PROGRAM)[0] == 0
 
 
 def test_json_is_one_object(capsys):

@@ -72,12 +72,12 @@ class Finder(Names):
         if re.fullmatch(r"[\w.]+", path) and not {node, getattr(root, "id", "")} & self.told and (row := row_of(path)):
             self.found(row, node)
 
-    def imported(self, node: Any, path: str, name: str | None) -> None:
+    def imported(self, node: Any, path: str, name: ast.alias) -> None:
         """An import fails where its name is gone; lines that use the name are not listed again."""
         row = None if path.endswith("*") else row_of(path)
         if row and TABLE[row].status == "gone":
             self.found(row, node)
-            self.told.add(name)
+            self.told.add(name.asname or name.name)
 
     def pmapped(self, node: Any, function: Any, first: ast.AST) -> None:
         """A pmap with its arguments: `first` is what it maps, and `function` its definition where it was found."""
@@ -102,9 +102,9 @@ class Finder(Names):
                 if numbers := re.findall(r"-?\b[1-9]\b", text):
                     self.found("axes-negative" if "-" in "".join(numbers) else "axes-one", node)
         if function is not None:
-            place = f"lambda {self.file.path}:{function.lineno}:{function.col_offset}"
-            key = next((key for key, each in self.functions.items() if each is function), place)
+            known = next((key for key, each in self.functions.items() if each is function), None)
             names = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+            key = known or self.register("def", function)
             mapped = Mapped(self.file.path, node.lineno, name, key, self.value(axis), ast.unparse(node), names)
             self.mapped.append(mapped)
 
@@ -132,32 +132,36 @@ class Finder(Names):
     def by_shape(self, node: ast.Call, path: str, args: list[ast.expr], keywords: dict) -> str | None:
         """The row of a construct that is told by its arguments."""
         last = node.func.attr if isinstance(node.func, ast.Attribute) else path.rpartition(".")[2]
-        second = self.value(args[1]) if len(args) > 1 else None
-        if path in TREE_MAPS and len(args) > 1 and isinstance(args[0], ast.Lambda):
-            body, helper = args[0].body, self.functions.get(self.inside[-1]) if self.inside else None
-            stacked = (second or "").startswith(STACKED) or FIRST.search(getattr(helper, "name", ""))
-            first = isinstance(body, ast.Subscript) and is_zero(body.slice) and isinstance(body.value, ast.Name)
-            return "first-copy" if first and stacked else None
-        if path == "jax.random.split":
-            return "prng-key" if self.counts(keywords.get("num") or (args[1] if len(args) > 1 else None)) else None
-        if path == "jax.random.fold_in":
-            hosts = ("jax.process_index()", "jax.host_id()")
-            return "fold-in" if second == "jax.lax.axis_index()" else "host-key" if second in hosts else None
-        if last == "reshape":
-            shape = args[1:] if path.endswith("numpy.reshape") else args
-            return "shard" if shape and self.counts(shape[0]) else None
-        if last in ("broadcast_to", "broadcast") and path.startswith(("jax.", "numpy.")):
-            return "replicate" if len(args) > 1 and self.counts(args[1]) else None
-        if last in ("stack", "array", "asarray") and args and isinstance(args[0], ast.BinOp):
-            return "replicate" if isinstance(args[0].left, ast.List) and self.counts(args[0].right) else None
-        if last == "BatchNorm" or "cross_replica_axis" in keywords:
-            name = keywords.get("axis_name") or keywords.get("cross_replica_axis")
-            return "batch-norm" if name is not None and ast.unparse(name) != "None" else None
-        if last == "update" and path.startswith("jax.config.") and args and isinstance(args[0], ast.Constant):
-            return None if args[0].value in importlib.import_module("jax").config.values else "old-flag"
-        if last == "value_and_grad" and "axis_name" in keywords:
-            return "dynamic-scale"
-        return "check-rep" if path == "jax.shard_map" and "check_rep" in keywords else None
+        first, second = [*args, None, None][:2]
+        other = self.value(second) or ""
+        match last:
+            case _ if path in TREE_MAPS:  # tree.map(lambda x: x[0], ...)
+                body, around = (
+                    getattr(first, "body", None),
+                    self.functions.get(self.inside[-1]) if self.inside else None,
+                )
+                helper = FIRST.search(getattr(around, "name", ""))
+                rows = isinstance(body, ast.Subscript) and is_zero(body.slice) and isinstance(body.value, ast.Name)
+                return "first-copy" if rows and (other.startswith(STACKED) or helper) else None
+            case "split" if path == "jax.random.split":
+                return "prng-key" if self.counts(keywords.get("num") or second) else None
+            case "fold_in" if path == "jax.random.fold_in":
+                hosts = ("jax.process_index()", "jax.host_id()")
+                return "fold-in" if other == "jax.lax.axis_index()" else "host-key" if other in hosts else None
+            case "reshape":
+                return "shard" if self.counts(second if path.endswith("numpy.reshape") else first) else None
+            case "broadcast_to" | "broadcast" if path.startswith(("jax.", "numpy.")):
+                return "replicate" if self.counts(second) else None
+            case "stack" | "array" | "asarray" if isinstance(first, ast.BinOp) and isinstance(first.left, ast.List):
+                return "replicate" if self.counts(first.right) else None
+            case "update" if path.startswith("jax.config.") and isinstance(first, ast.Constant):
+                return None if first.value in importlib.import_module("jax").config.values else "old-flag"
+            case "value_and_grad" if "axis_name" in keywords:
+                return "dynamic-scale"
+            case "shard_map" if "check_rep" in keywords and path == "jax.shard_map":
+                return "check-rep"
+        name = (keywords.get("axis_name") if last == "BatchNorm" else None) or keywords.get("cross_replica_axis")
+        return "batch-norm" if name is not None and ast.unparse(name) != "None" else None
 
     def counts(self, node: Any) -> bool:
         """Whether an expression, or the first size of a shape, is the number of devices."""
@@ -184,13 +188,13 @@ class Finder(Names):
         """Modules may be gone."""
         super().visit_Import(node)
         for name in node.names:
-            self.imported(node, name.name, name.asname)
+            self.imported(node, name.name, name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         """And names in them."""
         super().visit_ImportFrom(node)
         for name in node.names if node.level == 0 else []:
-            self.imported(node, f"{node.module}.{name.name}", name.asname or name.name)
+            self.imported(node, f"{node.module}.{name.name}", name)
 
     def visit_Try(self, node: ast.Try) -> None:
         """A program that catches the error does not fail."""

@@ -2,7 +2,8 @@
 
 A value is a dotted path: `jnp.sum` stands for "jax.numpy.sum", what it returns for "jax.numpy.sum()", and an element of
 that for "jax.numpy.sum()[]". So a pmapped function is "jax.pmap()", and "jax.pmap()()" is what it returns, `[N, ...]`.
-A function of the program is "def PLACE". None is what cannot be read.
+"jax.pmap(,)" returns a tuple. "jax.pmap PLACE" is a partial of pmap, "def PLACE" a function of the program, and
+"dict PLACE" a dictionary; None is what cannot be read.
 """
 
 import ast
@@ -12,91 +13,94 @@ from typing import Any
 PMAPS = ("jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap")
 LIBRARIES = ("jax", "flax", "optax", "numpy", "functools", "haiku", "equinox", "chex")
 THROUGH = ("jax.vmap", "jax.jit", "jax.checkpoint", "jax.remat", "functools.partial")  # of their first argument
+STACKED = (
+    "jax.pmap()()", "jax.pmap(,)()[", "flax.jax_utils.replicate()", "flax.training.common_utils.shard()",
+    "flax.jax_utils.prefetch_to_device()[", "jax.device_put_replicated()", "jax.device_put_sharded()",
+)  # fmt: skip
 
 
 class File:
-    """A module of the program: its syntax tree and what is known of its names."""
+    """A module of the program: its syntax tree, and what is known of its names and of the members of its classes."""
 
-    def __init__(self, path: str, tree: ast.Module):
-        self.path, self.tree = path, tree
+    def __init__(self, path: str, tree: ast.Module, cells: tuple[tuple[int, int], ...] = ()):
+        self.path, self.tree, self.cells = path, tree, cells
         self.names: dict[str, str | None] = {}
-        self.members: dict[str, dict[str, str | None]] = {}  # of each class: "self.x"
-        self.cells: list[tuple[int, int]] = []  # of a notebook: the line before each cell, and its number
+        self.members: dict[str, dict[str, str | None]] = {}
 
     def place(self, line: int) -> str:
-        """A line's number, in a notebook behind that of its cell."""
+        """A line's number, in a notebook behind that of its cell; `cells` are pairs of the line before and a number."""
         start, cell = max((each for each in self.cells if each[0] < line), default=(0, 0))
         return f"cell {cell} line {line - start}" if self.cells else str(line)
 
 
 class Names(ast.NodeVisitor):
-    """Binds the names of a file. `functions` and `returned` are shared by the files of a program."""
+    """Binds the names of a file. The files of a program share `functions`, and `returned`: what these return."""
 
     def __init__(self, file: File, files: dict[str, File], functions: dict[str, Any], returned: dict[str, str | None]):
         self.file, self.files, self.functions, self.returned = file, files, functions, returned
-        self.scopes, self.own, self.inside = [file.names], {}, []
-        self.future = False
+        self.scopes: list[dict[str, str | None]] = [file.names]
+        self.own: dict[str, str | None] = {}
+        self.inside: list[str] = []
 
     def value(self, node: ast.AST | None) -> str | None:
         """What an expression stands for."""
-        if isinstance(node, ast.Name):
-            return next((scope[node.id] for scope in reversed(self.scopes) if node.id in scope), None)
-        if isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                return self.own.get(node.attr)
-            base = self.value(node.value)
-            if base in self.files:
-                return self.files[base].names.get(node.attr)
-            return base and f"{base}.{node.attr}"
-        if isinstance(node, ast.Call):
-            return self.result(node)
-        if isinstance(node, ast.Subscript):
-            base = self.value(node.value)
-            return None if base is None or (is_zero(node.slice) and base.startswith(STACKED)) else f"{base}[]"
-        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-            self.functions[key := f"dict {self.file.path}:{node.lineno}:{node.col_offset}"] = node
-            return key
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
-            return repr(node.value)
-        if isinstance(node, ast.BoolOp | ast.IfExp):
-            parts = node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse)
-            return next((each for each in map(self.value, parts) if each), None)
+        match node:
+            case ast.Name(id=name):
+                return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
+                return self.own.get(name)
+            case ast.Attribute(value=inner, attr=name):
+                base = self.value(inner)
+                return self.files[base].names.get(name) if base in self.files else base and f"{base}.{name}"
+            case ast.Call():
+                return self.result(node)
+            case ast.Subscript(value=inner, slice=index):
+                base = self.value(inner) or ""
+                return None if not base or (is_zero(index) and base.startswith(STACKED)) else f"{base}[]"
+            case ast.Dict(keys=keys) if all(isinstance(key, ast.Constant) for key in keys):
+                return self.register("dict", node)
+            case ast.Constant(value=str() | int() as constant):
+                return repr(constant)
+            case ast.BoolOp(values=parts):
+                return next(filter(None, map(self.value, parts)), None)
+            case ast.IfExp(body=first, orelse=second):
+                return self.value(first) or self.value(second)
         return None
+
+    def register(self, kind: str, node: Any) -> str:
+        """A value for a node that is looked up later."""
+        key = f"{kind} {self.file.path}:{node.lineno}:{node.col_offset}"
+        self.functions[key] = node
+        return key
 
     def result(self, node: ast.Call) -> str | None:
         """What a call returns."""
         function, first = self.value(node.func), self.value(node.args[0]) if node.args else None
         if function is None and isinstance(node.func, ast.Name) and node.func.id in ("len", "int", "tuple", "list"):
             return "jax.device_count()" if first in ("jax.devices()", "jax.local_devices()") else first
-        if function == "functools.partial" and not is_pmap(first):
-            return first
-        if function == "functools.partial" or (is_pmap(function) and not node.args):  # some of the arguments
-            name = first if function == "functools.partial" else function
-            self.functions[key := f"{name} {self.file.path}:{node.lineno}"] = node
-            return key
-        if is_pmap(function):
-            whole = ast.unparse(self.keywords(node).get("out_axes", node)) == "None"
-            return "jax.pmap(None)" if whole else f"jax.pmap({',' * returns_tuple(self.mapped_function(node))})"
-        if function in self.returned:
-            return self.returned[function]
-        return function and f"{function}()"
+        if function == "functools.partial":
+            return self.register(first, node) if first and is_pmap(first) else first
+        if function and is_pmap(function):
+            if not node.args:  # a decorator with arguments
+                return self.register(function.split(" ")[0], node)
+            if ast.unparse(self.keywords(node).get("out_axes", node)) == "None":
+                return "jax.pmap(None)"
+            return f"jax.pmap({',' * returns_tuple(self.mapped_function(node))})"
+        return self.returned.get(function or "", function and f"{function}()")
 
-    def keywords(self, node: ast.AST | None) -> dict[str | None, ast.expr]:
-        """The keywords of a call, with those that partials gave before it."""
-        if not isinstance(node, ast.Call):
-            before = self.functions.get(self.value(node) or "")
-            return self.keywords(before) if isinstance(before, ast.Call) else {}
-        before = self.functions.get(self.value(node.func) or "")
-        given = self.keywords(before) if isinstance(before, ast.Call) else {}
-        for each in node.keywords:
+    def keywords(self, node: Any) -> dict[str | None, ast.expr]:
+        """The keywords of a call, with those of partials before it and of dictionaries that are written out."""
+        call = node if isinstance(node, ast.Call) else self.functions.get(self.value(node) or "")
+        if not isinstance(call, ast.Call):
+            return {}
+        given = self.keywords(call.func) if is_pmap(self.value(call.func)) else {}
+        for each in call.keywords:
             known = self.functions.get(self.value(each.value) or "") if each.arg is None else None
-            if isinstance(known, ast.Dict):  # **options, where they are written out
-                given |= {ast.literal_eval(key): value for key, value in zip(known.keys, known.values, strict=True)}
-            else:
-                given[each.arg] = each.value
+            pairs = zip(known.keys, known.values, strict=True) if isinstance(known, ast.Dict) else ()
+            given |= {key.value: value for key, value in pairs} or {each.arg: each.value}  # type: ignore[union-attr]
         return given
 
-    def mapped_function(self, call: ast.Call) -> ast.AST | None:
+    def mapped_function(self, call: ast.Call) -> Any:
         """The function that a pmap maps, through `vmap`, `partial` and the like: its definition, or a lambda."""
         node: Any = call.args[0] if call.args else None
         while isinstance(node, ast.Call) and node.args and self.value(node.func) in THROUGH:
@@ -105,46 +109,29 @@ class Names(ast.NodeVisitor):
 
     def bind(self, target: ast.AST, value: str | None, node: ast.AST | None = None) -> None:
         """Assign, part by part where both sides are tuples."""
-        if isinstance(target, ast.Name):
-            self.scopes[-1][target.id] = value
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-            self.own[target.attr] = value or self.own.get(target.attr)
-        elif isinstance(target, ast.Starred):
-            self.bind(target.value, value)
-        elif isinstance(target, ast.Tuple | ast.List):
-            parts = node.elts if isinstance(node, ast.Tuple) and len(node.elts) == len(target.elts) else None
-            for number, each in enumerate(target.elts):
-                part = parts[number] if parts else None
-                self.bind(each, self.value(part) if parts else value and f"{value}[]", part)
+        match target:
+            case ast.Name(id=name):
+                self.scopes[-1][name] = value
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                self.own[name] = value or self.own.get(name)
+            case ast.Starred(value=inner):
+                self.bind(inner, value)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                pairs = isinstance(node, ast.Tuple) and len(node.elts) == len(targets)
+                for each, part in zip(targets, node.elts if pairs else [None] * len(targets), strict=True):  # type: ignore[union-attr]
+                    self.bind(each, self.value(part) if pairs else value and f"{value}[]", part)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        """What a name stands for from here on."""
-        self.generic_visit(node)
-        for target in node.targets:
-            self.bind(target, self.value(node.value), node.value)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """The same, with a type."""
-        self.generic_visit(node)
-        self.bind(node.target, self.value(node.value))
-
-    def visit_For(self, node: ast.For) -> None:
-        """The elements of what is read."""
-        value = self.value(node.iter)
-        self.bind(node.target, value and f"{value}[]")
-        self.generic_visit(node)
-
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        """The same in a comprehension."""
-        self.visit_For(node)  # type: ignore[arg-type]
-
-    def visit_ListComp(self, node: Any) -> None:
-        """Names are bound before the element reads them."""
-        for each in node.generators:  # they bind what the element reads
+    def generic_visit(self, node: ast.AST) -> None:
+        """Visit what stands inside, and bind the names."""
+        if isinstance(node, ast.For | ast.comprehension):
+            value = self.value(node.iter)
+            self.bind(node.target, value and f"{value}[]")
+        for each in getattr(node, "generators", ()):  # of a comprehension: they bind what its element reads
             self.visit(each)
-        self.generic_visit(node)
-
-    visit_GeneratorExp = visit_SetComp = visit_DictComp = visit_ListComp
+        super().generic_visit(node)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                self.bind(target, self.value(node.value), node.value)
 
     def visit_Import(self, node: ast.Import) -> None:
         """A library, or a file of the program."""
@@ -154,76 +141,62 @@ class Names(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         """A name of either."""
-        self.future |= node.module == "__future__" and any(each.name == "annotations" for each in node.names)
         file = self.local(node.module or "", node.level)
+        known = self.files[file].names if file else {}
         for name in node.names:
-            inner = self.local(".".join(filter(None, (node.module, name.name))), node.level)
             if name.name == "*":
-                self.scopes[-1].update(self.files[file].names if file else {})
-            elif file and name.name in self.files[file].names:
-                self.scopes[-1][name.asname or name.name] = self.files[file].names[name.name]
-            else:
-                path = None if file or node.level else f"{node.module}.{name.name}"
-                self.scopes[-1][name.asname or name.name] = inner or path
+                self.scopes[-1].update(known)
+                continue
+            inner = self.local(".".join(filter(None, (node.module, name.name))), node.level)
+            outside = None if file or node.level else f"{node.module}.{name.name}"
+            self.scopes[-1][name.asname or name.name] = known.get(name.name) or inner or outside
 
     def local(self, module: str, level: int = 0) -> str | None:
         """The file of the program that an import names, the nearest one where several would do."""
         if not level and module.partition(".")[0] in LIBRARIES:  # also beside a file of that name
             return None
-        here = Path(self.file.path).parent
+        folders = [Path(self.file.path).parent, *Path(self.file.path).parents[1:]]
         tail = module.replace(".", "/")
-        folders = [here, *here.parents] if level == 0 else [[here, *here.parents][level - 1 : level][0]]
         names = [f"{tail}.py", f"{tail}/__init__.py"] if tail else ["__init__.py"]
-        return next((path for each in folders for name in names if (path := str(each / name)) in self.files), None)
+        tried = (str(each / name) for each in (folders[level - 1 : level] if level else folders) for name in names)
+        return next((path for path in tried if path in self.files), None)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """A class binds what methods find on self."""
+        """A class binds what its methods find on self."""
         outer, self.own = self.own, self.file.members.setdefault(f"{node.name}:{node.lineno}", {})
         self.scopes.append({})
         self.generic_visit(node)
-        self.own |= {name: value for name, value in self.scopes.pop().items() if value}
+        self.own.update({name: value for name, value in self.scopes.pop().items() if value})
         self.own = outer
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: Any) -> None:
         """A function stands for its place, or for a pmapped function."""
-        key = f"def {self.file.path}:{node.lineno}"
-        self.functions[key] = node
+        key = self.register("def", node)
         for each in node.decorator_list:
             self.visit(each)
-        decorators = [self.value(each) for each in node.decorator_list]
-        pmapped = any(map(is_pmap, decorators))
+        pmapped = any(is_pmap(self.value(each)) for each in node.decorator_list)
         self.scopes[-1][node.name] = f"jax.pmap({',' * returns_tuple(node)})" if pmapped else key
         self.body(node, key)
 
-    visit_AsyncFunctionDef = visit_FunctionDef
-
     def visit_Lambda(self, node: ast.Lambda) -> None:
         """A function without a name."""
-        self.body(node, f"lambda {self.file.path}:{node.lineno}:{node.col_offset}")
+        self.body(node, self.register("def", node))
 
     def body(self, node: Any, key: str) -> None:
         """Visit a function with its parameters, which hide the names outside."""
-        every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-        for each in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
-            self.visit(each)
-        if not self.future:
-            for each in [getattr(node, "returns", None), *(each.annotation for each in every if each)]:
-                if each is not None:
-                    self.visit(each)
-        self.scopes.append({each.arg: None for each in every if each})
+        self.visit(node.args)
+        if getattr(node, "returns", None):
+            self.visit(node.returns)
+        names = [each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)]
+        self.scopes.append(dict.fromkeys(names))
         self.inside.append(key)
         for each in node.body if isinstance(node.body, list) else [node.body]:
             self.visit(each)
-        if result := next((each.value for each in ast.walk(node) if isinstance(each, ast.Return)), None):
+        result = next((each.value for each in ast.walk(node) if isinstance(each, ast.Return)), None)
+        if result:
             self.returned[key] = self.value(result)
         self.inside.pop()
         self.scopes.pop()
-
-
-STACKED = (
-    "jax.pmap()()", "jax.pmap(,)()[", "flax.jax_utils.replicate()", "flax.training.common_utils.shard()",
-    "flax.jax_utils.prefetch_to_device()[", "jax.device_put_replicated()", "jax.device_put_sharded()",
-)  # fmt: skip
 
 
 def is_pmap(value: str | None) -> bool:
@@ -236,7 +209,7 @@ def is_zero(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value == 0 and node.value is not False
 
 
-def returns_tuple(function: ast.AST | None) -> bool:
+def returns_tuple(function: Any) -> bool:
     """Whether a function may return a tuple, so that [0] of its result is a part and no row."""
     if function is None or isinstance(function, ast.Lambda):
         return function is None or isinstance(function.body, ast.Tuple)

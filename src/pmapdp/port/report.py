@@ -15,7 +15,8 @@ TRAINS = re.compile(r"train|update|epoch|learn", re.IGNORECASE)
 OTHERS = re.compile(r"eval|test|predict|valid|sample|generate|init|metric|encode|decode", re.IGNORECASE)
 BATCH = re.compile(r"batch|data|image|label|input|graph|example|obs|token|^xs?$|^ys?$", re.IGNORECASE)
 KEY = re.compile(r"rng|key|seed", re.IGNORECASE)
-KEYWORDS = r", (?:in_axes|out_axes|donate_argnums)=(?:\([^()]*\)|\w+)"
+KEYWORDS = re.compile(r", (?:in_axes|out_axes|donate_argnums)=(?:\([^()]*\)|\w+)")
+STATE = re.compile(r"replicate\(((?:[\w.]*state[\w.]*|create\w*|init\w*)(?:\([^()]*(?:\([^()]*\))?[^()]*\))?)\)")
 HARNESS = """import jax
 from pmapdp.devices import simulate
 from pmapdp.verify import old_program, verify
@@ -23,47 +24,42 @@ from {module} import {step}  # the step itself, without pmap
 
 simulate(8)
 verify(
-    step={call},
+    step=jax.pmap({step}, axis_name={axis}{keywords}),
     reference=old_program({step}, {axis}, groups=8),
-    state={state},  # {state_names}: as for one device, without a device axis
-    batch=...,  # {batch_names}: as for one device, [B, ...]
+    state={given},  # {state}: as for one device, without a device axis
+    batch=...,  # {batch}: as for one device, [B, ...]
 {optional}    layout="{layout}",
 ).require()"""
 
 
-def needs(findings: list[Finding], mapped: list[Mapped], files: dict[str, File]) -> dict[str, Any] | None:
+def needs(mapped: list[Mapped], files: dict[str, File]) -> dict[str, Any] | None:
     """What verify needs of the function that seems to be the training step, and the harness with it."""
-    steps = [each for each in mapped if not OTHERS.search(each.name) and "axis_name" in each.call + str(each.axis)]
-    steps += [each for each in mapped if each.axis and not OTHERS.search(each.name) and each not in steps]
-    steps.sort(key=lambda each: (not TRAINS.search(each.name), "step" not in each.name, "lambda" in each.name))
+    steps = [each for each in mapped if not OTHERS.search(each.name) and (each.axis or "axis_name" in each.call)]
     if not steps:
         return None
-    step, source = steps[0], ast.unparse(files[steps[0].path].tree)
-    keys = [name for name in step.parameters if KEY.search(name)]
-    batch = [name for name in step.parameters if BATCH.search(name) and name not in keys]
-    state = [name for name in step.parameters if name not in keys + batch]
-    name = step.name if step.name.isidentifier() else "step"
+    step = min(steps, key=lambda each: (not TRAINS.search(each.name), "step" not in each.name, "lambda" in each.name))
+    source, name = ast.unparse(files[step.path].tree), step.name if step.name.isidentifier() else "step"
+    key = [each for each in step.parameters if KEY.search(each)]
+    batch = [each for each in step.parameters if BATCH.search(each) and each not in key]
+    state = [each for each in step.parameters if each not in key + batch]
     axis = step.axis if step.axis and step.axis[0] in "'\"" else "..."
-    replicated = re.search(
-        r"replicate\(((?:[\w.]*state[\w.]*|create\w*|init\w*)(?:\([^()]*(?:\([^()]*\))?[^()]*\))?)\)", source
-    )
-    per_device = [leaf for leaf in ("batch_stats", "dropout_rng") if re.search(rf"\b{leaf}\b", source)]
-    optional = [f"    key=jax.random.key(0),  # {', '.join(keys)}\n"] * bool(keys)
+    given, per_device = STATE.search(source), [leaf for leaf in ("batch_stats", "dropout_rng") if leaf in source]
+    optional = [f"    key=jax.random.key(0),  # {', '.join(key)}\n"] * bool(key)
     optional += [f"    per_device={per_device},\n"] * bool(per_device)
     harness = HARNESS.format(
         module=re.sub(r"\W", "_", Path(step.path).stem),
         step=name,
-        call=f"jax.pmap({name}, axis_name={axis}{''.join(re.findall(KEYWORDS, step.call))})",
         axis=axis,
-        state=replicated[1] if replicated else "...",
-        state_names=", ".join(state) or "the state",
-        batch_names=", ".join(batch) or "the batch",
+        keywords="".join(KEYWORDS.findall(step.call)),
+        given=given[1] if given else "...",
+        state=", ".join(state) or "the state",
+        batch=", ".join(batch) or "the batch",
         optional="".join(optional),
-        layout="replicated" if re.search(r"in_axes=\(None", step.call) else "stacked",
+        layout="replicated" if "in_axes=(None" in step.call else "stacked",
     )
     return {
         "step": step.name, "path": step.path, "axis_name": axis.strip("'\""), "state": state, "batch": batch,
-        "key": keys, "per_device": per_device, "harness": harness,
+        "key": key, "per_device": per_device, "harness": harness,
     }  # fmt: skip
 
 
@@ -81,30 +77,28 @@ def as_json(findings: list[Finding], mapped: list[Mapped], files: dict[str, File
         "unread": unread,
         "summary": {status: sum(each.row.status == status for each in findings) for status in ORDER},
         "order": [f"{each.path}:{files[each.path].place(each.line)} {each.name}" for each in fewest],
-        "verify": needs(findings, mapped, files),
+        "verify": needs(mapped, files),
     }
 
 
 def as_text(report: dict[str, Any]) -> str:
     """The same to read."""
-    out, lines = [], report["lines"]
-    for path in dict.fromkeys(each["path"] for each in lines):
-        out.append(path)
-        for each in (each for each in lines if each["path"] == path):
-            code = each["code"] if len(each["code"]) < 80 else f"{each['code'][:77]}..."
-            out.append(f"  {each['line']:>6}  {each['status']:5}  {each['construct']:14}  {code}")
-        out.append("")
-    out += [*report["unread"], ""] if report["unread"] else []
+    out, lines, path = list(report["unread"]), report["lines"], None
     if not lines:
         return "\n".join([*out, "No construct of pmap was found."])
-    out.append("What stands there instead")
-    rows = {each["construct"]: each for each in lines}
-    for name, row in sorted(rows.items(), key=lambda item: ORDER.index(item[1]["status"])):
-        out += [f"  {name}", *(f"    {key + ':':10} {row[key]}" for key in ("today", "shard_map", "jit", "link"))]
+    for each in lines:
+        if each["path"] != path:
+            path = each["path"]
+            out += ["", path]
+        code = each["code"] if len(each["code"]) < 80 else f"{each['code'][:77]}..."
+        out.append(f"  {each['line']:>6}  {each['status']:5}  {each['construct']:14}  {code}")
+    out += ["", "What stands there instead"]
+    for row in sorted({each["construct"]: each for each in lines}.values(), key=lambda row: ORDER.index(row["status"])):
+        parts = ("today", "shard_map", "jit", "link")
+        out += [f"  {row['construct']}", *(f"    {part + ':':10} {row[part]}" for part in parts)]
     said = ", ".join(f"{count} {status}" for status, count in report["summary"].items() if count)
-    files = len({each["path"] for each in lines})
-    out += ["", f"{len(lines)} constructs in {files} file{'s' * (files > 1)}: {said}.", "Port in this order:"]
-    steps = ["Correct the lines that are gone or fail."] * any(report["summary"][each] for each in ("gone", "fails"))
+    out += ["", f"Constructs: {said}. Port in this order:"]
+    steps = ["Correct the lines that are gone or fail."] * any(report["summary"][each] for each in ORDER[:2])
     if report["order"]:
         steps += [
             f"Put my_pmap of {PAGE} in the place of jax.pmap, and compare the numbers.",
@@ -116,4 +110,4 @@ def as_text(report: dict[str, Any]) -> str:
     if need := report["verify"]:
         out += ["", f"Verify {need['step']} of {need['path']}; what could not be read is marked with three dots:", ""]
         out.append(need["harness"])
-    return "\n".join(out)
+    return "\n".join(out).lstrip()

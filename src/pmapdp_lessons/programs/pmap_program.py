@@ -1,6 +1,6 @@
 """A training program as they were written from 2020 to 2023: Flax Linen, and `jax.pmap` over a stacked state.
 
-Lesson 12 ports it. It runs as it is: `python lessons/programs/pmap_program.py`.
+Lesson 12 ports it. It runs as it is: `python -m pmapdp_lessons.programs.pmap_program`.
 """
 
 from typing import Any

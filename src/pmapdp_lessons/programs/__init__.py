@@ -1,0 +1,1 @@
+"""Whole programs that lessons run."""
