@@ -131,13 +131,15 @@ def my_pmap(step, axis_name="batch", in_axes=0, out_axes=0, donate_argnums=()):
     def map_axes(function, axes, *trees):
         return jax.tree.map(function, axes, *trees, is_leaf=lambda axis: axis is None)
 
+    def inside(axis, tree):  # [1, ...] to [...]
+        return tree if axis is None else jax.tree.map(lambda x: x[0], tree)
+
+    def outside(axis, tree):
+        return tree if axis is None else jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+
     @functools.wraps(step)
-    def one_device(*arguments):  # [1, ...]
-        inside = map_axes(lambda axis, x: x if axis is None else jax.tree.map(lambda leaf: leaf[0], x), in_axes, arguments)
-        results = step(*inside)
-        return map_axes(
-            lambda axis, x: x if axis is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], x), out_axes, results
-        )
+    def one_device(*arguments):
+        return map_axes(outside, out_axes, step(*map_axes(inside, in_axes, arguments)))
 
     specs = [map_axes(lambda axis: P() if axis is None else P(axis_name), axes) for axes in (in_axes, out_axes)]
     mapped = jax.shard_map(one_device, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)

@@ -29,9 +29,11 @@ def text_of(path: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them: in small letters, with hyphens, without punctuation."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """The headings of a page as links name them: in small letters, with hyphens, without punctuation. And its marks."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    marks = re.findall(r'<a id="([^"]+)">', text)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(marks)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name_of)
