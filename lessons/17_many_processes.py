@@ -213,7 +213,7 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS"
 SLURM["SLURM_LOCALID"] = "0"  # the number of the task on its node
 seen = []
 for arguments in ("", "local_device_ids=range(8)"):
-    code = f"import jax; jax.distributed.initialize({arguments}); print(jax.config.jax_cuda_visible_devices)"
+    code = f"import jax; jax.distributed.initialize({arguments}); print(jax.config.read('jax_cuda_visible_devices'))"
     variables = SLURM | {"JAX_COORDINATOR_PORT": str(free_port())}
     ((visible,),) = lines_of(start_processes(1, "-c", code, **variables))
     seen.append(visible)
