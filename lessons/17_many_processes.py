@@ -130,8 +130,8 @@ if process == 0:
 import socket
 import subprocess
 import sys
-
-program = next(text for text in reversed(In) if text.startswith("# One process:"))  # noqa: F821 (In: the cells that ran)
+import tempfile
+from pathlib import Path
 
 
 def free_port():
@@ -151,14 +151,19 @@ def start_processes(count, *arguments, **variables):
     return started
 
 
-def lines_of(started):
-    """What each process has printed when it ends; without the lines of gloo, which carries the collectives on CPUs."""
-    said = [each.communicate(timeout=200) for each in started]
-    assert not any(each.returncode for each in started), said
-    return [[line for line in out.splitlines() if "peer ranks" not in line] for out, _ in said]
+def lines_of(count, code, **variables):
+    """The lines that each of `count` processes prints which run `code`. They go into files, because gloo, which carries the
+    collectives on CPUs, prints lines of its own."""
+    folder = Path(tempfile.mkdtemp())
+    redirect = 'import os, sys; sys.stdout = open(os.environ["SAID"] + os.environ["PROCESS"], "w")\n'
+    started = start_processes(count, "-c", redirect + code, SAID=f"{folder}/", **variables)
+    errors = [each.communicate(timeout=200)[1] for each in started]
+    assert not any(each.returncode for each in started), errors
+    return [(folder / str(process)).read_text().splitlines() for process in range(count)]
 
 
-first, second = lines_of(start_processes(2, "-c", program))
+program = next(text for text in reversed(In) if text.startswith("# One process:"))  # noqa: F821 (In: the cells that ran)
+first, second = lines_of(2, program)
 print("process 0:", *first, "process 1:", *second, sep="\n  ")
 assert second == []
 assert abs(float(first[-2].split()[-1]) - float(loss)) < 1e-4
@@ -192,7 +197,7 @@ print("my shards:", [float(shard.data[0]) for shard in x.addressable_shards])
 print("all:", multihost_utils.process_allgather(x, tiled=True))
 print("one number of each process:", multihost_utils.process_allgather(np.float32(10 * process)))
 """
-for process, lines in enumerate(lines_of(start_processes(2, "-c", FAILURE))):
+for process, lines in enumerate(lines_of(2, FAILURE)):
     print(f"process {process}:", *lines, sep="\n  ")
     assert lines[0].startswith("failure on purpose")
     assert lines[2:] == ["all: [0. 1. 2. 3. 4. 5. 6. 7.]", "one number of each process: [ 0. 10.]"]
@@ -215,7 +220,7 @@ seen = []
 for arguments in ("", "local_device_ids=range(8)"):
     code = f"import jax; jax.distributed.initialize({arguments}); print(jax.config.read('jax_cuda_visible_devices'))"
     variables = SLURM | {"JAX_COORDINATOR_PORT": str(free_port())}
-    ((visible,),) = lines_of(start_processes(1, "-c", code, **variables))
+    ((visible,),) = lines_of(1, code, **variables)
     seen.append(visible)
     print(f"initialize({arguments}): JAX shows this process the GPUs {visible}")
 assert seen == ["0", "0,1,2,3,4,5,6,7"]
@@ -255,7 +260,7 @@ wrong = np.array(jax.devices()).reshape(4, 2).T
 for name, mesh in (("hybrid", hybrid), ("wrong", wrong)):
     print(name, [[device.process_index for device in row] for row in mesh])
 """
-lines, _ = lines_of(start_processes(2, "-c", MESHES))
+lines, _ = lines_of(2, MESHES)
 print(*lines, sep="\n")
 assert lines == ["hybrid [[0, 0, 0, 0], [1, 1, 1, 1]]", "wrong [[0, 0, 1, 1], [0, 0, 1, 1]]"]
 
@@ -318,9 +323,7 @@ assert crossing["data parallel"] == w.nbytes == 4 * crossing["HSDP"]
 # %% tags=["prediction"]
 import dataclasses
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 from pmapdp.recipes import RECIPES
 from pmapdp.train import train
@@ -356,8 +359,10 @@ both[1].communicate();
 # %%
 from pmapdp.run.trained import load_run
 
-first, second = lines_of(start_processes(2, *command, JAX_NUM_CPU_DEVICES="2"))
-print(*(line for line in first if "restored" in line or "epoch 2" in line or "devices" in line), sep="\n")
+again = start_processes(2, *command, JAX_NUM_CPU_DEVICES="2")
+said = [each.communicate(timeout=200)[0].splitlines() for each in again]
+assert [each.returncode for each in again] == [0, 0]
+print(*(line for line in said[0] if "restored" in line or "epoch 2" in line or "devices" in line), sep="\n")
 _, resumed, _ = load_run(runs / "two")
 apart = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(straight.state), jax.tree.leaves(resumed), strict=True)]
 print(f"largest difference to one process: {max(apart):.0e}")

@@ -110,7 +110,7 @@ def faults(request, tmp_path_factory):
 
 
 def assert_lost(ended: Ended) -> None:
-    """A process ended because of another one: with our sentence where a collective failed, else as JAX or gloo end it."""
+    """A process ended because of another one: with our sentence where a collective failed, or by JAX or gloo."""
     if ended.status == 4:
         assert ended.err.splitlines()[-1].startswith("error: another process is lost, see its own messages ("), ended
         assert ended.err.endswith("and a run with a workdir resumes from its last checkpoint"), ended
