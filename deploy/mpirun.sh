@@ -3,6 +3,12 @@
 #
 #     bash deploy/mpirun.sh -np 2 --host node1,node2 -- mirrored --workdir /shared/runs/first
 #
+# On GPUs JAX gives each process ONE GPU. So start a process for each GPU, or give all GPUs of a node to its process:
+#
+#     bash deploy/mpirun.sh --map-by ppr:8:node --host node1:8,node2:8 -- mirrored --devices 1 ...
+#     bash deploy/mpirun.sh --map-by ppr:1:node --host node1,node2 -x JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7 \
+#         -- mirrored --devices 8 ...
+#
 # What stands before -- is for mpirun. Only the launcher is used: the arrays travel by gloo (CPU) or NCCL (GPU).
 #
 #   --bind-to none                      else each process gets a single core

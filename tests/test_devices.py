@@ -74,7 +74,14 @@ def test_asked_too_late_it_says_so():
     code = "import jax; jax.devices(); from pmapdp.devices import simulate; simulate(8)"
     done = python("-c", code)
     assert done.returncode != 0
-    assert "8 devices cannot be simulated any more: JAX has already started with 1" in done.stderr
+    assert "8 devices cannot be simulated any more: JAX has already started with 1; call pmapdp.devices" in done.stderr
+
+
+def test_xla_flags_set_too_late_says_so():
+    code = "import jax, os; jax.devices(); os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'; "
+    done = python("-c", code + "from pmapdp.devices import simulate; simulate(8)")
+    assert done.returncode != 0
+    assert "JAX has already started with 1; set XLA_FLAGS before any other use of JAX" in done.stderr
     assert "restart the kernel" in done.stderr
 
 

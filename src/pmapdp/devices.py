@@ -33,6 +33,17 @@ def count_from_environment() -> tuple[str, int] | None:
     return None
 
 
+def count_started() -> int | None:
+    """The number of CPU devices with which JAX has started, or None where it has not: then the number can be set."""
+    before = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", before + 2)
+    except RuntimeError:
+        return len(jax.local_devices(backend="cpu"))
+    jax.config.update("jax_num_cpu_devices", before)
+    return None
+
+
 def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show `count` CPU devices. Call it before the first JAX computation.
 
@@ -46,29 +57,25 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     if not 1 <= count <= MOST_SIMULATED:
         raise UserError(f"{count} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}")
     given = count_from_environment()
-    if given:
-        variable, available = given
-        if available < count:
+    if given and given[1] < count:
+        raise UserError(
+            f"{count} devices were asked for, but {given[0]} in the environment allows {given[1]}: "
+            f"unset it, or ask for at most {given[1]}"
+        )
+    if (started := count_started()) is not None:
+        if started < count:
             raise UserError(
-                f"{count} devices were asked for, but {variable} in the environment allows {available}: "
-                f"unset it, or ask for at most {available}"
+                f"{count} devices cannot be simulated any more: JAX has already started with {started}; "
+                f"{'set ' + given[0] if given else 'call pmapdp.devices.simulate'} before any other use of JAX (in a "
+                "notebook: restart the kernel)"
             )
-    else:
-        available = count
-        try:
-            jax.config.update("jax_num_cpu_devices", count)
-        except RuntimeError:  # the backends are running, and their number of devices is fixed
-            started = len(jax.devices("cpu"))
-            if started < count:
-                raise UserError(
-                    f"{count} devices cannot be simulated any more: JAX has already started with {started}; "
-                    "call pmapdp.devices.simulate before any other use of JAX (in a notebook: restart the kernel)"
-                ) from None
-            return
+        return
+    if not given:
+        jax.config.update("jax_num_cpu_devices", count)
     if COLLECTIVES_HOLD_THREADS:  # else more threads than cores would only make the steps slower
         # The environment variable NPROC sets the size of the pool. Twice as many threads as devices never aborted.
-        threads = os.environ.get("NPROC", "")
-        os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), 2 * available))
+        wanted, threads = 2 * (given[1] if given else count), os.environ.get("NPROC", "")
+        os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), wanted))
 
 
 def choose(count: int | None = None) -> list[jax.Device]:

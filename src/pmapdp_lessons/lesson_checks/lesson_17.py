@@ -7,51 +7,44 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pmapdp_lessons.checks import require
 
 
-def random_case():
-    """A sharding over four or eight devices, and how many of them a process has."""
-    random = np.random.default_rng()
-    N, here = ((4, 2), (8, 2), (8, 4))[random.integers(3)]
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:N]), ("data",)), PartitionSpec("data"))
-    return sharding, N, here, (N * int(random.integers(2, 5)), 3)
-
-
-def rows_of(answer):
-    """Of each process, the rows on its devices."""
-    sharding, N, here, shape = random_case()
-    share = shape[0] // N
-    for first in range(0, N, here):
-        found = answer(sharding, shape, jax.devices()[first : first + here])
-        require(isinstance(found, tuple) and len(found) == 2, "return two numbers: (first, last)")
-        require(all(isinstance(number, int) for number in found), f"return two whole numbers, yours are {found}")
-        wanted = first * share, (first + here) * share
-        require(
-            found != (0, shape[0]) or wanted == found,
-            f"this is the whole array; this process has {here} of {N} devices",
-        )
-        require(
-            found == wanted,
-            f"devices {first} to {first + here - 1} of {N} hold the rows {wanted[0]} to below {wanted[1]}, yours {found}",
-        )
-
-
 def assemble(answer):
-    """An array with the right rows on the right devices."""
-    sharding, N, _, shape = random_case()
-    rows = np.random.default_rng().normal(size=shape).astype(np.float32)
-    mine = jax.devices()[:N]
-    found = answer(sharding, shape, rows, mine)
+    """An array with the right rows on the right devices, whatever their order in the mesh."""
+    random = np.random.default_rng()
+    N = int(random.choice([2, 4, 8]))
+    mine = [jax.devices()[number] for number in random.permutation(8)[:N]]
+    sharding = NamedSharding(Mesh(np.array(mine), ("data",)), PartitionSpec("data"))
+    rows = random.normal(size=(N * int(random.integers(2, 5)), 3)).astype(np.float32)
+    found = answer(sharding, rows.shape, rows, mine)
     require(isinstance(found, jax.Array), "return a jax.Array")
-    require(found.shape == shape, f"the global shape is {shape}, yours is {found.shape}")
-    require(
-        found.sharding.is_equivalent_to(sharding, 2),
-        f"its sharding is {found.sharding}, asked for was {sharding}",
-    )
+    require(found.shape == rows.shape, f"the global shape is {rows.shape}, yours is {found.shape}")
+    require(found.sharding.is_equivalent_to(sharding, 2), f"its sharding is {found.sharding}, asked for was {sharding}")
     for shard in found.addressable_shards:
         wanted = rows[shard.index]
         require(np.array_equal(shard.data, wanted), f"the rows on {shard.device} are not those that belong there")
 
 
-def mended_log(answer):
+class Gpu:
+    """What `by_node` sees of a device."""
+
+    def __init__(self, process_index: int, number: int):
+        self.process_index, self.id = process_index, number
+
+
+def by_node(answer):
+    """Each row holds the devices of one node, and each device is there once."""
+    random = np.random.default_rng()
+    nodes, each = int(random.integers(2, 5)), int(random.integers(2, 5))
+    ids = random.permutation(nodes * each)  # not in the order of the processes, as on some clusters
+    listed = [Gpu(int(process), int(ids[process])) for process in random.permutation(nodes * each)]
+    found = np.asarray(answer(list(listed), each), dtype=object)
+    require(found.shape == (nodes, each), f"the shape is [nodes, each], here {(nodes, each)}; yours is {found.shape}")
+    require({id(device) for device in found.flat} == {id(device) for device in listed}, "each device comes once")
+    for row in found:
+        on = sorted({device.process_index // each for device in row})
+        require(len(on) == 1, f"a row has devices of the nodes {on}: the second axis must stay inside a node")
+
+
+def fixed_log(answer):
     """Every process computes, one says."""
     for process in (0, 1, 2):
         computed, said = [], []

@@ -8,6 +8,7 @@ def one_array() -> None:
     axes = drawing.canvas(14, 3.2)
     for device in range(4):
         drawing.box(axes, 1 + 3.2 * device, 0.4, f"rows {4 * device}-{4 * device + 3}", device=device, width=2.4)
+        axes.text(2.2 + 3.2 * device, 0.2, f"device {device}", ha="center", va="center", color=drawing.INK)
     for process in range(2):
         text = f"process {process} gives rows {8 * process} to {8 * process + 7}"
         drawing.box(axes, 0.7 + 6.4 * process, 1.8, text, width=6, height=1)
