@@ -5,33 +5,31 @@ This is where the rooms meet, and the only place that takes the configuration ap
 
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from pmapdp import devices as device_module
 from pmapdp import steps
 from pmapdp.config import Config, flag
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError
+from pmapdp.data.dataset import DataSet, Texts, fingerprint
+from pmapdp.errors import DivergedError, EvaluationError, UserError
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
-from pmapdp.own.checks import check_data, check_task
+from pmapdp.own.checks import check_data, check_own, check_task
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.registry import find_model, load_data, viewed
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import Layout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
-from pmapdp.state import Task, build
+from pmapdp.state import Task, build, is_finite
 from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
@@ -53,6 +51,7 @@ class Job:
         strategy: the five functions of `config.strategy`.
         layout: which shard of every array each device holds.
         peers: the processes that own the devices.
+        content: tells data sets of the same name apart, `fingerprint`; None where nobody compares it.
     """
 
     config: Config
@@ -66,6 +65,7 @@ class Job:
     strategy: Strategy
     layout: Layout
     peers: Peers
+    content: str | None
 
     @property
     def global_batch_size(self) -> int:
@@ -86,12 +86,29 @@ class Job:
             yield self.strategy.place_batch(batch)
 
     def evaluate(self, state: Any) -> Totals:
-        """Loss and metrics of a placed state over exactly the test set."""
+        """Loss and metrics of a placed state over exactly the test set.
+
+        Raises:
+            DivergedError: the state is no longer finite.
+            EvaluationError: the loss is not finite, though the state is.
+        """
         meter = Meter()
-        for step, batch in enumerate(self.test_batches.epoch(0)):
-            sums = self.strategy.eval_step(state, self.strategy.place_batch(batch))
-            meter.add(step + 1, sums, self.test_batches.examples_in(step))
-        return meter.finish()
+        try:
+            for step, batch in enumerate(self.test_batches.epoch(0)):
+                sums = self.strategy.eval_step(state, self.strategy.place_batch(batch))
+                meter.add(step + 1, sums, self.test_batches.examples_in(step))
+            return meter.finish()
+        except DivergedError as error:
+            if not is_finite(state):
+                raise DivergedError(
+                    "the state is not finite after an update whose loss was: try a lower --learning-rate, "
+                    "--warmup-steps 100, or --clip-norm 1"
+                ) from None
+            first = (error.step - 1) * self.test_batches.batch_size
+            raise EvaluationError(
+                f"the test loss is not finite, though the state is: look at the test examples from {first} to "
+                f"{min(first + self.test_batches.batch_size, self.test_batches.examples) - 1}, counted from 0"
+            ) from None
 
 
 def prepare(
@@ -115,6 +132,7 @@ def prepare(
     Raises:
         UserError: the configuration fits neither the machine nor the data, or the processes differ.
     """
+    check_own(model, data, loss)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise UserError(
@@ -130,15 +148,18 @@ def prepare(
     else:  # before code of the user's, which may change the current folder
         data = load_data(config.dataset, config.data_dir)
     task = make_task(config, model, loss)
+    source = data
     data, _ = viewed(data, task.model)
     data = check_data(data)
+    compared = config.workdir is not None or peers.count > 1
+    content = fingerprint(source if isinstance(source.train, Texts) else data) if compared else None
     check_task(task, data)
     if model is not None:
         config = dataclasses.replace(config, model=task.name)
     if peers.first:
         peers.wait("the data set")
     if peers.count > 1:
-        peers.require_same({f"the content of the data set {config.dataset}": digest(data)})
+        peers.require_same({f"the content of the data set {config.dataset}": content})
     devices = device_module.of_all_processes(local)
     asked: dict[str, Any] = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
     layout = fit_layout(devices, task, data.train.inputs.shape[1:], **asked)
@@ -163,6 +184,7 @@ def prepare(
         strategy=make_strategy(config.strategy, task, devices, layout),
         layout=layout,
         peers=peers,
+        content=content,
     )
 
 
@@ -184,14 +206,6 @@ def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: 
     if layout.shard_state == "optimizer":
         return split_step.make_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
     return steps.make_strategy(name, task, devices)
-
-
-def digest(data: DataSet) -> str:
-    """What tells data sets with other contents apart."""
-    content = hashlib.sha256()
-    for array in (*data.train, *data.test):
-        content.update(np.ascontiguousarray(array).data)
-    return content.hexdigest()[:16]
 
 
 def global_batch_size(config: Config, devices: int, examples: int) -> int:

@@ -156,3 +156,10 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
 def count_parameters(params: Any) -> int:
     """Number of trainable scalars."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@jax.jit
+def is_finite(state: TrainState) -> jax.Array:
+    """Whether the numbers that an update computes are finite, `[]`. A model may keep an infinite constant."""
+    computed = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.optimizer_state))]
+    return jnp.stack([*computed, *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state))]).all()

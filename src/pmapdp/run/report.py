@@ -49,7 +49,8 @@ def header(job: Job, state: TrainState) -> list[str]:
         + micro_batches,
         "model": f"{config.model}, {count_parameters(state.params):,} parameters",
         "state": state_line(state),
-        "data": f"{config.dataset}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test",
+        "data": f"{config.dataset}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test"
+        + (f", content {job.content}" if job.content else ""),
         "updates": f"{job.total_steps:,}, {train_batches.per_epoch:,} an epoch",
         "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
     }
