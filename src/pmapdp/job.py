@@ -18,7 +18,8 @@ from pmapdp import steps
 from pmapdp.config import Config, flag
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet, Texts, fingerprint
-from pmapdp.errors import DivergedError, EvaluationError, UserError
+from pmapdp.errors import DivergedError, EvaluationError, UserError, reason, shown
+from pmapdp.files.python_files import own_fault
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
@@ -193,7 +194,16 @@ def make_task(
 ) -> Task:
     """What is trained, without its optimizer, which depends on how the batch is split. `model` and `loss` as for
     `prepare`."""
-    built = build(model or find_model(config.model), config.seed, config.dtype)
+    model = find_model(config.model) if model is None else model
+    try:
+        built = build(model, config.seed, config.dtype)
+    except (TypeError, ValueError) as error:  # it takes other arguments, or is no class or function of Python
+        raise UserError(
+            f"{shown(model)} cannot be built ({own_fault(error) or reason(error)}): give a class or function of rngs, "
+            "and perhaps of dtype and param_dtype"
+        ) from error
+    if not isinstance(built, nnx.Module):
+        raise UserError(f"{shown(model)} gives {shown(built)}: give a class or function that makes a flax.nnx.Module")
     smoothed = functools.partial(cross_entropy, label_smoothing=config.label_smoothing)
     loss = loss or getattr(type(built), "loss", None) or smoothed
     return Task(built, seed=config.seed, dtype=config.dtype, loss=loss, accumulate=config.accumulate)
