@@ -112,7 +112,7 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     taken = inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
         types = {name: value for name, value in types.items() if name in taken}
-    with on_the_host():
+    with on_the_host(), jax.transfer_guard("allow"):
         built = model(rngs=nnx.Rngs(seed), **types)
         structure, arrays = nnx.split(built)
         return nnx.merge(structure, jax.device_get(arrays))

@@ -251,11 +251,11 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
     assert (metadata["model"], metadata["metrics"]["test_accuracy"]) == ("Net", found["test_accuracy"])
     exported = load_exported(file)
     assert exported.metadata["labels"] == ["a", "b", "c"]
-    assert evaluate_exported(exported, DATA.test).accuracy == totals.accuracy
+    assert evaluate_exported(exported, DATA.test).means()["accuracy"] == totals.means()["accuracy"]
 
     for main, arguments, sentence in (
-        (evaluate, [workdir], "unknown model 'Net': choose from mlp, "),
-        (export, [workdir, str(tmp_path / "other.zip")], "unknown model 'Net': choose from mlp, "),
+        (evaluate, [workdir], "unknown dataset 'arrays': choose from digits, "),
+        (export, [workdir, str(tmp_path / "other.zip")], "unknown dataset 'arrays': choose from digits, "),
         (evaluate, [file], "unknown dataset 'arrays': choose from digits, "),
     ):
         assert run_command(main, arguments) == 2

@@ -30,14 +30,14 @@ COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "scal
 
 def run(module: str) -> NoReturn:
     """Import `module`, call its `main` with the arguments of the command line, and end the process with its status."""
-    end_at_once()
-    if not os.environ.get(TRACEBACK):  # threads, and C++ that calls Python, say nothing of their own
-        silent: Any = lambda *_: None  # noqa: E731
-        sys.excepthook = sys.unraisablehook = threading.excepthook = silent
-        if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it, for processes that it starts too
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # C++ says errors alone, no warnings
 
     def start(arguments: list[str]) -> None:
+        end_at_once()
+        if not os.environ.get(TRACEBACK):  # threads, and C++ that calls Python, say nothing of their own
+            silent: Any = lambda *_: None  # noqa: E731
+            sys.excepthook = sys.unraisablehook = threading.excepthook = silent
+            if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it, for processes that it starts too
+                os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # C++ says errors alone, no warnings
         if refusal := check_environment():
             raise UserError(refusal)
         importlib.import_module(module).main(arguments)

@@ -49,9 +49,7 @@ def from_python_file(name: str, given: str) -> Callable[..., Any]:
         loader.get_code(loader.name)
     except Exception as error:  # of Python's parser, or because the file cannot be read
         line = getattr(error, "lineno", 1) or 1
-        raise UserError(
-            f"{given}: {path} cannot be read at line {line} ({reason(error)}): fix that line"
-        ) from error
+        raise UserError(f"{given}: {path} cannot be read at line {line} ({reason(error)}): fix that line") from error
     spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -27,7 +27,7 @@ def check_own(model: Any, data: Any, loss: Any) -> None:
     for name, value, example in (("model", model, "class"), ("loss", loss, "function of (model, batch, context)")):
         if value is not None and (not callable(value) or isinstance(value, nnx.Module)):
             raise UserError(f"{name}={shown(value)} cannot be called to make one: give a {example}, no instance of it")
-    splits = (data.train, data.test) if isinstance(data, DataSet) else (data,)
+    splits = (data.train, data.test) if isinstance(data, DataSet) else (None,)
     if data is not None and not all(isinstance(each, Split | Texts) for each in splits):
         raise UserError(
             f"data={shown(data)} is no data set: give pmapdp.data.dataset.DataSet(Split(inputs, labels), "
