@@ -7,7 +7,6 @@ to the example, and moments are those of the global batch. The layer learns of b
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
