@@ -4,7 +4,9 @@
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -14,13 +16,19 @@ class UserError(Exception):
 
 
 class DivergedError(UserError):
-    """The loss of an update, or of a test batch, with the number `step` is not finite; commands exit with status 3."""
+    """The loss of update `step`, or the state after it, is not finite; commands exit with status 3."""
 
     status = 3
 
     def __init__(self, message: str, step: int = 0):
         super().__init__(message)
         self.step = step
+
+
+class EvaluationError(UserError):
+    """The loss of a test batch is not finite though the state is; commands exit with status 3."""
+
+    status = 3
 
 
 class ReplicasError(UserError):
@@ -49,4 +57,16 @@ def reason(error: BaseException) -> str:
     """What happened, in one line: the first line of the message, or the kind of error where there is none."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    try:
+        said = str(error)
+    except Exception:  # of a class of the user's own
+        said = ""
+    return next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+
+
+def shown(value: Any) -> str:
+    """A value of any kind in one short line."""
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except Exception:  # of a class of the user's own
+        return f"an instance of {type(value).__name__}"

@@ -5,14 +5,12 @@ This is where the rooms meet, and the only place that takes the configuration ap
 
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from pmapdp import devices as device_module
@@ -20,12 +18,13 @@ from pmapdp import steps
 from pmapdp.config import Config, flag
 from pmapdp.cpu import fast
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError, reason
+from pmapdp.data.dataset import DataSet, Texts, fingerprint
+from pmapdp.errors import DivergedError, EvaluationError, UserError, reason, shown
+from pmapdp.files.python_files import own_fault
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
-from pmapdp.own.checks import check_data, check_task
+from pmapdp.own.checks import check_data, check_own, check_task
 from pmapdp.own.stock_layers import exchange
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.registry import MODELS, find_model, load_data, viewed
@@ -33,7 +32,7 @@ from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import Layout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
-from pmapdp.state import Task, build, takes
+from pmapdp.state import Task, build, is_finite, takes
 from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
@@ -55,6 +54,7 @@ class Job:
         strategy: the five functions of `config.strategy`.
         layout: which shard of every array each device holds.
         peers: the processes that own the devices.
+        content: tells data sets of the same name apart, `fingerprint`; None where nobody compares it.
     """
 
     config: Config
@@ -68,6 +68,7 @@ class Job:
     strategy: Strategy
     layout: Layout
     peers: Peers
+    content: str | None
 
     @property
     def global_batch_size(self) -> int:
@@ -88,12 +89,29 @@ class Job:
             yield self.strategy.place_batch(batch)
 
     def evaluate(self, state: Any) -> Totals:
-        """Loss and metrics of a placed state over exactly the test set."""
+        """Loss and metrics of a placed state over exactly the test set.
+
+        Raises:
+            DivergedError: the state is no longer finite.
+            EvaluationError: the loss is not finite, though the state is.
+        """
         meter = Meter()
-        for step, batch in enumerate(self.test_batches.epoch(0)):
-            sums = self.strategy.eval_step(state, self.strategy.place_batch(batch))
-            meter.add(step + 1, sums, self.test_batches.examples_in(step))
-        return meter.finish()
+        try:
+            for step, batch in enumerate(self.test_batches.epoch(0)):
+                sums = self.strategy.eval_step(state, self.strategy.place_batch(batch))
+                meter.add(step + 1, sums, self.test_batches.examples_in(step))
+            return meter.finish()
+        except DivergedError as error:
+            if not is_finite(state):
+                raise DivergedError(
+                    "the state is not finite after an update whose loss was: try a lower --learning-rate, "
+                    "--warmup-steps 100, or --clip-norm 1"
+                ) from None
+            first = (error.step - 1) * self.test_batches.batch_size
+            raise EvaluationError(
+                f"the test loss is not finite, though the state is: look at the test examples from {first} to "
+                f"{min(first + self.test_batches.batch_size, self.test_batches.examples) - 1}, counted from 0"
+            ) from None
 
 
 def prepare(
@@ -117,6 +135,7 @@ def prepare(
     Raises:
         UserError: the configuration fits neither the machine nor the data, or the processes differ.
     """
+    check_own(model, data, loss)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise UserError(
@@ -132,8 +151,11 @@ def prepare(
     else:  # before code of the user's, which may change the current folder
         data = load_data(config.dataset, config.data_dir)
     task = make_task(config, model, loss)
+    source = data
     data, _ = viewed(data, task.model)
     data = check_data(data)
+    compared = config.workdir is not None or peers.count > 1
+    content = fingerprint(source if isinstance(source.train, Texts) else data) if compared else None
     own = model is not None or loss is not None or config.model not in MODELS
     check_task(task, data, own=own)
     if model is not None:
@@ -141,7 +163,7 @@ def prepare(
     if peers.first:
         peers.wait("the data set")
     if peers.count > 1:
-        peers.require_same({f"the content of the data set {config.dataset}": digest(data)})
+        peers.require_same({f"the content of the data set {config.dataset}": content})
     devices = device_module.of_all_processes(local)
     asked: dict[str, Any] = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
     layout = fit_layout(devices, task, data.train.inputs.shape[1:], **asked)
@@ -170,6 +192,7 @@ def prepare(
         strategy=make_strategy(config.strategy, task, devices, layout),
         layout=layout,
         peers=peers,
+        content=content,
     )
 
 
@@ -186,23 +209,22 @@ def make_task(
 
 def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
     """The model of a run, built; a `UserError` says why it cannot be, or that it takes no such type."""
-    name = getattr(model, "__name__", "the model")
     try:
         built = build(model, config.seed, config.dtype)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        why = "it ends Python" if isinstance(error, SystemExit) else reason(error)
+        why = own_fault(error) or ("it ends Python" if isinstance(error, SystemExit) else reason(error))
         raise UserError(
-            f"{name} cannot be built ({why}): correct its __init__, which gets rngs, and dtype and param_dtype where "
-            "it names them"
+            f"{shown(model)} cannot be built ({why}): give a class or function of rngs, and perhaps of dtype and "
+            "param_dtype"
         ) from error
     if not isinstance(built, nnx.Module):
-        raise UserError(f"{name} builds {type(built).__name__}, which is no model of Flax: return an nnx.Module")
+        raise UserError(f"{shown(model)} gives {shown(built)}: give a class or function that makes a flax.nnx.Module")
     if config.dtype != "float32" and not takes(model, "dtype"):
         raise UserError(
-            f"--dtype {config.dtype} has no effect on {name}, which takes no dtype: add dtype to its arguments and "
-            "give it to its layers, or leave --dtype out"
+            f"--dtype {config.dtype} has no effect on {shown(model)}, which takes no dtype: add dtype to its arguments "
+            "and give it to its layers, or leave --dtype out"
         )
     return built
 
@@ -214,14 +236,6 @@ def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: 
     if layout.shard_state == "optimizer":
         return split_step.make_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
     return steps.make_strategy(name, task, devices)
-
-
-def digest(data: DataSet) -> str:
-    """What tells data sets with other contents apart."""
-    content = hashlib.sha256()
-    for array in (*data.train, *data.test):
-        content.update(np.ascontiguousarray(array).data)
-    return content.hexdigest()[:16]
 
 
 def global_batch_size(config: Config, devices: int, examples: int) -> int:

@@ -110,7 +110,7 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     """
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
-    with on_the_host():
+    with on_the_host(), jax.transfer_guard("allow"):
         built = model(rngs=nnx.Rngs(seed), **{name: each for name, each in types.items() if takes(model, name)})
         structure, arrays = nnx.split(built)
         return nnx.merge(structure, jax.device_get(arrays))
@@ -167,3 +167,10 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
 def count_parameters(params: Any) -> int:
     """Number of trainable scalars."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@jax.jit
+def is_finite(state: TrainState) -> jax.Array:
+    """Whether the numbers that an update computes are finite, `[]`. A model may keep an infinite constant."""
+    computed = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.optimizer_state))]
+    return jnp.stack([*computed, *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state))]).all()

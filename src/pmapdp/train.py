@@ -61,11 +61,12 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
         StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
     """
     started = time.perf_counter()
+    config = with_full_paths(config, first=peers.first)
     if config.compile_cache:
         compile_cache.enable()
     # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(with_full_paths(config, first=peers.first), peers, **own)
+        job = prepare(config, peers, **own)
         train_step = job.strategy.train_step  # made by the file in steps/ that the strategy names
         with running(job, started) as run:
             state, step = run.state, run.step

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from launch import environment, python
+from marks import quick
 from trained import train_briefly
 
 from pmapdp.export.write import export_model
@@ -51,7 +52,7 @@ def run(body: str, redirection: str = "", **variables: str):
         ("raise ValueError('\\n one \\n two')", 1, "error: unexpected ValueError (one); PMAPDP_TRACEBACK=1"),
         ("open('/no/file')", 1, "error: unexpected FileNotFoundError (No such file or directory: /no/file); PM"),
         ("def f(): f()\n    f()", 1, "error: unexpected RecursionError (maximum recursion depth exceeded"),
-        ("bytearray(2**62)", 1, "error: unexpected MemoryError (MemoryError)"),
+        ("bytearray(2**62)", 2, "error: no memory is left (MemoryError): free some, or use a smaller batch or model\n"),
     ],
 )
 def test_one_line_and_a_status(body, status, line):
@@ -131,6 +132,51 @@ def test_environments_that_jax_cannot_start_in(variable, value, said):
     assert done.stderr.count("\n") == 1
     assert f"{variable}={value if value.strip() else repr(value)}" in done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("JAX_NUMPY_DTYPE_PROMOTION", "strict", "unset it"),
+        ("JAX_NUMPY_RANK_PROMOTION", "raise", "unset it"),
+        ("JAX_DUMP_IR_TO", "/proc/x", "unset it"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=99999", "set at most 1024"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=" + "9" * 5000, "set at most 1024"),
+        ("JAX_NUM_CPU_DEVICES", "99999", "set at most 1024"),
+    ],
+)
+def test_environments_in_which_no_run_works(variable, value, said):
+    """Each ends soon, with a sentence that names the variable."""
+    flags = ["--no-compile-cache", "--model", "mlp", "--devices", 1, "--steps", 1]
+    done = python("-m", "pmapdp.train", *flags, env={variable: value}, timeout=60)
+    assert done.returncode == 2, done
+    assert done.stderr.count("\n") == 1
+    assert f"{variable}={value}" in done.stderr
+    assert done.stderr.endswith(f": {said}\n")
+
+
+@pytest.mark.parametrize("kilobytes", [300_000, 700_000, 1_200_000, 1_700_000])
+def test_little_memory(kilobytes):
+    command = f'ulimit -v {kilobytes}; exec "$0" -m pmapdp.train --no-progress --no-compile-cache --devices 2 --steps 3'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 2, done
+    assert done.stderr.startswith(f"error: ulimit -v {kilobytes} leaves ")
+
+
+@quick(3, "name", ["random", "numpy", "signal", "json", "optax", "threading", "typing", "heapq", "rich", "argparse"])
+@pytest.mark.parametrize("content", ["raise ImportError('shadow')", "x = 1"])
+def test_a_file_in_the_place_of_a_module_is_named(tmp_path, name, content):
+    """As when somebody calls a first try `random.py`, and starts the command beside it."""
+    (tmp_path / f"{name}.py").write_text(content)
+    command = [sys.executable, "-m", "pmapdp.train", "--steps", "1", "--no-compile-cache"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment(), timeout=60, check=False
+    )
+    assert done.returncode == 2, done
+    assert done.stderr.startswith(f"error: {tmp_path / name}.py stands in the place of the module {name} (")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_model_is_not_blamed_for_an_environment_that_jax_cannot_start_in(tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from pmapdp.command.ending import run_command
 from pmapdp.errors import UserError
 from pmapdp.files.python_files import from_python_file
 from pmapdp.files.reading import read_file, read_json
@@ -104,8 +105,8 @@ def test_what_is_no_json(place, text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\nraise SystemExit(0)", "code.py fails at line 2 (it ends Python): fix that line"),
-        ("\0", "code.py fails at line 1 ("),
+        ("\0", "code.py cannot be read at line 1 ("),
+        ("\nx = = 5", "code.py cannot be read at line 2 (invalid syntax"),
         ("x = 5", "code.py has no 'f'"),
     ],
 )
@@ -114,3 +115,24 @@ def test_a_file_of_python_that_cannot_be_used(place, text, said):
     with pytest.raises(UserError) as caught:
         from_python_file("code.py:f", "code.py:f")
     assert str(caught.value).startswith(f"code.py:f: {said}")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit(0)", "it ends Python"),
+        ("raise GeneratorExit", "GeneratorExit: GeneratorExit"),
+        ("class E(BaseException): __str__ = None\nraise E", "E: E"),
+        ("class E(Exception):\n  def __str__(self): raise self\nraise E", "E: E"),
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("import json; json.loads('')", "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+@pytest.mark.parametrize("when", ["at import", "when called"])
+def test_an_error_in_a_file_of_python_is_told_with_its_line(place, capsys, code, said, when):
+    """Whatever is raised, and whoever notices it: also where it ends Python in good order."""
+    body = code if when == "at import" else "def f():\n  " + code.replace("\n", "\n  ") + "\n"
+    (place / "code.py").write_text(body + "\nf = print\n" * (when == "at import"))
+    assert run_command(lambda _: from_python_file("code.py:f", "code.py:f")(), []) == 2
+    line = body.rstrip().count("\n") + 1
+    assert capsys.readouterr().err == f"error: code.py fails at line {line} ({said}): fix that line\n"

@@ -146,7 +146,7 @@ def nan(x):
         ({"data": DataSet(DATA.train, Split(DATA.test.inputs[:, :5], DATA.test.labels))}, "only n may differ"),
         ({"model": OneNumber}, r"OneNumber gives \[4\]"),
         ({"data": with_labels(lambda part: part.labels[:, None])}, r"labels are int32 \[100, 1\]"),
-        ({"data": with_labels(lambda part: part.labels / 2)}, r"labels are float64 \[100\]"),
+        ({"data": with_labels(lambda part: part.labels / 2)}, r"labels are float32 \[100\]"),
         ({"loss": lambda model, batch, context: model(batch.inputs, context).sum()}, "MetricSums"),
         (
             {"data": DataSet(Texts(["good"], DATA.train.labels[:1]), Texts(["bad"], DATA.test.labels[:1]))},
@@ -245,8 +245,8 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
     assert evaluate_exported(exported, DATA.test).means()["accuracy"] == totals.means()["accuracy"]
 
     for main, arguments, sentence in (
-        (evaluate, [workdir], "unknown model 'Net': choose from mlp, "),
-        (export, [workdir, str(tmp_path / "other.zip")], "unknown model 'Net': choose from mlp, "),
+        (evaluate, [workdir], "unknown dataset 'arrays': choose from digits, "),
+        (export, [workdir, str(tmp_path / "other.zip")], "unknown dataset 'arrays': choose from digits, "),
         (evaluate, [file], "unknown dataset 'arrays': choose from digits, "),
     ):
         assert run_command(main, arguments) == 2
@@ -259,7 +259,7 @@ def test_wrong_files_on_the_command_line(tmp_path, capsys):
     model = tmp_path / "net.py"
     model.write_text(FILE + "\n1 / 0\n")
     for flags, sentence in (
-        (("--model", f"{model}:Net"), "fails at line 12 (division by zero)"),
+        (("--model", f"{model}:Net"), "fails at line 12 (ZeroDivisionError: division by zero): fix that line"),
         (("--model", f"{tmp_path / 'none.py'}:Net"), "there is no file"),
         (("--model", f"{'x' * 300}.py:Net"), "there is no file"),
         (("--model", ".py:"), "name one, for example my_file.py:Net"),

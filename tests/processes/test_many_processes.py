@@ -17,9 +17,8 @@ from running import run
 
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
-from pmapdp.data.dataset import DataSet, Split
+from pmapdp.data.dataset import DataSet, Split, fingerprint
 from pmapdp.errors import UserError
-from pmapdp.job import digest
 from pmapdp.processes.options import ProcessesOptions, check_options
 from pmapdp.run.trained import load_run
 
@@ -151,8 +150,8 @@ def test_data_sets_that_differ_are_told_apart():
     """What the processes compare, once they have read their data, as they compare the settings."""
     split = Split(np.zeros((4, 28, 28, 1), np.uint8), np.zeros(4, np.int32))
     other = Split(split.inputs + np.uint8(1), split.labels)
-    assert digest(DataSet(split, split)) == digest(DataSet(split, Split(*map(np.copy, split))))
-    assert digest(DataSet(split, split)) != digest(DataSet(split, other))
+    assert fingerprint(DataSet(split, split)) == fingerprint(DataSet(split, Split(*map(np.copy, split))))
+    assert fingerprint(DataSet(split, split)) != fingerprint(DataSet(split, other))
 
 
 def test_not_all_come():

@@ -1,6 +1,5 @@
 """The folder of a run: what it holds, who may use it, and what happens when a write fails."""
 
-import dataclasses
 import gzip
 import json
 import os
@@ -161,7 +160,7 @@ def test_no_checkpoint_yet(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
     run_folder = tmp_path / "run"
-    settings = dataclasses.asdict(RECIPES["digits"].config)
+    settings = RECIPES["digits"].config
     with claimed(run_folder, settings, 64), pytest.raises(UserError, match="holds no checkpoint"):
         load_run(run_folder)
 

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import TextIO
 
 from pmapdp.command.environment import cannot_start
+from pmapdp.command.shadows import shadow
 from pmapdp.errors import StoppedError, UserError, reason
+from pmapdp.files.python_files import own_fault
 
 TRACEBACK = "PMAPDP_TRACEBACK"  # set in the environment, it shows where an unexpected error comes from
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -63,7 +65,7 @@ def flush(stream: TextIO) -> OSError | None:
 
 def report(error: BaseException) -> int:
     """Print the one sentence about an error, and return its exit status."""
-    if isinstance(error, SystemExit):  # rich ends so when its pipe is closed
+    if isinstance(error, SystemExit) and not own_fault(error):  # rich ends so when its pipe is closed
         broken = isinstance(error.__context__, BrokenPipeError)
         return CLOSED_PIPE if broken else error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError):
@@ -78,10 +80,18 @@ def report(error: BaseException) -> int:
         return say(f"error: {error}", error.status)
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    if sentence := cannot_start(error):
+    sentence = own_fault(error) or no_memory(error) or shadow(error) or cannot_start(error)
+    if sentence:
         return say(f"error: {sentence}", UserError.status)
     shown = "" if os.environ.get(TRACEBACK) else f"; {TRACEBACK}=1 in the environment shows where"
     return say(f"error: unexpected {type(error).__name__} ({reason(error)}){shown}", 1)
+
+
+def no_memory(error: BaseException) -> str | None:
+    """The sentence about an error that says that memory is short; None about any other."""
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason(error):
+        return f"no memory is left ({reason(error)}): free some, or use a smaller batch or model"
+    return None
 
 
 def say(line: str, status: int) -> int:

@@ -1,10 +1,30 @@
 """What ends the whole process in C++, found out before; and environment variables that JAX cannot start with."""
 
 import os
+import re
+import resource
 import tempfile
 import warnings
 
+from pmapdp.errors import reason
+
 VARIABLES = ("JAX_", "XLA_", "CUDA_VISIBLE_DEVICES")
+# Those of JAX that say where it computes and what it keeps, not how it computes.
+ORDINARY = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS")
+LEAST_ADDRESSES = 1.8e9  # bytes; with less C++ ends the process. A run of the digits on two devices takes 2.0e9.
+MOST_DEVICES = 1024
+
+
+def check_environment() -> str | None:
+    """What is wrong with the environment in which a command starts, before JAX is imported; None where it will do."""
+    if 0 <= (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) < LEAST_ADDRESSES:
+        return f"ulimit -v {limit // 1024} leaves {limit / 1e9:.1f} GB, and JAX needs 2 or more: remove the limit"
+    flags, devices = os.environ.get("XLA_FLAGS", ""), os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    for number in re.findall(r"device_count=(\d+)", f"{flags} device_count={devices}"):
+        if len(number) > 4 or int(number) > MOST_DEVICES:
+            name = f"JAX_NUM_CPU_DEVICES={devices}" if number == devices else f"XLA_FLAGS={flags}"
+            return f"{name} in the environment asks for more devices than can be simulated: set at most {MOST_DEVICES}"
+    return check_xla_flags()
 
 
 def check_xla_flags() -> str | None:
@@ -37,9 +57,9 @@ def check_xla_flags() -> str | None:
 
 
 def cannot_start(error: BaseException) -> str | None:
-    """The sentence about an error of a command whose environment lets JAX not start; None where JAX starts, or the
-    environment says nothing about it."""
-    given = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES)]
+    """The sentence about an error of a command whose environment lets JAX not start, or compute in another way than by
+    default; None where it says neither."""
+    given = {name: f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES)}
     if not given:
         return None
     try:
@@ -48,5 +68,10 @@ def cannot_start(error: BaseException) -> str | None:
         jax.devices()
     except Exception:
         said = next(iter(str(error).splitlines()), "") or "no such device"
-        return f"JAX cannot start with {' '.join(given)} in the environment ({said}): unset what is wrong there"
-    return None
+        return (
+            f"JAX cannot start with {' '.join(given.values())} in the environment ({said}): unset what is wrong there"
+        )
+    unusual = [text for name, text in given.items() if name.startswith("JAX_") and name not in ORDINARY]
+    if not unusual:
+        return None
+    return f"{type(error).__name__} with {' '.join(unusual)} in the environment ({reason(error)}): unset it"

@@ -4,32 +4,41 @@
 line too.
 """
 
-import importlib
 import os
-import signal
 import sys
-import threading
-from typing import Any, NoReturn
 
-from pmapdp.command.ending import TRACEBACK, run_command
-from pmapdp.command.environment import check_xla_flags
-from pmapdp.command.signals import SIGNALS, end_at_once
-from pmapdp.errors import UserError, unknown
+from pmapdp.command.shadows import shadow
+
+try:
+    import importlib
+    import signal
+    import threading
+    from typing import Any, NoReturn
+
+    from pmapdp.command.ending import TRACEBACK, run_command
+    from pmapdp.command.environment import check_environment
+    from pmapdp.command.signals import SIGNALS, end_at_once
+    from pmapdp.errors import UserError, unknown
+except Exception as error:
+    if sentence := shadow(error):
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        os._exit(2)
+    raise
 
 COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "port", "scaling")
 
 
 def run(module: str) -> NoReturn:
     """Import `module`, call its `main` with the arguments of the command line, and end the process with its status."""
-    end_at_once()
-    if not os.environ.get(TRACEBACK):  # threads, and C++ that calls Python, say nothing of their own
-        silent: Any = lambda *_: None  # noqa: E731
-        sys.excepthook = sys.unraisablehook = threading.excepthook = silent
-        if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it, for processes that it starts too
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # C++ says errors alone, no warnings
 
     def start(arguments: list[str]) -> None:
-        if refusal := check_xla_flags():
+        end_at_once()
+        if not os.environ.get(TRACEBACK):  # threads, and C++ that calls Python, say nothing of their own
+            silent: Any = lambda *_: None  # noqa: E731
+            sys.excepthook = sys.unraisablehook = threading.excepthook = silent
+            if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it, for processes that it starts too
+                os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # C++ says errors alone, no warnings
+        if refusal := check_environment():
             raise UserError(refusal)
         importlib.import_module(module).main(arguments)
 

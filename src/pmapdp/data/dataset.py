@@ -1,5 +1,8 @@
 """What every source of data gives: arrays on the host, or texts that a view turns into arrays. Lesson 03 uses it."""
 
+import hashlib
+import json
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,3 +47,23 @@ class DataSet:
     train: Any  # a `Split`, or `Texts` before a view has made arrays of them
     test: Any
     classes: tuple[str, ...] = ()
+
+
+HASHED = 2**30  # bytes of one array, at most; SHA-256 takes a second for each GB
+
+
+def fingerprint(data: DataSet) -> str:
+    """What tells the content of data sets apart: 16 digits of the SHA-256 of all texts, inputs and labels.
+
+    Of an array of more than 1 GiB every k-th example is taken, and the largest k is named.
+    """
+    content, most = hashlib.sha256(), 1
+    for each in (*data.train, *data.test):
+        if isinstance(each, list):
+            content.update(json.dumps(each).encode())
+        else:
+            every = math.ceil(each.nbytes / HASHED)
+            content.update(f"{each.dtype} {each.shape} ".encode())
+            content.update(np.ascontiguousarray(each[::every]).data)
+            most = max(most, every)
+    return content.hexdigest()[:16] + (f", from one in {most} examples" if most > 1 else "")

@@ -89,8 +89,9 @@ def load_exported(path: str | Path) -> Exported:
             match metadata := json.loads(archive.read(METADATA)):
                 case {"format": str(found)} if found != FORMAT:
                     raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
-                case {"jax": str(), "dtype": str(), "input": {"dtype": str(), "shape": [*_]}, "labels": [*_]}:
-                    pass
+                case {"jax": str(), "dtype": str(), "input": {"dtype": str(), "shape": [*_]}, "labels": [*labels]}:
+                    if not all(isinstance(label, str) for label in labels):
+                        raise ValueError("its labels are not all texts")
                 case _:
                     raise ValueError(f"{METADATA} has another form")
             program = bytearray(archive.read(PROGRAM))
@@ -108,7 +109,7 @@ def load_exported(path: str | Path) -> Exported:
             f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
             f"({reason(error)}): use jax {metadata['jax']}, or export the model again with this one"
         ) from None
-    labels, classes = len(metadata["labels"]), model.out_avals[0].shape[-1]
-    if labels != classes:
-        raise UserError(f"{path} names {labels} labels for {classes} classes: name all of them and export again")
+    classes = model.out_avals[0].shape[-1]
+    if len(labels) != classes:
+        raise UserError(f"{path} names {len(labels)} labels for {classes} classes: name all of them and export again")
     return Exported(metadata, model, arrays, view)

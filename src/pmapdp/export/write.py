@@ -145,6 +145,10 @@ def export_model(
     finally:
         jax.config.update(LOCATIONS, locations)
 
+    C = model.out_avals[0].shape[-1]
+    labels = list(map(str, metadata["labels"])) or [str(number) for number in range(C)]
+    if len(labels) != C:
+        raise UserError(f"the model has {C} classes, and the data set names {len(labels)}: name all of them, or none")
     metadata = {
         "format": FORMAT,
         "pmapdp": __version__,
@@ -156,7 +160,7 @@ def export_model(
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
-        "labels": list(metadata["labels"]) or [str(number) for number in range(model.out_avals[0].shape[-1])],
+        "labels": labels,
     }
     Exported(metadata, model, arrays).outputs(inputs[:1])  # finite parameters may be too large for finite answers
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}

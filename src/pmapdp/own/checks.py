@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet, Split
-from pmapdp.errors import UserError, reason
+from pmapdp.data.dataset import DataSet, Split, Texts
+from pmapdp.errors import UserError, reason, shown
 from pmapdp.loss import MetricSums
 from pmapdp.models.layers import Context, call, example_keys
 from pmapdp.state import Task
@@ -25,28 +25,70 @@ from pmapdp.state import Task
 ROWS = 4  # examples with which a loss is tried
 
 
+def check_own(model: Any, data: Any, loss: Any) -> None:
+    """Refuse values from Python that are of no use as these arguments of `train`."""
+    for name, value, example in (("model", model, "class"), ("loss", loss, "function of (model, batch, context)")):
+        if value is not None and (not callable(value) or isinstance(value, nnx.Module)):
+            raise UserError(f"{name}={shown(value)} cannot be called to make one: give a {example}, no instance of it")
+    splits = (data.train, data.test) if isinstance(data, DataSet) else (None,)
+    if data is not None and not all(isinstance(each, Split | Texts) for each in splits):
+        raise UserError(
+            f"data={shown(data)} is no data set: give pmapdp.data.dataset.DataSet(Split(inputs, labels), "
+            "Split(test_inputs, test_labels))"
+        )
+
+
 def check_data(data: DataSet) -> DataSet:
-    """Refuse arrays that do not fit together; returns the data set, integer labels as int32.
+    """Refuse arrays that do not fit together; returns the data set with the types that the devices get: those of JAX,
+    in this machine's byte order, and integer labels as int32.
 
     Raises:
         UserError: with the array, what is wrong with it, and what works.
     """
     splits = []
     for name, split in (("training", data.train), ("test", data.test)):
-        inputs, labels = map(np.asarray, split)
+        inputs, labels = (as_array(f"the {name} {what}", each) for what, each in split._asdict().items())
         if inputs.shape[:1] != labels.shape[:1] or inputs.shape[:1] in ((), (0,)):
             raise UserError(
                 f"the {name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one "
                 "row for each example, and at least one"
             )
-        for what, array in (("inputs", inputs), ("labels", labels)):
-            if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-                raise UserError(f"the {name} {what} ({array.dtype}) are not all finite numbers: replace the others")
-        splits.append(Split(inputs, labels.astype(np.int32) if labels.dtype.kind in "biu" else labels))
+        as_int32 = np.int32 if labels.dtype.kind in "biu" else None
+        splits.append(Split(converted(f"the {name} inputs", inputs), converted(f"the {name} labels", labels, as_int32)))
     shapes = [[list(array.shape) for array in split] for split in splits]
     if [shape[1:] for shape in shapes[0]] != [shape[1:] for shape in shapes[1]]:
         raise UserError(f"inputs and labels have shapes {shapes[0]}, and {shapes[1]} for testing: only n may differ")
-    return DataSet(splits[0], splits[1], data.classes)
+    if not isinstance(data.classes, list | tuple) or not all(isinstance(each, str) for each in data.classes):
+        raise UserError(f"classes={shown(data.classes)} are no names: give a tuple of texts, or leave it out")
+    return DataSet(splits[0], splits[1], tuple(data.classes))
+
+
+def as_array(what: str, values: Any) -> np.ndarray:
+    """The array of these values, called `what`."""
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # lists of different lengths, or whatever an object's own conversion raises
+        raise UserError(f"{what} are no array ({reason(error)}): give a NumPy array") from None
+    masked = np.ma.is_masked(values)
+    if array.dtype.kind not in "biuf" or masked:
+        kind = "are masked in part" if masked else f"are of type {array.dtype}"
+        raise UserError(f"{what} {kind}: give whole numbers, real numbers or truth values, and all of them")
+    return array
+
+
+def converted(what: str, array: np.ndarray, dtype: Any = None) -> np.ndarray:
+    """An array, called `what`, in `dtype`, or in the type that JAX has for it; refused where a number does not fit."""
+    if not np.isfinite(array).all():
+        raise UserError(f"{what} ({array.dtype}) are not all finite numbers: replace the others")
+    if dtype is None:
+        native = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+        dtype = jax.dtypes.canonicalize_dtype(native)
+    with np.errstate(all="ignore"):
+        result = array.astype(dtype, copy=False)
+    if not (np.isfinite(result).all() if result.dtype.kind == "f" else np.array_equal(result, array)):
+        numbers = f"from {array.min()} to {array.max()}"
+        raise UserError(f"{what} ({array.dtype}) are {numbers}, which do not fit in {result.dtype}: give smaller ones")
+    return result
 
 
 def check_task(task: Task, data: DataSet, *, own: bool) -> None:
@@ -55,6 +97,13 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
     name, labels = task.name, data.train.labels
     example = Batches(data.train, min(ROWS, len(labels))).take(np.arange(min(ROWS, len(labels))))
     params, model_state = task.arrays_of(task.model)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            where = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise UserError(
+                f"{name} has the parameter {where} of {leaf.dtype}, which has no gradient: make it of float32, or keep "
+                "it in nnx.Variable"
+            )
 
     def outputs(params: Any, model_state: Any, batch: Batch) -> Any:
         model, context = task.model_with(params, model_state), Context(batch.weights)

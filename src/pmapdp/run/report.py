@@ -52,7 +52,8 @@ def header(job: Job, state: TrainState) -> list[str]:
         "step": "convolutions are rewritten for the CPU (--fast-cpu)" if config.fast_cpu else "",
         "layers": exchanged(job.task.model),
         "state": state_line(state),
-        "data": f"{config.dataset}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test",
+        "data": f"{config.dataset}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test"
+        + (f", content {job.content}" if job.content else ""),
         "updates": f"{job.total_steps:,}, {train_batches.per_epoch:,} an epoch",
         "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
     }

@@ -4,13 +4,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from pmapdp.job import Job
 from pmapdp.run.checkpoint import Checkpoint, Checkpoints
 from pmapdp.run.workdir import claimed, identity, require_shared
-from pmapdp.state import TrainState, create_state
+from pmapdp.state import create_state, is_finite
 
 
 def open_checkpoints(job: Job, stack: contextlib.ExitStack) -> Checkpoints | None:
@@ -29,7 +26,7 @@ def open_checkpoints(job: Job, stack: contextlib.ExitStack) -> Checkpoints | Non
     checkpoints = Checkpoints(
         Path(path) / "checkpoints",
         config.keep_checkpoints,
-        belongs_to=identity(config, job.global_batch_size),
+        belongs_to=identity(config, job.global_batch_size, job.content),
         peers=job.peers,
     )
     return stack.enter_context(contextlib.closing(checkpoints))
@@ -56,9 +53,3 @@ def last_finite(job: Job, checkpoints: Checkpoints, most: int) -> Checkpoint | N
         return beginning(job, None)
     kept = checkpoints.newest_first(job.task, job.strategy.state_sharding, most)
     return next((found for found in kept if is_finite(found.state)), None)
-
-
-@jax.jit
-def is_finite(state: TrainState) -> jax.Array:
-    """Whether all numbers of the state are finite, `[]`."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()

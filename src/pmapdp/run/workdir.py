@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.config import Config
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, shown
 from pmapdp.files.outputs import JSON, Output, check_outputs
 from pmapdp.files.reading import open_regular, read_json, saying
 from pmapdp.files.writing import write_file
@@ -39,19 +39,24 @@ FIXED = FIXED - {"data_dir", "steps"} | {"accumulate"}
 # A run of an earlier version lacks the settings that came later, and did what they do by default.
 DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
 
+CONTENT = "the content of the data"
+
 # Files that a run would append to, or delete in time.
 ENDANGERED = ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
 
 
-def identity(config: Config, global_batch_size: int) -> dict[str, Any]:
-    """The settings on which the results of a run depend, as JSON gives them back."""
+def identity(config: Config, global_batch_size: int, content: str | None = None) -> dict[str, Any]:
+    """The settings on which the results of a run depend, as JSON gives them back, and where it is given the `content`
+    of its data, `fingerprint`."""
     fixed = {name: value for name, value in dataclasses.asdict(config).items() if name in FIXED}
+    fixed |= {CONTENT: content} if content else {}
     return json.loads(json.dumps(fixed | {"global_batch_size": global_batch_size}))
 
 
 def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Refuse a run or checkpoint, called `what`, whose identity is another; the `UserError` names the settings."""
-    theirs = DEFAULTS | theirs
+    """Refuse a run or checkpoint, called `what`, whose identity is another; the `UserError` names the settings. One of
+    an earlier version does not know the content of its data."""
+    theirs = DEFAULTS | {CONTENT: ours.get(CONTENT)} | theirs
     different = [
         f"{name} ({theirs.get(name)!r} there, {value!r} now)"
         for name, value in ours.items()
@@ -72,6 +77,8 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     Raises:
         UserError: it is an input, a file of a run or of another kind, or cannot be written.
     """
+    if not isinstance(config, Config):
+        raise UserError(f"config={shown(config)} is no configuration: give pmapdp.config.Config(devices=8)")
     if first:
         metrics = Output("--metrics-file", config.metrics_file, JSON)
         check_outputs(metrics, inputs=own_files(config), run=config.workdir)

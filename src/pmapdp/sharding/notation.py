@@ -8,6 +8,7 @@
 
 import math
 import re
+import reprlib
 
 from pmapdp.errors import UserError, unknown
 
@@ -22,9 +23,11 @@ NAMED: dict[str, Rules] = {"data": {}, "model": MODEL, "spatial": MODEL | {"feat
 
 def parse_mesh(text: str) -> dict[str, int]:
     """The axes of a mesh and their sizes, in order: `data=4,model=2`; a `UserError` about any other text."""
-    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d*)", text)}
+    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d{0,8})\b", text)}
     if not sizes or mesh_text(sizes) != text.replace(" ", ""):
-        raise UserError(f"--mesh {text} is not a list of different axes with their sizes: try --mesh data=4,model=2")
+        raise UserError(
+            f"--mesh {reprlib.repr(text)} is not a list of different axes with their sizes: try --mesh data=4,model=2"
+        )
     return sizes
 
 

@@ -1,0 +1,80 @@
+"""Values of every kind for each argument of `train` from Python: a result, or a sentence that names the argument."""
+
+import flax.nnx
+import jax
+import numpy as np
+import pytest
+
+from pmapdp.config import Config
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.errors import UserError
+from pmapdp.train import train
+
+
+class Silent:
+    """An object that cannot even be shown."""
+
+    def __repr__(self):
+        raise ValueError("no")
+
+
+class Net(flax.nnx.Module):
+    """`[b, 6]` to three logits."""
+
+    def __init__(self, *, rngs):
+        self.out = flax.nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, inputs, context):
+        return self.out(inputs)
+
+
+SPLIT = Split(np.ones((40, 6), np.float32), np.zeros(40, np.int32))
+RIGHT = {
+    "config": Config(devices=2, epochs=1, global_batch_size=20, progress=False, compile_cache=False),
+    "model": Net,
+    "data": DataSet(SPLIT, SPLIT),
+    "loss": None,
+}
+# Made when a test asks for them: JAX must not start before.
+VALUES = {
+    "0": lambda: 0,
+    "5": lambda: 5,
+    "nan": lambda: float("nan"),
+    "text": lambda: "mlp",
+    "empty text": lambda: "",
+    "bytes": lambda: b"x",
+    "empty dictionary": lambda: {},
+    "dictionary": lambda: {"a": 1},
+    "empty tuple": lambda: (),
+    "tuple": lambda: (SPLIT, SPLIT),
+    "list": lambda: [SPLIT],
+    "array": lambda: np.ones(3),
+    "array of JAX": lambda: jax.numpy.ones(3),
+    "module": lambda: np,
+    "object": lambda: object(),
+    "silent": lambda: Silent(),
+    "class int": lambda: int,
+    "class dict": lambda: dict,
+    "class Silent": lambda: Silent,
+    "function of nothing": lambda: lambda: None,
+    "function that gives None": lambda: lambda *_, **__: None,
+    "instance of a model": lambda: Net(rngs=flax.nnx.Rngs(0)),
+    "split": lambda: SPLIT,
+    "data set of nothing": lambda: DataSet(None, None),
+    "data set of tuples": lambda: DataSet((1, 2), (3, 4)),
+    "generator": lambda: (each for each in ()),
+    "exception": lambda: ValueError("x"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("argument", RIGHT)
+def test_a_value_of_another_kind_is_one_sentence(argument, name):
+    with pytest.raises(UserError) as caught:
+        train(**RIGHT | {argument: VALUES[name]()})
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_the_right_values_train():
+    assert train(**RIGHT).epochs[-1]["test_examples"] == 40
