@@ -27,8 +27,6 @@ from pmapdp.models.layers import Context, example_keys
 from pmapdp.registry import MODELS
 from pmapdp.state import build
 
-OPTIMIZER = optax.adam(1e-3)
-
 
 class Loop(NamedTuple):
     """What the loop needs.
@@ -44,9 +42,9 @@ class Loop(NamedTuple):
     split: Any
 
 
-def make_loop(model: str, strategy: str, devices: list[jax.Device]) -> Loop:
+def make_loop(model: str, strategy: str, devices: list[jax.Device], optimizer: Any, dtype: str = "float32") -> Loop:
     """The step of a strategy on these devices, and the state before the first."""
-    structure, parameters, others = nnx.split(build(MODELS[model]), nnx.Param, ...)
+    structure, parameters, others = nnx.split(build(MODELS[model], dtype=dtype), nnx.Param, ...)
     axis = "data" if strategy in ("pmap", "shard_map") else None
 
     def mean_loss(parameters, others, step, images, labels, numbers):
@@ -61,7 +59,7 @@ def make_loop(model: str, strategy: str, devices: list[jax.Device]) -> Loop:
         (loss, others), gradients = gradients_of(parameters, others, step, images, labels, numbers)
         if axis:
             loss, gradients = lax.pmean((loss, gradients), axis)
-        updates, moments = OPTIMIZER.update(gradients, moments, parameters)
+        updates, moments = optimizer.update(gradients, moments, parameters)
         return (optax.apply_updates(parameters, updates), others, moments, step + 1), loss
 
     mesh = Mesh(np.array(devices), ("data",))
@@ -78,7 +76,7 @@ def make_loop(model: str, strategy: str, devices: list[jax.Device]) -> Loop:
     else:
         specs: dict[str, Any] = {"in_specs": (everywhere, split, split, split), "out_specs": everywhere}
         compiled = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False), donate_argnums=0)
-    state = (parameters, others, OPTIMIZER.init(parameters), jnp.int32(0))
+    state = (parameters, others, optimizer.init(parameters), jnp.int32(0))
     return Loop(compiled, jax.device_put(state, replicated), sharded)
 
 
@@ -95,7 +93,7 @@ def main(arguments: list[str]) -> None:
     devices = choose(N)
     with open_file(options.data) as file, np.load(file) as data:
         images, labels = data["images"][: options.examples], data["labels"][: options.examples].astype(np.int32)
-    loop = make_loop(options.model, options.strategy, devices)
+    loop = make_loop(options.model, options.strategy, devices, optax.adam(1e-3))
     state, steps = loop.state, options.examples // B
     for epoch in range(options.epochs):
         order = np.random.default_rng(epoch).permutation(options.examples)[: steps * B].reshape(steps, B)
