@@ -1,71 +1,83 @@
 """The barest training loop of each strategy, written by hand: what the trainer's own cost is measured against.
 
-    python -m benchmarks.bare DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS [plain]
+    python -m benchmarks.bare DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS
 
-No padding, no metrics but the last loss, no checkpoints, no progress: index, place, step. The networks are pmapdp's, in
-plain Flax, the optimizer is Adam. With `plain` that is all; without it what pmapdp does for simulated devices
-(pmapdp/cpu) is done here too, so that only the trainer differs. Prints one line of JSON an epoch:
-{"examples_per_second": ...}.
+No padding, no metrics but the last loss, no checkpoints, no progress: index, place, step. The networks are pmapdp's,
+the optimizer is Adam. Prints one line of JSON an epoch: {"examples_per_second": ...}.
 """
 
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pmapdp.cpu.joined import join_collectives
-from pmapdp.malloc import keep_freed_memory
 
 from benchmarks import at_least_one, make_parser
 from pmapdp.command.ending import run_command
-from pmapdp.cpu.convolution import faster
 from pmapdp.devices import choose
 from pmapdp.files.reading import open_file
+from pmapdp.models.layers import Context, example_keys
 from pmapdp.registry import MODELS
-
-OPTIMIZER = optax.adam(1e-3)
-
-
-def initial_parameters(model: str) -> Any:
-    """Of the network with this name."""
-    return nnx.to_pure_dict(nnx.state(MODELS[model](rngs=nnx.Rngs(0)), nnx.Param))
+from pmapdp.state import build
 
 
-def make_step(model: str, strategy: str, devices: list[jax.Device], plain: bool = False) -> tuple[Any, Any, Any]:
-    """The compiled step, where the state lies, and where a batch lies."""
-    structure = nnx.graphdef(nnx.eval_shape(lambda: MODELS[model](rngs=nnx.Rngs(0))))
+class Loop(NamedTuple):
+    """What the loop needs.
 
-    def mean_loss(parameters, images, labels):
-        logits = nnx.merge(structure, parameters)(images)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    Attributes:
+        step: (state, images, labels, numbers of the examples) to (state, loss), compiled.
+        state: on the devices: parameters, the model's other arrays, Adam's moments, updates made.
+        split: where a batch is placed.
+    """
 
-    def step(parameters, slots, images, labels):
-        loss, gradients = jax.value_and_grad(mean_loss if plain else faster(mean_loss))(parameters, images, labels)
-        if strategy in ("pmap", "shard_map"):
-            loss, gradients = lax.pmean((loss, gradients), "data")
-        updates, slots = OPTIMIZER.update(gradients, slots, parameters)
-        return optax.apply_updates(parameters, updates), slots, loss
+    step: Any
+    state: Any
+    split: Any
+
+
+def make_loop(model: str, strategy: str, devices: list[jax.Device], optimizer: Any, dtype: str = "float32") -> Loop:
+    """The step of a strategy on these devices, and the state before the first."""
+    structure, parameters, others = nnx.split(build(MODELS[model], dtype=dtype), nnx.Param, ...)
+    axis = "data" if strategy in ("pmap", "shard_map") else None
+
+    def mean_loss(parameters, others, step, images, labels, numbers):
+        network = nnx.merge(structure, parameters, others, copy=True)
+        context = Context(keys=example_keys(0, step, numbers), step=step, train=True, axis_name=axis)
+        losses = optax.softmax_cross_entropy_with_integer_labels(network(images, context), labels)
+        return losses.mean(), nnx.split(network, nnx.Param, ...)[2]
+
+    def step(state, images, labels, numbers):
+        parameters, others, moments, step = state
+        gradients_of = jax.value_and_grad(mean_loss, has_aux=True)
+        (loss, others), gradients = gradients_of(parameters, others, step, images, labels, numbers)
+        if axis:
+            loss, gradients = lax.pmean((loss, gradients), axis)
+        updates, moments = optimizer.update(gradients, moments, parameters)
+        return (optax.apply_updates(parameters, updates), others, moments, step + 1), loss
 
     mesh = Mesh(np.array(devices), ("data",))
-    whole, split = PartitionSpec(), PartitionSpec("data")
-    places = NamedSharding(mesh, whole), NamedSharding(mesh, split)
+    everywhere, split = PartitionSpec(), PartitionSpec("data")
+    replicated, sharded = NamedSharding(mesh, everywhere), NamedSharding(mesh, split)
     if strategy == "single":
-        return jax.jit(step, donate_argnums=(0, 1)), devices[0], devices[0]
-    if strategy == "jit":
-        return jax.jit(step, out_shardings=places[0], donate_argnums=(0, 1)), *places
-    if strategy == "pmap":
-        axes: dict[str, Any] = {"axis_name": "data", "in_axes": (None, None, 0, 0), "out_axes": None}
-        mapped = jax.pmap(step, **axes, devices=devices, donate_argnums=(0, 1))
+        replicated = sharded = devices[0]
+        compiled = jax.jit(step, donate_argnums=0)
+    elif strategy == "jit":
+        compiled = jax.jit(step, out_shardings=replicated, donate_argnums=0)
+    elif strategy == "pmap":
+        axes: dict[str, Any] = {"axis_name": "data", "in_axes": (None, 0, 0, 0), "out_axes": None}
+        compiled = jax.pmap(step, **axes, devices=devices, donate_argnums=0)
     else:
-        specs: dict[str, Any] = {"in_specs": (whole, whole, split, split), "out_specs": whole}
-        mapped = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False), donate_argnums=(0, 1))
-    return mapped if plain else jax.jit(join_collectives(mapped), donate_argnums=(0, 1)), *places
+        specs: dict[str, Any] = {"in_specs": (everywhere, split, split, split), "out_specs": everywhere}
+        compiled = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False), donate_argnums=0)
+    state = (parameters, others, optimizer.init(parameters), jnp.int32(0))
+    return Loop(compiled, jax.device_put(state, replicated), sharded)
 
 
 def main(arguments: list[str]) -> None:
@@ -76,26 +88,21 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("model", choices=list(MODELS))
     for number in ("devices", "batch", "examples", "epochs"):
         parser.add_argument(number, type=at_least_one)
-    parser.add_argument("plain", nargs="?", choices=["plain"])
     options = parser.parse_args(arguments)
-    strategy, plain, N, B = options.strategy, bool(options.plain), options.devices, options.batch
-    if not plain:
-        keep_freed_memory()
+    N, B = options.devices, options.batch
     devices = choose(N)
     with open_file(options.data) as file, np.load(file) as data:
         images, labels = data["images"][: options.examples], data["labels"][: options.examples].astype(np.int32)
-    step, whole, split = make_step(options.model, strategy, devices, plain)
-    parameters = jax.device_put(initial_parameters(options.model), whole)
-    slots = jax.device_put(OPTIMIZER.init(parameters), whole)
-    steps = options.examples // B
+    loop = make_loop(options.model, options.strategy, devices, optax.adam(1e-3))
+    state, steps = loop.state, options.examples // B
     for epoch in range(options.epochs):
         order = np.random.default_rng(epoch).permutation(options.examples)[: steps * B].reshape(steps, B)
         start = time.perf_counter()
-        for rows in order:
-            batch = images[rows], labels[rows]
-            if strategy == "pmap":
-                batch = images[rows].reshape(N, B // N, 28, 28, 1), labels[rows].reshape(N, B // N)
-            parameters, slots, loss = step(parameters, slots, *jax.device_put(batch, split))
+        for rows in order.astype(np.int32):
+            batch = images[rows], labels[rows], rows
+            if options.strategy == "pmap":
+                batch = tuple(x.reshape(N, B // N, *x.shape[1:]) for x in batch)
+            state, loss = loop.step(state, *jax.device_put(batch, loop.split))
         jax.block_until_ready(loss)
         print(json.dumps({"examples_per_second": steps * B / (time.perf_counter() - start)}), flush=True)
 

@@ -1,9 +1,9 @@
 """Ours and others on the same work: `python -m benchmarks.run [--peers]`, from the repository's root.
 
-Every command runs in a process of its own, ours and theirs in turn, round after round, on the real MNIST. Of each
-run the median examples/s of its epochs after the first count (of ours, of the updates after the first); of each
+Every command runs in a process of its own, ours and theirs in turn, round after round, on the real MNIST. A run has two
+epochs: the first warms up, of the second the examples/s count (of ours, of the updates after the first); of each
 command the median over the rounds. `--peers` first makes an environment for TensorFlow, PyTorch and Keras (once;
-some minutes, 6 GB) and compares with them too. Writes, after every round, benchmarks/results.json and, from it, the
+some minutes, 4 GB) and compares with them too. Writes, after every round, benchmarks/results.json and, from it, the
 table and the picture of docs/speed.md. Leave the machine alone meanwhile.
 """
 
@@ -30,6 +30,7 @@ from pmapdp.registry import load_data
 
 PEER_PACKAGES = ["jax", "flax", "optax", "tensorflow", "keras", "torch==2.13.0"]
 PEERS = Path(__file__).parent / "peers"
+EPOCHS = 2
 
 
 def peers_environment() -> Path:
@@ -55,73 +56,94 @@ def peers_versions(python: Path) -> dict[str, str]:
     return json.loads(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
-def speed(run: Run, mnist: Path, python: Path | None, data_dir: str | None) -> float:
-    """Examples per second of one run.
+def environment_with(cache: Path) -> dict[str, str]:
+    """The environment of a run: JAX keeps its compiled programs in `cache`."""
+    clean = {key: value for key, value in os.environ.items() if key not in ("NPROC", "XLA_FLAGS")}
+    cached = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
+    return clean | cached
+
+
+def speed(run: Run, folder: Path, python: Path | None, data_dir: str | None) -> float:
+    """Examples per second of one run. `folder` holds mnist.npz, and compiled programs.
 
     Raises:
         subprocess.CalledProcessError: it failed.
     """
     if run.who == "pmapdp":
-        return our_speed(run, data_dir)
-    epochs = 3
-    if run.who in ("bare", "plain"):
-        arguments: list[Any] = [sys.executable, "-m", "benchmarks.bare", mnist, run.strategy, run.model]
-        arguments += [run.devices, run.global_batch]
+        return our_speed(run, folder, data_dir)
+    if run.who == "bare":
+        program = [sys.executable, "-m", "benchmarks.bare", folder / "mnist.npz", run.strategy, run.model]
+        sizes = [run.devices, run.global_batch]
     else:
-        per_device = run.global_batch if run.who == "keras_jax" else run.global_batch // run.devices
-        arguments = [python, PEERS / f"{run.who}.py", mnist, run.devices, per_device]
-    arguments += [run.examples, epochs, *(["plain"] if run.who == "plain" else [])]
-    environment = {key: value for key, value in os.environ.items() if key not in ("NPROC", "XLA_FLAGS")}
+        program = [python, PEERS / f"{run.who}.py", folder / "mnist.npz"]
+        sizes = [run.devices, run.global_batch if run.who == "keras_jax" else run.global_batch // run.devices]
     done = subprocess.run(
-        list(map(str, arguments)), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        list(map(str, [*program, *sizes, run.examples, EPOCHS])),
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment_with(folder / "programs"),
     )
     lines = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
-    return statistics.median(line["examples_per_second"] for line in lines[1:])
+    return lines[-1]["examples_per_second"]
 
 
-def our_speed(run: Run, data_dir: str | None) -> float:
+def our_speed(run: Run, folder: Path, data_dir: str | None) -> float:
     """Examples per second of `python -m pmapdp.train`."""
-    with tempfile.TemporaryDirectory() as folder:
-        metrics = Path(folder) / "metrics.jsonl"
-        settings: dict[str, Any] = {
-            "dataset": "mnist",
-            "model": run.model,
-            "strategy": run.strategy,
-            "devices": run.devices,
-            "global-batch-size": run.global_batch,
-            "epochs": 1,
-            "steps": 2 * run.examples // run.global_batch,
-            "learning-rate": 1e-3,
-            "schedule": "constant",
-            "label-smoothing": 0,
-            "metrics-file": metrics,
-        }
-        if run.split:
-            settings["shard-state"] = run.split
-        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-        if data_dir:
-            flags += ["--data-dir", data_dir]
-        command = [sys.executable, "-m", "pmapdp.train", *flags, "--no-progress"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics = folder / "metrics.jsonl"
+    settings: dict[str, Any] = {
+        "dataset": "mnist",
+        "model": run.model,
+        "strategy": run.strategy,
+        "devices": run.devices,
+        "global-batch-size": run.global_batch,
+        "epochs": 1,
+        "steps": EPOCHS * run.examples // run.global_batch,
+        "learning-rate": 1e-3,
+        "schedule": "constant",
+        "label-smoothing": 0,
+        "metrics-file": metrics,
+    }
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    flags += ["--data-dir", data_dir] if data_dir else []
+    flags += [run.flag] if run.flag else []
+    command = [sys.executable, "-m", "pmapdp.train", *flags, "--no-progress"]
+    metrics.unlink(missing_ok=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment_with(folder / "programs"))
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return next(line["examples_per_second"] for line in lines if line["event"] == "epoch")
 
 
-def start_seconds(data_dir: str | None) -> dict[str, float]:
-    """Seconds of `import pmapdp.train`, and of the default recipe up to its end after one update (warm cache)."""
+def seconds_of_commands(folder: Path, data_dir: str | None) -> dict[str, float]:
+    """Seconds of whole commands, medians of three; warm means that the compiled programs of an earlier start are there.
+    A command that is not to be warm has an empty folder for them each time."""
+    train = [sys.executable, "-m", "pmapdp.train", "--no-progress"]
+    speedrun = [*train, "speedrun", "--fast-cpu", *(["--data-dir", data_dir] if data_dir else [])]
     commands = {
-        "import": [sys.executable, "-c", "import pmapdp.train"],
-        "first step": [sys.executable, "-m", "pmapdp.train", "--steps", "1", "--no-progress"],
+        "import": ([sys.executable, "-c", "import pmapdp.train"], True),
+        "first step": ([*train, "--steps", "1"], True),
+        "default job, warm": (train, True),
+        "speedrun --fast-cpu, cold": (speedrun, False),
+        "speedrun --fast-cpu, warm": (speedrun, True),
     }
     found = {}
-    for name, command in commands.items():
+    for name, (command, warm) in commands.items():
         times = []
-        for _ in range(4):
+        for number in range(4 if warm else 3):
+            programs = folder / f"programs of {name}{'' if warm else number}"
             clock = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment_with(programs))
             times.append(time.perf_counter() - clock)
-        found[name] = statistics.median(times[1:])  # the first fills the caches
+            print(f"{name}: {times[-1]:.1f} s", flush=True)
+        found[name] = statistics.median(times[-3:])  # of four the first fills the folder
     return found
+
+
+def accumulation() -> list[dict[str, Any]]:
+    """What `benchmarks.accumulation` prints."""
+    command = [sys.executable, "-m", "benchmarks.accumulation"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def machine() -> dict[str, Any]:
@@ -138,9 +160,9 @@ def machine() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "run", "--rounds 3")
+    parser = make_parser(__doc__, "run", "--rounds 5")
     parser.add_argument("--peers", action="store_true", help="compare with other frameworks too")
-    parser.add_argument("--rounds", type=at_least_one, default=3, help="runs of each command")
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="runs of each command")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")
     parser.add_argument("--environment", type=Path, default=peers_environment(), help="folder of their environment")
     options = parser.parse_args(arguments)
@@ -152,16 +174,16 @@ def main(arguments: list[str]) -> None:
     pairs = comparisons(options.peers)
     runs = list(dict.fromkeys(run for pair in pairs for run in (pair.ours, pair.other)))
     speeds: dict[str, list[float]] = {run.name: [] for run in runs}
-    with tempfile.TemporaryDirectory() as folder:
-        mnist = Path(folder) / "mnist.npz"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         train = load_data("mnist", options.data_dir).train
-        np.savez(mnist, images=train.inputs, labels=train.labels)
-        seconds = start_seconds(options.data_dir)
+        np.savez(folder / "mnist.npz", images=train.inputs, labels=train.labels)
+        results = {"machine": facts, "accumulation": accumulation()}
+        results |= {"seconds": seconds_of_commands(folder, options.data_dir), "examples_per_second": speeds}
         for number in range(options.rounds):
             for run in runs:
-                speeds[run.name].append(speed(run, mnist, python, options.data_dir))
+                speeds[run.name].append(speed(run, folder, python, options.data_dir))
                 print(f"round {number + 1}: {run.name:40} {speeds[run.name][-1]:9,.0f} examples/s", flush=True)
-            results = {"machine": facts, "seconds": seconds, "examples_per_second": speeds}
             summary.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             summary.write(results)
     print(summary.table(results))

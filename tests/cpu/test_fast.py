@@ -7,6 +7,7 @@ import optax
 import pytest
 from examples import random_split, whole_batch
 from flax import nnx
+from launch import train
 from marks import quick
 
 from pmapdp.compare.collectives import collectives
@@ -115,3 +116,10 @@ def test_a_model_and_a_loss_of_ones_own(wrap):
     state, _, evaluated = trained(wrap(Task(build(lambda rngs: Own(rngs)), optax.sgd(0.1), loss=own_loss)), "single", 1)
     assert state.model_state["seen"] == 83
     assert evaluated.count == 11
+
+
+def test_the_header_names_the_flag():
+    flags = ["--devices", 2, "--steps", 1, "--model", "cnn", "--no-progress"]
+    found = [train(*flags, *more) for more in ([], ["--fast-cpu"])]
+    assert [done.returncode for done in found] == [0, 0]
+    assert ["--fast-cpu" in done.stdout for done in found] == [False, True]

@@ -43,8 +43,9 @@ def header(job: Job, state: TrainState) -> list[str]:
     layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
     micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
     processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
+    rewritten = ", --fast-cpu: convolutions are rewritten, unlike the step that is printed" if config.fast_cpu else ""
     shown = {
-        "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
+        "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}{rewritten}",
         "devices": describe(job.devices) + layout,
         "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
         + micro_batches,
