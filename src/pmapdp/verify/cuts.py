@@ -86,8 +86,12 @@ class Cuts:
                 continue
             seen.add(value)
             step = self.behind(value)
-            number = shape_of(self.program, value) == ()
-            if step is None or number or any(shape_of(self.program, each) == () for each in step[1]):
+            mixed = (
+                shape_of(self.program, value) and any(not shape_of(self.program, each) for each in step[1])
+                if step
+                else 0
+            )
+            if step is None or mixed or step[0].name in TO_A_NUMBER:
                 found[value] = None
             else:
                 waiting.extend(reversed(step[1]))
@@ -139,7 +143,8 @@ class Gradient:
         numbers = jax.tree.unflatten(jax.tree.structure(update.arguments), program.inputs)
         outputs = jax.tree.unflatten(jax.tree.structure(returned), program.outputs)
         shapes = {tuple(size for size in np.shape(leaf) if size != 1) for leaf in jax.tree.leaves(update.state)}
-        return Cuts(program, jax.tree.leaves(numbers[1]), jax.tree.leaves(outputs["state"]), shapes).found
+        self.inputs_of_batch = jax.tree.leaves(numbers[1])
+        return Cuts(program, self.inputs_of_batch, jax.tree.leaves(outputs["state"]), shapes).found
 
     def at(self, batch: Any) -> list[list[np.ndarray]]:
         """The values at each cut for another batch, which may have another number of examples."""

@@ -199,8 +199,12 @@ def scale(search: Search) -> Found:
             ratios.append(ratio)
     for place, ratio in enumerate(ratios):
         for cut, values in zip(search.gradient.cuts, search.at_whole, strict=True):
-            scaled = [x * ratio if array else x for x, array in zip(values, cut.arrays, strict=True)]
-            part = search.explains(search.through(cut, scaled)) if abs(ratio - 1) > 1e-3 else None
+            if abs(ratio - 1) < 1e-3:
+                continue
+            part = None
+            for numbers in (False, True) if not all(cut.arrays) else (True,):  # a number is a count, or a gradient
+                scaled = [x * ratio if array or numbers else x for x, array in zip(values, cut.arrays, strict=True)]
+                part = part or search.explains(search.through(cut, scaled))
             if part is not None:
                 cause = ("sum for mean", "averaged twice", "another scale")[place] if place < usual else "another scale"
                 if place in (0, 2) and place < usual and "check_vma=True" in text(search.case):
@@ -417,6 +421,12 @@ def explain_metrics(case: Case, alike: bool, facts: str = "") -> Cause:
         else:
             shown = cause
         if cause == "unknown":
-            found = {"facts": ("It is wrong on one device, too. " if alike else "") + facts}
+            found = {"facts": f"{'It is wrong on one device, too. ' * alike}{times(case, by_cause[cause][0])}{facts}"}
         return named(shown, by_cause[cause], **found)
     return named("follows")
+
+
+def times(case: Case, name: str) -> str:
+    """How many times the reference's value a metric is, where that is sure."""
+    ratio, error = multiple(case.got["metrics"][name][0].ravel(), case.update.values["metrics"][name].ravel())
+    return f"It is {ratio:.3g} times the reference's. " if error < 1e-2 * abs(ratio) else ""

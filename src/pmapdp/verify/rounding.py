@@ -26,8 +26,7 @@ from pmapdp.verify.report import ArgumentsError
 from pmapdp.verify.trees import Leaves
 
 SEEDS = 3
-OF_THE_SPREAD = 4
-UNITS = 4
+OF_THE_SPREAD = UNITS = 4  # of a leaf in a type narrower than float32 the half, for it is rounded when it is stored
 LOOSE, BLIND = 0.05, 0.3  # tolerance as a fraction of a leaf's change: reported, and not compared
 STILL = 1e-6  # of the largest change of the state: what changes less, and only by rounding, stands still
 
@@ -224,9 +223,10 @@ def allowed(
                 moved = value - before if before is not None and before.shape == value.shape else value
                 finite = np.isfinite(size := trees.largest(moved))
                 unit, own = units[part].get(name, 0.0), float(jnp.finfo(jnp.result_type(types[name])).eps)
-                fraction = unit**0.45 if unit < 1e-6 else 4 * unit
-                last = UNITS * own * max(trees.largest(value), size)
-                tolerance = OF_THE_SPREAD * spread + fraction * size + last if finite else 0.0
+                times = 1.0 if own < 1e-6 else 0.5
+                fraction = unit**0.45 if unit < 1e-6 else 4 * unit if times == 1 else 0.0
+                last = UNITS * times * own * max(trees.largest(value), size)
+                tolerance = OF_THE_SPREAD * times * spread + fraction * size + last if finite else 0.0
                 found[part][name] = Allowed(tolerance, size if finite else 0.0, "close")
     largest = max((each.change for each in found["state"].values()), default=0.0)
     return {

@@ -8,6 +8,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case, step_updates
+from pmapdp.verify.cuts import Gradient
 from pmapdp.verify.explain import attempt
 from pmapdp.verify.mistakes import Cause, named
 from pmapdp.verify.report import NotCheckedError
@@ -37,7 +38,7 @@ def work_is_split(cases: list[Case]) -> Cause | None:
     if not programs:
         raise NotCheckedError("the programs of the step are not in memory after a call")
     total = operations(trial.reference.compiled(update.arguments)) * whole.longer
-    share = attempt(lambda: part_of(cases[0], whole)) or whole.products / N + 1 - whole.products
+    share = attempt(lambda: part_of(cases[0], whole)) or attempt(lambda: estimate(cases[0])) or 1.0
     if not 0 < share < 1 / TOO_MUCH:
         raise NotCheckedError("too little of the work depends on the number of examples")
     busy: dict[Any, float] = {}
@@ -59,6 +60,21 @@ def part_of(case: Case, whole: "Work") -> float | None:
     return lowered[0] * found.longer / (lowered[1] * whole.longer) if found and lowered[1] else None
 
 
+def estimate(case: Case) -> float:
+    """The same of a reference that takes only the whole batch: all that comes before the gradient is divided by N."""
+    gradient = Gradient(case.trial.reference, case.update)
+    program, batch = gradient.program, gradient.inputs_of_batch
+    before, after = (
+        program.reaching(dict.fromkeys(batch, 1)),
+        program.reaching(dict.fromkeys(gradient.cuts[-1].values, 1)),
+    )
+    work, divided = Work(), Work()
+    for each in program.operations:
+        of_batch = any(before.get(value) and not after.get(value) for value in each.outputs)
+        count_one(each.equation, 1.0, divided if of_batch else work)
+    return (divided.full / case.trial.N + work.full) / (divided.full + work.full)
+
+
 def operations(program: Any) -> float:
     """Floating-point operations of a lowered program, or on one device of a compiled one, by the compiler's count."""
     return float((program.cost_analysis() or {}).get("flops", 0))
@@ -68,17 +84,12 @@ class Work:
     """What a traced program does: operations with loops as long as they are, and counted once."""
 
     def __init__(self) -> None:
-        self.full = self.once = self.of_products = 0.0
+        self.full = self.once = 0.0
 
     @property
     def longer(self) -> float:
         """How many times the work with loops is that of a count that takes each loop once."""
         return self.full / self.once if self.once else 1.0
-
-    @property
-    def products(self) -> float:
-        """The part of the work that is products of matrices, convolutions and what else depends on the batch."""
-        return self.of_products / self.full if self.full else 0.0
 
 
 def loops(closed: ClosedJaxpr) -> Work | None:
@@ -89,22 +100,20 @@ def loops(closed: ClosedJaxpr) -> Work | None:
 
 def count(jaxpr: Jaxpr, times: float, work: Work) -> bool:
     """Add the operations of a program that runs so many times; False where that cannot be known."""
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        inner = list(jaxprs_in_params(params))
-        if name == "while" and any(has_products(each) for each in inner):
-            return False
-        if not inner or name == "while":
-            amount = size_of(equation)
-            work.full, work.once = work.full + times * amount, work.once + amount
-            work.of_products += times * amount * (name in PRODUCTS)
-        elif name == "cond":
-            inner = sorted(inner, key=lambda each: sum(map(size_of, each.eqns)))[-1:]
-        if name != "while":
-            repeated = times * (params["length"] if name == "scan" else 1)
-            if not all(count(each, repeated, work) for each in inner):
-                return False
-    return True
+    return all([count_one(equation, times, work) for equation in jaxpr.eqns])
+
+
+def count_one(equation: Any, times: float, work: Work) -> bool:
+    """Add one operation, and the programs in it."""
+    name, inner = equation.primitive.name, list(jaxprs_in_params(equation.params))
+    if name == "while":  # those without products draw random numbers and the like
+        return not any(map(has_products, inner))
+    if not inner:
+        amount = size_of(equation)
+        work.full, work.once = work.full + times * amount, work.once + amount
+    if name == "cond":
+        inner = sorted(inner, key=lambda each: sum(map(size_of, each.eqns)))[-1:]
+    return all([count(each, times * equation.params["length"] if name == "scan" else times, work) for each in inner])
 
 
 def has_products(jaxpr: Jaxpr) -> bool:
