@@ -47,21 +47,16 @@ def require_batch(name: str, batch: Any, axis: int, own: bool) -> None:
     leaves = jax.tree.leaves_with_path(batch)
     for path, leaf in leaves or [((), batch)]:
         if not leaves or not trees.is_array(leaf):
-            more = (
-                "; a dataclass must be a pytree: jax.tree_util.register_dataclass"
-                if hasattr(leaf, "__dataclass_fields__")
-                else ""
-            )
+            is_dataclass = hasattr(leaf, "__dataclass_fields__")
+            more = "; make a dataclass a pytree with jax.tree_util.register_dataclass" * is_dataclass
             raise refuse(name + jax.tree_util.keystr(path), leaf, f" holds no arrays: give {BATCH}{more}")
-    shapes = {leaf: np.shape(value) for leaf, value in trees.named(batch).items()}
     axis = 0 if own else axis
-    if len({shape[axis : axis + 1] for shape in shapes.values()} | {()}) != 2 or any(
-        0 in s[: axis + 1] for s in shapes.values()
-    ):
-        if any(len(shape) <= axis for shape in shapes.values()) or not own:
-            found = few(f"{leaf} {list(shape)}" for leaf, shape in shapes.items())
-            where = BATCH if axis == 0 else f"arrays that have the examples along axis {axis}, as batch_axis says"
-            raise ArgumentsError(f"{name} holds {found}: give {where}")
+    shapes = {leaf: np.shape(value) for leaf, value in trees.named(batch).items()}
+    sizes = {shape[axis : axis + 1] for shape in shapes.values()}
+    if len(sizes) > 1 or sizes & {(), (0,)}:
+        found = few(f"{leaf} {list(shape)}" for leaf, shape in shapes.items())
+        where = f"arrays whose axis {axis} is that of the examples, as batch_axis={axis} says" if axis else BATCH
+        raise ArgumentsError(f"{name} holds {found}: give {where}")
 
 
 def require_names(per_device: Any, names: Sequence[str]) -> None:

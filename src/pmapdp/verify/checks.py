@@ -12,7 +12,8 @@ from pmapdp.errors import reason
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case, first_wrong
 from pmapdp.verify.examples import multiple
-from pmapdp.verify.explain import explain_metrics, explain_state
+from pmapdp.verify.explain import explain_state
+from pmapdp.verify.metrics import explain_metrics
 from pmapdp.verify.mistakes import Cause, named
 from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, Check, NotCheckedError
 from pmapdp.verify.trial import blame

@@ -42,29 +42,24 @@ def compared(updates: list[Update], runs: dict[int, list[Case]], ignored: Callab
 
 def gaps(found: Compared, counts: Sequence[int]) -> list[Check]:
     """What was not compared, so that nothing is proven of it."""
-    checks = []
-    lacking = [number for number, on in (found.updates or {}).items() if not any(N > 1 for N in on)]
+    checks, updates = [], found.updates or {}
+    lacking = [number for number, on in updates.items() if not any(N > 1 for N in on)]
     if lacking:
-        number = lacking[0]
-        examples = found.examples[number - 1]
-        ran = any(any(N > 1 for N in on) for on in (found.updates or {}).values())
-        why = (
-            f"update {number} was compared on no more than one device, because its {examples} examples do not divide over "
-            f"{', '.join(str(N) for N in counts if N > 1)} devices: give a Layout whose place_batch pads as your loop does"
-            if ran
-            else "no update was compared on more than one device"
-        )
+        why = "no update was compared on more than one device"
+        if len(lacking) < len(updates):
+            several = ", ".join(str(N) for N in counts if N > 1)
+            why = (
+                f"update {lacking[0]} was compared on no more than one device, because its "
+                f"{found.examples[lacking[0] - 1]} examples do not divide over {several} devices: give a Layout whose "
+                "place_batch pads as your loop does"
+            )
         checks.append(Check("several devices", NOT_COMPARED, (), why))
     if found.blind:
-        checks.append(Check("every leaf", NOT_COMPARED, (), blind(found.blind)))
+        why = (
+            f"rounding changes these leaves by more than 30 % of their update: {shares(found.blind)}. Give a state and "
+            f"data with larger updates, or accept it: report.require(not_compared={list(found.blind)[:3]})"
+        )
+        checks.append(Check("every leaf", NOT_COMPARED, (), why))
     elif not found.leaves:
-        checks.append(Check("every leaf", NOT_COMPARED, (), "no leaf of floating-point numbers moves"))
+        checks.append(Check("every leaf", NOT_COMPARED, (), "no leaf holds floating-point numbers"))
     return checks
-
-
-def blind(leaves: dict[str, float]) -> str:
-    """The sentence for leaves that rounding hides."""
-    return (
-        f"rounding changes these leaves by more than 30 % of their update: {shares(leaves)}. Give a state and data with "
-        f"larger updates, or accept it: report.require(not_compared={list(leaves)[:3]})"
-    )

@@ -160,24 +160,18 @@ def refused(function: Callable, state: Any, batch: Any, key: tuple, errors: list
                 f"same axis, as if it were replicated: give state=jax.tree.map(lambda x: x[0], state)"
             )
         return errors[0]
-    given = ["state" + f" (a tuple of {len(state)})" * isinstance(state, tuple), "batch"][: 2 - (batch is None)]
     names = list(inspect.signature(function).parameters)
-    wants_key = not key and any(word in name for name in names for word in ("key", "rng", "seed", "prng"))
-    advice = (
-        "give key=jax.random.key(0)"
-        if wants_key
-        else "leave key out"
-        if key
-        else "give batch="
-        if not batch
-        else (
-            "give the state as a tuple of its parts, state=(params, opt_state), or write a function of (state, batch)"
-        )
-    )
-    return ArgumentsError(
-        f"the reference takes ({', '.join(names)}), and verify has {' and '.join([*given, *['key'] * len(key)])} for it: "
-        + advice
-    )
+    has = [f"state (a tuple of {len(state)})" if isinstance(state, tuple) else "state"]
+    has += ["batch"] * (batch is not None) + ["key"] * len(key)
+    if not key and any(word in name for name in names for word in ("key", "rng", "seed")):
+        advice = "give key=jax.random.key(0)"
+    elif key:
+        advice = "leave key out where both functions take none"
+    elif batch is None:
+        advice = "give batch=, the examples"
+    else:
+        advice = "give the parts of the state as a tuple, state=(params, opt_state), or functions of (state, batch)"
+    return ArgumentsError(f"the reference takes ({', '.join(names)}), and verify has {', '.join(has)} for it: {advice}")
 
 
 def stacked(state: Any) -> bool:

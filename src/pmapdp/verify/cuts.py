@@ -134,6 +134,7 @@ class Gradient:
 
     def __init__(self, reference: Reference, update: Update):
         self.reference, self.update = reference, update
+        self.runs: dict[tuple, Any] = {}
         self.program, self.returned = reference.program(update.arguments)
         self.cuts = self.find(update)
 
@@ -168,13 +169,12 @@ class Gradient:
         flat = self.run(self.program, known, jax.tree.leaves(outputs))
         return jax.tree.unflatten(jax.tree.structure(outputs), flat)
 
-    @staticmethod
-    def run(program: Program, known: dict[int, Any], wanted: list[int]) -> list[Any]:
+    def run(self, program: Program, known: dict[int, Any], wanted: list[int]) -> list[Any]:
         """Evaluate as one compiled program."""
-        places = list(known)
-        return jax.jit(lambda values: evaluate(program, dict(zip(places, values, strict=True)), wanted))(
-            [known[place] for place in places]
-        )
+        places, what = tuple(known), (id(program), tuple(known), tuple(wanted))
+        if what not in self.runs:
+            self.runs[what] = jax.jit(lambda values: evaluate(program, dict(zip(places, values, strict=True)), wanted))
+        return self.runs[what](list(known.values()))
 
     def trained(self, names: list[str]) -> set[str]:
         """Those leaves of the state (by name, in the order of its leaves) on whose old value a gradient depends, in

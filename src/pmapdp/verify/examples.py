@@ -1,4 +1,4 @@
-"""How much each example counts: every one is replaced by another in turn, and the moves of step and reference compared."""
+"""How much each example counts: each is replaced in turn, and the moves of step and reference are compared."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ MOST_EXAMPLES = 256  # one update of the step and one of the reference for each
 SURE = 20  # times its tolerance: how far the reference must move a leaf to tell a weight
 
 
-def unequal_examples(case: Case, clear: list[str]) -> Cause | None:
+def unequal_examples(case: Case, names: list[str]) -> Cause | None:
     """Examples that are dropped, or count more than others, by leaves that are clearly wrong."""
-    weights = example_weights(case, clear)
+    weights = example_weights(case, names)
     if weights is None or np.isnan(weights).all():
         return None
     dropped = np.abs(weights) < EQUAL
@@ -25,7 +25,7 @@ def unequal_examples(case: Case, clear: list[str]) -> Cause | None:
     return named("counted unequally", heavy=heavy, light=light, ratio=f"{high / low:.3g}")
 
 
-def example_weights(case: Case, clear: list[str]) -> np.ndarray | None:
+def example_weights(case: Case, names: list[str]) -> np.ndarray | None:
     """`[B]`: how far the step moves when an example is replaced, as a multiple of the reference's move.
 
     They are read from the leaf whose moves are most nearly such multiples, where the update is linear in the gradient.
@@ -35,9 +35,7 @@ def example_weights(case: Case, clear: list[str]) -> np.ndarray | None:
     if not 2 <= B <= MOST_EXAMPLES:
         return None
     allowed, values = case.update.allowed["state"], case.update.values["state"]
-    found: dict[str, list[tuple[float, float]]] = {
-        name: [] for name in clear if values[name].size > 1 and values[name].dtype.kind == "f"
-    }
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for example in range(B):
         index = np.arange(B)
         index[example] = (example + B // 2) % B
@@ -55,8 +53,9 @@ def example_weights(case: Case, clear: list[str]) -> np.ndarray | None:
 
 def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
     """The factor between two arrays, and the relative error with which it explains the first."""
-    factor = np.vdot(wanted, got).real / np.vdot(wanted, wanted).real
-    return factor, float(np.linalg.norm(got - factor * wanted) / np.linalg.norm(wanted))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.vdot(wanted, got).real / np.vdot(wanted, wanted).real
+        return float(factor), float(np.linalg.norm(got - factor * wanted) / np.linalg.norm(wanted))
 
 
 def places(chosen: np.ndarray) -> str:

@@ -63,8 +63,9 @@ MISTAKES = {
     "local statistics": Mistake(
         EVERYWHERE,
         "{leaves}: these are the statistics of each device's own examples, or their average. Average the mean and the "
-        "mean of squares over the devices (lax.pmean; in Flax, axis_name), then take the variance from them. If each "
-        "device is meant to keep its own, give per_device=[...] and old_program as the reference.",
+        "mean of squares over the devices (lax.pmean; in Flax, axis_name), then take the variance from them; add "
+        "counts up (lax.psum). If each device is meant to keep its own, give per_device=[...] and old_program as the "
+        "reference.",
     ),
     "nonlinear": Mistake(
         EVERYWHERE,

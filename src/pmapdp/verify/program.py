@@ -66,6 +66,11 @@ def trace(function: Callable, *arguments: Any) -> tuple[Program, Any]:
     return flat(closed), returned
 
 
+def program_text(function: Callable, arguments: Sequence[Any]) -> str:
+    """The program of a function, as JAX prints it; its arguments may also be needed outside of JAX."""
+    return str(jax.make_jaxpr(lambda: function(*arguments))())
+
+
 def flat(closed: ClosedJaxpr) -> Program:
     """A program of JAX without the calls in it."""
     program = Program([], [], [], {}, [])

@@ -73,12 +73,12 @@ class Compared(NamedTuple):
 
     def __str__(self) -> str:
         updates = self.updates or {}
-        where = sorted({counts for counts in updates.values()})
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for number, counts in updates.items():
+            groups.setdefault(counts, []).append(number)
         on = "; ".join(
-            f"update{'s' * (len(which) > 1)} {', '.join(map(str, which))} on {', '.join(map(str, counts)) or 'no number of'}"
-            f" device{'s' * (counts != (1,))}"
-            for counts in where
-            for which in [[number for number, found in updates.items() if found == counts]]
+            f"update{'s' * (len(which) > 1)} {listed(which)} on {listed(counts) or 'no'} device{'s' * (counts != (1,))}"
+            for counts, which in groups.items()
         )
         lines = [f"Compared: {len(self.leaves)} leaves within rounding, {len(self.exactly)} exactly; {on}."]
         if self.loosest[0]:
@@ -90,6 +90,11 @@ class Compared(NamedTuple):
         if self.per_device:
             lines.append(f"Not compared, because per_device names them: {some(self.per_device)}.")
         return "\n".join(lines)
+
+
+def listed(numbers: Collection[int]) -> str:
+    """Numbers with commas."""
+    return ", ".join(map(str, numbers))
 
 
 def some(names: Collection[str]) -> str:
@@ -152,9 +157,10 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         checked = sum(check.status in (PASSED, FAILED) for check in self.checks)
+        lacking = ", ".join(check.name for check in self.missing)
         last = {
             "failed": f"{len(self.failed)} of {checked} checks FAILED",
-            "incomplete": f"NOT PROVEN: {checked} checks passed, but {', '.join(c.name for c in self.missing)} not compared",
+            "incomplete": f"NOT PROVEN: {checked} checks passed, but not compared: {lacking}",
             "passed": f"All {checked} checks passed",
         }[self.verdict]
         last += f", computed in {self.precision}, in {self.seconds:.0f} s."

@@ -125,11 +125,8 @@ def plain(leaf: Any) -> Any:
 
 def leaves_of(returned: dict[str, Any]) -> dict[str, Leaves]:
     """The leaves of the "state", with a new key that was returned, and of the "metrics"."""
-    key = {"key": returned["key"]} if "key" in returned else {}
-    return {
-        "state": trees.values(returned["state"]) | {"key": each for each in trees.values(key).values()},
-        "metrics": trees.values(returned["metrics"]),
-    }
+    state = {name: trees.numbers(leaf) for name, leaf in trees.with_key(returned).items()}
+    return {"state": state, "metrics": trees.values(returned["metrics"])}
 
 
 def reference_updates(

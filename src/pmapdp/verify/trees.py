@@ -25,6 +25,11 @@ def values(tree: Any) -> Leaves:
     return {name: numbers(leaf) for name, leaf in named(tree).items()}
 
 
+def with_key(returned: dict[str, Any]) -> dict[str, Any]:
+    """The leaves of a new "state" by their path, and a new "key" that was returned beside it."""
+    return named(returned["state"]) | named({"key": returned.get("key")})
+
+
 def numbers(leaf: Any) -> np.ndarray:
     """A leaf on the host; fractions as float64 (or complex128), whole numbers in their own type."""
     leaf = np.asarray(leaf)
@@ -58,6 +63,11 @@ def is_array(leaf: Any) -> bool:
         return False
 
 
+def as_arrays(tree: Any) -> Any:
+    """The tree with arrays for Python's numbers, so that their types stay the same from update to update."""
+    return jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)) if type(x) in (int, float, complex) else x, tree)
+
+
 def arrays(tree: Any) -> Any:
     """The tree with None for what is no array, such as the functions in Equinox' modules."""
     return jax.tree.map(lambda leaf: leaf if is_array(leaf) else None, tree)
@@ -86,13 +96,14 @@ def map_named(function: Any, tree: Any) -> Any:
     )
 
 
-def reseed(tree: Any) -> Any:
+def reseed(tree: Any, seed: int = 1) -> Any:
     """The tree with other seeds in its random leaves."""
+    bits = np.uint32(7919 * seed)
 
     def another(leaf: Any) -> Any:
         if is_key(leaf):
-            return jax.random.wrap_key_data(jax.random.key_data(leaf) ^ np.uint32(7919), impl=jax.random.key_impl(leaf))
-        return np.asarray(leaf) ^ np.uint32(7919) if is_random(leaf) else leaf
+            return jax.random.wrap_key_data(jax.random.key_data(leaf) ^ bits, impl=jax.random.key_impl(leaf))
+        return np.asarray(leaf) ^ bits if is_random(leaf) else leaf
 
     return jax.tree.map(another, tree)
 

@@ -86,9 +86,7 @@ class Trial(NamedTuple):
         if self.layout.fetch is not None:
             with user_code("fetch of the layout", self.N):
                 returned = returned | {"state": self.layout.fetch(returned["state"])}
-        key = trees.named(returned["key"]) if "key" in returned else {}
-        found = {"state": trees.named(returned["state"]) | {"key": each for each in key.values()}}
-        found["metrics"] = trees.named(returned["metrics"])
+        found = {"state": trees.with_key(returned), "metrics": trees.named(returned["metrics"])}
         held: dict[str, Copies] = {}
         for part, got in found.items():
             wanted, held[part] = update.values[part], {}

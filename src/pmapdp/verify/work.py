@@ -9,9 +9,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case, step_updates
 from pmapdp.verify.cuts import Gradient
-from pmapdp.verify.explain import attempt
 from pmapdp.verify.mistakes import Cause, named
 from pmapdp.verify.report import NotCheckedError
+from pmapdp.verify.search import attempt
 
 TOO_MUCH = 1.75  # times its part: what a device may do at most. Twice the work is more
 PRODUCTS = ("dot_general", "ragged_dot", "conv_general_dilated")
