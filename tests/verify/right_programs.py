@@ -253,7 +253,7 @@ def fully_sharded_with_jit():
 
 
 def a_key_in_the_state_of_each_device():
-    """Each device's own key, as in older pmap programs; no result depends on it, so that one device is the reference."""
+    """Each device's own key, as in older pmap programs; no result depends on it: one device is the reference."""
 
     def step(state, batch):
         key, _ = jax.random.split(state["key"])
@@ -304,8 +304,8 @@ def a_ragged_batch_padded_by_the_layout():
 QUICK = {"stacked_pmap_with_linen", "fully_sharded_with_jit"}
 RIGHT = [
     batch_norm_and_dropout_with_pmap, batch_norm_and_dropout_with_shard_map, batch_norm_and_dropout_with_jit,
-    adam_with_pmap, momentum_in_bfloat16_with_shard_map, stacked_pmap_with_linen, jit_with_nnx, plain_arrays_with_pmap, gradient_accumulation,
-    shard_map_with_check_vma, zero_1, fully_sharded_with_jit, a_key_in_the_state_of_each_device,
+    adam_with_pmap, momentum_in_bfloat16_with_shard_map, stacked_pmap_with_linen, jit_with_nnx,
+    plain_arrays_with_pmap, gradient_accumulation, shard_map_with_check_vma, zero_1, fully_sharded_with_jit, a_key_in_the_state_of_each_device,
     a_ragged_batch_padded_by_the_layout,
 ]  # fmt: skip
 

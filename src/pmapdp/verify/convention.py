@@ -105,8 +105,8 @@ def orders(state: Any, batch: Any, key: tuple) -> Iterator[tuple[str, ...]]:
     """Every order in which a step may take its arguments, the usual ones first."""
 
     def forms(name: str, value: Any) -> list[tuple[str, ...]]:
-        spread = isinstance(value, tuple) and len(value) > 1 and not hasattr(value, "_fields")
-        return [(name,)] + [tuple(f"{name}/{place}" for place in range(len(value)))] * spread
+        spread = type(value) is tuple and len(value) > 1
+        return [(name,), tuple(f"{name}/{place}" for place in range(len(value)))] if spread else [(name,)]
 
     batches = forms("batch", batch) if batch is not None else [()]
     for of_state, of_batch in itertools.product(forms("state", state), batches):

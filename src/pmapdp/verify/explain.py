@@ -93,7 +93,8 @@ def scale(search: Search) -> Found:
                 changed = [x * ratio if array or numbers else x for x, array in pairs]
                 if (part := search.explains(search.through(cut, changed))) is not None:
                     cause = usual.get(ratio, "another scale")
-                    if ratio in (N, N * N) and ratio in usual and "check_vma=True" in text_of_step(search.case):
+                    summed = ratio in (N, N * N) and ratio in usual
+                    if summed and "check_vma=True" in text_of_step(search.case):
                         cause = "check_vma"
                     return named(cause, list(search.wrong), ratio=f"{ratio:.3g}", N=N), part
     return None
@@ -116,12 +117,12 @@ def means(search: Search) -> Found:
     if not search.parts:
         return None
     names = search.parts[0]["state"]
-    part = search.explains({name: np.mean([part["state"][name] for part in search.parts], axis=0) for name in names})
+    part = search.explains({name: np.mean([each["state"][name] for each in search.parts], axis=0) for name in names})
     return None if part is None else (named("mean of means", wrong), part)
 
 
 def rate(search: Search) -> Found:
-    """The learning rate of all devices together: the change of some leaves is N times as large, the others are right."""
+    """The learning rate times N: the change of some leaves is N times as large, and the others are right."""
     old, new = search.old, search.case.update.values["state"]
     scaled = {name: old[name] + search.N * (new[name] - old[name]) for name in search.wrong if name in old}
     part = search.explains(scaled, list(search.wrong))

@@ -224,6 +224,8 @@ def allowed(
                 fraction = unit**0.45 if unit < 1e-6 else 4 * unit if times == 1 else 0.0
                 last = UNITS * times * own * max(trees.largest(value), size)
                 tolerance = OF_THE_SPREAD * times * spread + fraction * size + last if finite else 0.0
+                if times != 1:  # stored coarsely, whatever it changes by: it is judged beside its own size
+                    size = max(size, trees.largest(value))
                 found[part][name] = Allowed(tolerance, size if finite else 0.0, "close")
     largest = max((each.change for each in found["state"].values()), default=0.0)
     return {
