@@ -305,8 +305,8 @@ QUICK = {"stacked_pmap_with_linen", "fully_sharded_with_jit"}
 RIGHT = [
     batch_norm_and_dropout_with_pmap, batch_norm_and_dropout_with_shard_map, batch_norm_and_dropout_with_jit,
     adam_with_pmap, momentum_in_bfloat16_with_shard_map, stacked_pmap_with_linen, jit_with_nnx,
-    plain_arrays_with_pmap, gradient_accumulation, shard_map_with_check_vma, zero_1, fully_sharded_with_jit, a_key_in_the_state_of_each_device,
-    a_ragged_batch_padded_by_the_layout,
+    plain_arrays_with_pmap, gradient_accumulation, shard_map_with_check_vma, zero_1, fully_sharded_with_jit,
+    a_key_in_the_state_of_each_device, a_ragged_batch_padded_by_the_layout,
 ]  # fmt: skip
 
 

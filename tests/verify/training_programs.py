@@ -1,8 +1,8 @@
 """A small training step three ways, right or with one or several mistakes planted in it.
 
 A network of one hidden layer with batch norm, dropout for each example, weighted examples and weight decay, under one
-of `OPTIMIZERS`. `reference` is the step of one device; `make_step(way, devices, *mistakes)` that of several, for pmap and
-shard_map (what one device does, with collectives) or for jit (arrays of the whole batch; a mistake works on
+of `OPTIMIZERS`. `reference` is the step of one device; `make_step(way, devices, *mistakes)` that of several, for pmap
+and shard_map (what one device does, with collectives) or for jit (arrays of the whole batch; a mistake works on
 `[N, b, ...]`). Options: "optimizer"; "key" is in the state, or an argument, or absent; "sums" are the metrics as (sum,
 count), "norm" puts batch norm in, "positional" draws one mask for the batch.
 """

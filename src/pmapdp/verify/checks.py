@@ -31,7 +31,7 @@ def same_results(runs: dict[int, list[Case]], part: str, name: str) -> list[Chec
     if right := [N for N in runs if N not in firsts and N not in lost]:
         leaves: dict[str, tuple[float, float]] = {}  # how far each is off at most
         for case in (case for N in right for case in runs[N]):
-            for leaf, (far, most) in case.off(part).items():
+            for leaf, (far, most) in (*case.off(part).items(), *case.off(part, in_a_row=True).items()):
                 if most.kind != "blind":
                     leaves[leaf] = max((far, most.tolerance), leaves.get(leaf, (0.0, 0.0)))
         checks.append(Check(name, PASSED, tuple(right), leaves=leaves))

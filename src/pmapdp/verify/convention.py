@@ -64,7 +64,11 @@ class Convention(NamedTuple):
         if (state := take(left, self.state)) is None and type(self.state) in (tuple, list):
             parts = [take(left, part) for part in self.state]
             state = None if any(part is None for part in parts) else type(self.state)(parts)
-        if state is None and len(returned) == 2 and same_structure(returned[0], self.state):
+        if (
+            state is None
+            and len(returned) == 2
+            and trees.same_structure(trees.arrays(returned[0]), trees.arrays(self.state))
+        ):
             state, left = returned[0], [returned[1]]  # of other shapes, which `trial` says
         if state is None:
             return None
@@ -73,14 +77,9 @@ class Convention(NamedTuple):
         return {"state": trees.arrays(state), "metrics": metrics} | ({} if key is None else {"key": key})
 
 
-def same_structure(a: Any, b: Any) -> bool:
-    """Whether two trees have the same structure; what is no array is left out."""
-    return jax.tree.structure(trees.arrays(a)) == jax.tree.structure(trees.arrays(b))
-
-
 def alike(a: Any, b: Any, loose: bool = True) -> bool:
     """Whether `a` has the structure of `b` and its shapes; `loose`: perhaps with a device axis more, or less."""
-    if not same_structure(a, b):
+    if not trees.same_structure(trees.arrays(a), trees.arrays(b)):
         return False
     shapes = zip(*([np.shape(leaf) for leaf in jax.tree.leaves(trees.arrays(tree))] for tree in (a, b)), strict=True)
     return all(x == y or (loose and (x[1:] == y or x == y[1:])) for x, y in shapes)

@@ -126,7 +126,10 @@ class Cuts:
         arrays = {value: 1 for value in earlier if shape_of(self.program, value)}
         reached = self.program.reaching(arrays)
         between = {each for value in later for each in self.across(value)}
-        return any(reached.get(each) and shape_of(self.program, each) == () for each in between)
+        return any(
+            reached.get(each) and shape_of(self.program, each) == () and is_fraction(self.program, each)
+            for each in between
+        )
 
 
 class Gradient:

@@ -45,9 +45,9 @@ def example_weights(case: Case, names: list[str]) -> np.ndarray | None:
             enough = np.max(np.abs(move), initial=0) > SURE * allowed[name].tolerance
             pairs.append(multiple(got[name] - case.got["state"][name][0], move) if enough else (np.nan, np.nan))
     best, weights = EQUAL, None
-    for pairs in map(np.array, found.values()):  # [B, 2]
-        if np.isfinite(pairs[:, 0]).sum() > B // 2 and (error := float(np.nanmax(pairs[:, 1]))) < best:
-            best, weights = error, pairs[:, 0]
+    for each in map(np.array, found.values()):  # [B, 2]
+        if np.isfinite(each[:, 0]).sum() > B // 2 and (error := float(np.nanmax(each[:, 1]))) < best:
+            best, weights = error, each[:, 0]
     return weights
 
 

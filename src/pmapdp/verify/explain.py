@@ -6,6 +6,7 @@ the cause, and how much of the difference it explains where that can be said; or
 other batches: then a family is not tried, and the report says what else is sure.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def explain_state(case: Case, alike: bool, facts: str = "") -> Cause:
     search = Search(case, alike)
     of_several = (replicas, statistics, same_mask, means, rate, other_numbers)
     for look in (replicas, statistics, same_mask, scale, means, rate, weight_decay, padding, examples, other_numbers):
-        found = None if alike and look in of_several else attempt(lambda look=look: look(search))
+        found = None if alike and look in of_several else attempt(functools.partial(look, search))
         if found:
             (cause, sentence), part = found
             return cause, sentence + ("" if part is None else f" This explains {100 * part:.3g} % of the difference.")
@@ -148,7 +149,7 @@ def padded_batch(case: Case) -> tuple[Any, int]:
     """The batch with the rows that the layout adds, as the reference takes it, and their number; 0 where none are."""
     _, placed, *_ = case.trial.place(case.update)
     given = case.update.batch
-    if case.update.axis or jax.tree.structure(placed) != jax.tree.structure(given):
+    if case.update.axis or not trees.same_structure(placed, given):
         return None, 0
 
     def flat(x: Any, like: Any) -> np.ndarray:

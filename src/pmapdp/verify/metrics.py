@@ -14,7 +14,8 @@ from pmapdp.verify.search import CLEAR, REST, Search, attempt
 
 def explain_metrics(case: Case, alike: bool, facts: str = "") -> Cause:
     """The cause of wrong metrics: of those that would explain one, that which leaves least of the difference."""
-    search, wrong, by_cause = Search(case, alike), case.wrong("metrics"), {}
+    search, wrong = Search(case, alike), case.wrong("metrics")
+    by_cause: dict[str, list[str]] = {}
     for name in wrong:
         by_cause.setdefault(cause_of(search, name, *wrong[name]), []).append(name)
     cause = min(
@@ -38,15 +39,19 @@ def cause_of(search: Search, name: str, far: float, tolerance: float) -> str:
     if not search.alike:
         guesses += [(f"scaled metrics: {ratio:.3g}", right * ratio) for ratio in (search.N, 1 / search.N, search.N**2)]
     if not search.alike and search.parts:
-        parts = [part["metrics"][name] for part in search.parts]
+        parts = [
+            np.nan_to_num(part["metrics"][name]) for part in search.parts
+        ]  # of padding alone the reference has none
         guesses += [("mean of means", np.mean(parts, axis=0)), ("mean of means", np.sum(parts, axis=0))]
         guesses += [("one device's metrics", part) for part in parts]
     padded, rows = search.once("padded", lambda: padded_batch(case)) or (None, 0)
     if rows and (found := attempt(lambda: case.reference(batch=padded))):
         guesses.append(("padding counts", found["metrics"][name]))
     rests = [(trees.distance(copies[0], np.asarray(value)), cause) for cause, value in guesses]
-    rest, cause = min(rests, default=(np.inf, unnamed), key=lambda pair: pair[0])
-    # Nearer than by chance: many parts have losses that are near one another.
+    # Within rounding the first: the sum of equal parts is N times their mean. Else the nearest, and no chance hit: of
+    # many parts some have losses that are near one another.
+    within = [(rest, cause) for rest, cause in rests if rest <= tolerance / 4]
+    rest, cause = within[0] if within else min(rests, default=(np.inf, unnamed), key=lambda pair: pair[0])
     return cause if far > CLEAR * tolerance and rest <= max(tolerance / 4, REST / 5 * far) else unnamed
 
 

@@ -99,7 +99,7 @@ def flat(closed: ClosedJaxpr) -> Program:
 
     def enter(inner: Any, inputs: Sequence[int]) -> list[int]:
         jaxpr, constants = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, [])
-        known = {}
+        known: dict[Any, int] = {}
         for variable, value in zip(jaxpr.constvars, constants, strict=True):
             program.constants[known.setdefault(variable, new(variable))] = value
         return add(jaxpr, known | dict(zip(jaxpr.invars, inputs, strict=True)))

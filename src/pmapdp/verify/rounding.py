@@ -71,7 +71,7 @@ class Reference:
 
     def once(self, what: str, arguments: tuple, make: Callable[[], Any]) -> Any:
         """What `make` returns, made once for arguments of these shapes and types."""
-        leaves = map(plain, jax.tree.leaves(arguments))
+        leaves = map(trees.plain, jax.tree.leaves(arguments))
         form = (what, jax.tree.structure(arguments), *((np.shape(x), jnp.result_type(x)) for x in leaves))
         if form not in self.known:
             self.known[form] = make()
@@ -94,16 +94,13 @@ class Reference:
         return self.once("traced", arguments, lambda: trace(self.function, *arguments))
 
     def coarsest_type(self, arguments: tuple) -> np.dtype:
-        """The coarsest type in which it adds numbers or returns its state."""
+        """The coarsest type in which it adds numbers, or returns what it was given in a finer one."""
         program, returned = self.program(arguments)
-        kept = [leaf.dtype for leaf in jax.tree.leaves(returned["state"]) if trees.is_float(leaf)]
-        units = {float(jnp.finfo(dtype).eps): jnp.finfo(dtype).dtype for dtype in (np.float64, *kept)}
-        units |= {
-            unit: next(t for t in FLOATS if float(jnp.finfo(t).eps) == unit)
-            for unit in unit_of(program).values()
-            if unit
-        }
-        return np.dtype(units[max(units)])
+        pairs = zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(returned["state"]), strict=True)
+        kept = [new.dtype for old, new in pairs if trees.is_float(new) and new.dtype != jnp.result_type(old)]
+        units = set(unit_of(program).values())
+        found = [dtype for dtype in map(np.dtype, FLOATS) if float(jnp.finfo(dtype).eps) in units] + kept
+        return max(found, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.dtype(np.float64))
 
     def rounded(self, arguments: tuple, seed: int) -> dict[str, Any]:
         """What it returns with other rounding."""
@@ -116,11 +113,6 @@ class Reference:
         jitted = self.once("rounded", arguments, lambda: jax.jit(run))
         found = jitted(np.uint32(seed * 977 + 1), *jax.tree.leaves(trees.to_host(arguments)))
         return trees.to_host(jax.tree.unflatten(jax.tree.structure(returned), found))
-
-
-def plain(leaf: Any) -> Any:
-    """A typed key as its integers, whose type NumPy knows."""
-    return jax.random.key_data(leaf) if trees.is_key(leaf) else leaf
 
 
 def leaves_of(returned: dict[str, Any]) -> dict[str, Leaves]:
@@ -175,7 +167,7 @@ def unit_of(program: Program) -> dict[int, float]:
         types = [v.aval.dtype for v in (*equation.invars, *equation.outvars) if hasattr(v.aval, "dtype")]
         units = [jnp.finfo(t) for t in types if jnp.issubdtype(t, jnp.inexact)]
         inner = (own(each) for jaxpr in jaxprs_in_params(equation.params) for each in jaxpr.eqns)
-        return max([float(each.eps) for each in units if counts or each.bits < 32] + list(inner), default=0.0)
+        return max([float(each.eps) for each in units if counts] + list(inner), default=0.0)
 
     for each in program.operations:
         found = max([own(each.equation), *(unit.get(value, 0.0) for value in each.inputs)])

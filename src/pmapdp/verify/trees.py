@@ -13,9 +13,7 @@ Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 def named(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their path, for example `params/dense/kernel`; a typed key as its integers."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself": (
-            jax.random.key_data(leaf) if is_key(leaf) else leaf
-        )
+        jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself": (plain(leaf))
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
 
@@ -36,6 +34,11 @@ def numbers(leaf: Any) -> np.ndarray:
     if np.issubdtype(leaf.dtype, np.complexfloating):
         return leaf.astype(np.complex128)
     return leaf.astype(np.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def plain(leaf: Any) -> Any:
+    """A typed key as its integers, whose type NumPy knows; any other leaf as it is."""
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def is_key(leaf: Any) -> bool:
@@ -78,10 +81,10 @@ def combine(arrays: Any, rest: Any) -> Any:
     return jax.tree.map(lambda a, b: b if a is None else a, arrays, rest, is_leaf=lambda leaf: leaf is None)
 
 
-def same_form(a: Any, b: Any) -> bool:
-    """Whether two trees have one structure and one shape for each leaf."""
-    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (a, b)]
-    return jax.tree.structure(a) == jax.tree.structure(b) and shapes[0] == shapes[1]
+def same_structure(a: Any, b: Any) -> bool:
+    """Whether two trees have the same structure."""
+    first: Any = jax.tree.structure(a)
+    return bool(first == jax.tree.structure(b))
 
 
 def matches(path: str, names: Sequence[str]) -> bool:
@@ -109,12 +112,14 @@ def reseed(tree: Any, seed: int = 1) -> Any:
 
 
 def to_host(tree: Any, dtype: Any = None) -> Any:
-    """Copies in host memory, which no donation reaches; real floating-point leaves as `dtype` if given."""
+    """Copies in host memory, which no donation reaches; real numbers as `dtype` if given, but for those in a type
+    narrower than float32, which their program stores so."""
 
     def copy(leaf: Any) -> Any:
         if is_key(leaf):
             return jnp.copy(leaf)
-        if dtype is not None and jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        given = jnp.result_type(leaf)
+        if dtype is not None and jnp.issubdtype(given, jnp.floating) and given.itemsize >= 4:
             return np.array(leaf, dtype)
         return np.array(leaf) if hasattr(leaf, "dtype") else leaf
 
