@@ -112,7 +112,7 @@ def test_which_examples_and_which_leaves_are_named():
     dropped = report_on("jit", "dropped").failed[0]
     assert "Examples 15 have no influence" in dropped.sentence
     left_out = report_on("pmap", "left out").failed[0]
-    assert left_out.sentence.startswith("opt_state/logits/b, params/logits/b: every device makes")
+    assert left_out.sentence.startswith("opt_state/0/trace/logits/b, params/logits/b: every device makes")
 
 
 def test_a_result_that_check_vma_refuses_is_named_with_its_cure():

@@ -78,11 +78,11 @@ class Convention(NamedTuple):
 
 
 def alike(a: Any, b: Any, loose: bool = True) -> bool:
-    """Whether `a` has the structure of `b` and its shapes; `loose`: perhaps with a device axis more, or less."""
+    """Whether `a` has the structure of `b` and its shapes; `loose`: perhaps behind a device axis."""
     if not trees.same_structure(trees.arrays(a), trees.arrays(b)):
         return False
     shapes = zip(*([np.shape(leaf) for leaf in jax.tree.leaves(trees.arrays(tree))] for tree in (a, b)), strict=True)
-    return all(x == y or (loose and (x[1:] == y or x == y[1:])) for x, y in shapes)
+    return all(x == y or (loose and x[1:] == y) for x, y in shapes)
 
 
 def take(values: list[Any], form: Any, fits: Callable[[Any], bool] = lambda value: True) -> Any:

@@ -63,7 +63,7 @@ def is_local(search: Search, name: str) -> float | None:
     copies = search.case.got["state"][name]
     if right.dtype.kind in "fc" and len(copies) == search.N:
         rest = trees.distance(np.mean(copies, axis=0), right)
-        if rest <= max(tolerance, REST * far):
+        if np.isfinite(far) and rest <= max(tolerance, REST * far):
             return 1 - rest / far
     return search.explains({name: [part["state"][name] for part in search.parts]}, [name]) if search.parts else None
 

@@ -40,16 +40,21 @@ class PlainStep:
 
     def every_group(self, convention: Convention) -> Callable[..., dict[str, Any]]:
         """The function of one device, or of all groups: then all that it returns is `[groups, ...]`."""
-        if self.grouped and self.groups > 1:
-            return over_groups(self.grouped, convention.call, self.own, self.axis)
         if not self.grouped or not self.own:
+            inner = convention
+        else:  # of leaves `[N, ...]` that belong to a device, the step of one device has a row
+            one = trees.map_named(lambda path, x: x[0] if self.mine(path) else x, self.state)
+            inner = convention._replace(state=one, key=tuple(x[0] if self.mine("key") else x for x in convention.key))
+        if self.grouped and self.groups > 1:
+            return over_groups(self.grouped, inner.call, self.own, self.axis)
+        if inner is convention:
             return functools.partial(convention.call, self.function)
 
         def first(state: Any, batch: Any, *key: Any) -> dict[str, Any]:
             """Of leaves `[N, ...]` that belong to a device, one device has the first."""
             one = trees.map_named(lambda path, x: x[0] if self.mine(path) else x, state)
             batch = jax.tree.map(lambda x: x[0], batch) if self.mine("batch") else batch
-            found = convention.call(self.function, one, batch, *(x[0] if self.mine("key") else x for x in key))
+            found = inner.call(self.function, one, batch, *(x[0] if self.mine("key") else x for x in key))
             return found | {
                 "state": jax.tree.map(lambda new, old: jnp.broadcast_to(new, old.shape), found["state"], state)
             }

@@ -106,7 +106,7 @@ class Search:
             copies = self.case.got["state"][name]
             values = predicted[name] if isinstance(predicted[name], list) else [predicted[name]] * len(copies)
             rest = max(trees.distance(copy, value) for copy, value in zip(copies, values, strict=False))
-            if not rest <= max(tolerance, REST * far):
+            if not rest <= (max(tolerance, REST * far) if np.isfinite(far) else tolerance):
                 return None
             if name in clear:
                 least = min(least, 1 - rest / far)
