@@ -14,7 +14,8 @@ from flax.training.train_state import TrainState
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.verify.layouts import Layout, replicate, split, split_rows, stack
+from pmapdp.verify import one_device
+from pmapdp.verify.layouts import Layout, replicate, split, split_rows
 
 B, D, H, C = 16, 6, 8, 3
 AXIS = "batch"
@@ -40,16 +41,9 @@ def plain_step(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
 
 
-def our_program(way):
-    state, batch, key = programs.start()
-    return {
-        "reference": lambda *arguments: programs.reference(*arguments, norm=True, clip=True),
-        "make_step": lambda devices: programs.make_step(way, devices, norm=True, clip=True),
-        "state": state, "batch": batch, "key": key, "layout": LAYOUT[way], "last_batch": programs.padded(batch),
-    }  # fmt: skip
-
-
-LAYOUT = programs.LAYOUT
+def our_program(way, **options):
+    options = options or {"norm": True, "optimizer": "clipping", "length": programs.SHORT}
+    return programs.given(way, **options) | {"counts": (1, 2, 4, 8)}
 
 
 def batch_norm_and_dropout_with_pmap():
@@ -65,12 +59,11 @@ def batch_norm_and_dropout_with_jit():
 
 
 def adam_with_pmap():
-    state, _, _ = programs.start(adam=True)
-    return our_program("pmap") | {
-        "reference": lambda *arguments: programs.reference(*arguments, adam=True),
-        "make_step": lambda devices: programs.make_step("pmap", devices, adam=True),
-        "state": state,
-    }
+    return our_program("pmap", optimizer="adam")
+
+
+def momentum_in_bfloat16_with_shard_map():
+    return our_program("shard_map", optimizer="momentum in bfloat16", key="state")
 
 
 class LinenNet(nn.Module):
@@ -259,24 +252,19 @@ def fully_sharded_with_jit():
     return arguments | {"state": plain_params(), "batch": data(), "layout": Layout(place, split)}
 
 
-def a_key_in_the_state_split_by_device():
-    """The state holds a key of each device's own, as in older pmap programs; no result depends on it."""
+def a_key_in_the_state_of_each_device():
+    """Each device's own key, as in older pmap programs; no result depends on it: one device is the reference."""
 
-    def step(state, batch, average=lambda tree: tree):
+    def step(state, batch):
         key, _ = jax.random.split(state["key"])
-        loss, gradients = average(jax.value_and_grad(plain_loss)(state["params"], batch))
+        loss, gradients = lax.pmean(jax.value_and_grad(plain_loss)(state["params"], batch), AXIS)
         params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], gradients)
         return {"params": params, "key": key}, loss
 
-    def place(state, devices):
-        keys = jax.random.split(state["key"], len(devices))
-        return {"params": stack(state["params"], devices), "key": split(keys, devices)}
-
+    keys = jax.random.split(jax.random.PRNGKey(1), 8)
     return {
-        "reference": step,
-        "make_step": lambda devices: jax.pmap(lambda *a: step(*a, lambda t: lax.pmean(t, AXIS)), AXIS, devices=devices),
-        "state": {"params": plain_params(), "key": jax.random.PRNGKey(1)}, "batch": data(),
-        "layout": Layout(place, split_rows),
+        "reference": one_device(step, AXIS), "step": jax.pmap(step, AXIS), "batch": data(),
+        "state": {"params": plain_params(), "key": keys}, "per_device": "key", "counts": [8],
     }  # fmt: skip
 
 
@@ -316,9 +304,9 @@ def a_ragged_batch_padded_by_the_layout():
 QUICK = {"stacked_pmap_with_linen", "fully_sharded_with_jit"}
 RIGHT = [
     batch_norm_and_dropout_with_pmap, batch_norm_and_dropout_with_shard_map, batch_norm_and_dropout_with_jit,
-    adam_with_pmap, stacked_pmap_with_linen, jit_with_nnx, plain_arrays_with_pmap, gradient_accumulation,
-    shard_map_with_check_vma, zero_1, fully_sharded_with_jit, a_key_in_the_state_split_by_device,
-    a_ragged_batch_padded_by_the_layout,
+    adam_with_pmap, momentum_in_bfloat16_with_shard_map, stacked_pmap_with_linen, jit_with_nnx,
+    plain_arrays_with_pmap, gradient_accumulation, shard_map_with_check_vma, zero_1, fully_sharded_with_jit,
+    a_key_in_the_state_of_each_device, a_ragged_batch_padded_by_the_layout,
 ]  # fmt: skip
 
 

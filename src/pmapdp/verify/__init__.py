@@ -11,12 +11,32 @@ and what usually causes it.
     report.require()  # raises in a test
 
 From `verify()` to a sentence: `verification` makes the updates of the reference (`rounding`) and of the step (`trial`,
-`case`), and hands them to `checks`. A check that fails asks `explain` and `sizes` for the cause, whose sentence is in
-the table of `mistakes`.
+`case`), and hands them to `checks`. A check that fails asks `explain` for the cause, whose sentence is in the table of
+`mistakes`. Nothing is imported before a name is used, so that commands start at once.
 """
 
-from pmapdp.verify.layouts import Layout
-from pmapdp.verify.report import ArgumentsError, Check, Report, VerificationError
-from pmapdp.verify.verification import verify
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ArgumentsError", "Check", "Layout", "Report", "VerificationError", "verify"]
+if TYPE_CHECKING:
+    from pmapdp.verify.layouts import Layout
+    from pmapdp.verify.references import old_program, one_device
+    from pmapdp.verify.report import ArgumentsError, Check, Report, VerificationError
+    from pmapdp.verify.verification import verify
+
+HOME = {
+    "verify": "verification", "one_device": "references", "old_program": "references", "Layout": "layouts",
+    "ArgumentsError": "report", "Check": "report", "Report": "report", "VerificationError": "report",
+}  # fmt: skip
+
+__all__ = [
+    "ArgumentsError", "Check", "Layout", "Report", "VerificationError", "old_program", "one_device", "verify",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that holds it."""
+    if name not in HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{HOME[name]}"), name)

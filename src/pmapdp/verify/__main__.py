@@ -3,7 +3,8 @@
     python -m pmapdp.verify examples/mnist.py:verification
     python -m pmapdp.verify examples/mnist.py:verification --devices 4 --json report.json
 
-Exit status 0 where every check passed, 1 where one failed or the program raised an error, 2 where the command is wrong.
+Exit status 0 where every check passed and all was compared, 1 where one failed, something was not compared or the
+program raised an error, 2 where the command is wrong.
 """
 
 if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
@@ -13,6 +14,7 @@ if __name__ == "__main__":  # before the imports, which take a second: a signal 
 
 import dataclasses
 import inspect
+import os
 from dataclasses import dataclass
 
 from pmapdp.command.flags import parse_options
@@ -55,8 +57,10 @@ def main(arguments: list[str]) -> None:
     )
     # Before the file is run, which may change the current folder.
     (report_file,) = check_outputs(Output("--json", options.json, JSON), inputs=[options.target.rpartition(":")[0]])
+    path, _, name = options.target.rpartition(":")
+    target = f"{os.path.realpath(path)}:{name}" if path else options.target
     devices = choose(options.devices)  # before the file, which may use JAX when it is run
-    function = from_python_file(options.target, options.target)
+    function = from_python_file(target, options.target)
     try:
         given = function()
         try:
@@ -74,5 +78,7 @@ def main(arguments: list[str]) -> None:
     print(report)
     if report_file:
         write_file(report_file, report.to_json() + "\n")
-    if not report.ok:
+    if report.failed:
         raise FailedError(f"{options.target} is not what its reference is: {report.failed[0].name} failed")
+    if report.missing:
+        raise FailedError(f"{options.target} is not proven: {report.missing[0].name} not compared")

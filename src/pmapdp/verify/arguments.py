@@ -1,6 +1,5 @@
 """The arguments of `verify`: what cannot be used is said in one sentence, before anything is computed."""
 
-import inspect
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 
 from pmapdp.verify import trees
+from pmapdp.verify.convention import few
 from pmapdp.verify.report import ArgumentsError
 
 STATE = "the state as one device has it, for example a dictionary of arrays or flax.nnx.state(model)"
@@ -27,42 +27,44 @@ def require_list(name: str, values: Any, fits: Callable[[Any], bool], example: s
         raise refuse(name, values, f": give {example}")
 
 
-def require_leaves(name: str, tree: Any, fits: Callable[[Any], bool], what: str, example: str) -> None:
-    """A pytree of such leaves, and not empty."""
-    leaves = jax.tree.leaves_with_path(tree)
-    for path, leaf in leaves or [((), tree)]:
-        if not leaves or not fits(leaf):
-            raise refuse(name + jax.tree_util.keystr(path), leaf, f" holds no {what}: give {example}")
+def require_state(state: Any) -> None:
+    """A pytree with arrays in it; what is no array in it is given to both functions as it is."""
+    leaves = jax.tree.leaves_with_path(state)
+    if not any(trees.is_array(leaf) for _, leaf in leaves):
+        path, leaf = leaves[0] if leaves else ((), state)
+        raise refuse("state" + jax.tree_util.keystr(path), leaf, f" holds no arrays: give {STATE}")
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether JAX takes this leaf as an argument."""
-    try:
-        return jax.eval_shape(lambda _: True, leaf) is not None
-    except TypeError:
-        return False
+def require_key(key: Any) -> None:
+    """A key, typed or raw."""
+    leaves = jax.tree.leaves(key)
+    if not leaves or not all(map(trees.is_random, leaves)):
+        raise refuse("key", key, f" holds no key: give {KEY}")
 
 
-def require_batch(name: str, batch: Any) -> None:
-    """A pytree of arrays with one leading axis in common, and at least one example."""
-    require_leaves(name, batch, is_array, "arrays", BATCH)
+def require_batch(name: str, batch: Any, axis: int, own: bool) -> None:
+    """A pytree of arrays with one axis of examples in common, and at least one example."""
+    leaves = jax.tree.leaves_with_path(batch)
+    for path, leaf in leaves or [((), batch)]:
+        if not leaves or not trees.is_array(leaf):
+            is_dataclass = hasattr(leaf, "__dataclass_fields__")
+            more = "; make a dataclass a pytree with jax.tree_util.register_dataclass" * is_dataclass
+            raise refuse(name + jax.tree_util.keystr(path), leaf, f" holds no arrays: give {BATCH}{more}")
+    axis = 0 if own else axis
     shapes = {leaf: np.shape(value) for leaf, value in trees.named(batch).items()}
-    sizes = {shape[:1] for shape in shapes.values()}
+    sizes = {shape[axis : axis + 1] for shape in shapes.values()}
     if len(sizes) > 1 or sizes & {(), (0,)}:
-        found = ", ".join(f"{leaf} {list(shape)}" for leaf, shape in shapes.items())
-        raise ArgumentsError(f"{name} holds {found}: give {BATCH}")
+        found = few(f"{leaf} {list(shape)}" for leaf, shape in shapes.items())
+        where = f"arrays whose axis {axis} is that of the examples, as batch_axis={axis} says" if axis else BATCH
+        raise ArgumentsError(f"{name} holds {found}: give {where}")
 
 
-def require_function(name: str, function: Any, arguments: tuple) -> None:
-    """A function of these arguments: state and batch, and perhaps a key."""
-    if not callable(function):
-        raise refuse(name, function, " cannot be called: give a function of (state, batch, key)")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions that are not written in Python do not tell
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        cure = f"give key={KEY}" if len(arguments) == 2 else "leave key out where both functions take (state, batch)"
-        raise ArgumentsError(f"{name} is called with {len(arguments)} arguments, and {error}: {cure}") from None
+def require_names(per_device: Any, names: Sequence[str]) -> None:
+    """Names of leaves of the state or of the metrics, `batch` or `key`."""
+    if isinstance(per_device, str) or not all(isinstance(name, str) for name in per_device):
+        raise refuse("per_device", per_device, ": give a list of names of leaves, for example ['batch_stats', 'key']")
+    for name in per_device:
+        if not any(trees.matches(path, [name]) for path in [*names, "batch", "key"]):
+            raise refuse(
+                "per_device", list(per_device), f": there is no leaf {name!r} among {few(names)}, batch and key"
+            )

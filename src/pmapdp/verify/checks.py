@@ -4,96 +4,109 @@ A check but the first is a function of the updates of a step that returns the ca
 `NotCheckedError` that says why it cannot be made.
 """
 
-import re
-from typing import Any
-
 import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 
 from pmapdp.errors import reason
 from pmapdp.verify import trees
-from pmapdp.verify.case import Case, Differences, first_wrong, step_updates
-from pmapdp.verify.explain import explain_metrics, explain_state
+from pmapdp.verify.case import Case, first_wrong
+from pmapdp.verify.examples import multiple
+from pmapdp.verify.explain import explain_state
+from pmapdp.verify.metrics import explain_metrics
 from pmapdp.verify.mistakes import Cause, named
-from pmapdp.verify.report import FAILED, PASSED, Check, NotCheckedError
-from pmapdp.verify.rounding import program_text
+from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, Check, NotCheckedError
+from pmapdp.verify.trial import blame
+from pmapdp.verify.work import work_is_split
 
-LOOP = re.compile(r" (scan|while)\[")
-ENOUGH = 0.5  # of the work must depend on the number of examples, or how it is split cannot be seen
+ALIKE = 0.1  # relative difference of how far one device and several are off
 
 
 def same_results(runs: dict[int, list[Case]], part: str, name: str) -> list[Check]:
     """The "state" or the "metrics" after every update equal the reference's, on every number of devices."""
     checks = []
     firsts = {N: first for N, cases in runs.items() if (first := first_wrong(cases, part)) is not None}
-    if right := [N for N in runs if N not in firsts]:
-        leaves: Differences = {}  # how far each is off at most
+    sound = [N for N, cases in runs.items() if first_wrong(cases, "state") is first_wrong(cases, "metrics") is None]
+    lost = [N for N in sound if any(case.wrong(part, in_a_row=True) for case in runs[N])]
+    if right := [N for N in runs if N not in firsts and N not in lost]:
+        leaves: dict[str, tuple[float, float]] = {}  # how far each is off at most
         for case in (case for N in right for case in runs[N]):
-            leaves |= {leaf: max(pair, leaves.get(leaf, pair)) for leaf, pair in case.differences[part].items()}
+            for leaf, (far, most) in (*case.off(part).items(), *case.off(part, in_a_row=True).items()):
+                if most.kind != "blind":
+                    leaves[leaf] = max((far, most.tolerance), leaves.get(leaf, (0.0, 0.0)))
         checks.append(Check(name, PASSED, tuple(right), leaves=leaves))
     if firsts:
         N, first = max(firsts.items())  # more devices tell causes apart more surely
         case, earlier = runs[N][first], first_wrong(runs[N], "state")
+        alike, more = is_alike(runs, case, part), facts(runs[N], case)
         if part == "state":
-            cause, text = explain_state(case)
+            cause, text = explain_state(case, alike, more)
+        elif earlier is None or earlier >= first or case.trial.N == 1:
+            cause, text = explain_metrics(case, alike, more)
         else:
-            cause, text = explain_metrics(case) if earlier is None or earlier >= first else named("follows")
-        checks.append(Check(name, FAILED, tuple(firsts), text, cause, case.wrong(part), first + 1))
+            cause, text = named("follows")
+        checks.append(Check(name, FAILED, tuple(firsts), text, cause, case.wrong(part), case.number + 1))
+    if lost:
+        case = next(case for case in runs[max(lost)] if case.wrong(part, in_a_row=True))
+        wrong = case.wrong(part, in_a_row=True)
+        cause, text = named("hidden state", list(wrong))
+        checks.append(Check(f"{name} in a row", FAILED, tuple(lost), text, cause, wrong, case.number + 1))
     return checks
 
 
+def is_alike(runs: dict[int, list[Case]], case: Case, part: str) -> bool:
+    """Whether the step is off on one device as it is on several."""
+    if case.trial.N == 1:
+        return True
+    wrong = case.wrong(part)
+    for single in runs.get(1, []):
+        if single.number == case.number:
+            alone = single.wrong(part)
+            same = [n for n in wrong if n in alone and abs(alone[n][0] - wrong[n][0]) <= ALIKE * wrong[n][0]]
+            return len(same) > len(wrong) / 2
+    return False
+
+
+def facts(cases: list[Case], case: Case) -> str:
+    """Which updates are wrong, where the first is right."""
+    if case.number == 0:
+        return ""
+    if case.update.examples != cases[0].update.examples:
+        return f"Only the update with {case.update.examples} examples is wrong."
+    return f"The first update is right, and update {case.number + 1} is wrong."
+
+
 def random_numbers_advance(cases: list[Case]) -> Cause | None:
-    """The second update draws other random numbers than the first: by its key, its counter, or a key in its state."""
+    """The second update draws other random numbers than the first: by its key, its counter, or a key in its state.
+
+    What is drawn are the leaves that change with other seeds: a learning rate among the metrics does not.
+    """
     case, trial, first = cases[0], cases[0].trial, cases[0].update
     if not first.key and not any(map(trees.is_random, jax.tree.leaves(first.state))):
         raise NotCheckedError("the step takes no key and has none in its state")
     if len(cases) == 1:
         raise NotCheckedError("it takes 2 updates, updates=2")
-    if (part := case.draws) is None:
+    part = next((part for part in ("metrics", "state") if case.drawn[part]), None)
+    if part is None:
         raise NotCheckedError("the result does not depend on the key")
     # The first update once more, with the counters and keys of the second: what differs was drawn.
-    returned = trial.call(*trial.place(first))["state"]
-    start, *rest = trial.place(first._replace(key=cases[1].update.key))
-    start = jax.tree.map(lambda a, b: a if trees.is_float(a) else b, start, returned)
-    later = trial.read(trial.call(start, *rest), first)
+    returned = trial.call(*trial.place(first))
+    start, batch, *key = trial.place(first._replace(key=cases[1].update.key))
+    start = jax.tree.map(lambda a, b: a if trees.is_float(a) else b, start, returned["state"])
+    later = trial.read(trial.call(start, batch, *([returned["key"]] if "key" in returned else key)), first)
     here, there = ({name: copies[0] for name, copies in got[part].items()} for got in (case.got, later))
-    return None if case.differ(part, here, there) else named("key stands still")
-
-
-def work_is_split(cases: list[Case]) -> Cause | None:
-    """A device makes about 1/N of the operations of the reference on the whole batch, by the compiler's count of all
-    programs that a call of the step runs: a Python function around a compiled step may run others."""
-    trial, N, update = cases[0].trial, cases[0].trial.N, cases[0].update
-    if N == 1:
-        raise NotCheckedError("one device makes all of the work")
-    whole = update.arguments
-    if any(map(LOOP.search, (program_text(trial.reference, whole), program_text(trial.step, trial.place(update))))):
-        raise NotCheckedError("the compiler's count of operations does not follow loops")
-    programs = cases[0].programs
-    if not programs:  # they were compiled before
-        jax.clear_caches()
-        programs = step_updates(trial, [update])[0].programs
-    if not programs:
-        raise NotCheckedError("the programs of the step are not in memory after a call")
-    reference = trial.reference.lower(*whole)
-    part = trial.reference.lower(whole[0], trees.parts(whole[1], N)[0], *whole[2:])
-    share = operations(part) / (operations(reference) or 1)
-    if not 0 < share <= 1 - ENOUGH * (1 - 1 / N):
-        raise NotCheckedError("too little of the work depends on the number of examples")
-    mine = sum(operations(program) * len(program.local_devices()) for program in programs) / N
-    mine /= operations(reference.compile()) or 1
-    return named("every device computes everything", ratio=mine, part=share) if mine >= (1 + share) / 2 else None
-
-
-def operations(program: Any) -> float:
-    """Floating-point operations of a lowered program, or on one device of a compiled one, by the compiler's count."""
-    return float((program.cost_analysis() or {}).get("flops", 0))
+    if not (changed := case.differ(part, here, there, case.drawn[part])):
+        return named("key stands still")
+    if part == "state":  # a learning rate by a schedule scales the change, and draws nothing
+        old = trees.values(first.state)
+        pairs = [multiple(there[name] - old[name], here[name] - old[name]) for name in changed if old[name].size > 1]
+        if pairs and all(error < 1e-3 * abs(ratio) for ratio, error in pairs):
+            return named("key stands still")
+    return None
 
 
 def compiled_once(cases: list[Case]) -> Cause | None:
-    """Nothing is compiled after the second update (the first may change types, as a Python number becomes an array),
-    but for a batch of another size."""
+    """Nothing is compiled after the second update, but for a batch of another size."""
     usual = [number for number, case in enumerate(cases) if case.update.examples == cases[0].update.examples]
     if len(usual) < 3:
         raise NotCheckedError("it takes 3 updates, updates=3")
@@ -106,16 +119,19 @@ def no_transfers(cases: list[Case]) -> Cause | None:
     if compiled_once(cases):
         raise NotCheckedError("compiling moves constants, and the step is compiled in every update")
     trial, first = cases[0].trial, cases[0].update
-    state, *rest = trial.place(first)
-    names = trees.named(dict(zip(("state", "batch", "key"), (state, *rest), strict=False)))
+    placed = trial.place(first)
+    names = trees.named(dict(zip(("state", "batch", "key"), placed, strict=False)))
     if host := [name for name, leaf in names.items() if isinstance(leaf, np.ndarray)]:
         raise NotCheckedError(f"the layout leaves {host[0]} on the host, whose transfer hides others")
+    state, batch, *key = placed
     for _ in range(2):  # so that all is compiled that the first and the second update need
-        state = trial.call(state, *rest)["state"]
-        _, *rest = trial.place(first)
+        returned = trial.call(state, batch, *key)
+        _, batch, *key = trial.place(first)
+        state, key = returned["state"], [returned["key"]] if "key" in returned else key
+    arguments = trial.convention.arguments(state, batch, *key)
     try:
         with jax.transfer_guard("disallow"):
-            jax.block_until_ready(trial.step(state, *rest))
+            jax.block_until_ready(trial.step(*arguments))
     except JaxRuntimeError as error:
         what = reason(error)
         if "[]" in what or "shape=()" in what:
@@ -130,3 +146,19 @@ CHECKS = {
     "compiled once": compiled_once,
     "no implicit transfers": no_transfers,
 }
+
+
+def other_checks(cases: list[Case]) -> list[Check]:
+    """The checks besides equal results, of the updates on one number of devices."""
+    checks, devices = [], (cases[0].trial.N,)
+    for name, look in CHECKS.items():
+        try:
+            found = look(cases)
+            checks.append(Check(name, FAILED, devices, found[1], found[0]) if found else Check(name, PASSED, devices))
+        except NotCheckedError as why:
+            checks.append(Check(name, NOT_CHECKED, devices, str(why)))
+        except Exception as error:  # whatever a step does that cannot be traced: it may be right all the same
+            checks.append(
+                Check(name, NOT_CHECKED, devices, f"the step cannot be called or traced for it, {blame(error)}")
+            )
+    return checks

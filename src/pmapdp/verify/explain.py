@@ -1,132 +1,193 @@
-"""Find the cause of a difference: compute what the reference would return if the step made a known mistake.
+"""Find the cause of a wrong state: compute what the reference would return if the step made a known mistake.
 
-Each function below tries one family of mistakes and returns the name of a cause and its sentence, or None.
+A hypothesis is accepted only where it explains nearly all of the difference, on every leaf that clearly differs, and
+where it predicts nothing for the leaves that are right. Each function below tries one family of mistakes and returns
+the cause, and how much of the difference it explains where that can be said; or None. The user's functions may fail for
+other batches: then a family is not tried, and the report says what else is sure.
 """
 
-import re
+import functools
+from typing import Any
 
+import jax
 import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case
+from pmapdp.verify.examples import multiple, unequal_examples
 from pmapdp.verify.mistakes import Cause, named
-from pmapdp.verify.rounding import program_text
-from pmapdp.verify.sizes import CLEAR, scale, unequal_examples, weight_decay
-
-# Leaves that are statistics of the batch rather than parameters, by a word of their path, as Flax names them.
-STATISTICS = re.compile(r"stats|statistic|running|moving|(^|/|_)(mean|var|variance)(/|$)", re.IGNORECASE)
-DRAWN = re.compile(r"random_bits\[[^\]]*shape=(\([^)]*\))")  # in a program's text
+from pmapdp.verify.program import program_text
+from pmapdp.verify.random_numbers import other_numbers, same_mask
+from pmapdp.verify.search import REST, Found, Search, attempt
 
 
-def explain_state(case: Case) -> Cause:
-    """The cause of a wrong state."""
-    for look in (replicas, statistics, means, scale, weight_decay, unequal_examples, order):
-        try:
-            if cause := look(case):
-                return cause
-        except Exception:  # whatever the user's functions do with other numbers of examples
-            continue
-    return named("unknown", list(case.wrong()))
+def explain_state(case: Case, alike: bool, facts: str = "") -> Cause:
+    """The cause of a wrong state.
+
+    Args:
+        alike: whether one device is off in the same way, so that no cause which needs several devices is possible.
+        facts: what else is sure, for where no cause is.
+    """
+    search = Search(case, alike)
+    of_several = (replicas, statistics, same_mask, means, rate, other_numbers)
+    for look in (replicas, statistics, same_mask, scale, means, rate, weight_decay, padding, examples, other_numbers):
+        found = None if alike and look in of_several else attempt(functools.partial(look, search))
+        if found:
+            (cause, sentence), part = found
+            return cause, sentence + ("" if part is None else f" This explains {100 * part:.3g} % of the difference.")
+    return named("unknown", list(search.wrong), facts=f"{sure(search)} {facts}".strip())
 
 
-def replicas(case: Case) -> Cause | None:
+def replicas(search: Search) -> Found:
     """Devices that hold different values."""
-    differ = [name for name in case.wrong() if not all(case.holds(name, copy) for copy in case.got["state"][name])]
-    trained = [name for name in differ if not STATISTICS.search(name)]
-    if local := [name for name in trained if is_local(case, name)]:
-        return named("no all-reduce", local)
-    if trained:
-        return named("drift", trained)
-    return named("local statistics", differ) if differ else None
-
-
-def is_local(case: Case, name: str) -> bool:
-    """Whether each device holds the result of its own examples: what the reference makes of them, or values whose
-    mean over the devices is right."""
-    copies = case.got["state"][name]
-    if case.close(name, np.mean(copies, axis=0), case.update.values["state"][name]):
-        return True
-    return all(case.close(name, copy, part["state"][name]) for copy, part in zip(copies, case.parts, strict=False))
-
-
-def statistics(case: Case) -> Cause | None:
-    """Batch statistics of one device, or averaged although they are no averages."""
-    leaves = [
-        name
-        for name in filter(STATISTICS.search, case.wrong())
-        if case.holds(name, case.mean_of_parts(name)) or case.holds(name, case.parts[0]["state"][name])
-    ]
-    return named("local statistics", leaves) if leaves else None
-
-
-def means(case: Case) -> Cause | None:
-    """The mean of what each device would do alone."""
-    leaves = [name for name in case.wrong() if case.holds(name, case.mean_of_parts(name))]
-    if not leaves:
+    case, differ = search.case, []
+    for name in search.clear:
+        copies, (far, tolerance) = case.got["state"][name], search.wrong[name]
+        if max(trees.distance(copy, copies[0]) for copy in copies) > max(tolerance, REST * far):
+            differ.append(name)
+    if not differ:
         return None
-    if not all(np.isfinite(case.mean_of_parts(name)).all() for name in leaves):
-        return named("mean of means", leaves)  # a device with padding alone divides by its own count of zero
-    if not loss_depends_on_the_cut(case):
-        return named("nonlinear", leaves)
-    return named("same mask" if case.positional and case.draws else "mean of means", leaves)
+    local = {name: part for name in differ if (part := is_local(search, name)) is not None}
+    trained = [name for name in differ if name in search.trained]
+    if found := [name for name in trained if name in local]:
+        return named("no all-reduce", found), min(local[name] for name in found)
+    if trained:
+        return named("drift", trained), None
+    return named("local statistics", differ), min(local.values(), default=None)
 
 
-def loss_depends_on_the_cut(case: Case) -> bool:
-    """Whether a metric of the whole batch is neither mean nor sum of those of the devices' examples.
-
-    Only those named like a loss are asked, if there are any: others, such as a gradient's norm, are not linear.
-    """
-    values, tolerance = case.update.values["metrics"], case.update.tolerance["metrics"]
-    for name in [name for name in tolerance if "loss" in name.lower()] or list(tolerance):
-        mean = case.mean_of_parts(name, of="metrics")
-        off = min(trees.distance(mean * factor, values[name]) for factor in (1, len(case.parts)))
-        if off > 4 * tolerance[name]:
-            return True
-    return False
+def is_local(search: Search, name: str) -> float | None:
+    """How surely each device holds the result of its own examples: what the reference makes of them, or values whose
+    mean over the devices is right. None where it does not."""
+    (far, tolerance), right = search.wrong[name], search.case.update.values["state"][name]
+    copies = search.case.got["state"][name]
+    if right.dtype.kind in "fc" and len(copies) == search.N:
+        rest = trees.distance(np.mean(copies, axis=0), right)
+        if np.isfinite(far) and rest <= max(tolerance, REST * far):
+            return 1 - rest / far
+    return search.explains({name: [part["state"][name] for part in search.parts]}, [name]) if search.parts else None
 
 
-def order(case: Case) -> Cause | None:
-    """A result that depends on the order of the examples, or on random numbers by their place."""
-    leaves = list(case.wrong())
-    if not case.positional:
-        got, _ = case.rerun(case.shuffled)
-        leaves = [name for name in leaves if not case.holds(name, got[name])]
-    if leaves and draws_others(case):
-        return named("other random numbers", leaves)
-    return named("order", leaves) if leaves and not case.positional else None
+def statistics(search: Search) -> Found:
+    """Batch statistics of one device, or averaged although they are no averages."""
+    names = [name for name in search.clear if name not in search.trained]
+    if names and (parts := search.parts):
+        mean = {name: np.mean([part["state"][name] for part in parts], axis=0) for name in names}
+        for values in (mean, parts[0]["state"]):
+            if (part := search.explains(values, names)) is not None:
+                return named("local statistics", names), part
+    return None
 
 
-def draws_others(case: Case) -> bool:
-    """Whether the step surely draws other random numbers than the reference.
+def scale(search: Search) -> Found:
+    """The update of a multiple of the gradient."""
+    if not search.gradient or not search.at_whole:
+        return None
+    N = search.N
+    usual = {} if search.alike else {N: "sum for mean", 1 / N: "averaged twice", N * N: "another scale"}
+    for ratio in (*usual, *(search.moves(name)[0] for name in search.several[:3])):
+        for cut, values in zip(search.gradient.cuts, search.at_whole, strict=True):
+            for numbers in (False, True):  # a number at the cut is a count, or a gradient
+                if abs(ratio - 1) < 1e-3 or (numbers and all(cut.arrays)):
+                    continue
+                pairs = zip(values, cut.arrays, strict=True)
+                changed = [x * ratio if array or numbers else x for x, array in pairs]
+                if (part := search.explains(search.through(cut, changed))) is not None:
+                    cause = usual.get(ratio, "another scale")
+                    summed = ratio in (N, N * N) and ratio in usual
+                    if summed and "check_vma=True" in text_of_step(search.case):
+                        cause = "check_vma"
+                    return named(cause, list(search.wrong), ratio=f"{ratio:.3g}", N=N), part
+    return None
 
-    Where the reference's belong to the place in the batch, the step lacks an array that the reference draws. Where they
-    belong to the example, copies of one example have other metrics, although no weight, cut or order matters to them.
-    """
-    if case.draws != "metrics" or not case.wrong("metrics"):
-        return False
-    trial, update = case.trial, case.update
+
+def text_of_step(case: Case) -> str:
+    """The step's program as JAX prints it; empty where it cannot be traced."""
+    arguments = case.trial.convention.arguments(*case.trial.place(case.update))
+    return attempt(lambda: program_text(case.trial.step, arguments)) or ""
+
+
+def means(search: Search) -> Found:
+    """The mean of what each device computes, at one of the cuts or of the results; or a mean with other weights."""
+    wrong = list(search.wrong)
+    if search.gradient and search.at_parts:
+        for cut, each in zip(search.gradient.cuts, zip(*search.at_parts, strict=True), strict=True):
+            mean = [np.mean(x, axis=0) if x[0].dtype.kind == "f" else x[0] for x in zip(*each, strict=True)]
+            if (part := search.explains(search.through(cut, mean))) is not None:
+                return named("nonlinear" if cut.by_norm else "mean of means", wrong), part
+    if not search.parts:
+        return None
+    names = search.parts[0]["state"]
+    part = search.explains({name: np.mean([each["state"][name] for each in search.parts], axis=0) for name in names})
+    return None if part is None else (named("mean of means", wrong), part)
+
+
+def rate(search: Search) -> Found:
+    """The learning rate times N: the change of some leaves is N times as large, and the others are right."""
+    old, new = search.old, search.case.update.values["state"]
+    scaled = {name: old[name] + search.N * (new[name] - old[name]) for name in search.wrong if name in old}
+    part = search.explains(scaled, list(search.wrong))
+    return None if part is None else (named("sum for mean", list(search.wrong), ratio=search.N, N=search.N), part)
+
+
+def weight_decay(search: Search) -> Found:
+    """A difference that is the same multiple of the old value in every wrong leaf."""
+    old, new = search.old, search.case.update.values["state"]
+    ratio = float(np.median([multiple(search.case.got["state"][n][0] - new[n], old[n])[0] for n in search.several]))
+    part = search.explains({name: new[name] + ratio * old[name] for name in search.wrong}, list(search.wrong))
+    return None if part is None else (named("weight decay", list(search.wrong), ratio=f"{ratio:.2g}"), part)
+
+
+def padding(search: Search) -> Found:
+    """Padding that the layout adds counts as examples."""
+    padded, rows = search.once("padded", lambda: padded_batch(search.case)) or (None, 0)
+    part = search.explains(search.case.reference(batch=padded)["state"]) if rows else None
+    return None if part is None else (named("padding counts", list(search.wrong), rows=rows), part)
+
+
+def padded_batch(case: Case) -> tuple[Any, int]:
+    """The batch with the rows that the layout adds, as the reference takes it, and their number; 0 where none are."""
+    _, placed, *_ = case.trial.place(case.update)
+    given = case.update.batch
+    if case.update.axis or not trees.same_structure(placed, given):
+        return None, 0
+
+    def flat(x: Any, like: Any) -> np.ndarray:
+        return np.asarray(x).reshape(-1, *np.shape(x)[2:]) if np.ndim(x) > np.ndim(like) else np.asarray(x)
+
+    padded = jax.tree.map(flat, placed, given)
+    rows = len(jax.tree.leaves(padded)[0])
+    return padded, rows if rows > case.update.examples else 0
+
+
+def examples(search: Search) -> Found:
+    """Examples that are dropped, or count more than others."""
+    cause = unequal_examples(search.case, search.several)
+    return None if cause is None else (cause, None)
+
+
+def sure(search: Search) -> str:
+    """What is sure of a difference whose cause is not known."""
+    case, name = search.case, next(iter(search.wrong))
+    facts = [f"Wrong: {len(search.wrong)} of {len(case.update.allowed['state'])} leaves."]
+    copies, far = case.got["state"][name], search.wrong[name][0]
+    if len(copies) > 1:
+        apart = max(trees.distance(copy, copies[0]) for copy in copies)
+        facts.append(f"The devices hold {'different' if apart > REST * far else 'the same'} values.")
+    if name in search.several:
+        ratio, error = search.moves(name)
+        if error < 0.01 * abs(ratio):
+            facts.append(f"{name} moves {ratio:.3g} times as far as in the reference.")
+    if search.alike:
+        facts.append("The step differs in the same way on one device, so no average over devices is at fault.")
+    elif case.update.examples and attempt(lambda: depends_on_order(case)):
+        facts.append("The result changes when the same examples come in another order, and the reference's does not.")
+    return " ".join(facts)
+
+
+def depends_on_order(case: Case) -> bool:
+    """Whether the step's result changes with the order of the examples, and the reference's does not."""
     if case.positional:
-        programs = (trial.reference, update.arguments), (trial.step, trial.place(update))
-        wanted, got = (set(DRAWN.findall(program_text(*program))) for program in programs)
-        return not wanted <= got
-    copies = trees.rows(update.batch, np.zeros(update.examples, int))
-    returned = trial.run(update._replace(batch=copies))["metrics"]
-    held = {name: values[0] for name, values in returned.items()}
-    return case.differ("metrics", held, case.reference(batch=copies)["metrics"])
-
-
-def explain_metrics(case: Case) -> Cause:
-    """The cause of wrong metrics."""
-    N, copies, leaves, state_is_wrong = case.trial.N, case.got["metrics"], list(case.wrong("metrics")), case.wrong()
-    values, tolerance = case.update.values["metrics"], case.update.tolerance["metrics"]
-    if state_is_wrong and not all(np.isfinite(copies[name]).all() for name in leaves):
-        return named("follows")
-    if local := [n for n in leaves if any(trees.distance(copies[n][0], x) > tolerance[n] for x in copies[n])]:
-        return named("one device's metrics", local)
-    for part in case.parts:
-        if all(trees.distance(copies[n][0], part["metrics"][n]) <= 4 * tolerance[n] for n in leaves):
-            return named("one device's metrics", leaves)
-    for factor in {N, 1 / N} - {1}:
-        if scaled := [n for n in leaves if np.allclose(copies[n][0], factor * values[n], rtol=CLEAR, atol=0)]:
-            return named("scaled metrics", scaled, ratio=f"{factor:.3g}", N=N)
-    return named("follows" if state_is_wrong else "unknown", leaves)
+        return False
+    got, _ = case.rerun(case.shuffled)
+    return bool(case.differ("state", got, {name: copies[0] for name, copies in case.got["state"].items()}))

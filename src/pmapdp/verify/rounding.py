@@ -1,40 +1,42 @@
-"""The reference's updates, and how far the step may be off: rounding is told from mistakes by the reference's spread.
+"""The reference's updates, and how far each leaf of a step may be off.
 
-The program computes in float64 where it keeps that type. A difference is a mistake if it is larger than the tolerance
-of its leaf, the sum of
+The program computes in float64 where it keeps that type. Every update starts from the reference's state. The reference
+runs again, three times, with other rounding wherever numbers are added or are stored in a narrow type (`Rounding`); the
+largest change of a leaf is its spread. A leaf may be off by the sum of
 
-- 20 times the spread: the largest change of the leaf when the numbers of state and batch change in their last place,
-  up or down at random (whole numbers stay, because they may count or index);
-- a fraction of the leaf's own change in an update, for formulas that differ by more than rounding at the start: 1e-7 if
-  the reference computes in float64, 7e-4 in float32, a tenth in bfloat16;
-- 64 units in the last place of the values, and of the largest change of any leaf, because a gradient that should be
-  zero consists of their rounding.
+- 4 times its spread;
+- a fraction of its own change in the update, for formulas that differ by more than rounding at the start: 1e-7 if its
+  sums are computed in float64, 7e-4 in float32, 3e-2 in bfloat16;
+- 4 units in the last place of its own type.
 
-So float64 sees mistakes of a relative 1e-7, and float32 those above 1 in 1,000. Devices change the order in which
-examples are added, but the spread is not that of a permuted batch: a reference that draws a mask for the batch, or
-accumulates over its parts, returns something else for a permuted batch, and in float32 nothing tells whether the order
-or rounding did it. Where the order changes rounding alone, the tolerance covers it, which a test shows. Its limit: a
-step whose rounding is coarser than its reference's, because it computes in a narrower type, seems to be wrong.
+Whole numbers, truth values and keys must be equal. Nothing of one leaf enters the tolerance of another.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from pmapdp.verify import trees
+from pmapdp.verify.program import SUMS, Program, Rounding, evaluate, trace
 from pmapdp.verify.report import ArgumentsError
+from pmapdp.verify.trees import Leaves
 
-NUDGES = 3
-OF_THE_SPREAD = 20
-UNITS = 64
-NARROW_PRODUCT = re.compile(r"\b(f32|f16|bf16)\[\S* = (?:dot_general|conv_general_dilated)\[")
-TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+SEEDS = 3
+OF_THE_SPREAD = UNITS = 4  # of a leaf in a type narrower than float32 the half, for it is rounded when it is stored
+LOOSE, BLIND = 0.05, 0.3  # tolerance as a fraction of a leaf's change: reported, and not compared
+STILL = 1e-6  # of the largest change of the state: what changes less, and only by rounding, stands still
 
-Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
+
+class Allowed(NamedTuple):
+    """How far a leaf may be off."""
+
+    tolerance: float
+    change: float  # its own in the update; of a metric its size
+    kind: str  # "exact", "close", "loose", "still" (rounding alone moves it) or "blind" (not compared)
 
 
 class Update(NamedTuple):
@@ -43,96 +45,190 @@ class Update(NamedTuple):
     state: Any
     batch: Any
     key: tuple[Any, ...]  # of one, or empty where there is none
-    values: dict[str, Leaves]  # what it returned: the "state" and the "metrics"
-    tolerance: dict[str, dict[str, float]]  # how far a leaf may be off: of all but keys and their counters
+    values: dict[str, Leaves]  # what it returned: the "state", with a new key, and the "metrics"
+    allowed: dict[str, dict[str, Allowed]]  # for the step, from the same state
+    in_a_row: dict[str, dict[str, Allowed]]  # for the step, from the state of its own update before
+    axis: int  # of the examples in the batch
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As the functions take them."""
+        """As the reference takes them."""
         return self.state, self.batch, *self.key
 
     @property
     def examples(self) -> int:
-        """Number of examples in the batch."""
-        return trees.number_of_examples(self.batch)
+        """Number of examples in the batch; 0 where there is none."""
+        leaves = jax.tree.leaves(self.batch)
+        return np.shape(leaves[0])[self.axis] if leaves else 0
 
 
-def reference_updates(reference: Callable, state: Any, batches: list[Any], keys: Sequence[tuple]) -> list[Update]:
-    """The reference's updates, one on each batch."""
-    eps = float(jnp.finfo(coarsest_type(reference, (state, batches[0], *keys[0]))).eps)
+class Reference:
+    """The plain step, as a function of (state, batch, key) that names what it returns, and its programs."""
 
-    starts = [(state, batches), *(nudge((state, batches), eps, seed) for seed in range(NUDGES))]
-    states, updates = [start for start, _ in starts], []
-    for number, key in enumerate(keys):
-        inputs = [(old, own[number], *key) for old, (_, own) in zip(states, starts, strict=True)]
-        new, *others = (call_reference(reference, arguments) for arguments in inputs)
-        values = {part: trees.values(tree) for part, tree in new.items()}
-        if any(np.isnan(value).any() for value in values["state"].values()):
+    def __init__(self, function: Callable[..., dict[str, Any]]):
+        self.function, self.jitted = function, jax.jit(function)
+        self.known: dict[tuple, Any] = {}
+
+    def once(self, what: str, arguments: tuple, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once for arguments of these shapes and types."""
+        leaves = map(trees.plain, jax.tree.leaves(arguments))
+        form = (what, jax.tree.structure(arguments), *((np.shape(x), jnp.result_type(x)) for x in leaves))
+        if form not in self.known:
+            self.known[form] = make()
+        return self.known[form]
+
+    def compiled(self, arguments: tuple) -> Any:
+        """The compiled program for arguments of these shapes."""
+        return self.once("compiled", arguments, lambda: self.jitted.lower(*arguments).compile())
+
+    def __call__(self, arguments: tuple) -> dict[str, Leaves]:
+        """The leaves of the new state and of the metrics, on the host."""
+        return leaves_of(self.raw(arguments))
+
+    def raw(self, arguments: tuple) -> dict[str, Any]:
+        """State, metrics and key as trees on the host."""
+        return trees.to_host(self.compiled(arguments)(*trees.to_host(arguments)))
+
+    def program(self, arguments: tuple) -> tuple[Program, Any]:
+        """The traced program for arguments of these shapes, and the form of what it returns."""
+        return self.once("traced", arguments, lambda: trace(self.function, *arguments))
+
+    def coarsest_type(self, arguments: tuple) -> np.dtype:
+        """The coarsest type in which it adds numbers, or returns what it was given in a finer one."""
+        program, returned = self.program(arguments)
+        pairs = zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(returned["state"]), strict=True)
+        kept = [new.dtype for old, new in pairs if trees.is_float(new) and new.dtype != jnp.result_type(old)]
+        units = set(unit_of(program).values())
+        found = [dtype for dtype in map(np.dtype, FLOATS) if float(jnp.finfo(dtype).eps) in units] + kept
+        return max(found, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.dtype(np.float64))
+
+    def rounded(self, arguments: tuple, seed: int) -> dict[str, Any]:
+        """What it returns with other rounding."""
+        program, returned = self.program(arguments)
+
+        def run(seed: Any, *flat: Any) -> list[Any]:
+            known = dict(zip(program.inputs, flat, strict=True))
+            return evaluate(program, known, program.outputs, Rounding(seed))
+
+        jitted = self.once("rounded", arguments, lambda: jax.jit(run))
+        found = jitted(np.uint32(seed * 977 + 1), *jax.tree.leaves(trees.to_host(arguments)))
+        return trees.to_host(jax.tree.unflatten(jax.tree.structure(returned), found))
+
+
+def leaves_of(returned: dict[str, Any]) -> dict[str, Leaves]:
+    """The leaves of the "state", with a new key that was returned, and of the "metrics"."""
+    state = {name: trees.numbers(leaf) for name, leaf in trees.with_key(returned).items()}
+    return {"state": state, "metrics": trees.values(returned["metrics"])}
+
+
+def reference_updates(
+    reference: Reference, state: Any, batches: list[Any], keys: Sequence[tuple], axis: int, ignored: Callable
+) -> list[Update]:
+    """The reference's updates, one on each batch; `ignored(name)` says which leaves are not compared."""
+    updates: list[Update] = []
+    chains = [(state, None)] * SEEDS  # the same updates with other rounding, each from its own state
+    carried = None  # a key that the update before returned
+    start = trees.values(state)
+    for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
+        key = key if carried is None else (carried,)
+        arguments = (state, batch, *key)
+        new = reference.raw(arguments)
+        values = leaves_of(new)
+        if any(np.isnan(value).any() for value in values["state"].values() if value.dtype.kind in "fc"):
             raise ArgumentsError(f"update {number + 1} of the reference returns NaN in the state: give it other data")
-        tolerance = {}
-        for part, old in (("state", trees.values(states[0])), ("metrics", {})):
-            tolerance[part] = tolerances(old, new[part], [trees.values(other[part]) for other in others], eps)
-        updates.append(Update(states[0], batches[number], key, values, tolerance))
-        states = [each["state"] for each in (new, *others)]
+        units = sum_units(reference, arguments, new)
+        local = [leaves_of(reference.rounded(arguments, seed)) for seed in range(SEEDS)]
+        rows = [
+            reference.rounded((old, batch, *(key if own is None else (own,))), seed)
+            for seed, (old, own) in enumerate(chains)
+        ]
+        old = trees.values(state)
+        updates.append(
+            Update(
+                state, batch, key, values,
+                allowed(new, old, values, local, units, ignored),
+                allowed(new, start, values, [leaves_of(row) for row in rows], units, ignored), axis,
+            )
+        )  # fmt: skip
+        state, carried = new["state"], new.get("key")
+        chains = [(row["state"], row.get("key")) for row in rows]
     return updates
 
 
-def call_reference(reference: Callable, arguments: tuple) -> dict[str, Any]:
-    """New state and metrics of one device, on the host."""
-    return trees.parts_of(trees.to_host(reference(*trees.to_host(arguments))), "the reference")
+FLOATS = (jnp.float64, jnp.float32, jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
-def nudge(tree: Any, eps: float, seed: int) -> Any:
-    """The tree with every fraction changed in its last place, up or down."""
-    random = np.random.default_rng(seed)
+def unit_of(program: Program) -> dict[int, float]:
+    """For each value the unit of the coarsest type in which numbers are added on the way to it; 0 where none are."""
+    unit: dict[int, float] = {}
 
-    def change(leaf: Any) -> Any:
-        if not trees.is_float(leaf):
-            return leaf
-        leaf = np.asarray(leaf)
-        unit = max(eps, float(jnp.finfo(leaf.dtype).eps))
-        moved = leaf * (1 + unit * random.choice([-1, 1], leaf.shape))
-        return np.where(leaf == np.round(leaf), leaf, moved).astype(leaf.dtype)
+    def own(equation: Any) -> float:
+        counts = equation.primitive.name in SUMS
+        types = [v.aval.dtype for v in (*equation.invars, *equation.outvars) if hasattr(v.aval, "dtype")]
+        units = [jnp.finfo(t) for t in types if jnp.issubdtype(t, jnp.inexact)]
+        inner = (own(each) for jaxpr in jaxprs_in_params(equation.params) for each in jaxpr.eqns)
+        return max([float(each.eps) for each in units if counts] + list(inner), default=0.0)
 
-    return jax.tree.map(change, tree)
+    for each in program.operations:
+        found = max([own(each.equation), *(unit.get(value, 0.0) for value in each.inputs)])
+        unit.update(dict.fromkeys(each.outputs, found))
+    return unit
 
 
-def tolerances(old: Leaves, new: Any, nudged: Sequence[Leaves], eps: float) -> dict[str, float]:
+def sum_units(reference: Reference, arguments: tuple, new: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The same by leaf of the state and of the metrics."""
+    program, _ = reference.program(arguments)
+    unit = unit_of(program)
+    flat = jax.tree.unflatten(jax.tree.structure(new), [unit.get(value, 0.0) for value in program.outputs])
+    return {part: trees.named(flat[part]) for part in ("state", "metrics")}
+
+
+def allowed(
+    new: dict[str, Any], old: Leaves, values: dict[str, Leaves], others: list[dict[str, Leaves]],
+    units: dict[str, dict[str, float]], ignored: Callable[[str], bool],
+) -> dict[str, dict[str, Allowed]]:  # fmt: skip
     """How far each leaf may be off.
 
     Args:
-        old: leaves before the update; none for metrics.
-        new: tree after the update.
-        nudged: its leaves, from state and batch that were changed in their last place.
-        eps: rounding unit in which the reference computes.
+        new: what the reference returned.
+        old: leaves of the state to which the new one is compared for its change.
+        values: the leaves of what it returned.
+        others: the same with other rounding.
+        units: of the sums on the way to each leaf.
+        ignored: which leaves are not compared.
     """
-    after = trees.values(new)
-    change = {name: trees.largest(value - old.get(name, 0)) for name, value in after.items()}
-    largest = max((size for size in change.values() if np.isfinite(size)), default=0.0) if old else 0.0
-    found: dict[str, float] = {}
-    for name, leaf in trees.named(new).items():
-        if trees.is_random(leaf):
-            continue
-        found[name] = 0.0
-        if trees.is_float(leaf) and np.isfinite(size := max(trees.largest(after[name]), change[name])):
-            unit = float(jnp.finfo(jnp.result_type(leaf)).eps)
-            spread = max(trees.distance(other[name], after[name]) for other in nudged)
-            of_change = max(eps, unit) ** 0.45 * change[name]
-            found[name] = OF_THE_SPREAD * spread + of_change + UNITS * unit * (size + largest)
-    return found
+    found: dict[str, dict[str, Allowed]] = {}
+    for part, after in values.items():
+        types = {name: leaf for name, leaf in trees.named(new[part]).items()}
+        found[part] = {}
+        for name, value in after.items():
+            spread = max(trees.distance(other[part][name], value) for other in others)
+            before = old.get(name) if part == "state" else None
+            if ignored(name):
+                found[part][name] = Allowed(np.inf, 0.0, "blind")
+            elif value.dtype.kind not in "fc":
+                found[part][name] = Allowed(0.0, 0.0, "blind" if spread else "exact")
+            else:
+                moved = value - before if before is not None and before.shape == value.shape else value
+                finite = np.isfinite(size := trees.largest(moved))
+                unit, own = units[part].get(name, 0.0), float(jnp.finfo(jnp.result_type(types[name])).eps)
+                times = 1.0 if own < 1e-6 else 0.5
+                fraction = unit**0.45 if unit < 1e-6 else 4 * unit if times == 1 else 0.0
+                last = UNITS * times * own * max(trees.largest(value), size)
+                tolerance = OF_THE_SPREAD * times * spread + fraction * size + last if finite else 0.0
+                if times != 1:  # stored coarsely, whatever it changes by: it is judged beside its own size
+                    size = max(size, trees.largest(value))
+                found[part][name] = Allowed(tolerance, size if finite else 0.0, "close")
+    largest = max((each.change for each in found["state"].values()), default=0.0)
+    return {
+        part: {name: judged(each, part, largest) for name, each in leaves.items()} for part, leaves in found.items()
+    }
 
 
-def coarsest_type(reference: Callable, arguments: tuple) -> np.dtype:
-    """The coarsest type in which the reference makes matrix products or returns numbers of its state."""
-    state = trees.parts_of(jax.eval_shape(reference, *arguments), "the reference")["state"]
-    found = {jnp.dtype(TYPES[name]) for name in NARROW_PRODUCT.findall(program_text(reference, arguments))}
-    found |= {leaf.dtype for leaf in jax.tree.leaves(state) if trees.is_float(leaf)}
-    return max(found, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float64"))
-
-
-def program_text(function: Callable, arguments: Sequence[Any]) -> str:
-    """The jaxpr of a function, as JAX prints it."""
-    try:
-        return str(jax.make_jaxpr(function)(*arguments))
-    except Exception:  # it needs the values of its arguments outside JAX, as numpy.asarray does
-        return str(jax.make_jaxpr(lambda: function(*arguments))())
+def judged(leaf: Allowed, part: str, largest: float) -> Allowed:
+    """The kind of a leaf, by its tolerance beside its own change."""
+    if leaf.kind != "close" or leaf.tolerance <= LOOSE * leaf.change or leaf.change == 0:
+        return leaf
+    if leaf.tolerance <= BLIND * leaf.change:
+        return leaf._replace(kind="loose")
+    return leaf._replace(kind="still" if part == "state" and leaf.change < STILL * largest else "blind")

@@ -1,0 +1,61 @@
+"""Find the cause of wrong metrics."""
+
+from typing import Any
+
+import numpy as np
+
+from pmapdp.verify import trees
+from pmapdp.verify.case import Case
+from pmapdp.verify.examples import multiple
+from pmapdp.verify.explain import padded_batch
+from pmapdp.verify.mistakes import Cause, named
+from pmapdp.verify.search import CLEAR, REST, Search, attempt
+
+
+def explain_metrics(case: Case, alike: bool, facts: str = "") -> Cause:
+    """The cause of wrong metrics: of those that would explain one, that which leaves least of the difference."""
+    search, wrong = Search(case, alike), case.wrong("metrics")
+    by_cause: dict[str, list[str]] = {}
+    for name in wrong:
+        by_cause.setdefault(cause_of(search, name, *wrong[name]), []).append(name)
+    cause = min(
+        by_cause, key=lambda cause: ("unknown", "follows").index(cause) if cause in ("unknown", "follows") else -1
+    )
+    leaves, N, rows = by_cause[cause], case.trial.N, (search.found.get("padded") or (0, 0))[1]
+    facts = f"{'It is wrong on one device, too. ' * alike}{times(case, leaves[0])}{facts}"
+    name, _, ratio = cause.partition(": ")
+    return named(name, leaves, ratio=ratio, N=N, rows=rows, facts=facts)
+
+
+def cause_of(search: Search, name: str, far: float, tolerance: float) -> str:
+    """The name of the cause of one wrong metric; of a scaled one with its factor."""
+    case, copies, right = search.case, search.case.got["metrics"][name], search.case.update.values["metrics"][name]
+    unnamed = "follows" if search.wrong else "unknown"
+    if search.wrong and not all(np.isfinite(copy).all() for copy in copies):
+        return "follows"
+    if max(trees.distance(copy, copies[0]) for copy in copies) > max(tolerance, REST * far):
+        return "one device's metrics"
+    guesses: list[tuple[str, Any]] = []
+    if not search.alike:
+        guesses += [(f"scaled metrics: {ratio:.3g}", right * ratio) for ratio in (search.N, 1 / search.N, search.N**2)]
+    if not search.alike and search.parts:
+        parts = [
+            np.nan_to_num(part["metrics"][name]) for part in search.parts
+        ]  # of padding alone the reference has none
+        guesses += [("mean of means", np.mean(parts, axis=0)), ("mean of means", np.sum(parts, axis=0))]
+        guesses += [("one device's metrics", part) for part in parts]
+    padded, rows = search.once("padded", lambda: padded_batch(case)) or (None, 0)
+    if rows and (found := attempt(lambda: case.reference(batch=padded))):
+        guesses.append(("padding counts", found["metrics"][name]))
+    rests = [(trees.distance(copies[0], np.asarray(value)), cause) for cause, value in guesses]
+    # Within rounding the first: the sum of equal parts is N times their mean. Else the nearest, and no chance hit: of
+    # many parts some have losses that are near one another.
+    within = [(rest, cause) for rest, cause in rests if rest <= tolerance / 4]
+    rest, cause = within[0] if within else min(rests, default=(np.inf, unnamed), key=lambda pair: pair[0])
+    return cause if far > CLEAR * tolerance and rest <= max(tolerance / 4, REST / 5 * far) else unnamed
+
+
+def times(case: Case, name: str) -> str:
+    """How many times the reference's value a metric is, where that is sure."""
+    ratio, error = multiple(case.got["metrics"][name][0].ravel(), case.update.values["metrics"][name].ravel())
+    return f"It is {ratio:.3g} times the reference's. " if error < 1e-2 * abs(ratio) else ""
