@@ -415,7 +415,7 @@ inputs = random.normal(size=(20_000, 32)).astype(np.float32)
 labels = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
 model = jax.device_put(Net(32, 128, 4, 10, nnx.Rngs(0)), replicated)
 optimizer_state = jax.device_put(optimizer.init(model), replicated)
-for number in range(UPDATES):
+for _ in range(UPDATES):
     rows = random.integers(0, 18_000, BATCH)  # the last 2,000 are held back
     batch = jax.device_put((inputs[rows], labels[rows]), split)
     model, optimizer_state, value = train_step(model, optimizer_state, *batch)
@@ -449,7 +449,7 @@ def broken_gradient(w, x, y, weights):
     def mean(w, x, y, weights):
         return jnp.sum(weights * (x @ w - y) ** 2) / jnp.sum(weights)
 
-    return sum(jax.grad(mean)(w, *rows) for rows in zip(x, y, weights)) / len(x)
+    return sum(jax.grad(mean)(w, *rows) for rows in zip(x, y, weights, strict=True)) / len(x)
 
 
 def accumulate(loss, w, x, K):

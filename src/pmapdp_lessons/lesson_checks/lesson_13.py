@@ -100,7 +100,9 @@ def mended_gradient(answer):
         weights[-1] = last
         found = np.asarray(answer(*map(jnp.asarray, (w, x, y, weights))))
         require(found.shape == (D,), f"the gradient has the shape ({D},), yours has {found.shape}")
-        require(not np.isnan(found).any(), "a micro-batch of padding alone has no examples: 0 / 0. Divide once, at the end")
+        require(
+            not np.isnan(found).any(), "a micro-batch of padding alone has no examples: 0 / 0. Divide once, at the end"
+        )
         require(
             np.allclose(found, wanted_for(weights), rtol=1e-3, atol=1e-4),
             f"with {sum(last)} examples in the last micro-batch the gradient is {wanted_for(weights).round(3)}, yours is "
