@@ -220,9 +220,9 @@ for name, wrong in refused.items():
 # with `device_put`, and its step names `out_shardings` alone: give it placed batches only.
 
 # %%
-from pmapdp.steps import jit as jit_steps  # make_steps: the functions of the strategy "jit"
+from pmapdp.steps import jit as jit_steps  # make_strategy: the five functions of the strategy "jit"
 
-print(inspect.getsource(jit_steps.make_steps))
+print(inspect.getsource(jit_steps.make_strategy))
 
 # %% [markdown]
 # There is no axis and no `pmean`. Is it right, and is the work really split? The next cell makes five updates of an MLP, and
@@ -232,13 +232,13 @@ print(inspect.getsource(jit_steps.make_steps))
 # %% tags=["prediction"]
 from pmapdp.data.batches import Batches  # cuts epochs into batches, padded with examples of weight 0
 from pmapdp.models.mlp import MLP
-from pmapdp.state import Task, create_state  # a model with its optimizer; parameters and optimizer state
-from pmapdp.steps import make_steps
+from pmapdp.state import Task, build, create_state  # a built model with its optimizer; parameters and optimizer state
+from pmapdp.steps import make_strategy  # the five functions of a strategy by its name
 
 results, flops = {}, {}
 for strategy, count in (("single", 1), ("jit", 8)):
-    task = Task(MLP, optax.sgd(0.05))
-    steps = make_steps(strategy, task, chosen[:count])
+    task = Task(build(MLP), optax.sgd(0.05))
+    steps = make_strategy(strategy, task, chosen[:count])
     batches = Batches(data.train, 100, devices=count, shuffle_seed=0)
     state = steps.place_state(create_state(task))
     for host, _ in zip(batches.epoch(0), range(5), strict=False):

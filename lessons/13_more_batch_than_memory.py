@@ -295,8 +295,9 @@ assert abs(ends[mixed_loss] / ends[loss] - 1) < 0.02
 
 # %%
 for dtype in (jnp.float16, jnp.bfloat16):
-    small = jax.grad(lambda w: (w * dtype(1e-4) * dtype(1e-4)).astype(jnp.float32))(dtype(1))
-    scaled = jax.grad(lambda w: 2.0**15 * (w * dtype(1e-4) * dtype(1e-4)).astype(jnp.float32))(dtype(1))
+    factor = dtype(1e-4)
+    gradient_of = jax.grad(lambda w, scale, factor: scale * (w * factor * factor).astype(jnp.float32))
+    small, scaled = (gradient_of(dtype(1), scale, factor) for scale in (1.0, 2.0**15))
     print(f"{dtype.__name__:9s} gradient {float(small):.1e}, scaled and divided {float(scaled) / 2**15:.1e}; it should be 1e-08")
     assert (small == 0) == (dtype == jnp.float16)
     np.testing.assert_allclose(float(scaled) / 2**15, 1e-8, rtol=0.01)
@@ -479,6 +480,7 @@ for exercise in (accumulate, cut_rows, mended_gradient):
 # - bfloat16 belongs into the computation; parameters, their sums over devices and the loss stay float32. It needs no loss scaling.
 # - Rematerialization trades products for memory; a policy chooses which. Count products in the jaxpr, and bytes in the plan of the compiler.
 #
-# In pmapdp, `--dtype bfloat16` computes so ([state.py](../src/pmapdp/state.py)); accumulation and rematerialization it leaves to your own step.
+# In pmapdp these are `--accumulate` and `--dtype bfloat16`. The loop is in [steps/shared.py](../src/pmapdp/steps/shared.py), and
+# `gradient_sums` there adds sums, as exercise 3 does. Rematerialization belongs into a model of your own.
 # Read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and the [scaling book on
 # training](https://jax-ml.github.io/scaling-book/training/). Next: [14 A real training run](14_a_real_training_run.ipynb).
