@@ -18,7 +18,7 @@
 # on it, say where the results go, and read from the compiled program what the compiler added. You can also tell when the
 # compiler did *not* split the work.
 #
-# About 30 minutes · needs [04 Map over devices](04_map_over_devices.ipynb) and
+# About 30 minutes · you need [04 Map over devices](04_map_over_devices.ipynb) and
 # [05 Average gradients](05_average_gradients.ipynb) · previous:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb) · next:
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb)
@@ -28,14 +28,16 @@
 # placed. The compiler splits the work and inserts the communication.
 
 # %%
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp import devices  # choose(8): eight devices, simulated on the CPU where there are fewer
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
 
-chosen = devices.choose(8)
+devices.simulate(8)  # before any other use of JAX
+chosen = jax.devices()
 print(devices.describe(chosen), "| jax", jax.__version__)
 
 # %% [markdown]
@@ -262,12 +264,17 @@ assert 6 < flops["single"] / flops["jit"] < 8
 # your own model and data in.
 
 # %% tags=["take-home"]
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
 BATCH, EPOCHS = 256, 4
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -354,7 +361,7 @@ assert len(jax.devices()) == 1 or "all-reduce" in program, "the batch is not spl
 #    must be replicated. <details><summary>Hint</summary>Write the step for one device with
 #    <code>jax.value_and_grad</code> and <code>jax.tree.map</code>. In <code>in_shardings</code> and
 #    <code>out_shardings</code> one sharding stands for a whole pytree.</details>
-# 2. `mended_evaluation` (find the mistake): `broken_evaluation` returns a jitted function whose result is right, but
+# 2. `fixed_evaluation` (find the mistake): `broken_evaluation` returns a jitted function whose result is right, but
 #    each of eight devices evaluates all examples. Write it so that each device evaluates its share of the examples.
 #    <details><summary>Hint</summary>One sharding for <code>in_shardings</code> counts for all three
 #    arguments.</details>
@@ -378,12 +385,12 @@ def make_trainer(loss, mesh):
     ...  # your code: 6 to 9 lines
 
 
-def mended_evaluation(mesh):
+def fixed_evaluation(mesh):
     """A jitted function: (W, images, labels) to the accuracy."""
     ...  # your code: 5 to 6 lines
 
 
-for exercise in (make_trainer, mended_evaluation):
+for exercise in (make_trainer, fixed_evaluation):
     check("09_let_the_compiler_do_it", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -17,7 +17,7 @@
 # After this lesson you can make shardings part of the types of your arrays, read them while a function is traced, resolve
 # what JAX refuses, train a Flax model that way, and decide when to prefer it to the automatic sharding of lesson 09.
 #
-# About 30 minutes · needs [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous:
+# About 30 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous:
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · next: [12 Port a pmap program](12_port_a_pmap_program.ipynb)
 #
 # In lesson 09 the compiler chose the shardings of all arrays between the arguments and the results. You saw its choices
@@ -25,15 +25,17 @@
 # while it traces your function. Where more than one sharding is possible, it raises an error, and you say which one you want.
 
 # %%
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import P, lax
 from jax.sharding import AxisType, Mesh
 
-from pmapdp import devices  # choose(8): eight devices, simulated on the CPU where there are fewer
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
 
-chosen = devices.choose(8)
+devices.simulate(8)  # before any other use of JAX
+chosen = jax.devices()
 print(devices.describe(chosen), "| jax", jax.__version__)
 
 # %% [markdown]
@@ -297,12 +299,17 @@ assert programs[AxisType.Auto] == programs[AxisType.Explicit]
 # axis. An unsplit batch, or a gradient that is not replicated, is an error before anything runs.
 
 # %% tags=["take-home"]
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 from jax import P
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
 jax.set_mesh(jax.make_mesh((jax.device_count(),), ("data",)))  # make_mesh makes Explicit axes
 
@@ -364,7 +371,7 @@ assert accuracy > 0.9
 # **1. `typed`** (3 minutes): return the spec of the *result* of `function(x)`, without computing it: a PartitionSpec.
 # <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
 #
-# **2. `mended_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses it, for `x`
+# **2. `fixed_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses it, for `x`
 # `[B@data, D]`. Return the `[D, D]` matrix, replicated. No device may receive other devices' rows of x.
 # <details><summary>Hint</summary>Which axis does the product sum over? Say how the result is to be sharded.</details>
 #
@@ -388,7 +395,7 @@ def typed(function, x):
     ...  # your code: 1 line
 
 
-def mended_gram(x):
+def fixed_gram(x):
     """[D, D], replicated."""
     ...  # your code: 1 line
 
@@ -398,7 +405,7 @@ def normalized_step(w, x, y):
     ...  # your code: 4 or 5 lines
 
 
-for exercise in (typed, mended_gram, normalized_step):
+for exercise in (typed, fixed_gram, normalized_step):
     check("11_explicit_sharding", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -17,7 +17,7 @@
 # After this lesson you can train on a global batch that does not fit in the memory of your devices: with gradient accumulation
 # under pmap, shard_map and jit, with bfloat16, and with rematerialization. You can count what each of them costs.
 #
-# About 35 minutes · needs [05 Average gradients](05_average_gradients.ipynb) and
+# About 35 minutes · you need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous: [12 Port a pmap program](12_port_a_pmap_program.ipynb) ·
 # next: [14 A real training run](14_a_real_training_run.ipynb)
 #
@@ -31,15 +31,17 @@
 # Letters: N devices, B examples in the global batch, b = B / N on a device, K micro-batches.
 
 # %%
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp import devices  # choose(8): eight devices, simulated on the CPU where there are fewer
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
 
-chosen = devices.choose(8)
+devices.simulate(8)  # before any other use of JAX
+chosen = jax.devices()
 mesh = Mesh(np.array(chosen), ("data",))
 replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 print(devices.describe(chosen), "| jax", jax.__version__)
@@ -351,6 +353,8 @@ for f, step in straight.items():
 # float32 parameters, and rematerialized blocks. Copy it into an empty notebook, and put your own model and data in.
 
 # %% tags=["take-home"]
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -358,6 +362,9 @@ import optax
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
 BATCH, MICRO_BATCHES, UPDATES = 1024, 4, 100
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -437,7 +444,7 @@ assert accuracy > 0.85
 # **2. `cut_rows`** (5 minutes): under jit, `x` `[B, D]` is split over the devices. Return it as `[K, B / K, D]` such that no row leaves its
 # device. Any order of the rows is right. <details><summary>Hint</summary><code>reshape</code>, then swap two axes.</details>
 #
-# **3. `mended_gradient`** (5 minutes): find the planted mistake. Padding has weight 0. `broken_gradient` is to return the gradient for `w` of
+# **3. `fixed_gradient`** (5 minutes): find the planted mistake. Padding has weight 0. `broken_gradient` is to return the gradient for `w` of
 # `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It is right if each micro-batch has equally much padding.
 # x is `[K, rows, D]`, y and weights are `[K, rows]`. <details><summary>Hint</summary>Accumulate two sums, and divide once.</details>
 
@@ -463,12 +470,12 @@ def cut_rows(x, K):
     ...  # your code: 1 line
 
 
-def mended_gradient(w, x, y, weights):
+def fixed_gradient(w, x, y, weights):
     """The gradient for w [D]."""
     ...  # your code: 3 to 6 lines
 
 
-for exercise in (accumulate, cut_rows, mended_gradient):
+for exercise in (accumulate, cut_rows, fixed_gradient):
     check("13_more_batch_than_memory", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -18,20 +18,22 @@
 # way, so that no device ever holds the whole state. You can also split the state over the devices of data parallelism (ZeRO;
 # its stage 3 is also called FSDP), and say how much memory that saves between two steps and at the peak of a step.
 #
-# About 35 minutes · needs [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and
+# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and
 # [13 More batch than memory](13_more_batch_than_memory.ipynb) (rematerialization) · previous:
 # [15 Split the model](15_split_the_model.ipynb) · next: [17 Train with many processes](17_many_processes.ipynb)
 
 # %%
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp import devices  # choose(8): eight devices, simulated on the CPU where there are fewer
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
 
-chosen = devices.choose(8)
+devices.simulate(8)  # before any other use of JAX
+chosen = jax.devices()
 mesh = Mesh(np.array(chosen).reshape(2, 4), ("data", "model"))
 print(devices.describe(chosen), "| jax", jax.__version__)
 
@@ -373,6 +375,8 @@ with TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
 # The step is that of lesson 09; only the shardings differ.
 
 # %% tags=["take-home"]
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -380,6 +384,9 @@ import optax
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
 BATCH, UPDATES, WIDTH, LAYERS = 512, 100, 256, 4
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -466,7 +473,7 @@ assert accuracy > 0.85
 # the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Do without an all-reduce.
 # <details><summary>Hint</summary>psum_scatter, divided by N; the update of the shard; all_gather with tiled=True.</details>
 #
-# **3. `mended_clip`** (5 minutes): find the mistake in `broken_clip` above, and write it correctly. In `shard_map` over the axis
+# **3. `fixed_clip`** (5 minutes): find the mistake in `broken_clip` above, and write it correctly. In `shard_map` over the axis
 # "data", `g` is this device's shard of the gradient. Clip the length of the full gradient to 1.
 # <details><summary>Hint</summary>Squares can be added over devices, lengths cannot.</details>
 
@@ -485,12 +492,12 @@ def zero_step(w, g, m):
     ...  # your code: 5 or 6 lines
 
 
-def mended_clip(g):
+def fixed_clip(g):
     """This device's shard of the clipped gradient."""
     ...  # your code: 2 lines
 
 
-for exercise in (born_in_place, zero_step, mended_clip):
+for exercise in (born_in_place, zero_step, fixed_clip):
     check("16_born_sharded", exercise.__name__, exercise)
 
 # %% [markdown]

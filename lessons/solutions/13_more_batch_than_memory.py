@@ -21,7 +21,7 @@ def cut_rows(x, K):
     return x.reshape(-1, K, x.shape[1]).swapaxes(0, 1)
 
 
-def mended_gradient(w, x, y, weights):
+def fixed_gradient(w, x, y, weights):
     """A mean of means weighs a micro-batch with much padding as much as a full one. Sums can be added."""
 
     def total(w, x, y, weights):
