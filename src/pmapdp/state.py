@@ -108,7 +108,8 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     """
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
-    taken = inspect.signature(model).parameters
+    # The signature of a Flax class itself is that of its metaclass, which takes anything.
+    taken = inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
         types = {name: value for name, value in types.items() if name in taken}
     with on_the_host():

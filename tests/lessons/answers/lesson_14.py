@@ -61,7 +61,7 @@ def one_shape(function):
 
 
 WRONG = {
-    "mended_batches": [
+    "fixed_batches": [
         ("resumes at update 1", same_again),
         ("do not hold each of the", partial(epochs, whole_batches=True)),
         ("epoch 1 repeats the order", partial(epochs, one_order=True)),
@@ -79,5 +79,5 @@ WRONG = {
 }
 
 RIGHT = {
-    "mended_batches": [fast_forward],
+    "fixed_batches": [fast_forward],
 }
