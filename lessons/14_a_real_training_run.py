@@ -219,7 +219,7 @@ assert [round(epoch["learning_rate"], 5) for epoch in never_killed.epochs] == [1
 # %%
 import inspect
 
-print(inspect.getsource(train).split('"""')[2])
+print(inspect.getsource(train))
 
 # %% [markdown]
 # It is the loop above: for each epoch what is left of it, a step, and then whatever has to happen after an update, which `run` knows (save, log, stop).

@@ -61,6 +61,9 @@ def main(arguments: list[str]) -> None:
         raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
     if options.utilization is not None and not 0.0001 <= options.utilization <= 1:
         raise UserError(f"--utilization {options.utilization} is not from 0.0001 to 1: try --utilization {ASSUMED}")
+    size = options.per_device_batch_size
+    if size is not None and size < 1:
+        raise UserError(f"--per-device-batch-size {size} must be at least 1: try --per-device-batch-size 64")
     machines = [HARDWARE[name] for name in options.hardware]
     counts = sorted(set(options.devices))
     for N in counts:
@@ -68,7 +71,7 @@ def main(arguments: list[str]) -> None:
             spread(N, machine.levels)  # which raises an error before anything starts
 
     jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
-    b = options.per_device_batch_size or config.per_device_batch_size or config.global_batch_size or 64
+    b = size or config.per_device_batch_size or config.global_batch_size or 64
     plan = Plan(per_device_batch=b, dtype=config.dtype, utilization=options.utilization)
     model = find_model(config.model)
     workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)
