@@ -14,18 +14,18 @@
 # %% [markdown]
 # # 09. Let the compiler do it
 #
-# After this lesson you can write a data-parallel training step with `jit` and `NamedSharding`: build a mesh, place arrays
-# on it, say where the results go, and read from the compiled program what the compiler added. You can also tell when the
-# compiler did *not* split the work.
+# After this lesson you can write a data-parallel training step with `jit` and `NamedSharding`: build a mesh, place
+# arrays on it, say where the results go, and read from the compiled program what the compiler added. You can also
+# tell when the compiler did *not* split the work.
 #
-# About 30 minutes · you need [04 Map over devices](04_map_over_devices.ipynb) and
-# [05 Average gradients](05_average_gradients.ipynb) · previous:
-# [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb) · next:
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb)
+# About 30 minutes · you need [04 Map over devices](04_map_over_devices.ipynb) and [05 Average
+# gradients](05_average_gradients.ipynb) · previous: [08 Keep dropout and metrics
+# exact](08_keep_dropout_and_metrics_exact.ipynb) · next: [10 Three ways side by
+# side](10_three_ways_side_by_side.ipynb)
 #
-# With `pmap` you wrote the program of *one device*, and called `psum` where the devices had to communicate. With `jit`
-# you write the program of *the global batch*, exactly as for a single device, and say on which devices its arrays are
-# placed. The compiler splits the work and inserts the communication.
+# With `pmap` you wrote the program of *one device*, and called `psum` where the devices had to communicate. With
+# `jit` you write the program of *the global batch*, exactly as for a single device, and say on which devices its
+# arrays are placed. The compiler splits the work and inserts the communication.
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -43,9 +43,9 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # %% [markdown]
 # ## Mesh, PartitionSpec, NamedSharding
 #
-# Lesson 04 introduced them. A **mesh** is an array of devices whose axes have names. A **PartitionSpec** names, for each
-# axis of an array, the mesh axis over which it is split; an axis without a name is not split. A mesh and a spec together
-# are a **NamedSharding**, which says which slice of an array each device holds.
+# Lesson 04 introduced them. A **mesh** is an array of devices whose axes have names. A **PartitionSpec** names, for
+# each axis of an array, the mesh axis over which it is split; an axis without a name is not split. A mesh and a spec
+# together are a **NamedSharding**, which says which slice of an array each device holds.
 #
 # **Predict:** which shape does device 3's shard of a `[16, 4]` array have under each of the two specs?
 
@@ -62,9 +62,9 @@ assert jax.device_put(x, split).addressable_shards[3].data.shape == (2, 4)
 assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
 
 # %% [markdown]
-# If the rows are split, device 3 holds two of them, `[2, 4]`; if the array is replicated, it holds all 16. The array itself
-# keeps the shape `[16, 4]` in both cases: unlike with `pmap`, there is no device axis. The pictures show which rows and columns
-# each device holds. On the right the mesh has two axes, and the columns are split too.
+# If the rows are split, device 3 holds two of them, `[2, 4]`; if the array is replicated, it holds all 16. The array
+# itself keeps the shape `[16, 4]` in both cases: unlike with `pmap`, there is no device axis. The pictures show which
+# rows and columns each device holds. On the right the mesh has two axes, and the columns are split too.
 
 # %%
 from pmapdp_lessons import drawing
@@ -78,8 +78,8 @@ lesson_09.shards([jax.device_put(x, sharding) for sharding in (split, replicated
 # %% [markdown]
 # ## Computing with sharded arrays
 #
-# Any function of `jax.numpy` takes a sharded array. Where a result needs rows of several devices, the compiler inserts a
-# collective. **Predict:** which of these three functions need a collective?
+# Any function of `jax.numpy` takes a sharded array. Where a result needs rows of several devices, the compiler
+# inserts a collective. **Predict:** which of these three functions need a collective?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
@@ -97,13 +97,14 @@ for name, function in (
 np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 
 # %% [markdown]
-# Only the sum over the split axis needs one. The other two compute each row separately, so their results stay split by rows.
+# Only the sum over the split axis needs one. The other two compute each row separately, so their results stay split
+# by rows.
 #
 # ## The training step
 #
-# A linear classifier keeps the step short. It is the step of a single device: it has no axis name and no `psum`, and its
-# loss is the mean over the global batch. Only the three marked lines make it data-parallel. **Predict:** which collectives
-# does the compiler insert, and how many bytes do they carry?
+# A linear classifier keeps the step short. It is the step of a single device: it has no axis name and no `psum`, and
+# its loss is the mean over the global batch. Only the three marked lines make it data-parallel. **Predict:** which
+# collectives does the compiler insert, and how many bytes do they carry?
 
 # %% tags=["prediction"]
 import inspect
@@ -133,16 +134,16 @@ print("psum in the source:", "psum" in inspect.getsource(step), "| in the progra
 assert [(each.kind, each.count, each.bytes) for each in found] == [("all-reduce", 1, 4 * 784 * 10)]
 
 # %% [markdown]
-# The source has no collective, and the compiled program has one all-reduce, of the size of the gradient. Here is why. The
-# gradient is a sum over the examples, which are split. So each device computes the sum over its own examples. The result
-# must be replicated, so these sums must be added over all devices.
+# The source has no collective, and the compiled program has one all-reduce, of the size of the gradient. Here is why.
+# The gradient is a sum over the examples, which are split. So each device computes the sum over its own examples. The
+# result must be replicated, so these sums must be added over all devices.
 
 # %%
 lesson_09.training_step()
 
 # %% [markdown]
-# Now compare it with the same function on one device. The tolerance is 1e-6 in float32, because the examples are added up
-# in another order.
+# Now compare it with the same function on one device. The tolerance is 1e-6 in float32, because the examples are
+# added up in another order.
 
 # %%
 alone = jax.jit(step)(np.zeros((784, 10), np.float32), images, labels)
@@ -154,10 +155,10 @@ assert difference < 1e-6
 # %% [markdown]
 # ## Two mistakes: one is an error, one is silent
 #
-# `jit` runs where its arguments are *committed* (lesson 00). `device_put` with a device or a sharding commits an array. A
-# NumPy array, or one that `jnp.asarray` made, is not committed, and `jit` chooses where to place it. **Predict** what
-# happens when you forget to place the batch, and when you place it on device 0. The cell also prints the work of each
-# device, in floating-point operations, as the compiler counts them.
+# `jit` runs where its arguments are *committed* (lesson 00). `device_put` with a device or a sharding commits an
+# array. A NumPy array, or one that `jnp.asarray` made, is not committed, and `jit` chooses where to place it.
+# **Predict** what happens when you forget to place the batch, and when you place it on device 0. The cell also prints
+# the work of each device, in floating-point operations, as the compiler counts them.
 
 # %% tags=["prediction"]
 first_device = jax.device_put((images, labels), chosen[0])
@@ -177,15 +178,15 @@ assert work["NumPy"] == work["jnp.asarray"]
 assert 7.5 < work["NumPy"] / work["split"] < 8.5
 
 # %% [markdown]
-# The batch on device 0 is an error, which you cannot overlook. The uncommitted batch is worse: `jit` *replicates* it. The
-# result is right, but each of the eight devices computes all 512 examples, and no all-reduce is needed. Eight devices then
-# take as long as one. So look at the shardings or count the collectives once, in every program.
+# The batch on device 0 is an error, which you cannot overlook. The uncommitted batch is worse: `jit` *replicates* it.
+# The result is right, but each of the eight devices computes all 512 examples, and no all-reduce is needed. Eight
+# devices then take as long as one. So look at the shardings or count the collectives once, in every program.
 #
 # ## Two ways to avoid it
 #
-# Either place every batch with `device_put`, as above. Or name `in_shardings`, which tell `jit` where each argument must be
-# placed: a host array is then split on its way in, and an array that is committed to another placement raises an error.
-# `out_shardings` alone say nothing about the arguments, as you have just seen.
+# Either place every batch with `device_put`, as above. Or name `in_shardings`, which tell `jit` where each argument
+# must be placed: a host array is then split on its way in, and an array that is committed to another placement raises
+# an error. `out_shardings` alone say nothing about the arguments, as you have just seen.
 
 # %%
 import re
@@ -213,13 +214,13 @@ for name, wrong in refused.items():
 # divide by 8. pmapdp pads such a batch with examples of weight 0 (lesson 08) before it places it.
 #
 # In short: `in_shardings` and `device_put` say where arguments are placed, and `out_shardings` says where results are
-# placed. Without `out_shardings` the compiler chooses. Place large batches with `device_put` before the step needs them: it
-# returns at once, so the copy overlaps with the previous step.
+# placed. Without `out_shardings` the compiler chooses. Place large batches with `device_put` before the step needs
+# them: it returns at once, so the copy overlaps with the previous step.
 #
 # ## The step in pmapdp
 #
-# [steps/jit.py](../src/pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Its `place_batch` places each batch
-# with `device_put`, and its step names `out_shardings` alone: give it placed batches only.
+# [steps/jit.py](../src/pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Its `place_batch` places
+# each batch with `device_put`, and its step names `out_shardings` alone: give it placed batches only.
 
 # %%
 from pmapdp.steps import jit as jit_steps  # make_strategy: the five functions of the strategy "jit"
@@ -227,9 +228,10 @@ from pmapdp.steps import jit as jit_steps  # make_strategy: the five functions o
 print(inspect.getsource(jit_steps.make_strategy))
 
 # %% [markdown]
-# There is no axis and no `pmean`. Is it right, and is the work really split? The next cell makes five updates of an MLP, and
-# compares them with a single device (plain gradient descent, float32, tolerance 1e-5). The batches have 100 examples, so on 8
-# devices they are padded to 104. **Predict:** how many operations does each of the eight devices compute, compared with the single one?
+# There is no axis and no `pmean`. Is it right, and is the work really split? The next cell makes five updates of an
+# MLP, and compares them with a single device (plain gradient descent, float32, tolerance 1e-5). The batches have 100
+# examples, so on 8 devices they are padded to 104. **Predict:** how many operations does each of the eight devices
+# compute, compared with the single one?
 
 # %% tags=["prediction"]
 from pmapdp.data.batches import Batches  # cuts epochs into batches, padded with examples of weight 0
@@ -254,14 +256,15 @@ for a, b in zip(*map(jax.tree.leaves, results.values()), strict=True):
 assert 6 < flops["single"] / flops["jit"] < 8
 
 # %% [markdown]
-# Both agree, and each of the eight computes about an eighth. (Not quite: there is padding, and every device updates all parameters.)
-# Simulated devices share the cores of one machine, so their times tell nothing about real ones. Work and bytes do.
+# Both agree, and each of the eight computes about an eighth. (Not quite: there is padding, and every device updates
+# all parameters.) Simulated devices share the cores of one machine, so their times tell nothing about real ones. Work
+# and bytes do.
 #
 # ## Take it home
 #
-# The next cell needs nothing from above and nothing from pmapdp: a Flax model, Optax with clipping, donated state, batches placed
-# ahead, metrics that are read once an epoch, and an evaluation that counts every example. Copy it into an empty notebook, and put
-# your own model and data in.
+# The next cell needs nothing from above and nothing from pmapdp: a Flax model, Optax with clipping, donated state,
+# batches placed ahead, metrics that are read once an epoch, and an evaluation that counts every example. Copy it into
+# an empty notebook, and put your own model and data in.
 
 # %% tags=["take-home"]
 import os
@@ -355,10 +358,10 @@ assert len(jax.devices()) == 1 or "all-reduce" in program, "the batch is not spl
 #
 # Solutions, with reasons: [solutions/09_let_the_compiler_do_it.py](solutions/09_let_the_compiler_do_it.py).
 #
-# 1. `make_trainer` (10 minutes): the data-parallel step. You get `loss(params, batch)`, a mean over the examples of the
-#    batch. Return a jitted step `(params, batch) -> (params, loss)` of gradient descent with learning rate 0.1. Both
-#    arguments are pytrees of host arrays. Each device of `mesh` must compute only its share of the batch, and the results
-#    must be replicated. <details><summary>Hint</summary>Write the step for one device with
+# 1. `make_trainer` (10 minutes): the data-parallel step. You get `loss(params, batch)`, a mean over the examples of
+#    the batch. Return a jitted step `(params, batch) -> (params, loss)` of gradient descent with learning rate 0.1.
+#    Both arguments are pytrees of host arrays. Each device of `mesh` must compute only its share of the batch, and
+#    the results must be replicated. <details><summary>Hint</summary>Write the step for one device with
 #    <code>jax.value_and_grad</code> and <code>jax.tree.map</code>. In <code>in_shardings</code> and
 #    <code>out_shardings</code> one sharding stands for a whole pytree.</details>
 # 2. `fixed_evaluation` (find the mistake): `broken_evaluation` returns a jitted function whose result is right, but
@@ -397,12 +400,12 @@ for exercise in (make_trainer, fixed_evaluation):
 # ## Take away
 #
 # - Write the program of the global batch, place the arrays, and let the compiler insert the collectives.
-# - Shardings decide where something is computed, and do not change the result. So you notice a replicated batch only by
-#   the work that each device does.
-# - `device_put` places a batch, or `in_shardings` splits it and refuses a misplaced one; `out_shardings` only says where results are
-#   placed.
+# - Shardings decide where something is computed, and do not change the result. So you notice a replicated batch only
+#   by the work that each device does.
+# - `device_put` places a batch, or `in_shardings` splits it and refuses a misplaced one; `out_shardings` only says
+#   where results are placed.
 #
-# The code is in [steps/jit.py](../src/pmapdp/steps/jit.py). To read on:
-# [Distributed arrays and automatic parallelization](https://docs.jax.dev/en/latest/201/sharding.html) and the
-# [JAX scaling book on sharding](https://jax-ml.github.io/scaling-book/sharding/). Next:
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
+# The code is in [steps/jit.py](../src/pmapdp/steps/jit.py). To read on: [Distributed arrays and automatic
+# parallelization](https://docs.jax.dev/en/latest/201/sharding.html) and the [JAX scaling book on
+# sharding](https://jax-ml.github.io/scaling-book/sharding/). Next: [10 Three ways side by
+# side](10_three_ways_side_by_side.ipynb).

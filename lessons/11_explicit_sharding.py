@@ -14,15 +14,17 @@
 # %% [markdown]
 # # 11. Use explicit sharding
 #
-# After this lesson you can make shardings part of the types of your arrays, read them while a function is traced, resolve
-# what JAX refuses, train a Flax model that way, and decide when to prefer it to the automatic sharding of lesson 09.
+# After this lesson you can make shardings part of the types of your arrays, read them while a function is traced,
+# resolve what JAX refuses, train a Flax model that way, and decide when to prefer it to the automatic sharding of
+# lesson 09.
 #
-# About 30 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous:
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · next: [12 Port a pmap program](12_port_a_pmap_program.ipynb)
+# About 30 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous: [10 Three ways
+# side by side](10_three_ways_side_by_side.ipynb) · next: [12 Port a pmap program](12_port_a_pmap_program.ipynb)
 #
-# In lesson 09 the compiler chose the shardings of all arrays between the arguments and the results. You saw its choices
-# only in the compiled program. On a mesh with *Explicit* axes, JAX itself derives the sharding of every intermediate array
-# while it traces your function. Where more than one sharding is possible, it raises an error, and you say which one you want.
+# In lesson 09 the compiler chose the shardings of all arrays between the arguments and the results. You saw its
+# choices only in the compiled program. On a mesh with *Explicit* axes, JAX itself derives the sharding of every
+# intermediate array while it traces your function. Where more than one sharding is possible, it raises an error, and
+# you say which one you want.
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -60,13 +62,13 @@ assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
 assert str(jax.typeof(x.sum(0))) == "float32[4]"
 
 # %% [markdown]
-# `2 * x` and `x.sum(1)` stay split as x is. `x.sum(0)` sums over the split axis and is replicated, so it needs an all-reduce.
-# Inside `jit` this works in the same way: the types are known while the function is traced.
+# `2 * x` and `x.sum(1)` stay split as x is. `x.sum(0)` sums over the split axis and is replicated, so it needs an
+# all-reduce. Inside `jit` this works in the same way: the types are known while the function is traced.
 #
 # ## Types through a network
 #
-# The picture shows the types of a network on a mesh of two axes. The examples are split over the axis "data", and the hidden units
-# over the axis "model".
+# The picture shows the types of a network on a mesh of two axes. The examples are split over the axis "data", and the
+# hidden units over the axis "model".
 
 # %%
 from pmapdp_lessons import drawing
@@ -76,8 +78,8 @@ drawing.setup()
 lesson_11.types()
 
 # %% [markdown]
-# For one of the two products JAX cannot derive how the result is to be sharded, so we have to say it. **Predict:** for which
-# one, and why?
+# For one of the two products JAX cannot derive how the result is to be sharded, so we have to say it. **Predict:**
+# for which one, and why?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
@@ -109,13 +111,14 @@ assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
 
 # %% [markdown]
-# For the second one, because it sums over the hidden units, which are split. The line with `out_sharding` is also the one that
-# needs the all-reduce. The types were known while JAX traced the function, before anything was compiled.
+# For the second one, because it sums over the hidden units, which are split. The line with `out_sharding` is also the
+# one that needs the all-reduce. The types were known while JAX traced the function, before anything was compiled.
 #
 # ## What it refuses, and why
 #
-# Here are three operations whose result could be sharded in several ways: a product that sums over a split axis, a sum of two
-# arrays that are split along different axes, and one row of a split array. **Predict:** which shardings could each result have?
+# Here are three operations whose result could be sharded in several ways: a product that sums over a split axis, a
+# sum of two arrays that are split along different axes, and one row of a split array. **Predict:** which shardings
+# could each result have?
 
 # %% tags=["prediction"]
 import textwrap
@@ -139,12 +142,12 @@ for name, function in (
 # %% [markdown]
 # - `columns @ x` could be replicated (by an all-reduce) or split (by a reduce-scatter).
 # - `by_row + by_column` could be split by row or by column. One mesh axis cannot split both axes of the result.
-# - The row `x[0]` is on one device. A sharding covers all devices of the mesh, so the result has to be replicated, or split
-#   again.
+# - The row `x[0]` is on one device. A sharding covers all devices of the mesh, so the result has to be replicated, or
+#   split again.
 #
-# In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding of an
-# array, for which the devices may have to communicate. **Predict:** which collective changes a split by columns into a split by
-# rows?
+# In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding
+# of an array, for which the devices may have to communicate. **Predict:** which collective changes a split by columns
+# into a split by rows?
 
 # %% tags=["prediction"]
 replicated = jnp.matmul(columns, x, out_sharding=P())
@@ -164,9 +167,10 @@ assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 #
 # ## What of a Flax model works, and what raises
 #
-# A layer that treats each example by itself, or that sums over the examples, has only one possible sharding, so it works
-# unchanged. A layer that *indexes* an array by a sharded one, or that loops over zeros of its own, does not. The next cell calls
-# layers of Flax, and other operations that a training step may contain, on arrays whose first axis is split. **Predict:** which of them raise?
+# A layer that treats each example by itself, or that sums over the examples, has only one possible sharding, so it
+# works unchanged. A layer that *indexes* an array by a sharded one, or that loops over zeros of its own, does not.
+# The next cell calls layers of Flax, and other operations that a training step may contain, on arrays whose first
+# axis is split. **Predict:** which of them raise?
 
 # %% tags=["prediction"]
 import optax
@@ -204,15 +208,16 @@ assert raised["Embed"] == "ShardingTypeError"
 np.testing.assert_array_equal(jnp.asarray(table).at[tokens].get(out_sharding=P("data")), table[np.asarray(tokens)])
 
 # %% [markdown]
-# The first eight work. `Embed` looks rows of a table up by sharded tokens: `table.at[tokens].get(out_sharding=P("data"))` says how,
-# and its last line in the cell shows it. A recurrent layer starts its loop with zeros that are not split. (The
-# last line of the table refuses the cut into micro-batches that multiplies the work, lesson 13.)
+# The first eight work. `Embed` looks rows of a table up by sharded tokens:
+# `table.at[tokens].get(out_sharding=P("data"))` says how, as in the last line of the cell. A recurrent layer starts
+# its loop with zeros that are not split. (The last line of the table refuses the cut into micro-batches that
+# multiplies the work, lesson 13.)
 #
 # ## The data-parallel step, once more
 #
-# The step of lesson 09 works as it is: the types of the arguments are enough. The gradient has the type of `W`, which is
-# replicated, so it needs an all-reduce. We only add an assert. It is checked while the function is traced, and costs nothing
-# when the program runs. We compare the update with one by hand (float32, tolerance 1e-6).
+# The step of lesson 09 works as it is: the types of the arguments are enough. The gradient has the type of `W`, which
+# is replicated, so it needs an all-reduce. We only add an assert. It is checked while the function is traced, and
+# costs nothing when the program runs. We compare the update with one by hand (float32, tolerance 1e-6).
 
 # %%
 W = jnp.zeros((784, 10))
@@ -237,8 +242,8 @@ gradient = images.T @ (np.full((512, 10), 0.1, np.float32) - np.eye(10, dtype=np
 np.testing.assert_allclose(step(W, *batch), -0.1 * gradient, rtol=0, atol=1e-6)
 
 # %% [markdown]
-# **A failure on purpose.** The silent mistake of lesson 09 was a batch that nobody placed, so that every device computed all of
-# it. Here the assert catches the mistake.
+# **A failure on purpose.** The silent mistake of lesson 09 was a batch that nobody placed, so that every device
+# computed all of it. Here the assert catches the mistake.
 
 # %%
 try:
@@ -250,10 +255,10 @@ except AssertionError as error:
 # %% [markdown]
 # ## shard_map inside
 #
-# Explicit sharding and `shard_map` work together: inside `shard_map` the axis is *Manual*, and you write the program of one
-# device. The mesh is the current one, so you need not name it. `jax.smap` is `shard_map` over one axis. It takes `in_axes` and
-# `out_axes` as pmap does, but its arrays have no device axis: `in_axes=0` splits axis 0 of the array. **Predict:** what are the
-# shapes of the two results?
+# Explicit sharding and `shard_map` work together: inside `shard_map` the axis is *Manual*, and you write the program
+# of one device. The mesh is the current one, so you need not name it. `jax.smap` is `shard_map` over one axis. It
+# takes `in_axes` and `out_axes` as pmap does, but its arrays have no device axis: `in_axes=0` splits axis 0 of the
+# array. **Predict:** what are the shapes of the two results?
 
 # %% tags=["prediction"]
 summed = jax.shard_map(lambda x: lax.psum(x.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
@@ -290,13 +295,15 @@ assert programs[AxisType.Auto] == programs[AxisType.Explicit]
 # | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
-# Explicit axes have a price: you write `out_sharding` wherever an array is indexed, cut or sorted along a split axis, also inside a
-# library's layer. pmapdp uses Auto axes ([steps/jit.py](../src/pmapdp/steps/jit.py)), so that models stay free of shardings.
+# Explicit axes have a price: you write `out_sharding` wherever an array is indexed, cut or sorted along a split axis,
+# also inside a library's layer. pmapdp uses Auto axes ([steps/jit.py](../src/pmapdp/steps/jit.py)), so that models
+# stay free of shardings.
 #
 # ## Take it home
 #
-# The next cell needs nothing from above and nothing from pmapdp. A Flax model with an embedding is trained under a mesh with an Explicit
-# axis. An unsplit batch, or a gradient that is not replicated, is an error before anything runs.
+# The next cell needs nothing from above and nothing from pmapdp. A Flax model with an embedding is trained under a
+# mesh with an Explicit axis. An unsplit batch, or a gradient that is not replicated, is an error before anything
+# runs.
 
 # %% tags=["take-home"]
 import os
@@ -371,14 +378,14 @@ assert accuracy > 0.9
 # **1. `typed`** (3 minutes): return the spec of the *result* of `function(x)`, without computing it: a PartitionSpec.
 # <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
 #
-# **2. `fixed_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses it, for `x`
-# `[B@data, D]`. Return the `[D, D]` matrix, replicated. No device may receive other devices' rows of x.
+# **2. `fixed_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses
+# it, for `x` `[B@data, D]`. Return the `[D, D]` matrix, replicated. No device may receive other devices' rows of x.
 # <details><summary>Hint</summary>Which axis does the product sum over? Say how the result is to be sharded.</details>
 #
-# **3. `normalized_step`** (10 minutes): make one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
-# `(z @ w - y) ** 2`, and the learning rate is 0.1. Here z is x `[B@data, D]` with normalized columns: each column minus its mean,
-# divided by its standard deviation, both over the *global* batch. Return the new `w`. Raise an AssertionError for a batch that is
-# not split.
+# **3. `normalized_step`** (10 minutes): make one gradient step for `w` `[D]`, which is replicated. The loss is the
+# mean of `(z @ w - y) ** 2`, and the learning rate is 0.1. Here z is x `[B@data, D]` with normalized columns: each
+# column minus its mean, divided by its standard deviation, both over the *global* batch. Return the new `w`. Raise an
+# AssertionError for a batch that is not split.
 # <details><summary>Hint</summary>It is the program of one device. Only the assert knows of shardings.</details>
 
 
@@ -417,6 +424,7 @@ for exercise in (typed, fixed_gram, normalized_step):
 # - Where a result could be sharded in several ways, JAX raises an error: choose with `out_sharding` or `jax.reshard`.
 # - An assert on a type turns a silent replication into an error, at no cost.
 #
-# pmapdp has no file for this: its steps use Auto axes, as the table says. Read on: [Explicit sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX's documentation, and
-# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next:
-# [12 Port a pmap program](12_port_a_pmap_program.ipynb).
+# pmapdp has no file for this: its steps use Auto axes, as the table says. Read on: [Explicit
+# sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX's documentation, and [the scaling
+# book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next: [12 Port a pmap
+# program](12_port_a_pmap_program.ipynb).

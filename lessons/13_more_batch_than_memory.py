@@ -14,12 +14,13 @@
 # %% [markdown]
 # # 13. Train with more batch than memory
 #
-# After this lesson you can train on a global batch that does not fit in the memory of your devices: with gradient accumulation
-# under pmap, shard_map and jit, with bfloat16, and with rematerialization. You can count what each of them costs.
+# After this lesson you can train on a global batch that does not fit in the memory of your devices: with gradient
+# accumulation under pmap, shard_map and jit, with bfloat16, and with rematerialization. You can count what each of
+# them costs.
 #
-# About 35 minutes · you need [05 Average gradients](05_average_gradients.ipynb) and
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous: [12 Port a pmap program](12_port_a_pmap_program.ipynb) ·
-# next: [14 A real training run](14_a_real_training_run.ipynb)
+# About 35 minutes · you need [05 Average gradients](05_average_gradients.ipynb) and [09 Let the compiler do
+# it](09_let_the_compiler_do_it.ipynb) · previous: [12 Port a pmap program](12_port_a_pmap_program.ipynb) · next: [14
+# A real training run](14_a_real_training_run.ipynb)
 #
 # | PyTorch | here |
 # | --- | --- |
@@ -49,12 +50,13 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # %% [markdown]
 # ## What fills the memory
 #
-# Parameters, gradients and optimizer state have a fixed size. What grows with the batch are the **activations**, which the forward
-# pass keeps for the backward pass. The network of this lesson has L = 12 layers of width W = 128. Its backward pass needs
-# the result of each layer, so a device keeps about L b W numbers of 4 bytes.
+# Parameters, gradients and optimizer state have a fixed size. What grows with the batch are the **activations**,
+# which the forward pass keeps for the backward pass. The network of this lesson has L = 12 layers of width W = 128.
+# Its backward pass needs the result of each layer, so a device keeps about L b W numbers of 4 bytes.
 #
-# `memory_analysis()` of a compiled program gives the bytes that the compiler has planned for temporary arrays on one device. Nothing
-# has to run. **Predict:** how many megabytes does a batch of 8,192 examples take on each of the eight devices?
+# `memory_analysis()` of a compiled program gives the bytes that the compiler has planned for temporary arrays on one
+# device. Nothing has to run. **Predict:** how many megabytes does a batch of 8,192 examples take on each of the eight
+# devices?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
@@ -86,10 +88,10 @@ def temporary(function, *arguments):
     return function.lower(*arguments).compile().memory_analysis().temp_size_in_bytes / 1e6
 
 
-for B in (1024, 2048, 4096, 8192):
-    found = temporary(on_devices(plain), weights, x[:B], y[:B])
-    print(f"B = {B}: {found:.2f} MB planned, {4e-6 * L * (B // 8) * W:.2f} MB of activations by hand")
-growth = found - temporary(on_devices(plain), weights, x[:4096], y[:4096])
+planned = {B: temporary(on_devices(plain), weights, x[:B], y[:B]) for B in (2048, 4096, 8192)}
+for B in planned:
+    print(f"B = {B}: {planned[B]:.2f} MB planned, {4e-6 * L * (B // 8) * W:.2f} MB of activations by hand")
+growth = planned[8192] - planned[4096]
 print(f"another 4,096 examples take {growth:.2f} MB, by hand {4e-6 * L * 512 * W:.2f} MB")
 assert 0.8 < growth / (4e-6 * L * 512 * W) < 1.2
 
@@ -98,9 +100,9 @@ assert 0.8 < growth / (4e-6 * L * 512 * W) < 1.2
 #
 # ## Accumulate gradients
 #
-# The gradient of a mean over B examples is the mean of the gradients of K equal **micro-batches**. The smallest case: the loss is
-# the mean of `(w - x) ** 2`, w is 0, and x is 1, 2, 3, 4. Its gradient is -2 times the mean of x, which is -5. The two halves have
-# the gradients -3 and -7, and their mean is -5 as well.
+# The gradient of a mean over B examples is the mean of the gradients of K equal **micro-batches**. The smallest case:
+# the loss is the mean of `(w - x) ** 2`, w is 0, and x is 1, 2, 3, 4. Its gradient is -2 times the mean of x, which
+# is -5. The two halves have the gradients -3 and -7, and their mean is -5 as well.
 
 # %%
 squares = jax.grad(lambda w, x: jnp.square(w - x).mean())
@@ -110,11 +112,11 @@ assert (squares(0.0, numbers[:2]) + squares(0.0, numbers[2:])) / 2 == (-3 - 7) /
 print("3 and 1 examples:", (squares(0.0, numbers[:3]) + squares(0.0, numbers[3:])) / 2, "is not -5")
 
 # %% [markdown]
-# The last line shows the condition: micro-batches of 3 and 1 examples give -6. Where the counts differ, for example because of
-# padding, accumulate the *sums* of gradients and of counts, and divide at the end (exercise 3).
+# The last line shows the condition: micro-batches of 3 and 1 examples give -6. Where the counts differ, for example
+# because of padding, accumulate the *sums* of gradients and of counts, and divide at the end (exercise 3).
 #
-# With pmap and shard_map you write the program of one device, so each device cuts its own rows. The devices communicate once, after
-# the loop:
+# With pmap and shard_map you write the program of one device, so each device cuts its own rows. The devices
+# communicate once, after the loop:
 
 # %%
 from pmapdp_lessons import drawing
@@ -124,8 +126,9 @@ drawing.setup()
 lesson_13.accumulation()
 
 # %% [markdown]
-# `lax.scan` is the loop. `unroll=K` writes its body K times into the program, and `unroll=1` keeps a real loop. We compile three steps: the plain one, one
-# with a loop, and one that is unrolled. **Predict:** which of them needs least memory, and how many bytes does each all-reduce?
+# `lax.scan` is the loop. `unroll=K` writes its body K times into the program, and `unroll=1` keeps a real loop. We
+# compile four steps: the plain one, one with a loop, one that is unrolled, and one that averages inside the loop.
+# **Predict:** which of them needs least memory, and how many bytes does each all-reduce?
 
 # %% tags=["prediction"]
 BYTES = weights.nbytes
@@ -169,25 +172,26 @@ assert megabytes[in_a_loop] < 0.4 * megabytes[plain] < 0.9 * megabytes[unrolled]
 assert reduced[plain] == reduced[in_a_loop] == reduced[unrolled] == BYTES == reduced[pmean_inside] / K
 
 # %% [markdown]
-# The loop needs about a quarter of the memory, and all-reduces the same bytes as the plain step. All four results are equal (float32, tolerance 1e-6).
-# With the pmean inside the loop the bytes are K times as many: that is what `no_sync` avoids.
+# The loop needs about a quarter of the memory, and all-reduces the same bytes as the plain step. All four results are
+# equal (float32, tolerance 1e-6). With the pmean inside the loop the bytes are K times as many: that is what
+# `no_sync` avoids.
 #
-# The unrolled program saves *nothing* here: the compiler may start all forward passes before the first backward pass. So use a real
-# loop, with one exception. XLA for CPUs runs convolutions in a loop up to 20 times slower. On a CPU, unroll an accumulation of a
-# convolutional network: it is then right and fast, but saves no memory.
+# The unrolled program saves *nothing* here: the compiler may start all forward passes before the first backward pass.
+# So use a real loop, with one exception. XLA for CPUs runs convolutions in a loop up to 20 times slower. On a CPU,
+# unroll an accumulation of a convolutional network: it is then right and fast, but saves no memory.
 #
 # ## Under jit: which rows are a micro-batch?
 #
-# Under jit you write the program of the global batch, and cut that. Here are two ways to cut 32 rows into four micro-batches. The
-# colour of a row is the device that holds it.
+# Under jit you write the program of the global batch, and cut that. Here are two ways to cut 32 rows into four
+# micro-batches. The colour of a row is the device that holds it.
 
 # %%
 lesson_13.cuts()
 
 # %% [markdown]
-# **A failure on purpose.** Both give the right gradient. In the first, each micro-batch is on two devices only. **Predict:** what do
-# the other six do meanwhile? The cell counts the floating-point operations of one device. (It unrolls the loop, because
-# `cost_analysis` counts the body of a loop once.)
+# **A failure on purpose.** Both give the right gradient. In the first, each micro-batch is on two devices only.
+# **Predict:** what do the other six do meanwhile? The cell counts the floating-point operations of one device. (It
+# unrolls the loop, because `cost_analysis` counts the body of a loop once.)
 
 
 # %% tags=["prediction"]
@@ -220,12 +224,13 @@ assert flops[neighbours] > 3.5 * flops["plain"] > 3.4 * flops[every_fourth]
 print(f"in a loop: {temporary(step_with(every_fourth, unroll=1), weights, x, y):.2f} MB temporary")
 
 # %% [markdown]
-# With neighbouring rows, four times the work: eight devices are as fast as two. Nothing warns you, because the result is right.
-# `reshape(-1, K)` and a swap leave each row on its device. (Under the Explicit axes of lesson 11, JAX refuses the first cut.)
+# With neighbouring rows, four times the work: eight devices are as fast as two. Nothing warns you, because the result
+# is right. `reshape(-1, K)` and a swap leave each row on its device. (Under the Explicit axes of lesson 11, JAX
+# refuses the first cut.)
 #
-# It also all-reduces K times as many bytes as the plain step: the compiler sums over the devices after each micro-batch, because
-# each micro-gradient is a replicated array of your program. The cure is to write the loop as the program of one device. A
-# `shard_map` works inside jit, around the gradient alone:
+# It also all-reduces K times as many bytes as the plain step: the compiler sums over the devices after each
+# micro-batch, because each micro-gradient is a replicated array of your program. The cure is to write the loop as the
+# program of one device. A `shard_map` works inside jit, around the gradient alone:
 
 # %%
 local = jax.shard_map(
@@ -244,12 +249,12 @@ np.testing.assert_allclose(step(weights, x, y), results[plain], rtol=0, atol=1e-
 # %% [markdown]
 # ## bfloat16, with float32 parameters
 #
-# A bfloat16 has the exponent of a float32 and 8 bits of precision instead of 24. Accelerators multiply it two to sixteen times as
-# fast, and activations take half the bytes. But **parameters stay float32**: next to 1, the smallest step of a bfloat16 is 1/128, so
-# an update of 0.001 is lost.
+# A bfloat16 has the exponent of a float32 and 8 bits of precision instead of 24. An A100 multiplies 312 TFLOP/s in
+# bfloat16, 156 in TF32 and 19.5 in float32, and activations take half the bytes. But **parameters stay float32**:
+# next to 1, the smallest step of a bfloat16 is 1/128, so an update of 0.001 is lost.
 #
-# So the loss converts parameters and inputs, and computes its own last sums in float32. The derivative of a conversion converts
-# back. **Predict:** of which type are the gradient, and the numbers that the devices all-reduce?
+# So the loss converts parameters and inputs, and computes its own last sums in float32. The derivative of a
+# conversion converts back. **Predict:** of which type are the gradient, and the numbers that the devices all-reduce?
 
 
 # %% tags=["prediction"]
@@ -288,12 +293,14 @@ print(f"loss at the start {loss(weights, x[:1024], y[:1024]):.4f}, after 20 upda
 assert abs(ends[mixed_loss] / ends[loss] - 1) < 0.02
 
 # %% [markdown]
-# Both are float32: the sum over devices and the update lose nothing. Training ends at the same loss within 2 %. (Under jit the compiler
-# chooses where it sums over the devices, and may do it before the conversion, in bfloat16: look at the compiled program. Memory and speed of bfloat16 show on accelerators
-# only, because CPUs convert to float32 to compute.)
+# Both are float32: the sum over devices and the update lose nothing. Training ends at the same loss within 2 %.
+# (Under jit the compiler chooses where it sums over the devices, and may do it before the conversion, in bfloat16:
+# look at the compiled program. Memory and speed of bfloat16 show on accelerators only, because CPUs convert to
+# float32 to compute.)
 #
-# **Loss scaling** belongs to float16, whose smallest number is 6e-8: smaller gradients become 0. One multiplies the loss by 2**15 or so,
-# and divides the gradients afterwards. bfloat16 reaches down to 1e-38 as float32 does, so it needs no scaling.
+# **Loss scaling** belongs to float16, whose smallest number is 6e-8: smaller gradients become 0. One multiplies the
+# loss by 2**15 or so, and divides the gradients afterwards. bfloat16 reaches down to 1e-38 as float32 does, so it
+# needs no scaling.
 
 # %%
 for dtype in (jnp.float16, jnp.bfloat16):
@@ -307,8 +314,9 @@ for dtype in (jnp.float16, jnp.bfloat16):
 # %% [markdown]
 # ## Rematerialization: compute again instead of keeping
 #
-# `jax.checkpoint` around a function keeps only its inputs, and the backward pass computes the rest again. A **policy** says what else is
-# kept: for example, the results of products, which are costly to compute again. The layers are in a `lax.scan` now, as in most large models. Its body has one product forward and two backward.
+# `jax.checkpoint` around a function keeps only its inputs, and the backward pass computes the rest again. A
+# **policy** says what else is kept: for example, the results of products, which are costly to compute again. The
+# layers are in a `lax.scan` now, as in most large models. Its body has one product forward and two backward.
 # **Predict:** how many products has the backward pass's program for each policy, and which one keeps least?
 
 # %% tags=["prediction"]
@@ -323,34 +331,41 @@ def scanned_loss(around):
     layer = around(lambda x, w: (jnp.tanh(jax.nn.silu(x @ w)), None))
     return lambda weights, x, y: jnp.square(lax.scan(layer, x, weights)[0] - y).mean()
 
-products, planned = {}, {}
+products, peaks = {}, {}
 for name, around in POLICIES.items():
     gradient = jax.grad(scanned_loss(around))
     products[name] = str(jax.make_jaxpr(gradient)(weights, x, y)).count("dot_general")
-    planned[name] = temporary(on_devices(lambda *given, g=gradient: lax.pmean(g(*given), "data")), weights, x, y)
+    peaks[name] = temporary(on_devices(lambda *given, g=gradient: lax.pmean(g(*given), "data")), weights, x, y)
     memory = kept(scanned_loss(around), weights, x, y)
-    print(f"{name:15s} {products[name]} products a layer, {memory:4.0f} MB kept, {planned[name]:5.2f} MB planned on a device")
+    print(f"{name:15s} {products[name]} products a layer, {memory:4.0f} MB kept, {peaks[name]:5.2f} MB planned on a device")
 assert list(products.values()) == [3, 3, 4]
-assert planned["keep inputs"] < planned["keep products"] < planned["keep everything"]
+assert peaks["keep inputs"] < peaks["keep products"] < peaks["keep everything"]
 
 # %% [markdown]
-# Keeping only the inputs costs one more product for three, a third more work. Keeping the products costs none, and lies between the two in memory.
+# Keeping only the inputs costs one more product for three, a third more work. Keeping the products costs none, and
+# lies between the two in memory.
 #
-# On a CPU this works in a loop only. In one straight piece of program, XLA for CPUs merges the second computation with the first one again; on
-# GPUs and TPUs a barrier keeps them apart.
+# On a CPU, rely on it in a loop only. In the next program, which is one straight piece, XLA for CPUs merges the
+# second computation with the first one again. On GPUs and TPUs a barrier keeps them apart. **Predict:** what differs
+# between the two lines?
 
-# %%
-straight = {f: on_devices(lambda *given, f=f: lax.pmean(jax.grad(f)(*given), "data")) for f in (loss, jax.checkpoint(loss))}
-for f, step in straight.items():
-    written = str(jax.make_jaxpr(jax.grad(f))(weights, x, y)).count("dot_general")
-    work = step.lower(weights, x, y).compile().cost_analysis()["flops"] / 1e6
-    print(f"{written} products written, {work:.0f} MFLOP compiled, {temporary(step, weights, x, y):.2f} MB temporary")
+# %% tags=["prediction"]
+written, work = [], []
+for f in (loss, jax.checkpoint(loss)):
+    compiled = on_devices(lambda *given, f=f: lax.pmean(jax.grad(f)(*given), "data")).lower(weights, x, y).compile()
+    written.append(str(jax.make_jaxpr(jax.grad(f))(weights, x, y)).count("dot_general"))
+    work.append(compiled.cost_analysis()["flops"] / 1e6)
+    temporary_bytes = compiled.memory_analysis().temp_size_in_bytes
+    print(f"{written[-1]} products written, {work[-1]:.0f} MFLOP compiled, {temporary_bytes / 1e6:.2f} MB temporary")
+assert written == [35, 47]
+assert work[1] < 1.01 * work[0]
 
 # %% [markdown]
 # ## Take it home
 #
-# The next cell needs nothing from above and nothing from pmapdp. It trains a Flax model with all three: micro-batches, bfloat16 with
-# float32 parameters, and rematerialized blocks. Copy it into an empty notebook, and put your own model and data in.
+# The next cell needs nothing from above and nothing from pmapdp. It trains a Flax model with all three:
+# micro-batches, bfloat16 with float32 parameters, and rematerialized blocks. Copy it into an empty notebook, and put
+# your own model and data in.
 
 # %% tags=["take-home"]
 import os
@@ -432,21 +447,25 @@ print(f"loss {float(value):.3f}, accuracy on held-back examples {accuracy:.3f}")
 assert accuracy > 0.85
 
 # %% [markdown]
-# `optax.MultiSteps` is another way to accumulate. It keeps the sum from one call of the step to the next, so it needs memory for one
-# more copy of the gradients, and the devices communicate in each call.
+# `optax.MultiSteps` is another way to accumulate. It keeps the sum from one call of the step to the next, so it needs
+# memory for one more copy of the gradients, and the devices communicate in each call.
 #
 # ## Exercises
 #
-# **1. `accumulate`** (10 minutes): the whole lesson, in `shard_map` over the axis "data". `loss(w, x)` is a mean over the rows of x. Given this
-# device's rows `x` `[b, D]`, return the gradient for `w` of the mean over *all* devices' rows. Call `loss` with b / K rows at a time only, and communicate once.
-# <details><summary>Hint</summary>A scan, or a Python loop, over <code>x.reshape(K, -1, D)</code>. Then one pmean.</details>
+# **1. `accumulate`** (10 minutes): the whole lesson, in `shard_map` over the axis "data". `loss(w, x)` is a mean over
+# the rows of x. Given this device's rows `x` `[b, D]`, return the gradient for `w` of the mean over *all* devices'
+# rows. Call `loss` with b / K rows at a time only, and communicate once.
+# <details><summary>Hint</summary>A scan, or a Python loop, over <code>x.reshape(K, -1, D)</code>. Then one
+# pmean.</details>
 #
-# **2. `cut_rows`** (5 minutes): under jit, `x` `[B, D]` is split over the devices. Return it as `[K, B / K, D]` such that no row leaves its
-# device. Any order of the rows is right. <details><summary>Hint</summary><code>reshape</code>, then swap two axes.</details>
+# **2. `cut_rows`** (5 minutes): under jit, `x` `[B, D]` is split over the devices. Return it as `[K, B / K, D]` such
+# that no row leaves its device. Any order of the rows is right. <details><summary>Hint</summary><code>reshape</code>,
+# then swap two axes.</details>
 #
-# **3. `fixed_gradient`** (5 minutes): find the planted mistake. Padding has weight 0. `broken_gradient` is to return the gradient for `w` of
-# `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It is right if each micro-batch has equally much padding.
-# x is `[K, rows, D]`, y and weights are `[K, rows]`. <details><summary>Hint</summary>Accumulate two sums, and divide once.</details>
+# **3. `fixed_gradient`** (5 minutes): find the planted mistake. Padding has weight 0. `broken_gradient` is to return
+# the gradient for `w` of `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It is right if each
+# micro-batch has equally much padding. x is `[K, rows, D]`, y and weights are `[K, rows]`.
+# <details><summary>Hint</summary>Accumulate two sums, and divide once.</details>
 
 
 # %%
@@ -483,11 +502,16 @@ for exercise in (accumulate, cut_rows, fixed_gradient):
 #
 # ## Take away
 #
-# - Accumulate in a real loop, on each device by itself, and all-reduce once after it. Under jit cut with `reshape(-1, K)` and a swap, and count the work.
-# - bfloat16 belongs into the computation; parameters, their sums over devices and the loss stay float32. It needs no loss scaling.
-# - Rematerialization trades products for memory; a policy chooses which. Count products in the jaxpr, and bytes in the plan of the compiler.
+# - Accumulate in a real loop, on each device by itself, and all-reduce once after it. Under jit cut with
+#   `reshape(-1, K)` and a swap, and count the work.
+# - bfloat16 belongs into the computation; parameters, their sums over devices and the loss stay float32. It needs no
+#   loss scaling.
+# - Rematerialization trades products for memory; a policy chooses which. Count products in the jaxpr, and bytes in
+#   the plan of the compiler.
 #
-# In pmapdp these are `--accumulate` and `--dtype bfloat16`. The loop is in [steps/shared.py](../src/pmapdp/steps/shared.py), and
-# `gradient_sums` there adds sums, as exercise 3 does. Rematerialization belongs into a model of your own.
-# Read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and the [scaling book on
-# training](https://jax-ml.github.io/scaling-book/training/). Next: [14 A real training run](14_a_real_training_run.ipynb).
+# In pmapdp these are `--accumulate` and `--dtype bfloat16`. The loop is in
+# [steps/shared.py](../src/pmapdp/steps/shared.py), and `gradient_sums` there adds sums, as exercise 3 does.
+# Rematerialization belongs into a model of your own. Read on: JAX on
+# [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and the [scaling book on
+# training](https://jax-ml.github.io/scaling-book/training/). Next: [14 A real training
+# run](14_a_real_training_run.ipynb).

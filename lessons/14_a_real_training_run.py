@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 14. Run a real training job
 #
-# After this lesson you can write a training loop that survives being killed, with 20 lines of Orbax, and that stops in time when it
-# is asked to. You can give a model to somebody who has none of your code, with 5 lines of `jax.export`. And you can run the same as
-# commands.
+# After this lesson you can write a training loop that survives being killed, with 20 lines of Orbax, and that stops
+# in time when it is asked to. You can give a model to somebody who has none of your code, with 5 lines of
+# `jax.export`. And you can run the same as commands.
 #
-# About 40 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous:
-# [13 More batch than memory](13_more_batch_than_memory.ipynb) · next: [15 Split the model](15_split_the_model.ipynb)
+# About 40 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous: [13 More batch
+# than memory](13_more_batch_than_memory.ipynb) · next: [15 Split the model](15_split_the_model.ipynb)
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -39,10 +39,10 @@ print(devices.describe(jax.devices()), "| jax", jax.__version__)
 # %% [markdown]
 # ## What a checkpoint must hold
 #
-# To resume *exactly*, a run needs everything that training changes: the parameters, the optimizer's state (for Adam two
-# moments of each parameter), the running statistics of batch norm, and the number of updates. The order of the examples
-# and the random keys need not be saved, if they are functions of a seed and the number of updates. Here is such a state
-# with its step, which is that of lesson 09 with Adam.
+# To resume *exactly*, a run needs everything that training changes: the parameters, the optimizer's state (for Adam
+# two moments of each parameter), the running statistics of batch norm, and the number of updates. The order of the
+# examples and the random keys need not be saved, if they are functions of a seed and the number of updates. Here is
+# such a state with its step, which is that of lesson 09 with Adam.
 
 # %%
 import optax
@@ -84,11 +84,11 @@ def batch(number):  # depends on the number of the update alone, so there is not
 # %% [markdown]
 # ## A loop that resumes
 #
-# `save` is called after every update, and writes one in ten. It copies the state to the host and
-# returns; a thread writes the copy to disk while training continues. `restore` reads the newest checkpoint into the shapes and
-# shardings that it is given. Orbax writes a checkpoint under a temporary name and renames it when it is complete, so a
-# start after a kill never reads a half-written one. (`kept` names what is saved; you will see what happens when a part of it is
-# left out.)
+# `save` is called after every update, and writes one in ten. It copies the state to the host and returns; a thread
+# writes the copy to disk while training continues. `restore` reads the newest checkpoint into the shapes and
+# shardings that it is given. Orbax writes a checkpoint under a temporary name and renames it when it is complete, so
+# a start after a kill never reads a half-written one. (`kept` names what is saved; you will see what happens when a
+# part of it is left out.)
 
 # %%
 import orbax.checkpoint as ocp
@@ -137,8 +137,9 @@ print("the same bits in", len(jax.tree.leaves(resumed)), "arrays")
 # %% [markdown]
 # There is none: the two runs end with the same bits.
 #
-# **A failure on purpose.** Some programs save the parameters and the number of updates, but not the optimizer's state. They
-# resume without an error. **Predict:** how large is the difference at the end, compared with a typical weight of 0.1?
+# **A failure on purpose.** Some programs save the parameters and the number of updates, but not the optimizer's
+# state. They resume without an error. **Predict:** how large is the difference at the end, compared with a typical
+# weight of 0.1?
 
 # %% tags=["prediction"]
 folder = Path(tempfile.mkdtemp())
@@ -149,17 +150,20 @@ print(f"largest difference {difference:.4f}")
 assert 0.005 < difference < 0.03
 
 # %% [markdown]
-# It is about a tenth of a typical weight, because Adam's moments started again from zero. No message tells you, and the loss
-# curve has a small bump at most. So test it once: a resumed run must end with the same bits as one that was not stopped.
+# It is about a sixth of a typical weight, because Adam's moments started again from zero. No message tells you, and
+# the loss curve has a small bump at most. So test it once: a resumed run must end with the same bits as one that was
+# not stopped.
 #
-# A run that is *asked* to stop need not lose any update. Schedulers such as Slurm and Kubernetes send SIGTERM some time before they kill.
-# A handler only notes it; the loop saves after the current update, and ends. The cell to take home below does so.
+# A run that is *asked* to stop need not lose any update. Schedulers such as Slurm and Kubernetes send SIGTERM some
+# time before they kill. A handler only notes it; the loop saves after the current update, and ends. The cell to take
+# home below does so.
 #
 # ## Export
 #
-# `jax.export` turns a jitted function into bytes: here the network with its parameters, for any number of images `n`, on CPUs,
-# NVIDIA GPUs and TPUs. To load them, one needs JAX and none of your code. JAX promises that it loads bytes that are up to six months
-# old. (For longer, keep the checkpoint and export again.) A new process gets these bytes and five images. **Predict:** which classes does it print?
+# `jax.export` turns a jitted function into bytes: here the network with its parameters, for any number of images `n`,
+# on CPUs, NVIDIA GPUs and TPUs. To load them, one needs JAX and none of your code. JAX promises that it loads bytes
+# that are up to six months old. (For longer, keep the checkpoint and export again.) A new process gets these bytes
+# and five images. **Predict:** which classes does it print?
 
 # %% tags=["prediction"]
 import json
@@ -191,9 +195,10 @@ assert answer == np.asarray(probabilities(images[:5])).argmax(1).tolist()
 #
 # ## The same as commands
 #
-# `python -m pmapdp.train` is this loop with everything else that a real run needs: evaluation, a schedule, logs, stopping
-# on a signal, several processes. From Python you call `train(config)`. A `Config` holds all settings; `RECIPES` has some of published
-# programs by name. Here it runs that of TensorFlow's MirroredStrategy tutorial for three epochs, on the digits.
+# `python -m pmapdp.train` is this loop with everything else that a real run needs: evaluation, a schedule, logs,
+# stopping on a signal, several processes. From Python you call `train(config)`. A `Config` holds all settings;
+# `RECIPES` has some of published programs by name. Here it runs that of TensorFlow's MirroredStrategy tutorial for
+# three epochs, on the digits.
 
 # %%
 import dataclasses
@@ -210,9 +215,9 @@ print(*sorted(path.name for path in (folder / "run").iterdir()))
 assert [round(epoch["learning_rate"], 5) for epoch in never_killed.epochs] == [1e-3, 1e-4, 1e-5]
 
 # %% [markdown]
-# The folder holds checkpoints, the configuration, `metrics.jsonl` (one line of JSON for each epoch) and an event file, which
-# TensorBoard reads: `tensorboard --logdir` with the folder. The learning rate falls twice, as the schedule says. A schedule is a
-# function from the number of updates to a rate, so it need not be saved.
+# The folder holds checkpoints, the configuration, `metrics.jsonl` (one line of JSON for each epoch) and an event
+# file, which TensorBoard reads: `tensorboard --logdir` with the folder. The learning rate falls twice, as the
+# schedule says. A schedule is a function from the number of updates to a rate, so it need not be saved.
 #
 # The loop of pmapdp stands in [train.py](../src/pmapdp/train.py):
 
@@ -222,14 +227,14 @@ import inspect
 print(inspect.getsource(train))
 
 # %% [markdown]
-# It is the loop above: for each epoch what is left of it, a step, and then whatever has to happen after an update, which `run` knows (save, log, stop).
-# `roll_back` is for a run that diverged.
+# It is the loop above: for each epoch what is left of it, a step, and then whatever has to happen after an update,
+# which `run` knows (save, log, stop). `roll_back` is for a run that diverged.
 #
 # ## Kill it
 #
-# Now we run the same job as a command. As soon as the checkpoint of update 10 is there, we send SIGKILL, which no program can
-# catch. Then we give the same command again. **Predict:** does it end with the same bits as the run that was never
-# killed?
+# Now we run the same job as a command. As soon as the checkpoint of update 10 is there, we send SIGKILL, which no
+# program can catch. Then we give the same command again. **Predict:** does it end with the same bits as the run that
+# was never killed?
 
 # %% tags=["prediction"]
 import signal
@@ -258,9 +263,9 @@ print("the same bits in", len(jax.tree.leaves(end)), "arrays")
 # %% [markdown]
 # It does. (A name with `tmp` in the list is a checkpoint that was just being written; the next start removes it.)
 #
-# The next cell shows two more things. A folder belongs to one configuration: a run that resumes with another one would be a
-# result of neither, so pmapdp raises an error. And `python -m pmapdp.export` writes the trained model to a file, with
-# `jax.export` as above.
+# The next cell shows two more things. A folder belongs to one configuration: a run that resumes with another one
+# would be a result of neither, so pmapdp raises an error. And `python -m pmapdp.export` writes the trained model to a
+# file, with `jax.export` as above.
 
 # %%
 import textwrap
@@ -278,9 +283,9 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
 # %% [markdown]
 # ## A model and data of your own
 #
-# `train` also takes your own model, data and loss, as values. Here a linear model learns the sign of a sum. It is a plain
-# Flax module. Each call also gets a `context`, which says among other things whether the model is being trained; this model does not
-# need it.
+# `train` also takes your own model, data and loss, as values. Here a linear model learns the sign of a sum. It is a
+# plain Flax module. Each call also gets a `context`, which says among other things whether the model is being
+# trained; this model does not need it.
 
 # %%
 from flax import nnx
@@ -309,9 +314,9 @@ assert result.epochs[-1]["test_accuracy"] > 0.9
 #
 # ## Take it home
 #
-# The next cell needs nothing from above and nothing from pmapdp. (Orbax comes with Flax.) It trains on eight devices, saves
-# in the background, resumes, and ends in time when it gets SIGTERM. Its last lines prove it: a run that was stopped and started again
-# ends with the same bits.
+# The next cell needs nothing from above and nothing from pmapdp. (Orbax comes with Flax.) It trains on eight devices,
+# saves in the background, resumes, and ends in time when it gets SIGTERM. Its last lines prove it: a run that was
+# stopped and started again ends with the same bits.
 
 # %% tags=["take-home"]
 import os
@@ -420,20 +425,23 @@ assert accuracy > 0.85
 # %% [markdown]
 # ## Exercises
 #
-# **1. `fixed_batches`** (5 minutes): find the planted mistake. `broken_batches` yields the rows of the batches of the updates
-# `first`, `first + 1` and so on. A run that starts at update 0 is right, but a resumed run gets other batches than one that was
-# not stopped. Write it correctly: each epoch has an order of its own, and its last batch may be shorter.
-# <details><summary>Hint</summary>As in <code>batch</code> above: <code>divmod(number, updates of an epoch)</code>. Here an epoch
-# has <code>-(-examples // batch_size)</code> updates, which is rounded up.</details>
+# **1. `fixed_batches`** (5 minutes): find the planted mistake. `broken_batches` yields the rows of the batches of the
+# updates `first`, `first + 1` and so on. A run that starts at update 0 is right, but a resumed run gets other batches
+# than one that was not stopped. Write it correctly: each epoch has an order of its own, and its last batch may be
+# shorter.
+# <details><summary>Hint</summary>As in <code>batch</code> above: <code>divmod(number, updates of an epoch)</code>.
+# Here an epoch has <code>-(-examples // batch_size)</code> updates, which is rounded up.</details>
 #
-# **2. `resumable`** (10 minutes): the whole lesson. Return the state after update `last`, of a run that starts from the newest
-# checkpoint in `folder` if there is one, and saves the state after each update with Orbax. The state is a dictionary with an entry
-# `"updates"`; `create()` makes it, and `step(state, number)` returns the next one.
-# <details><summary>Hint</summary>It is <code>run</code> above without shardings. In place of shapes, StandardRestore also takes
-# a state, such as <code>create()</code>.</details>
+# **2. `resumable`** (10 minutes): the whole lesson. Return the state after update `last`, of a run that starts from
+# the newest checkpoint in `folder` if there is one, and saves the state after each update with Orbax. The state is a
+# dictionary with an entry `"updates"`; `create()` makes it, and `step(state, number)` returns the next one.
+# <details><summary>Hint</summary>It is <code>run</code> above without shardings. In place of shapes, StandardRestore
+# also takes a state, such as <code>create()</code>.</details>
 #
-# **3. `exported`** (5 minutes): return the bytes of `jax.export` for `function`, which takes `[n, 4]` float32 for any n.
-# <details><summary>Hint</summary><code>symbolic_shape</code>, <code>ShapeDtypeStruct</code>, <code>serialize</code>.</details>
+# **3. `exported`** (5 minutes): return the bytes of `jax.export` for `function`, which takes `[n, 4]` float32 for any
+# n.
+# <details><summary>Hint</summary><code>symbolic_shape</code>, <code>ShapeDtypeStruct</code>,
+# <code>serialize</code>.</details>
 
 
 # %%
@@ -472,10 +480,12 @@ for exercise in (fixed_batches, resumable, exported):
 # ## Take away
 #
 # - A checkpoint holds everything that training changes, the optimizer's state included, and no device axis.
-# - An order and keys that are functions of (seed, update) need not be saved. Then a killed run ends with the same bits.
-# - An exported function needs JAX, not older than six months, and none of your code.
+# - An order and keys that are functions of (seed, update) need not be saved. Then a killed run ends with the same
+#   bits.
+# - An exported function needs JAX, at most six months newer, and none of your code.
 #
 # The code is in [train.py](../src/pmapdp/train.py), [run/checkpoint.py](../src/pmapdp/run/checkpoint.py) and
 # [export/write.py](../src/pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
-# [exporting](https://docs.jax.dev/en/latest/501/export.html) and [profiling](https://docs.jax.dev/en/latest/201/profiling.html).
-# Next: [15 Split the model](15_split_the_model.ipynb).
+# [exporting](https://docs.jax.dev/en/latest/501/export.html) and
+# [profiling](https://docs.jax.dev/en/latest/201/profiling.html). Next: [15 Split the
+# model](15_split_the_model.ipynb).

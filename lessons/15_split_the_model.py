@@ -14,19 +14,20 @@
 # %% [markdown]
 # # 15. Split the model
 #
-# After this lesson you can split a network over devices by tensor parallelism, predict which collectives the compiler inserts
-# forward and backward, and change the layout in the middle of a run.
+# After this lesson you can split a network over devices by tensor parallelism, predict which collectives the compiler
+# inserts forward and backward, and change the layout in the middle of a run.
 #
-# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous:
-# [14 A real training run](14_a_real_training_run.ipynb) · next: [16 Born sharded](16_born_sharded.ipynb)
+# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous: [14 A real
+# training run](14_a_real_training_run.ipynb) · next: [16 Born sharded](16_born_sharded.ipynb)
 #
-# So far each device held the whole model. A model that is too large for one device must be split as well. With `jit`, only
-# the shardings change, and the step stays as it is. This lesson compares three layouts:
+# So far each device held the whole model. A model that is too large for one device must be split as well. With `jit`,
+# only the shardings change, and the step stays as it is. This lesson compares three layouts:
 #
 # - **data**: *data parallelism*. Only the examples are split.
-# - **model**: *tensor parallelism*. The hidden units are split too, so each device holds some columns of the first matrix and
-#   the matching rows of the second.
-# - **two axes**: *2-D tensor parallelism*. The features of the input are split as well, over a mesh axis of their own.
+# - **model**: *tensor parallelism*. The hidden units are split too, so each device holds some columns of the first
+#   matrix and the matching rows of the second.
+# - **two axes**: *2-D tensor parallelism*. The features of the input are split as well, over a mesh axis of their
+#   own.
 #
 # Letters: B examples in the global batch, D features, H hidden units, C classes.
 
@@ -48,11 +49,11 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # %% [markdown]
 # ## Two ways to split a product
 #
-# In `y = x @ w` two axes are *kept*: the rows of x and the columns of w. One axis is *summed over*: the columns of x, which
-# are the rows of w. (JAX calls it the *contracting* dimension.) Either kind of axis can be split. The smallest case:
-# `[1, 2, 3, 4]` times a column of four ones is 10, and with two such columns it is 10 twice. First we split the four
-# features in two, and then the two columns of w. **Predict:** what is the sum of each half of the features, and which of the
-# two splits needs a collective?
+# In `y = x @ w` two axes are *kept*: the rows of x and the columns of w. One axis is *summed over*: the columns of x,
+# which are the rows of w. (JAX calls it the *contracting* dimension.) Either kind of axis can be split. The smallest
+# case: `[1, 2, 3, 4]` times a column of four ones is 10, and with two such columns it is 10 twice. First we split the
+# four features in two, and then the two columns of w. **Predict:** what is the sum of each half of the features, and
+# which of the two splits needs a collective?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
@@ -73,14 +74,14 @@ assert kinds == [["all-reduce"], []]
 assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
 
 # %% [markdown]
-# Where the axis that is summed over is split, the devices hold the partial sums 3 and 7, and an **all-reduce** adds them.
-# Where a kept axis is split, no communication is needed.
+# Where the axis that is summed over is split, the devices hold the partial sums 3 and 7, and an **all-reduce** adds
+# them. Where a kept axis is split, no communication is needed.
 #
 # ## Three layouts of one network
 #
-# The network is `relu(x @ W1) @ W2`, on a mesh of 2 x 2 x 2 devices. Each axis of each array gets a *logical name*, which says what
-# the axis means: "batch", "features", "hidden" or "classes". A layout is a table. It says over which axes of the mesh a name is
-# split. A name that is not in the table is not split.
+# The network is `relu(x @ W1) @ W2`, on a mesh of 2 x 2 x 2 devices. Each axis of each array gets a *logical name*,
+# which says what the axis means: "batch", "features", "hidden" or "classes". A layout is a table. It says over which
+# axes of the mesh a name is split. A name that is not in the table is not split.
 
 # %%
 from pmapdp_lessons import drawing
@@ -111,9 +112,9 @@ def sharding_of(layout, name):
 lesson_15.layouts(RULES, SHAPES, sharding_of)
 
 # %% [markdown]
-# Each large rectangle is an array, and its name and the shape of a shard are above it. Each box is a shard, with the colour
-# and the number of the first device that holds it. For each of the two products, look whether the axis that it sums over is
-# split. **Predict:** how many all-reduces does the forward pass have in each layout?
+# Each large rectangle is an array, and its name and the shape of a shard are above it. Each box is a shard, with the
+# colour and the number of the first device that holds it. For each of the two products, look whether the axis that it
+# sums over is split. **Predict:** how many all-reduces does the forward pass have in each layout?
 
 # %% tags=["prediction"]
 from pmapdp.registry import load_data  # the digits: images of 28 x 28 pixels, and labels
@@ -147,13 +148,14 @@ assert counts["model"] == [("all-reduce", 1, 4 * (B // 4) * C)]  # y, of the 16 
 assert counts["two axes"] == [("all-reduce", 2, 4 * (B // 2) * (H // 2 + C))]  # half of h, then y
 
 # %% [markdown]
-# There is none in *data*, one in *model* and two in *two axes*. In *model*, `h @ W2` sums over H, which is split. W1 is split along
-# its columns and W2 along its rows, so the activation between them can stay split, and the pair needs a single all-reduce in the
-# forward pass (Shoeybi et al., ["Megatron-LM"](https://arxiv.org/abs/1909.08053)). In *two axes*, `x @ W1` also sums over a split
-# axis, D.
+# There is none in *data*, one in *model* and two in *two axes*. In *model*, `h @ W2` sums over H, which is split. W1
+# is split along its columns and W2 along its rows, so the activation between them can stay split, and the pair needs
+# a single all-reduce in the forward pass (Shoeybi et al., ["Megatron-LM"](https://arxiv.org/abs/1909.08053)). In *two
+# axes*, `x @ W1` also sums over a split axis, D.
 #
-# The backward pass of a pair needs one as well, because the gradient of its input sums over H. Only the first pair needs none: its
-# input is the data. **Predict:** how many all-reduces of activations has a training step with one, two and three such pairs?
+# The backward pass of a pair needs one as well, because the gradient of its input sums over H. Only the first pair
+# needs none: its input is the data. **Predict:** how many all-reduces of activations has a training step with one,
+# two and three such pairs?
 
 # %% tags=["prediction"]
 line = Mesh(np.array(chosen[:4]), ("model",))
@@ -178,8 +180,8 @@ for pairs in (1, 2, 3):
     assert found == [pairs, 2 * pairs - 1]
 
 # %% [markdown]
-# L pairs need L all-reduces forward and L - 1 backward. Each has the size of the activations, and the next product waits for it. So
-# tensor parallelism wants the fastest links, such as those within a node.
+# L pairs need L all-reduces forward and L - 1 backward. Each has the size of the activations, and the next product
+# waits for it. So tensor parallelism wants the fastest links, such as those within a node.
 #
 # ## The training step
 #
@@ -220,9 +222,9 @@ assert 0.5 < reduced["model"] / reduced["data"] < 0.51
 assert 0.25 < reduced["two axes"] / reduced["data"] < 0.35
 
 # %% [markdown]
-# Under *model*, each device holds half of the weights, so it all-reduces half as many bytes of gradients. Under *two axes* it
-# holds a quarter of W1, but it must also all-reduce activations of the hidden layer. Which layout is cheaper depends on
-# the size of the weights compared with the size of the batch.
+# Under *model*, each device holds half of the weights, so it all-reduces half as many bytes of gradients. Under *two
+# axes* it holds a quarter of W1, but it must also all-reduce activations of the hidden layer. Which layout is cheaper
+# depends on the size of the weights compared with the size of the batch.
 #
 # **A failure on purpose.** Split W2 along its columns, like W1. The result is still right. **Predict:** what must the
 # program then do with `h`, which is split along H?
@@ -238,14 +240,15 @@ assert [(each.kind, each.bytes) for each in found] == [("all-gather", 4 * (B // 
 np.testing.assert_allclose(wasteful(placed, x), forward(weights, images), rtol=0, atol=1e-5)
 
 # %% [markdown]
-# Every device gathers all of `h` for its 16 examples, which is 16 x 512 numbers. An all-reduce of 16 x 10 numbers would do.
-# Nothing warns you, so read the collectives of the program.
+# Every device gathers all of `h` for its 16 examples, which is 16 x 512 numbers. An all-reduce of 16 x 10 numbers
+# would do. Nothing warns you, so read the collectives of the program.
 #
 # ## Split images: halos
 #
-# A convolution needs the pixels beside each pixel. If the rows of an image are split over devices, which is called *spatial
-# parallelism*, each device needs the edge rows of its neighbours, a **halo**. The compiler inserts that exchange. **Predict:** 8 images
-# of 32 x 32 pixels with 4 channels, rows split over 4 devices, a kernel of 3 x 3. How many rows of pixels does a device receive?
+# A convolution needs the pixels beside each pixel. If the rows of an image are split over devices, which is called
+# *spatial parallelism*, each device needs the edge rows of its neighbours, a **halo**. The compiler inserts that
+# exchange. **Predict:** 8 images of 32 x 32 pixels with 4 channels, rows split over 4 devices, a kernel of 3 x 3. How
+# many rows of pixels does a device receive?
 
 # %% tags=["prediction"]
 pixels, kernel = random.normal(size=(8, 32, 32, 4)).astype(np.float32), random.normal(size=(3, 3, 4, 4)).astype(np.float32)
@@ -268,9 +271,9 @@ np.testing.assert_allclose(split_convolution(*placed), convolve(pixels, kernel),
 #
 # ## One run through all three layouts
 #
-# The arrays of a program are global, whatever their shardings. So a run can change its layout between two updates: place the
-# weights anew. Here one run makes two updates in each layout. **Predict:** how much does its end differ from that of a run on one
-# device?
+# The arrays of a program are global, whatever their shardings. So a run can change its layout between two updates:
+# place the weights anew. Here one run makes two updates in each layout. **Predict:** how much does its end differ
+# from that of a run on one device?
 
 # %% tags=["prediction"]
 running = weights
@@ -289,14 +292,16 @@ print(f"largest difference to one device: {difference:.1e}")
 assert difference < 1e-5
 
 # %% [markdown]
-# It differs by rounding alone. A checkpoint holds global arrays as well, so pmapdp resumes a run in another layout in the same way.
-# Its models name their axes ([models/mlp.py](../src/pmapdp/models/mlp.py)), and `--mesh data=4,model=2 --layout model` chooses the
-# rules. (What this lesson calls *two axes* is `--layout spatial` there.)
+# It differs by rounding alone. A checkpoint holds global arrays as well, so pmapdp resumes a run in another layout in
+# the same way. Its models name their axes ([models/mlp.py](../src/pmapdp/models/mlp.py)), and
+# `--mesh data=4,model=2 --layout model` chooses the rules. (What this lesson calls *two axes* is `--layout spatial`
+# there.)
 #
 # ## Take it home
 #
-# The next cell needs nothing from above and nothing from pmapdp. It trains a residual network whose blocks are pairs of matrices,
-# split over the mesh axis "model", while the examples are split over "data". To try other layouts, change `RULES`.
+# The next cell needs nothing from above and nothing from pmapdp. It trains a residual network whose blocks are pairs
+# of matrices, split over the mesh axis "model", while the examples are split over "data". To try other layouts,
+# change `RULES`.
 
 # %% tags=["take-home"]
 import os
@@ -376,18 +381,20 @@ assert accuracy > 0.85
 # %% [markdown]
 # ## Exercises
 #
-# **1. `split_in_pairs`** (3 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]` such that each of the two devices
-# of the mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
+# **1. `split_in_pairs`** (3 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]` such that each of the
+# two devices of the mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
 # <details><summary>Hint</summary>The axis that the two matrices share is H.</details>
 #
-# **2. `two_layers`** (10 minutes): the whole lesson, by hand. Write tensor parallelism in `shard_map` over the axis "model".
-# `x` `[B, D]` is replicated, `W1` `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return
+# **2. `two_layers`** (10 minutes): the whole lesson, by hand. Write tensor parallelism in `shard_map` over the axis
+# "model". `x` `[B, D]` is replicated, `W1` `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return
 # `relu(x @ W1) @ W2` of the full matrices on every device, with a single collective.
-# <details><summary>Hint</summary>The ReLU works on each hidden unit alone. Which product sums over a split axis?</details>
+# <details><summary>Hint</summary>The ReLU works on each hidden unit alone. Which product sums over a split
+# axis?</details>
 #
-# **3. `fixed_layer`** (5 minutes): find the planted mistake. `broken_layer` is the second layer with a bias, in the same
-# `shard_map`: `h` `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On one device it
-# is right. On four it raises no error, and its result is wrong. Write it correctly for any number of devices.
+# **3. `fixed_layer`** (5 minutes): find the planted mistake. `broken_layer` is the second layer with a bias, in the
+# same `shard_map`: `h` `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On
+# one device it is right. On four it raises no error, and its result is wrong. Write it correctly for any number of
+# devices.
 # <details><summary>Hint</summary>Let h be 0, and compute the result in your head.</details>
 
 
@@ -422,11 +429,13 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 #
 # ## Take away
 #
-# - A product that is split along a kept axis needs no communication. If it is split along the axis that is summed over, it
-#   needs an all-reduce.
-# - Split the first matrix along its columns and the next along its rows. L such pairs need L all-reduces forward and L - 1 backward.
+# - A product that is split along a kept axis needs no communication. If it is split along the axis that is summed
+#   over, it needs an all-reduce.
+# - Split the first matrix along its columns and the next along its rows. L such pairs need L all-reduces forward and
+#   L - 1 backward.
 # - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
-# [sharding/layout.py](../src/pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in `Layout.array`. The notation
-# of the rules is in [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read on: [the scaling book on sharded
-# matrices](https://jax-ml.github.io/scaling-book/sharding/). Next: [16 Born sharded](16_born_sharded.ipynb).
+# [sharding/layout.py](../src/pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in
+# `Layout.array`. The notation of the rules is in [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read on:
+# [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next: [16 Born
+# sharded](16_born_sharded.ipynb).

@@ -14,13 +14,14 @@
 # %% [markdown]
 # # 16. Create state that is born sharded
 #
-# After this lesson you can create a model and its optimizer state directly in shards, and restore a checkpoint in the same
-# way, so that no device ever holds the whole state. You can also split the state over the devices of data parallelism (ZeRO;
-# its stage 3 is also called FSDP), and say how much memory that saves between two steps and at the peak of a step.
+# After this lesson you can create a model and its optimizer state directly in shards, and restore a checkpoint in the
+# same way, so that no device ever holds the whole state. You can also split the state over the devices of data
+# parallelism (ZeRO; its stage 3 is also called FSDP), and say how much memory that saves between two steps and at the
+# peak of a step.
 #
-# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and
-# [13 More batch than memory](13_more_batch_than_memory.ipynb) (rematerialization) · previous:
-# [15 Split the model](15_split_the_model.ipynb) · next: [17 Train with many processes](17_many_processes.ipynb)
+# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and [13 More batch than
+# memory](13_more_batch_than_memory.ipynb) (rematerialization) · previous: [15 Split the
+# model](15_split_the_model.ipynb) · next: [17 Train with many processes](17_many_processes.ipynb)
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -40,10 +41,10 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # %% [markdown]
 # ## An abstract model
 #
-# A model that does not fit on one device cannot be created on one device first. So begin with shapes. `nnx.eval_shape`
-# traces the constructor without computing anything: the result has shapes and types, and takes no memory. The smallest case
-# is a `[4, 8]` kernel whose axes have **logical names**, which say what an axis means and not where it goes. Flax keeps the names
-# with the parameter, as `out_sharding`.
+# A model that does not fit on one device cannot be created on one device first. So begin with shapes.
+# `nnx.eval_shape` traces the constructor without computing anything: the result has shapes and types, and takes no
+# memory. The smallest case is a `[4, 8]` kernel whose axes have **logical names**, which say what an axis means and
+# not where it goes. Flax keeps the names with the parameter, as `out_sharding`.
 
 # %%
 from flax import nnx
@@ -64,10 +65,11 @@ print(sharding.spec, "a device will hold", sharding.shard_shape(abstract.shape))
 assert sharding.shard_shape(abstract.shape) == (4, 2)
 
 # %% [markdown]
-# The abstract kernel gives its shape and its names; the rules turn the names into a sharding. So the author of a model need not
-# know your machine: for another mesh you change the rules.
+# The abstract kernel gives its shape and its names; the rules turn the names into a sharding. So the author of a
+# model need not know your machine: for another mesh you change the rules.
 #
-# Flax can apply the rules itself. **Predict:** where does it place the kernel without a mesh, and under `jax.set_mesh` with rules?
+# Flax can apply the rules itself. **Predict:** where does it place the kernel without a mesh, and under
+# `jax.set_mesh` with rules?
 
 # %% tags=["prediction"]
 print("eager_sharding=False:", kernel(eager_sharding=False)[...].sharding)
@@ -81,14 +83,15 @@ with jax.set_mesh(mesh), nnx.logical_axis_rules(tuple(rules.items())):
     assert kernel()[...].sharding.is_equivalent_to(sharding, 2)
 
 # %% [markdown]
-# With `eager_sharding=False` names alone place nothing: the kernel is on one device. Otherwise Flax wants a mesh, and then places
-# the array by the names. Both ways have their use; this lesson uses the first, because optimizer state has no names.
+# With `eager_sharding=False` names alone place nothing: the kernel is on one device. Otherwise Flax wants a mesh, and
+# then places the array by the names. Both ways have their use; this lesson uses the first, because optimizer state
+# has no names.
 #
 # ## Created in shards
 #
-# The next cell takes a network of two matrices of 1024 x 1024 with Adam, and creates it in three ways. The third is new: a compiled
-# constructor with `out_shardings`. **Predict:** on how many devices is the first matrix in each of the three ways? And how much
-# less memory does a device need if the state is created in shards?
+# The next cell takes a network of two matrices of 1024 x 1024 with Adam, and creates it in three ways. The third is
+# new: a compiled constructor with `out_shardings`. **Predict:** on how many devices is the first matrix in each of
+# the three ways? And how much less memory does a device need if the state is created in shards?
 
 # %% tags=["prediction"]
 import optax
@@ -130,20 +133,23 @@ for name, place in (("replicated", everywhere), ("in shards", (of_params, of_sta
 assert 3.5 < created["replicated"] / created["in shards"] < 4.5
 
 # %% [markdown]
-# Plain is on one device, the other two on all eight. All three have the same numbers, to the bit, because each device generates
-# its own part of one random sequence. *Moved* needs a device that can hold the full matrix for a moment. For a large model there is
-# no such device. Created in shards, the state needs a quarter of the memory, because the axis *model* has four devices.
+# *Plain* is on one device, the other two on all eight. All three have the same numbers, to the bit, because each
+# device generates its own part of one random sequence. *Moved* needs a device that can hold the full matrix for a
+# moment. For a large model there is no such device. Created in shards, the state needs a quarter of the memory,
+# because the axis *model* has four devices.
 #
 # ## ZeRO: split what is only a copy
 #
 # In data parallelism all devices hold equal parameters and equal optimizer state. **ZeRO** (Rajbhandari et al.,
 # [2020](https://arxiv.org/abs/1910.02054)) splits these copies over the devices:
 #
-# - **Stage 1** splits the optimizer state. Each device updates its share of the parameters, and an all-gather completes them.
+# - **Stage 1** splits the optimizer state. Each device updates its share of the parameters, and an all-gather
+#   completes them.
 # - **Stage 2** also keeps only a share of the gradients after the reduce-scatter.
 # - **Stage 3**, which PyTorch calls FSDP, splits the parameters too. Each device gathers them when it needs them.
 #
-# The picture shows what a device does during a step. An all-reduce is drawn as long as a reduce-scatter and an all-gather together.
+# The picture shows what a device does during a step. An all-reduce is drawn as long as a reduce-scatter and an
+# all-gather together.
 
 # %%
 from pmapdp_lessons import drawing
@@ -153,9 +159,10 @@ drawing.setup()
 lesson_16.zero_over_time()
 
 # %% [markdown]
-# Under jit these stages are nothing but shardings. `fully_sharded` below splits the longest axis of each array that divides by 8. Compare the bytes on one device *at rest*, between two steps, and at
-# the *peak* of a step. At rest, stage 3 on eight devices should keep an eighth. At the peak there are also gradients, gathered parameters
-# and activations. **Predict:** is the peak an eighth, too?
+# Under jit these stages are nothing but shardings. `fully_sharded` below splits the longest axis of each array that
+# divides by 8. Compare the bytes on one device *at rest*, between two steps, and at the *peak* of a step. At rest,
+# stage 3 on eight devices should keep an eighth. At the peak there are also gradients, gathered parameters and
+# activations. **Predict:** is the peak an eighth, too?
 
 # %% tags=["prediction"]
 line = Mesh(np.array(chosen), ("data",))
@@ -211,14 +218,15 @@ assert 0.4 < peak["all split"] / peak["replicated"] < 0.6
 lesson_16.bytes_on_a_device(rest, peak)
 
 # %% [markdown]
-# No: at rest it is an eighth, and at the peak about half. During the step this program has gathered parameters and full gradients. All three give the update of
-# one device (float32, tolerance 1e-5).
+# No: at rest it is an eighth, and at the peak about half. During the step this program has gathered parameters and
+# full gradients. All three give the update of one device (float32, tolerance 1e-5).
 #
 # ## The peak: gather layer by layer
 #
-# To lower the peak too, gather each layer just before it is used, and drop it afterwards. A `lax.scan` over stacked layers makes
-# that possible: its body sees one layer at a time. We compile a step of Adam on 16 layers of 512 x 512 in six ways. The policy is that of lesson 13. **Predict:** which way
-# has the lowest peak, and what does `jax.checkpoint` cost?
+# To lower the peak too, gather each layer just before it is used, and drop it afterwards. A `lax.scan` over stacked
+# layers makes that possible: its body sees one layer at a time. We compile a step of Adam on 16 layers of 512 x 512
+# in six ways. The policy is that of lesson 13. **Predict:** which way has the lowest peak, and what does
+# `jax.checkpoint` cost?
 
 # %% tags=["prediction"]
 W = np.random.default_rng(0).normal(0, 512**-0.5, (16, 512, 512)).astype(np.float32)
@@ -269,20 +277,21 @@ assert peaks["left to the compiler"] < peaks["... that keeps products"] < 0.5 * 
 assert peaks["gathered in the layer"] < 0.6 * peaks["all gathered first"] < peaks["replicated"]
 
 # %% [markdown]
-# - *All gathered first* keeps all layers gathered. Here that still beats replication, because Adam's moments are split; with plain SGD it
-#   would be worse than no ZeRO at all.
-# - *Gathered in the layer* drops a layer after its forward pass only if it need not be kept for the backward pass. A constraint written
-#   by hand makes the gathered layer a value that is kept.
-# - `jax.checkpoint` gathers it a second time, and by default also computes the product again: 4 products for 3. With a policy that keeps
-#   products it only gathers again, at nearly the same peak.
-# - *Left to the compiler*, the shard is kept and gathered where it is used: the lowest peak of all. So write no gather by hand where you need none, scan over
-#   the layers, and look at the peak.
+# - *All gathered first* keeps all layers gathered. Here that still beats replication, because Adam's moments are
+#   split; with plain SGD it would be worse than no ZeRO at all.
+# - *Gathered in the layer* still keeps every gathered layer until the backward pass. The constraint makes the
+#   gathered layer a value of the program, and what the backward pass needs is kept.
+# - `jax.checkpoint` gathers it a second time, and by default also computes the product again: 4 products for 3. With
+#   a policy that keeps products it only gathers again, at nearly the same peak.
+# - *Left to the compiler*, the shard is kept and gathered where it is used: the lowest peak of all. So write no
+#   gather by hand where you need none, scan over the layers, and look at the peak.
 #
 # ## ZeRO-1 by hand
 #
-# An all-reduce is a **reduce-scatter** (each device gets the sum of its shard) followed by an **all-gather** (each gets all
-# shards). The update of stage 1 goes in between. The smallest case has 8 weights on 8 devices. Every number in the gradient of
-# device d is d, so the sum over the devices is 28. **Predict:** what is the new weight of device 0?
+# An all-reduce is a **reduce-scatter** (each device gets the sum of its shard) followed by an **all-gather** (each
+# gets all shards). The update of stage 1 goes in between. The smallest case has 8 weights on 8 devices. Every number
+# in the gradient of device d is d, so the sum over the devices is 28. **Predict:** what is the new weight of device
+# 0?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
@@ -310,13 +319,14 @@ for f in (all_reduced, in_shards):
     np.testing.assert_allclose(on_devices(f)(w, gradients), w - 2.8, rtol=1e-6)
 
 # %% [markdown]
-# The first weight was 0 and is now -2.8, and both ways give the same result. With the second, each device updated one weight
-# instead of eight, so it needs the optimizer state of that one only. [sharding/zero.py](../src/pmapdp/sharding/zero.py) does this for
-# pmap and shard_map. (Under jit, XLA for CPUs all-reduces, and each device keeps its shard of the result. XLA for GPUs and TPUs
-# has a pass that makes a reduce-scatter of such a pair.)
+# The first weight was 0 and is now -2.8, and both ways give the same result. With the second, each device updated one
+# weight instead of eight, so it needs the optimizer state of that one only.
+# [sharding/zero.py](../src/pmapdp/sharding/zero.py) does this for pmap and shard_map. (Under jit, XLA for CPUs
+# all-reduces, and each device keeps its shard of the result. XLA for GPUs and TPUs has a pass that makes a
+# reduce-scatter of such a pair.)
 #
-# **A failure on purpose.** The gradient is to be clipped to length 1, and each device holds a shard of it. So each clips its
-# shard. **Predict:** how long is the result for eight equal shards?
+# **A failure on purpose.** The gradient is to be clipped to length 1, and each device holds a shard of it. So each
+# clips its shard. **Predict:** how long is the result for eight equal shards?
 
 
 # %% tags=["prediction"]
@@ -331,15 +341,15 @@ print(f"length on one device {lengths[0]:.3f}, on eight {lengths[1]:.3f}")
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 
 # %% [markdown]
-# On eight devices the result is the square root of 8 times too long. Where the shards differ, it also points in another
-# direction. You will repair it in exercise 3. Under jit this cannot happen, because there the norm is that of the global
-# array.
+# On eight devices the result is the square root of 8 times too long. Where the shards differ, it also points in
+# another direction. You will repair it in exercise 3. Under jit this cannot happen, because there the norm is that of
+# the global array.
 #
 # ## Restored in shards
 #
-# A checkpoint is restored in the same way as a model is created: from shapes and shardings. Each device reads only its shards,
-# and the mesh may differ from that of the run that wrote the checkpoint. Here we save the state that was born sharded, and
-# restore it on one device and on three meshes.
+# A checkpoint is restored in the same way as a model is created: from shapes and shardings. Each device reads only
+# its shards, and the mesh may differ from that of the run that wrote the checkpoint. Here we save the state that was
+# born sharded, and restore it on one device and on three meshes.
 
 # %%
 from pathlib import Path
@@ -366,13 +376,14 @@ with TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
 # %% [markdown]
 # All four hold the same bits, and the more devices *model* has, the less each holds.
 #
-# What does it cost? ZeRO-1 sends as many bytes as an all-reduce does. ZeRO-3 sends half as many again, because it gathers the
-# parameters twice, in the forward and in the backward pass. (Times of simulated devices would say nothing about real ones.)
+# What does it cost? ZeRO-1 sends as many bytes as an all-reduce does. ZeRO-3 sends half as many again, because it
+# gathers the parameters twice, in the forward and in the backward pass. (Times of simulated devices would say nothing
+# about real ones.)
 #
 # ## Take it home
 #
-# The next cell needs nothing from above and nothing from pmapdp: a Flax model with Adam, born fully sharded, trained and evaluated.
-# The step is that of lesson 09; only the shardings differ.
+# The next cell needs nothing from above and nothing from pmapdp: a Flax model with Adam, born fully sharded, trained
+# and evaluated. The step is that of lesson 09; only the shardings differ.
 
 # %% tags=["take-home"]
 import os
@@ -464,17 +475,19 @@ assert accuracy > 0.85
 # %% [markdown]
 # ## Exercises
 #
-# **1. `born_in_place`** (2 minutes): return the array that `build()` makes, with the sharding `sharding`, such that no device
-# ever holds all of it.
+# **1. `born_in_place`** (2 minutes): return the array that `build()` makes, with the sharding `sharding`, such that
+# no device ever holds all of it.
 # <details><summary>Hint</summary>Compile it, and say how the result is to be sharded.</details>
 #
-# **2. `zero_step`** (10 minutes): ZeRO-1 with momentum, in `shard_map` over the axis "data". Every device gets the weights `w`
-# `[D]`, its own gradient `g` `[D]`, and its shard `m` `[D / N]` of the momentum. The gradient of the update is the *mean* over
-# the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Do without an all-reduce.
-# <details><summary>Hint</summary>psum_scatter, divided by N; the update of the shard; all_gather with tiled=True.</details>
+# **2. `zero_step`** (10 minutes): ZeRO-1 with momentum, in `shard_map` over the axis "data". Every device gets the
+# weights `w` `[D]`, its own gradient `g` `[D]`, and its shard `m` `[D / N]` of the momentum. The gradient of the
+# update is the *mean* over the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`,
+# `w = w - 0.1 * m`. Do without an all-reduce.
+# <details><summary>Hint</summary>psum_scatter, divided by N; the update of the shard; all_gather with
+# tiled=True.</details>
 #
-# **3. `fixed_clip`** (5 minutes): find the mistake in `broken_clip` above, and write it correctly. In `shard_map` over the axis
-# "data", `g` is this device's shard of the gradient. Clip the length of the full gradient to 1.
+# **3. `fixed_clip`** (5 minutes): find the mistake in `broken_clip` above, and write it correctly. In `shard_map`
+# over the axis "data", `g` is this device's shard of the gradient. Clip the length of the full gradient to 1.
 # <details><summary>Hint</summary>Squares can be added over devices, lengths cannot.</details>
 
 
@@ -506,12 +519,15 @@ for exercise in (born_in_place, zero_step, fixed_clip):
 # ## Take away
 #
 # - Shapes first, then shardings, then numbers: `eval_shape`, a table of rules, `jit(..., out_shardings=...)`.
-# - ZeRO-1 is a reduce-scatter, the update of a shard, and an all-gather. ZeRO-3 lowers the peak only if each layer is gathered by itself.
+# - ZeRO-1 is a reduce-scatter, the update of a shard, and an all-gather. ZeRO-3 lowers the peak only if each layer is
+#   gathered by itself.
 # - Once the gradients are split, whatever needs all of them, such as their norm, needs a `psum`.
 #
-# The code is in [sharding/split_step.py](../src/pmapdp/sharding/split_step.py) and [sharding/zero.py](../src/pmapdp/sharding/zero.py);
-# the flags are `--mesh`, `--layout` and `--shard-state`. The function that gives every array of a train state its sharding is
-# `Layout.state` in [sharding/layout.py](../src/pmapdp/sharding/layout.py). Read on:
-# [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its program is `python -m pmapdp.train
-# nnx-mesh`), and [the scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next:
-# [17 Train with many processes](17_many_processes.ipynb).
+# The code is in [sharding/split_step.py](../src/pmapdp/sharding/split_step.py) and
+# [sharding/zero.py](../src/pmapdp/sharding/zero.py); the flags are `--mesh`, `--layout` and `--shard-state`. The
+# function that gives every array of a train state its sharding is `Layout.state` in
+# [sharding/layout.py](../src/pmapdp/sharding/layout.py). Read on: [Flax's guide to scaling
+# up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its program is
+# `python -m pmapdp.train nnx-mesh`), and [the scaling book on
+# training](https://jax-ml.github.io/scaling-book/training/). Next: [17 Train with many
+# processes](17_many_processes.ipynb).

@@ -14,17 +14,16 @@
 # %% [markdown]
 # # 18. Measure a step, and predict it on many devices
 #
-# After this lesson you can time a step, count what a compiled program computes, keeps and sends, read a profile, and predict
-# how many examples a device needs until communication is hidden. You can also say how wrong such predictions were where they could
-# be checked.
+# After this lesson you can time a step, count what a compiled program computes, keeps and sends, read a profile, and
+# predict how many examples a device needs until communication is hidden. You can also say how wrong such predictions
+# were where they could be checked.
 #
-# About 40 minutes · you need [06 Communicate between devices](06_communicate_between_devices.ipynb),
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and
-# [13 More batch than memory](13_more_batch_than_memory.ipynb) · previous:
-# [17 Train with many processes](17_many_processes.ipynb)
+# About 40 minutes · you need [06 Communicate between devices](06_communicate_between_devices.ipynb), [09 Let the
+# compiler do it](09_let_the_compiler_do_it.ipynb) and [13 More batch than memory](13_more_batch_than_memory.ipynb) ·
+# previous: [17 Train with many processes](17_many_processes.ipynb)
 #
-# Letters: N devices, b examples on each, n bytes in an all-reduce, L the latency of a message in seconds, W the bandwidth of a link
-# in bytes per second.
+# Letters: N devices, b examples on each, n bytes in an all-reduce, L the latency of a message in seconds, W the
+# bandwidth of a link in bytes per second.
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -43,9 +42,9 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # %% [markdown]
 # ## What a clock sees
 #
-# A call of a jitted function returns before the result is there: Python has only *dispatched* the work. (On a GPU, PyTorch
-# does the same.) The first call also traces and compiles. So a clock around one line of Python can show three different
-# durations. Only the last one is the time of a step.
+# A call of a jitted function returns before the result is there: Python has only *dispatched* the work. (On a GPU,
+# PyTorch does the same.) The first call also traces and compiles. So a clock around one line of Python can show three
+# different durations. Only the last one is the time of a step.
 
 # %%
 from pmapdp_lessons import drawing
@@ -88,8 +87,9 @@ assert traced == [(1500, 1500)]
 # %% [markdown]
 # The function was traced once, in the first call. "Without waiting" is the shortest: it is only the time to dispatch.
 #
-# **A failure on purpose.** The last batch of an epoch is smaller, and nobody pads it. To notice what that costs, count traces: unlike
-# times, they do not depend on what else the machine does. **Predict:** how often are these four calls traced?
+# **A failure on purpose.** The last batch of an epoch is smaller, and nobody pads it. To notice what that costs,
+# count traces: unlike times, they do not depend on what else the machine does. **Predict:** how often are these four
+# calls traced?
 
 # %% tags=["prediction"]
 for rows in (64, 64, 64, 29):
@@ -98,18 +98,20 @@ print("traced for", traced[1:])
 assert traced[1:] == [(64, 64), (29, 29)]
 
 # %% [markdown]
-# Twice: the fourth call, with 29 rows, was traced and compiled again, in the middle of what you measure. So warm up, keep the shapes,
-# wait for the result, and repeat. Report the median and the range. In a training loop, time groups of steps: if you wait after each
-# step, Python cannot prepare the next one meanwhile.
+# Twice: the fourth call, with 29 rows, was traced and compiled again, in the middle of what you measure. So warm up,
+# keep the shapes, wait for the result, and repeat. Report the median and the range. In a training loop, time groups
+# of steps: if you wait after each step, Python cannot prepare the next one meanwhile.
 #
-# The rest of this lesson times nothing on several simulated devices. They share the cores of one machine and take turns, so their times say
-# nothing about real devices, and often the reverse. What a compiled program computes, keeps and sends is the same on both.
+# The rest of this lesson times nothing on several simulated devices. They share the cores of one machine and take
+# turns, so their times say nothing about real devices, and often the reverse. What a compiled program computes, keeps
+# and sends is the same on both.
 #
 # ## What the program computes
 #
-# A product of `[m, k]` and `[k, n]` takes 2 m k n floating-point operations (FLOPs). In training, each layer has three such products: the forward pass, the
-# gradient of its weights, and the gradient of its inputs, which the first layer does not need. `cost_analysis` counts the operations of a
-# compiled program. **Predict:** it counts a network of 12 layers three times: written out, as a `lax.scan`, and as a scan with `jax.checkpoint`. Which counts are right?
+# A product of `[m, k]` and `[k, n]` takes 2 m k n floating-point operations (FLOPs). In training, each layer has
+# three such products: the forward pass, the gradient of its weights, and the gradient of its inputs, which the first
+# layer does not need. `cost_analysis` counts the operations of a compiled program. **Predict:** it counts a network
+# of 12 layers three times: written out, as a `lax.scan`, and as a scan with `jax.checkpoint`. Which counts are right?
 
 # %% tags=["prediction"]
 b, WIDTH, LAYERS = 64, 128, 12
@@ -136,12 +138,14 @@ assert 0.24 < counted["scan"] < 0.26
 assert 1.3 < counted["scan with jax.checkpoint"] / counted["scan"] < 1.4
 
 # %% [markdown]
-# Only the first. It has 3 forward passes, less the first layer's input gradient. **The body of a scan is counted once**, however often it runs: here 3 of 36 products.
-# And `jax.checkpoint` adds the products that are computed again, 4 for 3.
+# Only the first: it finds three passes, less the first layer's input gradient. **The body of a scan is counted
+# once**, however often it runs: here 3 of 36 products. And `jax.checkpoint` adds the products that are computed
+# again, 4 for 3.
 #
-# That makes two kinds of utilization. **MFU** (model FLOPs utilization) counts what the model needs, 3 products a layer, whatever the program does.
-# **HFU** (hardware FLOPs utilization) counts what the hardware does. With rematerialization HFU is larger, and nothing is faster. Report MFU, and count by hand. On one device a time is honest. Divide by the peak in the data sheet of
-# your device to get the two utilizations:
+# That makes two kinds of utilization. **MFU** (model FLOPs utilization) counts what the model needs, 3 products a
+# layer, whatever the program does. **HFU** (hardware FLOPs utilization) counts what the hardware does. With
+# rematerialization HFU is larger, and nothing is faster. Report MFU, and count by hand. On one device a time is
+# honest. Divide by the peak in the data sheet of your device to get the two utilizations:
 
 # %%
 import math
@@ -159,8 +163,9 @@ print(f"the model's operations: {3 * one_product:.0f} GFLOP/s; the hardware's: {
 # %% [markdown]
 # ## What it keeps and sends
 #
-# You can compile a program for many devices and read it without running it. Here is a data-parallel step, on 2, 4 and 8 devices with 32 examples
-# each. **Predict:** how do the bytes of the all-reduce, the memory of a device and its operations change?
+# You can compile a program for many devices and read it without running it. Here is a data-parallel step, on 2, 4 and
+# 8 devices with 32 examples each. **Predict:** how do the bytes of the all-reduce, the memory of a device and its
+# operations change?
 
 # %% tags=["prediction"]
 import optax
@@ -199,7 +204,8 @@ for count in (2, 4, 8):
     assert found.bytes == 4 * parameters
 
 # %% [markdown]
-# None changes: a device contributes one gradient, whatever the number of devices. What grows is the number of messages that carry it.
+# None changes: a device contributes one gradient, whatever the number of devices. What grows is the number of
+# messages that carry it.
 #
 # The program has three gradients and *one* all-reduce. **Predict:** when can it start, and what could hide it?
 
@@ -216,15 +222,18 @@ assert (len(lines), before, after) == (1, 3, 1)
 assert "all-reduce-start" not in program
 
 # %% [markdown]
-# XLA has **combined** the three into one instruction with three operands, because each message costs a latency. It can start only when the last gradient is there, so
-# nothing is left to hide it. To **overlap** communication with the backward pass, a program needs several all-reduces that start early. In programs for GPUs and TPUs
-# they appear as pairs, `all-reduce-start` and `all-reduce-done`, and what stands between the two runs meanwhile. Programs for CPUs have none. On GPUs,
-# `--xla_gpu_all_reduce_combine_threshold_bytes` (in `XLA_FLAGS`) sets how much is combined, as `bucket_cap_mb` does in DistributedDataParallel.
+# XLA has **combined** the three into one instruction with three operands, because each message costs a latency. It
+# can start only when the last gradient is there, so nothing is left to hide it. To **overlap** communication with the
+# backward pass, a program needs several all-reduces that start early. In programs for GPUs and TPUs they appear as
+# pairs, `all-reduce-start` and `all-reduce-done`, and what stands between the two runs meanwhile. Programs for CPUs
+# have none. On GPUs, `--xla_gpu_all_reduce_combine_threshold_bytes` (in `XLA_FLAGS`) sets how much is combined, as
+# `bucket_cap_mb` does in DistributedDataParallel.
 #
 # ## Where the time goes: a profile
 #
-# `jax.profiler.trace` records when each operation ran. To read it, name the parts of your step with `jax.named_scope`, and trace a few steps after the
-# first. We profile one device, and print the operations that take most time.
+# `jax.profiler.trace` records when each operation ran. To read it, name the parts of your step with
+# `jax.named_scope`, and trace a few steps after the first. We profile one device, and print the operations that take
+# most time.
 
 # %%
 import tempfile
@@ -254,12 +263,14 @@ for operation in ("dot(", "subtract("):
     print(operation, line.split('op_name="')[1].split('"')[0])
 
 # %% [markdown]
-# Five calls each: one in a step. (`dot` is a matrix product, a `fusion` is several operations in one loop.) The compiled program says which scope an operation comes from, as the last two
-# lines show; in Perfetto or TensorBoard it is in the details of a bar. Open the file `perfetto_trace.json.gz` at [ui.perfetto.dev](https://ui.perfetto.dev).
+# Five calls each: one in a step. (`dot` is a matrix product, a `fusion` is several operations in one loop.) The
+# compiled program says which scope an operation comes from, as the last two lines show; in Perfetto or TensorBoard it
+# is in the details of a bar. Open the file `perfetto_trace.json.gz` at [ui.perfetto.dev](https://ui.perfetto.dev).
 #
-# Read an all-reduce in a profile of real devices like this: its bar starts on each device when that device is ready, and all end together. If the bars start at
-# different times, the early devices wait for the slowest one. If they start together, their length is the transfer. In a profile of
-# simulated devices it is mostly waiting for a free core.
+# Read an all-reduce in a profile of real devices like this: its bar starts on each device when that device is ready,
+# and all end together. If the bars start at different times, the early devices wait for the slowest one. If they
+# start together, their length is the transfer. In a profile of simulated devices it is mostly waiting for a free
+# core.
 #
 # ## Predict the communication
 #
@@ -269,8 +280,8 @@ for operation in ("dot(", "subtract("):
 # seconds = 2 (N - 1) (L + n / (N W))
 # ```
 #
-# In your head: 4 devices, 4 MB, a latency of 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6 microseconds. **Predict:** what happens with many
-# devices, for 4 MB and for 4 bytes?
+# In your head: 4 devices, 4 MB, a latency of 1 microsecond, 1 GB/s. That is 6 messages of 1 MB, so 6 ms and 6
+# microseconds. **Predict:** what happens with many devices, for 4 MB and for 4 bytes?
 
 
 # %% tags=["prediction"]
@@ -283,14 +294,18 @@ for N in (2, 4, 64, 4096):
     print(f"{N:5d} devices: 4 MB takes {1e3 * ring_seconds(4e6, N, 1e-6, 1e9):6.3f} ms, 4 bytes {1e3 * ring_seconds(4, N, 1e-6, 1e9):6.3f} ms")
 
 # %% [markdown]
-# The time for the bytes approaches a limit, 2 n / W, and that for the latencies grows with N. So one all-reduce of a large array scales better than many of small ones, which
-# is why XLA combines. (Libraries also have trees, with about log N messages; [scaling/costs.py](../src/pmapdp/scaling/costs.py) has both.)
+# The time for the bytes approaches a limit, 2 n / W, and that for the latencies grows with N. So one all-reduce of a
+# large array scales better than many of small ones, which is why XLA combines. (Libraries also have trees, with about
+# log N messages; [scaling/costs.py](../src/pmapdp/scaling/costs.py) has both.)
 #
 # ## How many examples until it is hidden?
 #
-# An all-reduce that overlaps with the backward pass, which takes two thirds of a step's operations, is hidden if it takes no longer. The operations grow with b, and the bytes do not. So there is a smallest b. The share of the peak that
-# a network attains is an input, and must come from a measurement of *that network*: NVIDIA's
-# [ResNet-50](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5) trains 938 images/s on an A100 in TF32, which is 15 % of the peak; language models reach 40 % and more. **Predict:** which needs more examples per device on 64 GPUs, ResNet-50 or our MLP?
+# An all-reduce that overlaps with the backward pass, which takes two thirds of a step's operations, is hidden if it
+# takes no longer. The operations grow with b, and the bytes do not. So there is a smallest b. The share of the peak
+# that a network attains is an input, and must come from a measurement of *that network*: NVIDIA's
+# [ResNet-50](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
+# trains 938 images/s on an A100 in TF32, which is 15 % of the peak; language models reach 40 % and more. **Predict:**
+# which needs more examples per device on 64 GPUs, ResNet-50 or our MLP?
 
 # %% tags=["prediction"]
 from pmapdp.scaling.hardware import HARDWARE  # published peaks, latencies and bandwidths, with their sources
@@ -309,13 +324,17 @@ for name, (size, flops, share) in NETWORKS.items():
 assert 64 * least > 60_000
 
 # %% [markdown]
-# The MLP, by far: it computes little for each byte. **Here the prediction fails, though the arithmetic is right.** A global batch of 400,000 examples is more than the 60,000 of MNIST. A larger batch gives
-# more examples per second, but does not cut the number of updates in proportion. And a step of our MLP takes microseconds, so that the time to launch its kernels, which the formula leaves out, would rule it. ResNet-50 needs only 13 images.
+# The MLP, by far: it computes little for each byte. **Here the prediction fails, though the arithmetic is right.** A
+# global batch of 400,000 examples is more than the 60,000 of MNIST. A larger batch gives more examples per second,
+# but does not cut the number of updates in proportion. And a step of our MLP takes microseconds, so that the time to
+# launch its kernels, which the formula leaves out, would rule it. ResNet-50 needs only 13 images.
 #
 # ## How wrong are the predictions?
 #
-# A prediction is worth as much as its checks. Each line has a prediction, what was found, and the error. First what this machine can check, then published runs: ResNet-50 of
-# [Goyal et al.](https://arxiv.org/abs/1706.02677) from 8 to 256 GPUs, and NVIDIA's from 1 to 8. Theirs are efficiencies, the speed of each device compared with the smaller run. The predictions do not overlap communication with computation. **Predict:** which line is most wrong?
+# A prediction is worth as much as its checks. Each line has a prediction, what was found, and the error. First what
+# this machine can check, then published runs: ResNet-50 of [Goyal et al.](https://arxiv.org/abs/1706.02677) from 8 to
+# 256 GPUs, and NVIDIA's from 1 to 8. Theirs are efficiencies, the speed of each device compared with the smaller run.
+# The predictions do not overlap communication with computation. **Predict:** which line is most wrong?
 
 # %% tags=["prediction"]
 compiled = compiled_for(8, 32)
@@ -351,15 +370,19 @@ assert 0.15 < errors["8 over 1 A100, mixed precision"] < 0.2
 assert memory.temp_size_in_bytes < 1.1 * (2 * gradients + activations)
 
 # %% [markdown]
-# Bytes and operations are predicted exactly, or nearly. The memory is wrong by half: this program keeps each gradient twice, before and after the all-reduce, and a formula does not know that. So ask the compiler for memory.
+# Bytes and operations are predicted exactly, or nearly. The memory is wrong by half: this program keeps each gradient
+# twice, before and after the all-reduce, and a formula does not know that. So ask the compiler for memory.
 #
-# The efficiencies are right within 5 % where computing rules. The last line is too good by 18 %: with mixed
-# precision a GPU takes 2,470 images per second, and eight of them are slowed by something that is not the all-reduce, which in the formula is under 1 % of a step. So such a prediction is a bound. What is worse than the bound must be looked for in a profile. `python -m pmapdp.scaling` prints such predictions for other networks, and [docs/scaling.md](../docs/scaling.md) all errors.
+# The efficiencies are right within 5 % where computing rules. The last line is too good by 18 %: with mixed precision
+# a GPU takes 2,470 images per second, and eight of them are slowed by something that is not the all-reduce, which in
+# the formula is under 1 % of a step. So such a prediction is a bound. What is worse than the bound must be looked for
+# in a profile. `python -m pmapdp.scaling` prints such predictions for other networks, and
+# [docs/scaling.md](../docs/scaling.md) all errors.
 #
 # ## Take it home
 #
-# The next cell needs nothing from above and nothing from pmapdp. `report` tells of any jitted step what it computes, keeps and sends, its
-# time, and from how many examples its all-reduce is hidden on your links.
+# The next cell needs nothing from above and nothing from pmapdp. `report` tells of any jitted step what it computes,
+# keeps and sends, its time, and from how many examples its all-reduce is hidden on your links.
 
 # %% tags=["take-home"]
 import math
@@ -448,15 +471,19 @@ print("traced for", traced)
 # %% [markdown]
 # ## Exercises
 #
-# **1. `fixed_timer`** (5 minutes): find the planted mistakes. `broken_timer` is to return how many seconds a call of the jitted
-# `function(x)` takes, until its result is there and without compiling. `clock()` gives the time in seconds. Write it correctly.
+# **1. `fixed_timer`** (5 minutes): find the planted mistakes. `broken_timer` is to return how many seconds a call of
+# the jitted `function(x)` takes, until its result is there and without compiling. `clock()` gives the time in
+# seconds. Write it correctly.
 # <details><summary>Hint</summary>There are two. The picture at the beginning of this lesson shows both.</details>
 #
-# **2. `scan_flops`** (10 minutes): return how many operations `lax.scan(layer, x, weights)` takes, all its rounds. `layer(x, w)` returns `(x, None)`; let JAX count. Within 1 %.
-# <details><summary>Hint</summary>The body counts once. Either count one layer and multiply, or let the compiler see all layers.</details>
+# **2. `scan_flops`** (10 minutes): return how many operations `lax.scan(layer, x, weights)` takes, all its rounds.
+# `layer(x, w)` returns `(x, None)`; let JAX count. Within 1 %.
+# <details><summary>Hint</summary>The body counts once. Either count one layer and multiply, or let the compiler see
+# all layers.</details>
 #
-# **3. `least_examples`** (10 minutes): the whole lesson. Return the least whole number of examples per device with which a ring all-reduce of `n` bytes over `N` devices takes no longer than the
-# backward pass. An example takes `seconds`, forward and backward, of which the backward pass takes two thirds. It is at least 1.
+# **3. `least_examples`** (10 minutes): the whole lesson. Return the least whole number of examples per device with
+# which a ring all-reduce of `n` bytes over `N` devices takes no longer than the backward pass. An example takes
+# `seconds`, forward and backward, of which the backward pass takes two thirds. It is at least 1.
 # <details><summary>Hint</summary>Seconds of the ring over seconds of a backward pass, rounded up.</details>
 
 
@@ -493,11 +520,16 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 #
 # ## Take away
 #
-# - Warm up, keep the shapes, wait for the result, and count traces. Never time simulated devices: count operations, memory and bytes.
+# - Warm up, keep the shapes, wait for the result, and count traces. Do not time simulated devices: count operations,
+#   memory and bytes.
 # - A scan's body counts once, and rematerialized products count too: report MFU, counted by hand.
-# - Communication is hidden if the backward pass of b examples takes longer than 2 (N - 1) (L + n / (N W)). It is a bound; print the error of every prediction that can be checked.
+# - Communication is hidden if the backward pass of b examples takes longer than 2 (N - 1) (L + n / (N W)). It is a
+#   bound; print the error of every prediction that can be checked.
 #
-# The code is in [scaling/costs.py](../src/pmapdp/scaling/costs.py), [scaling/predict.py](../src/pmapdp/scaling/predict.py) and
-# [run/profile.py](../src/pmapdp/run/profile.py); `python -m pmapdp.train --profile` writes the trace of a run. Read on: JAX on
-# [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and
-# [training](https://jax-ml.github.io/scaling-book/training/). Next: work of your own, or back to the [list of lessons](README.md).
+# The code is in [scaling/costs.py](../src/pmapdp/scaling/costs.py),
+# [scaling/predict.py](../src/pmapdp/scaling/predict.py) and [run/profile.py](../src/pmapdp/run/profile.py);
+# `python -m pmapdp.train --profile` writes the trace of a run. Read on: JAX on
+# [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
+# [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and
+# [training](https://jax-ml.github.io/scaling-book/training/). Next: work of your own, or back to the [list of
+# lessons](README.md).
