@@ -37,6 +37,7 @@ from jax.sharding import AxisType, Mesh
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
 
 devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 chosen = jax.devices()
 print(devices.describe(chosen), "| jax", jax.__version__)
 

@@ -32,6 +32,7 @@ from pmapdp import devices  # simulates devices (lesson 00) and describes them
 from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
 
 devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 drawing.setup()
 images, labels = digits.load().train  # [1200, 64], [1200]
 print(devices.describe(jax.devices()), "| jax", jax.__version__)
@@ -284,8 +285,7 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
 # ## A model and data of your own
 #
 # `train` also takes your own model, data and loss, as values. Here a linear model learns the sign of a sum. It is a
-# plain Flax module. Each call also gets a `context`, which says among other things whether the model is being
-# trained; this model does not need it.
+# plain Flax module.
 
 # %%
 from flax import nnx
@@ -298,7 +298,7 @@ class Linear(nnx.Module):
     def __init__(self, *, rngs):
         self.logits = nnx.Linear(6, 2, rngs=rngs)
 
-    def __call__(self, inputs, context):
+    def __call__(self, inputs):
         return self.logits(inputs)
 
 

@@ -34,6 +34,7 @@ from jax.sharding import Mesh, NamedSharding
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
 
 devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 chosen = jax.devices()
 mesh = Mesh(np.array(chosen).reshape(2, 4), ("data", "model"))
 print(devices.describe(chosen), "| jax", jax.__version__)
