@@ -12,39 +12,34 @@
 # ---
 
 # %% [markdown]
-# # 18. Use explicit sharding
+# # 11. Use explicit sharding
 #
-# After this lesson you can make shardings part of the types of your arrays, read them while a function is traced, resolve
-# what JAX refuses, and decide when to prefer this to the automatic sharding of lesson 09.
+# After this lesson you can make shardings part of the types of your arrays, read them while a function is traced,
+# resolve what JAX refuses, train a Flax model that way, and decide when to prefer it to the automatic sharding of
+# lesson 09.
 #
-# About 25 minutes · before: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), best also
-# [15 Split the model](15_split_the_model.ipynb) · next: back to the [list of lessons](README.md)
+# About 30 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous: [10 Three ways
+# side by side](10_three_ways_side_by_side.ipynb) · next: [12 Port a pmap program](12_port_a_pmap_program.ipynb)
 #
-# In lesson 09 the compiler chose the shardings of all arrays between the arguments and the results. You saw its choices
-# only in the compiled program. On a mesh with *Explicit* axes, JAX itself derives the sharding of every intermediate array
-# while it traces your function. Where more than one sharding is possible, it raises an error, and you say which one you want.
-# As in lesson 09, `collectives` of pmapdp lists the collectives of a compiled program; the rest of the lesson is plain JAX.
+# In lesson 09 the compiler chose the shardings of all arrays between the arguments and the results. You saw its
+# choices only in the compiled program. On a mesh with *Explicit* axes, JAX itself derives the sharding of every
+# intermediate array while it traces your function. Where more than one sharding is possible, it raises an error, and
+# you say which one you want.
 
 # %%
-import textwrap
-
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import P, lax
 from jax.sharding import AxisType, Mesh
 
-from pmapdp import devices
-from pmapdp.compare.collectives import collectives
-from pmapdp.registry import load_data
-from pmapdp_lessons import drawing
-from pmapdp_lessons.checks import check
-from pmapdp_lessons.pictures import lesson_11
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
 
-chosen = devices.choose(8)
-drawing.setup()
-print(devices.describe(chosen))
+devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
+chosen = jax.devices()
+print(devices.describe(chosen), "| jax", jax.__version__)
 
 # %% [markdown]
 # ## A mesh with Explicit axes
@@ -55,7 +50,7 @@ print(devices.describe(chosen))
 # split over the mesh axis "data", of 4 columns each. **Predict:** what is the type of `2 * x`, of `x.sum(1)` and of
 # `x.sum(0)`?
 
-# %%
+# %% tags=["prediction"]
 mesh = jax.make_mesh((8,), ("data",))
 assert mesh.axis_types == (AxisType.Explicit,)
 assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
@@ -68,21 +63,29 @@ assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
 assert str(jax.typeof(x.sum(0))) == "float32[4]"
 
 # %% [markdown]
-# `2 * x` and `x.sum(1)` stay split as x is. `x.sum(0)` sums over the split axis and is replicated, so it needs an all-reduce.
-# Inside `jit` this works in the same way: the types are known while the function is traced.
+# `2 * x` and `x.sum(1)` stay split as x is. `x.sum(0)` sums over the split axis and is replicated, so it needs an
+# all-reduce. Inside `jit` this works in the same way: the types are known while the function is traced.
 #
 # ## Types through a network
 #
-# The picture shows the types of the network of lesson 15 with its hidden units split, on a mesh of two axes.
+# The picture shows the types of a network on a mesh of two axes. The examples are split over the axis "data", and the
+# hidden units over the axis "model".
 
 # %%
+from pmapdp_lessons import drawing
+from pmapdp_lessons.pictures import lesson_11
+
+drawing.setup()
 lesson_11.types()
 
 # %% [markdown]
-# For one of the two products JAX cannot derive how the result is to be sharded, so we have to say it. **Predict:** for which
-# one, and why?
+# For one of the two products JAX cannot derive how the result is to be sharded, so we have to say it. **Predict:**
+# for which one, and why?
 
-# %%
+# %% tags=["prediction"]
+from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
+from pmapdp.registry import load_data  # the digits: images of 28 x 28 pixels, and labels
+
 data = load_data("digits")
 images = data.train.inputs[:512].reshape(512, 784).astype(np.float32) / 255
 labels = data.train.labels[:512]
@@ -109,15 +112,18 @@ assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
 
 # %% [markdown]
-# For the second one, because it sums over the hidden units, which are split. The line with `out_sharding` is also the one that
-# needs the all-reduce. The types were known while JAX traced the function, before anything was compiled.
+# For the second one, because it sums over the hidden units, which are split. The line with `out_sharding` is also the
+# one that needs the all-reduce. The types were known while JAX traced the function, before anything was compiled.
 #
 # ## What it refuses, and why
 #
-# Here are three operations whose result could be sharded in several ways: a product that sums over a split axis, a sum of two
-# arrays that are split along different axes, and one row of a split array. **Predict:** which shardings could each result have?
+# Here are three operations whose result could be sharded in several ways: a product that sums over a split axis, a
+# sum of two arrays that are split along different axes, and one row of a split array. **Predict:** which shardings
+# could each result have?
 
-# %%
+# %% tags=["prediction"]
+import textwrap
+
 columns = jax.device_put(np.ones((4, 16), np.float32), P(None, "data"))
 square = np.arange(256, dtype=np.float32).reshape(16, 16)
 by_row, by_column = jax.device_put(square, P("data", None)), jax.device_put(square, P(None, "data"))
@@ -137,14 +143,14 @@ for name, function in (
 # %% [markdown]
 # - `columns @ x` could be replicated (by an all-reduce) or split (by a reduce-scatter).
 # - `by_row + by_column` could be split by row or by column. One mesh axis cannot split both axes of the result.
-# - The row `x[0]` is on one device. A sharding covers all devices of the mesh, so the result has to be replicated, or split
-#   again.
+# - The row `x[0]` is on one device. A sharding covers all devices of the mesh, so the result has to be replicated, or
+#   split again.
 #
-# In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding of an
-# array, for which the devices may have to communicate. **Predict:** which collective changes a split by columns into a split by
-# rows?
+# In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding
+# of an array, for which the devices may have to communicate. **Predict:** which collective changes a split by columns
+# into a split by rows?
 
-# %%
+# %% tags=["prediction"]
 replicated = jnp.matmul(columns, x, out_sharding=P())
 scattered = jnp.matmul(columns, by_row, out_sharding=P(None, "data"))
 total = by_row + jax.reshard(by_column, P("data", None))
@@ -160,11 +166,59 @@ assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 # %% [markdown]
 # An all-to-all: each device sends a different piece to every other device.
 #
+# ## What of a Flax model works, and what raises
+#
+# A layer that treats each example by itself, or that sums over the examples, has only one possible sharding, so it
+# works unchanged. A layer that *indexes* an array by a sharded one, or that loops over zeros of its own, does not.
+# The next cell calls layers of Flax, and other operations that a training step may contain, on arrays whose first
+# axis is split. **Predict:** which of them raise?
+
+# %% tags=["prediction"]
+import optax
+from flax import nnx
+
+rngs, table = nnx.Rngs(0), np.ones((10, 8), np.float32)
+rows = jax.device_put(np.ones((16, 8), np.float32), P("data"))
+squares = jax.device_put(np.ones((16, 8, 8, 1), np.float32), P("data"))
+sequences = jax.device_put(np.ones((16, 5, 8), np.float32), P("data"))
+tokens = jax.device_put(np.ones((16, 5), np.int32), P("data"))
+CALLS = {
+    "Linear": lambda: nnx.Linear(8, 4, rngs=rngs)(rows),
+    "Conv": lambda: nnx.Conv(1, 4, (3, 3), rngs=rngs)(squares),
+    "BatchNorm": lambda: nnx.BatchNorm(8, rngs=rngs)(rows),
+    "LayerNorm": lambda: nnx.LayerNorm(8, rngs=rngs)(rows),
+    "Dropout": lambda: nnx.Dropout(0.5, rngs=rngs)(rows),
+    "max_pool": lambda: nnx.max_pool(squares, (2, 2), (2, 2)),
+    "MultiHeadAttention": lambda: nnx.MultiHeadAttention(2, 8, rngs=rngs, decode=False)(sequences),
+    "cross entropy": lambda: optax.softmax_cross_entropy_with_integer_labels(rows, tokens[:, 0]),
+    "Embed": lambda: nnx.Embed(10, 8, rngs=rngs)(tokens),
+    "RNN": lambda: nnx.RNN(nnx.GRUCell(8, 4, rngs=rngs))(sequences),
+    "rows[:10]": lambda: rows[:10],
+    "sort by examples": lambda: jnp.sort(rows, axis=0),
+    "reshape(4, -1)": lambda: rows.reshape(4, -1, 8),
+}
+raised = {}
+for name, call in CALLS.items():
+    try:
+        print(f"{name:19s}{jax.typeof(call())}")
+    except Exception as error:
+        raised[name] = type(error).__name__
+        print(f"{name:19s}{raised[name]}: {textwrap.shorten(str(error), 80, placeholder=' ...')}")
+assert list(raised) == ["Embed", "RNN", "rows[:10]", "sort by examples", "reshape(4, -1)"]
+assert raised["Embed"] == "ShardingTypeError"
+np.testing.assert_array_equal(jnp.asarray(table).at[tokens].get(out_sharding=P("data")), table[np.asarray(tokens)])
+
+# %% [markdown]
+# The first eight work. `Embed` looks rows of a table up by sharded tokens:
+# `table.at[tokens].get(out_sharding=P("data"))` says how, as in the last line of the cell. A recurrent layer starts
+# its loop with zeros that are not split. (The last line of the table refuses the cut into micro-batches that
+# multiplies the work, lesson 13.)
+#
 # ## The data-parallel step, once more
 #
-# The step of lesson 09 works as it is: the types of the arguments are enough. The gradient has the type of `W`, which is
-# replicated, so it needs an all-reduce. We only add an assert. It is checked while the function is traced, and costs nothing
-# when the program runs. We compare the update with one by hand (float32, tolerance 1e-6).
+# The step of lesson 09 works as it is: the types of the arguments are enough. The gradient has the type of `W`, which
+# is replicated, so it needs an all-reduce. We only add an assert. It is checked while the function is traced, and
+# costs nothing when the program runs. We compare the update with one by hand (float32, tolerance 1e-6).
 
 # %%
 W = jnp.zeros((784, 10))
@@ -189,8 +243,8 @@ gradient = images.T @ (np.full((512, 10), 0.1, np.float32) - np.eye(10, dtype=np
 np.testing.assert_allclose(step(W, *batch), -0.1 * gradient, rtol=0, atol=1e-6)
 
 # %% [markdown]
-# **A failure on purpose.** The silent mistake of lesson 09 was a batch that nobody placed, so that every device computed all of
-# it. Here the assert catches the mistake.
+# **A failure on purpose.** The silent mistake of lesson 09 was a batch that nobody placed, so that every device
+# computed all of it. Here the assert catches the mistake.
 
 # %%
 try:
@@ -202,12 +256,12 @@ except AssertionError as error:
 # %% [markdown]
 # ## shard_map inside
 #
-# Explicit sharding and `shard_map` work together: inside `shard_map` the axis is *Manual*, and you write the program of one
-# device. The mesh is the current one, so you need not name it. `jax.smap` is `shard_map` over one axis. It takes `in_axes` and
-# `out_axes` as pmap does, but its arrays have no device axis: `in_axes=0` splits axis 0 of the array. **Predict:** what are the
-# shapes of the two results?
+# Explicit sharding and `shard_map` work together: inside `shard_map` the axis is *Manual*, and you write the program
+# of one device. The mesh is the current one, so you need not name it. `jax.smap` is `shard_map` over one axis. It
+# takes `in_axes` and `out_axes` as pmap does, but its arrays have no device axis: `in_axes=0` splits axis 0 of the
+# array. **Predict:** what are the shapes of the two results?
 
-# %%
+# %% tags=["prediction"]
 summed = jax.shard_map(lambda x: lax.psum(x.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
 per_device = jax.smap(lambda x: x.sum(keepdims=True), in_axes=0, out_axes=0, axis_name="data")(x.sum(1))
 print(jax.typeof(summed), np.asarray(summed), "|", jax.typeof(per_device), np.asarray(per_device))
@@ -242,9 +296,82 @@ assert programs[AxisType.Auto] == programs[AxisType.Explicit]
 # | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
-# Explicit axes have a price: you have to write `out_sharding` in places, and some library functions do not support them yet.
-# pmapdp uses Auto axes, so that models stay free of shardings.
+# Explicit axes have a price: you write `out_sharding` wherever an array is indexed, cut or sorted along a split axis,
+# also inside a library's layer. pmapdp uses Auto axes ([steps/jit.py](../src/pmapdp/steps/jit.py)), so that models
+# stay free of shardings.
 #
+# ## Take it home
+#
+# The next cell needs nothing from above and nothing from pmapdp. A Flax model with an embedding is trained under a
+# mesh with an Explicit axis. An unsplit batch, or a gradient that is not replicated, is an error before anything
+# runs.
+
+# %% tags=["take-home"]
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import P
+
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
+
+jax.set_mesh(jax.make_mesh((jax.device_count(),), ("data",)))  # make_mesh makes Explicit axes
+
+
+class Embedding(nnx.Embed):
+    def __call__(self, tokens):  # nnx.Embed itself raises a ShardingTypeError: it does not say how its rows are sharded
+        return self.embedding[...].at[tokens].get(out_sharding=P("data"))
+
+
+class Net(nnx.Module):
+    def __init__(self, vocabulary, width, classes, rngs):
+        self.embedding = Embedding(vocabulary, width, rngs=rngs)
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.hidden = nnx.Linear(width, width, rngs=rngs)
+        self.logits = nnx.Linear(width, classes, rngs=rngs)
+
+    def __call__(self, tokens):  # [B, length]
+        x = self.norm(self.embedding(tokens).mean(1))
+        return self.logits(nnx.relu(self.hidden(x)))
+
+
+def loss(model, tokens, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(model(tokens), labels).mean()
+
+
+optimizer = optax.adam(1e-2)
+
+
+def train_step(model, optimizer_state, tokens, labels):
+    for array in (tokens, labels):
+        assert jax.typeof(array).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(array)}"
+    value, gradients = jax.value_and_grad(loss)(model, tokens, labels)
+    for gradient in jax.tree.leaves(gradients):
+        assert jax.typeof(gradient).sharding.is_fully_replicated, f"not all-reduced: {jax.typeof(gradient)}"
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+    return optax.apply_updates(model, updates), optimizer_state, value
+
+
+train_step = jax.jit(train_step, donate_argnums=(0, 1))
+
+random = np.random.default_rng(0)
+tokens = random.integers(0, 100, (10_000, 20))
+labels = np.stack([(tokens % 4 == c).sum(1) for c in range(4)], 1).argmax(1)  # the most frequent remainder
+model = jax.device_put(Net(100, 32, 4, nnx.Rngs(0)), P())
+optimizer_state = jax.device_put(optimizer.init(model), P())
+for _ in range(150):
+    rows = random.integers(0, 9_000, 512)  # the last 1,000 are held back
+    model, optimizer_state, value = train_step(model, optimizer_state, *jax.device_put((tokens[rows], labels[rows]), P("data")))
+held_back = jax.device_put(tokens[9_000:], P("data"))
+accuracy = float((model(held_back).argmax(1) == labels[9_000:]).mean())
+print(f"loss {float(value):.3f}, accuracy on held-back examples {accuracy:.3f}")
+assert accuracy > 0.9
+
+# %% [markdown]
 # ## Exercises
 #
 # Each runs under a mesh with the Explicit axis "data".
@@ -252,18 +379,21 @@ assert programs[AxisType.Auto] == programs[AxisType.Explicit]
 # **1. `typed`** (3 minutes): return the spec of the *result* of `function(x)`, without computing it: a PartitionSpec.
 # <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
 #
-# **2. `mended_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses it, for `x`
-# `[B@data, D]`. Return the `[D, D]` matrix, replicated.
+# **2. `fixed_gram`** (5 minutes): find the planted mistake. `broken_gram` is right with Auto axes. Here JAX refuses
+# it, for `x` `[B@data, D]`. Return the `[D, D]` matrix, replicated. No device may receive other devices' rows of x.
 # <details><summary>Hint</summary>Which axis does the product sum over? Say how the result is to be sharded.</details>
 #
-# **3. `normalized_step`** (10 minutes): make one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
-# `(z @ w - y) ** 2`, and the learning rate is 0.1. Here z is x `[B@data, D]` with normalized columns: each column minus its mean,
-# divided by its standard deviation, both over the *global* batch. Return the new `w`. Raise an AssertionError for a batch that is
-# not split.
+# **3. `normalized_step`** (10 minutes): make one gradient step for `w` `[D]`, which is replicated. The loss is the
+# mean of `(z @ w - y) ** 2`, and the learning rate is 0.1. Here z is x `[B@data, D]` with normalized columns: each
+# column minus its mean, divided by its standard deviation, both over the *global* batch. Return the new `w`. Raise an
+# AssertionError for a batch that is not split.
 # <details><summary>Hint</summary>It is the program of one device. Only the assert knows of shardings.</details>
 
 
 # %%
+from pmapdp_lessons.checks import check
+
+
 def broken_gram(x):
     return x.T @ x
 
@@ -273,7 +403,7 @@ def typed(function, x):
     ...  # your code: 1 line
 
 
-def mended_gram(x):
+def fixed_gram(x):
     """[D, D], replicated."""
     ...  # your code: 1 line
 
@@ -283,7 +413,7 @@ def normalized_step(w, x, y):
     ...  # your code: 4 or 5 lines
 
 
-for exercise in (typed, mended_gram, normalized_step):
+for exercise in (typed, fixed_gram, normalized_step):
     check("11_explicit_sharding", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -295,5 +425,7 @@ for exercise in (typed, mended_gram, normalized_step):
 # - Where a result could be sharded in several ways, JAX raises an error: choose with `out_sharding` or `jax.reshard`.
 # - An assert on a type turns a silent replication into an error, at no cost.
 #
-# Read on: [Explicit sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX's documentation, and
-# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX.
+# pmapdp has no file for this: its steps use Auto axes, as the table says. Read on: [Explicit
+# sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX's documentation, and [the scaling
+# book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next: [12 Port a pmap
+# program](12_port_a_pmap_program.ipynb).

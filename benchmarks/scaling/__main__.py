@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     classifiers = [name for name, model in MODELS.items() if not hasattr(model, "loss")]
     parser.add_argument("model", nargs="?", choices=classifiers, default="cnn")
     model, screen = parser.parse_args(arguments).model, console()
-    screen.print(table("ResNet-50 from 8 to 256 P100 (Goyal et al., 2017)", check_published()))
+    screen.print(table("efficiency of ResNet-50 in published runs", check_published()))
     screen.print(table(f"collectives in the step of {model}, compiled and not run", check_compiled(model)))
     screen.print(table("simulated devices of this machine", check_simulated(model)))
 

@@ -15,7 +15,7 @@ def make_trainer(loss, mesh):
     return jax.jit(step, in_shardings=(replicated, split), out_shardings=replicated)
 
 
-def mended_evaluation(mesh):
+def fixed_evaluation(mesh):
     """A compiled function. The mistake was `in_shardings=replicated`, which copies the examples to all devices."""
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 

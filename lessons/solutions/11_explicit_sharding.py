@@ -10,7 +10,7 @@ def typed(function, x):
     return jax.eval_shape(function, x).sharding.spec
 
 
-def mended_gram(x):
+def fixed_gram(x):
     """The product sums over the examples, which are split: replicated means an all-reduce."""
     return jnp.matmul(x.T, x, out_sharding=P())
 

@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 from jax import export
 
 
-def mended_batches(seed, first, batch_size, examples):
+def fixed_batches(seed, first, batch_size, examples):
     """The generator is a state that no checkpoint held, so a resumed run began with the first epoch again. An order
     that depends only on (seed, epoch) needs no checkpoint."""
     for number in itertools.count(first):

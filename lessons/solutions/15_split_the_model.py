@@ -14,7 +14,7 @@ def two_layers(x, W1, W2):
     return lax.psum(jax.nn.relu(x @ W1) @ W2, "model")
 
 
-def mended_layer(h, W2, bias):
+def fixed_layer(h, W2, bias):
     """Whatever is inside psum is added up over the devices: N partial products make one product, but N biases are N
     times the bias. So the bias is added after it."""
     return lax.psum(h @ W2, "model") + bias

@@ -18,7 +18,7 @@ def zero_step(w, g, m):
     return lax.all_gather(mine, "data", tiled=True), m
 
 
-def mended_clip(g):
+def fixed_clip(g):
     """Each device knows only the length of its own shard. The length of the full gradient is the root of the sum of
     squares over all devices, so all divide by the same number and the direction stays."""
     length = jnp.sqrt(lax.psum(jnp.square(g).sum(), "data"))

@@ -57,3 +57,26 @@ def test_the_pmap_step_of_the_package_has_the_line_that_lesson_05_quotes():
     line = "gradients, count = lax.pmean((gradients, sums.count), AXIS)"
     assert line in inspect.getsource(pmap.make_strategy)
     assert line in (build.FOLDER / "05_average_gradients.py").read_text()
+
+
+def test_zero_that_gathers_everything_first_is_worse_than_none_with_plain_sgd():
+    """Lesson 16 shows it with Adam, where it still saves something."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    replicated, columns = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))
+    rows, W = NamedSharding(mesh, PartitionSpec("data")), jax.ShapeDtypeStruct((16, 512, 512), np.float32)
+
+    def peak(place):
+        def loss(W, x):
+            W = jax.lax.with_sharding_constraint(W, replicated)
+            return jnp.square(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, W)[0]).mean()
+
+        step = jax.jit(
+            lambda W, x: W - 0.1 * jax.grad(loss)(W, x),
+            in_shardings=(place, rows),
+            out_shardings=place,
+            donate_argnums=0,
+        )
+        plan = step.lower(W, jax.ShapeDtypeStruct((64, 512), np.float32)).compile().memory_analysis()
+        return plan.argument_size_in_bytes + plan.temp_size_in_bytes
+
+    assert peak(columns) > 1.2 * peak(replicated)

@@ -19,8 +19,10 @@ def source_cells(notebook) -> list[tuple[str, str]]:
 
 
 def code_lines(notebook) -> int:
-    """Lines of code without comments and imports."""
-    lines = [line.strip() for cell in notebook.cells if cell.cell_type == "code" for line in cell.source.splitlines()]
+    """Lines of code without comments and imports; the cell to take home, which stands by itself, is not counted."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    cells = [cell for cell in cells if build.TAKE_HOME not in cell.metadata.get("tags", [])]
+    lines = [line.strip() for cell in cells for line in cell.source.splitlines()]
     return sum(bool(line) and not line.startswith(("#", "import ", "from ")) for line in lines)
 
 

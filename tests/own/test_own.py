@@ -24,6 +24,7 @@ from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_run
 from pmapdp.loss import MetricSums
 from pmapdp.own.data_file import ARRAYS, data_from_file
+from pmapdp.state import build, count_parameters
 from pmapdp.train import main as train_command
 from pmapdp.train import train
 
@@ -39,6 +40,16 @@ class Net(nnx.Module):
 
     def __call__(self, inputs, context):
         return self.out(nnx.relu(self.hidden(inputs)))
+
+
+class OfItsOwnTypes(nnx.Module):
+    """Takes no types, as most Flax models."""
+
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, inputs, context):
+        return self.out(inputs)
 
 
 class OneNumber(Net):
@@ -65,6 +76,14 @@ def test_every_strategy_trains_it_as_one_device_does(strategy):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), found.state.params, alone.state.params)
     assert found.epochs[-1]["test_examples"] == 40
     assert found.epochs[-1]["test_accuracy"] == alone.epochs[-1]["test_accuracy"]
+
+
+def test_a_model_that_names_no_types_is_built_without_them():
+    assert (
+        count_parameters(nnx.state(build(OfItsOwnTypes)))
+        == count_parameters(nnx.state(build(lambda rngs: OfItsOwnTypes(rngs=rngs))))
+        == 21
+    )
 
 
 def test_a_run_is_named_after_them(tmp_path):

@@ -1,5 +1,7 @@
 """`python -m benchmarks.scaling`: the predictions beside what this machine can show."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from launch import python
@@ -33,10 +35,20 @@ def test_simulated_devices_are_measured_and_predicted():
     assert all(line.found > 0 and line.predicted > 0 and np.isfinite(line.error) for line in lines)
 
 
-def test_a_published_run_is_predicted_within_five_percent():
-    (line,) = checks.check_published()
-    assert line.found == 0.9
-    assert abs(line.error) < 0.05
+def test_published_runs_are_predicted_within_five_percent_while_computing_rules():
+    goyal, tf32, mixed = checks.check_published()
+    assert goyal.found == 0.9
+    assert abs(goyal.error) < 0.05
+    assert abs(tf32.error) < 0.05
+    assert 0.15 < mixed.error < 0.2  # what slows eight GPUs there is not the all-reduce
+
+
+def test_the_page_has_the_error_of_each_prediction():
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    for line in checks.check_published():
+        assert f"| {line.what} | {line.predicted:.3f} | {line.found:.3f} | {100 * line.error:+.1f} % |" in page
+    for line in checks.check_compiled("cnn", counts=(8,)):
+        assert f"| {line.what} | {line.predicted:,.0f} | {line.found:,.0f} | {100 * line.error:+.1f} % |" in page
 
 
 def test_a_failing_check_is_one_sentence():

@@ -25,9 +25,9 @@ from pmapdp.errors import UserError
 from pmapdp.registry import find_model
 from pmapdp.scaling.costs import spread
 from pmapdp.scaling.hardware import HARDWARE
-from pmapdp.scaling.predict import LEFT_OUT, UTILIZATION, Plan
+from pmapdp.scaling.predict import LEFT_OUT, Plan
 from pmapdp.scaling.table import gains, predictions
-from pmapdp.scaling.workloads import PUBLISHED, count_step
+from pmapdp.scaling.workloads import ASSUMED, PUBLISHED, count_step
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ScalingOptions:
     workload: Literal["recipe", "resnet-50", "gpt-2"] = setting(
         "prediction", "recipe", "The recipe's model, or a published one whose size and operations are known."
     )
-    hardware: tuple[Literal["h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
+    hardware: tuple[Literal["a100", "h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
         "prediction",
         ("h100", "tpu-v5e", "tpu-v5p"),
         "Machines to predict for; see pmapdp/scaling/hardware.py for their figures and sources.",
@@ -46,10 +46,11 @@ class ScalingOptions:
     per_device_batch_size: int | None = setting(
         "prediction", None, "Examples per update on one device; default: the recipe's batch size."
     )
-    utilization: float = setting(
+    utilization: float | None = setting(
         "prediction",
-        UTILIZATION,
-        "Share of the peak FLOP/s that the model attains on one device. An assumption: measure yours.",
+        None,
+        f"Share of the peak FLOP/s that the model attains on one device: measure yours. Default: what is published of "
+        f"it, or {ASSUMED}.",
     )
 
 
@@ -58,8 +59,11 @@ def main(arguments: list[str]) -> None:
     config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", sections=("model",))
     if config.dtype == "float64":
         raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
-    if not 0.0001 <= options.utilization <= 1:
-        raise UserError(f"--utilization {options.utilization} is not from 0.0001 to 1: try --utilization {UTILIZATION}")
+    if options.utilization is not None and not 0.0001 <= options.utilization <= 1:
+        raise UserError(f"--utilization {options.utilization} is not from 0.0001 to 1: try --utilization {ASSUMED}")
+    size = options.per_device_batch_size
+    if size is not None and size < 1:
+        raise UserError(f"--per-device-batch-size {size} must be at least 1: try --per-device-batch-size 64")
     machines = [HARDWARE[name] for name in options.hardware]
     counts = sorted(set(options.devices))
     for N in counts:
@@ -67,13 +71,15 @@ def main(arguments: list[str]) -> None:
             spread(N, machine.levels)  # which raises an error before anything starts
 
     jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
-    b = options.per_device_batch_size or config.per_device_batch_size or config.global_batch_size or 64
+    b = size or config.per_device_batch_size or config.global_batch_size or 64
     plan = Plan(per_device_batch=b, dtype=config.dtype, utilization=options.utilization)
     model = find_model(config.model)
     workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)
+    share = plan.utilization or workload.utilization[plan.dtype]
+    origin = "as given" if plan.utilization else "measured on A100s" if workload.name in PUBLISHED else "assumed"
     print(
         f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
-        f"{b:,} examples per device and update, {plan.dtype}, Adam; {plan.utilization:.3g} of the peak assumed. "
+        f"{b:,} examples per device and update, {plan.dtype}, Adam; {share:.3g} of the peak, {origin}. "
         "Predictions for data parallelism, not measurements."
     )
     for table in (predictions, gains):

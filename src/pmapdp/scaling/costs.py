@@ -1,4 +1,4 @@
-"""Seconds that a collective takes: pure formulas of latency and bandwidth (Hockney's model). Lesson 19 teaches them.
+"""Seconds that a collective takes: pure formulas of latency and bandwidth (Hockney's model). Lesson 18 teaches them.
 
 A message of n bytes takes L + n / W seconds: latency L, bandwidth W. A device sends one message and receives one at the
 same time. R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005,

@@ -38,6 +38,15 @@ H100 = Hardware(
     levels=(Level(8, 1.9e-6, 450e9 * 120 / 128), Level(1024, 4.0e-6, 50e9 * 120 / 128)),
 )
 
+# NVIDIA's datasheets of the A100 80GB SXM and of the DGX A100: NVLink gives 300 GB/s each way, and every GPU has a
+# network card of 200 Gbit/s. Latencies as above.
+A100 = Hardware(
+    "NVIDIA A100 80GB SXM, nodes of 8 joined by NVLink, one InfiniBand HDR card of 200 Gbit/s per GPU",
+    peak={"bfloat16": 312e12, "float32": 156e12},
+    memory_bandwidth=2.039e12,
+    levels=(Level(8, 1.9e-6, 300e9 * 120 / 128), Level(1024, 4.0e-6, 25e9 * 120 / 128)),
+)
+
 # Google Cloud's documentation of TPU v5e and v5p. Latencies in a pod: Austin et al., "How to Scale Your Model", 2025,
 # jax-ml.github.io/scaling-book. JAX multiplies float32 on a TPU in bfloat16 by default, so both have one peak. Google
 # gives the interconnect's bandwidth per chip for both directions together: 400 and 1,200 GB/s.
@@ -59,4 +68,4 @@ TPU_V5P = Hardware(
     levels=(Level(6144, 1e-6, 600e9, axes=3, wraps_from=4, trees=False),),
 )
 
-HARDWARE = {"h100": H100, "tpu-v5e": TPU_V5E, "tpu-v5p": TPU_V5P}
+HARDWARE = {"a100": A100, "h100": H100, "tpu-v5e": TPU_V5E, "tpu-v5p": TPU_V5P}

@@ -13,9 +13,6 @@ from pmapdp.scaling.hardware import Hardware
 from pmapdp.scaling.workloads import Workload
 
 BACKWARD = 2 / 3
-# Chowdhery et al., "PaLM", arXiv:2204.02311, 2022, table 3, lists trainings of large language models that attain 21 to
-# 46 % of the peak. Small networks attain far less.
-UTILIZATION = 0.4
 GOAL = 0.9  # of the throughput per device that one device alone has
 MOST = 2**20  # largest batch that is tried
 
@@ -43,7 +40,7 @@ class Plan:
     # after all gradients. DistributedDataParallel sends buckets during the pass (S. Li et al., "PyTorch Distributed",
     # 2020); the last bucket, which nothing can hide, is not counted.
     overlap: float = 0.0
-    utilization: float = UTILIZATION  # share of the peak FLOP/s that the passes attain where arithmetic rules
+    utilization: float | None = None  # share of the peak FLOP/s that the passes attain; None: the workload's own
 
 
 class Prediction(NamedTuple):
@@ -59,7 +56,8 @@ class Prediction(NamedTuple):
 
 def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
     """A step of `plan` on N devices. Raises `UserError` where so many cannot be joined."""
-    arithmetic = plan.per_device_batch * workload.flops / (plan.utilization * hardware.peak[plan.dtype])
+    utilization = plan.utilization or workload.utilization[plan.dtype]
+    arithmetic = plan.per_device_batch * workload.flops / (utilization * hardware.peak[plan.dtype])
     memory = (plan.per_device_batch * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth
     compute = max(arithmetic, memory)
     update = workload.update_bytes / (N if plan.split_optimizer else 1) / hardware.memory_bandwidth

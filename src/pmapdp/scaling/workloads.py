@@ -1,7 +1,7 @@
 """What is trained: numbers that a prediction needs of a model, published or counted from a compiled step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
 from pmapdp.own.checks import check_task
 from pmapdp.registry import view_of
+from pmapdp.scaling.hardware import A100
 from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import make_strategy
 
@@ -25,6 +26,8 @@ EXAMPLES = {
     "tokens": jax.ShapeDtypeStruct((LENGTH,), np.int32),
 }
 COUNTED = (64, 128)  # batch sizes; what grows between them is an example's
+# Of a model for which no figure is published: about what ResNet-50 attains in TF32. An assumption.
+ASSUMED = 0.15
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Workload:
     flops: float  # floating-point operations for one example, forward and backward
     bytes: float = 0.0  # read and written in device memory for one example; 0: not known, taken to hide behind `flops`
     fixed_bytes: float = 0.0  # the same, for an update whatever the batch
+    # Share of a device's peak FLOP/s that its forward and backward pass attain, by the type of the computation.
+    utilization: dict[str, float] = field(default_factory=lambda: {"float32": ASSUMED, "bfloat16": ASSUMED})
 
     @property
     def update_bytes(self) -> int:
@@ -48,9 +53,19 @@ class Workload:
 # arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224 are those in torchvision's documentation.
 # GPT-2: Radford et al., 2019; an example is 1,024 tokens of 6 operations a parameter (Kaplan et al., arXiv:2001.08361,
 # 2020).
+RESNET_FLOPS, GPT_FLOPS = 3 * 2 * 4.09e9, 6 * 124_439_808 * 1024
+# What they attain, measured on one kind of device and taken for all. ResNet-50: NVIDIA's DeepLearningExamples, PyTorch
+# ResNet50 v1.5, "Training performance: NVIDIA DGX A100": one A100 trains 938 images/s in TF32 and 2,470 in mixed
+# precision. GPT-2: A. Karpathy, llm.c, "Reproducing GPT-2 (124M) in llm.c in 90 minutes for $20", 2024: 10e9 tokens in
+# 90 minutes on 8 A100 in bfloat16; in float32 it is assumed to attain the same share.
+RESNET_SHARES = {
+    "float32": 938 * RESNET_FLOPS / A100.peak["float32"],
+    "bfloat16": 2470 * RESNET_FLOPS / A100.peak["bfloat16"],
+}
+GPT_SHARE = 10e9 / 1024 * GPT_FLOPS / (90 * 60) / (8 * A100.peak["bfloat16"])
 PUBLISHED = {
-    "resnet-50": Workload("resnet-50", parameters=25_557_032, flops=3 * 2 * 4.09e9),
-    "gpt-2": Workload("gpt-2", parameters=124_439_808, flops=6 * 124_439_808 * 1024),
+    "resnet-50": Workload("resnet-50", 25_557_032, RESNET_FLOPS, utilization=RESNET_SHARES),
+    "gpt-2": Workload("gpt-2", 124_439_808, GPT_FLOPS, utilization={"float32": GPT_SHARE, "bfloat16": GPT_SHARE}),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from pmapdp_lessons.checks import require
 
 
-def mended_batches(answer):
+def fixed_batches(answer):
     """An epoch visits each example once in an order of its own, and a later start continues the same batches."""
     random = np.random.default_rng()
     batch_size, seed = int(random.integers(7, 11)), int(random.integers(100))

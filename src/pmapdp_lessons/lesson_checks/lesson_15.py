@@ -58,24 +58,25 @@ def two_layers(answer):
     )
     require(np.allclose(found, wanted, atol=1e-3), "the result is not relu(x @ W1) @ W2 of the full matrices")
     kinds = {each.kind: each.count for each in collectives(mapped.lower(x, w1, w2).compile().as_text())}
-    require(kinds == {"all-reduce": 1}, f"right, but with {kinds}: one all-reduce is enough")
+    require(sum(kinds.values()) == 1, f"right, but with {kinds}: one all-reduce is enough")
 
 
-def mended_layer(answer):
-    """The layer with its bias on each of four devices; the bias is added once."""
+def fixed_layer(answer):
+    """The layer with its bias on each of two and of four devices; the bias is added once."""
     random = np.random.default_rng()
     h, w2, bias = (random.normal(size=shape).astype(np.float32) for shape in ((3, 8), (8, 5), (5,)))
-    mesh = Mesh(np.array(jax.devices()[:4]), ("model",))
     specs = {"in_specs": (P(None, "model"), P("model", None), P()), "out_specs": P("model"), "check_vma": False}
-    found = np.asarray(jax.jit(jax.shard_map(lambda *given: answer(*given)[None], mesh=mesh, **specs))(h, w2, bias))
-    require(found.shape == (4, 3, 5), f"a device's result has the shape (3, 5), yours has {found.shape[1:]}")
-    require(
-        not np.allclose(found, h @ w2 + 4 * bias, atol=1e-3),
-        "the result has the bias four times: each of the four devices adds it, and then psum adds the four results",
-    )
-    require(not np.allclose(found, h @ w2, atol=1e-3), "the bias is missing")
-    require(
-        np.allclose(found, found[0], atol=1e-3),
-        "the devices have different results: each has only the sum over its own hidden units",
-    )
-    require(np.allclose(found, h @ w2 + bias, atol=1e-3), "the result is not h @ W2 + bias of the full arrays")
+    for N in (4, 2):
+        mesh = Mesh(np.array(jax.devices()[:N]), ("model",))
+        found = np.asarray(jax.jit(jax.shard_map(lambda *given: answer(*given)[None], mesh=mesh, **specs))(h, w2, bias))
+        require(found.shape == (N, 3, 5), f"a device's result has the shape (3, 5), yours has {found.shape[1:]}")
+        require(
+            not np.allclose(found, h @ w2 + N * bias, atol=1e-3),
+            f"the result has the bias {N} times: each of the {N} devices adds it, and then psum adds the {N} results",
+        )
+        require(not np.allclose(found, h @ w2, atol=1e-3), "the bias is missing")
+        require(
+            np.allclose(found, found[0], atol=1e-3),
+            "the devices have different results: each has only the sum over its own hidden units",
+        )
+        require(np.allclose(found, h @ w2 + bias, atol=1e-3), f"on {N} devices the result is not h @ W2 + bias")

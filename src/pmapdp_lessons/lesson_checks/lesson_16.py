@@ -72,7 +72,7 @@ def zero_step(answer):
     require("all-reduce" not in kinds, f"right, but with {kinds}: a reduce-scatter is half of an all-reduce")
 
 
-def mended_clip(answer):
+def fixed_clip(answer):
     """The full gradient clipped, in its shards; a short one is left alone."""
     specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
     mapped = jax.jit(jax.shard_map(answer, mesh=mesh_of_four(), **specs))

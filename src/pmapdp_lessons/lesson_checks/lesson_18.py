@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import numpy as np
 
 from pmapdp_lessons.checks import require
@@ -46,7 +45,7 @@ class PretendedResult:
         return self
 
 
-def mended_timer(answer):
+def fixed_timer(answer):
     """Dispatch and work of a warm call, and nothing else."""
     random = np.random.default_rng()
     step, dispatch = float(random.uniform(0.1, 0.2)), float(random.uniform(0.001, 0.002))
@@ -73,42 +72,60 @@ def mended_timer(answer):
     )
 
 
-def all_rows(answer):
-    """The sum of any number of rows, from one shape."""
-    traced = []
-
-    @jax.jit
-    def compiled(x, weights):
-        traced.append(x.shape)
-        return (weights * x**2).sum(0)
-
-    random, size = np.random.default_rng(), 16
-    for rows in (32, 37, 5):
-        x = random.normal(size=(rows, 3)).astype(np.float32)
-        found = np.asarray(answer(compiled, x, size))
-        require(found.shape == (3,), f"the sum has the shape (3,), yours has {found.shape}")
-        require(
-            set(traced) <= {(size, 3)},
-            f"compiled was traced for {sorted(set(traced))}: give it {size} rows in every call",
-        )
-        dropped = (x[: rows // size * size] ** 2).sum(0)
-        require(
-            rows % size == 0 or not np.allclose(found, dropped, atol=1e-3),
-            f"of {rows} rows the last {rows % size} are missing: pad them",
-        )
-        require(np.allclose(found, (x**2).sum(0), rtol=1e-4, atol=1e-3), f"the sum of {rows} rows is wrong")
-
-
-def utilization(answer):
-    """Operations over seconds over the rate."""
+def scan_flops(answer):
+    """All rounds of a loop."""
     random = np.random.default_rng()
-    n, seconds = int(random.integers(20, 60)), float(random.uniform(1e-4, 1e-3))
-    rate = 4 * n**3 / seconds
-    found = answer(lambda x: x @ x, jax.numpy.ones((n, n)), seconds, rate)
-    require(np.shape(found) == (), "return one number")
-    require(not np.isclose(found, 0.25, rtol=0.02), "a product takes a multiplication and an addition for each term")
+    for rounds in (3, int(random.integers(8, 20))):
+        rows, width = int(random.integers(20, 40)), 64
+        weights, x = np.ones((rounds, width, width), np.float32), np.ones((rows, width), np.float32)
+        found = answer(lambda x, w: (x @ w, None), x, weights)
+        require(np.shape(found) == (), "return one number")
+        of_one = 2 * rows * width**2
+        require(
+            not np.isclose(found, of_one, rtol=0.02),
+            f"{found:.0f} are the operations of one round: the body of a scan is counted once, and it runs {rounds} times",
+        )
+        require(
+            not np.isclose(found, rounds * of_one / 2, rtol=0.02),
+            "a product takes a multiplication and an addition for each term",
+        )
+        require(
+            np.isclose(found, rounds * of_one, rtol=0.01),
+            f"{rounds} products of [{rows}, {width}] and [{width}, {width}] take {rounds * of_one} operations, yours is {found:.0f}",
+        )
+
+
+def least_examples(answer):
+    """The least b whose backward pass is as long as the ring."""
+    random = np.random.default_rng()
+    latency, bandwidth = 1e-6, 1e9
+    for N in (2, 8, 64):
+        n = N * int(random.integers(1e5, 1e6))
+        ring = 2 * (N - 1) * (latency + n / N / bandwidth)
+        least = int(random.integers(20, 200))
+        # The exact solution lies well between two whole numbers, so that rounding errors decide nothing.
+        seconds = ring / (2 / 3) / (least - 0.5)
+        found = answer(n, N, latency, bandwidth, seconds)
+        require(np.shape(found) == () and float(found) == int(found), f"examples are whole: yours is {found}")
+        for wrong, words in (
+            (least - 1, "one example more is needed: round up"),
+            (
+                math.ceil(ring / seconds),
+                "the forward pass comes before the gradients: only the backward pass hides anything",
+            ),
+            (
+                math.ceil(ring / 2 / (2 / 3) / seconds),
+                "this hides a reduce-scatter alone: a ring all-reduce has 2 (N - 1) messages",
+            ),
+        ):
+            require(found != wrong, f"{found} is not it: {words}")
+        require(
+            found == least,
+            f"n = {n}, N = {N}, L = {latency}, W = {bandwidth:.0e}, {seconds:.2e} s an example: {least} are enough and "
+            f"{least - 1} are not, yours is {found}",
+        )
+    found = answer(8, 2, 1e-9, 1e12, 1.0)
     require(
-        np.isclose(found, 0.5, rtol=0.02),
-        f"the product of two [{n}, {n}] takes {2 * n**3} operations; in {seconds:.1e} s at {rate:.2e}/s that is 0.50 of "
-        f"the rate, yours is {found:.3g}",
+        found == 1,
+        f"an all-reduce that is shorter than one backward pass is hidden from 1 example on, yours is {found}",
     )

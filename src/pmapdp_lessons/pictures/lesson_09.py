@@ -11,9 +11,11 @@ def shards(arrays) -> None:
     Args:
         arrays: placed arrays `[16, 4]`, drawn beside each other under their PartitionSpec.
     """
-    axes = drawing.canvas(18, 5.4)
+    axes = drawing.canvas(19.4, 6)
+    axes.text(0.1, 2.9, "16 rows", va="center", rotation=90)
     for column, array in enumerate(arrays):
-        spec, left = array.sharding.spec, 6.4 * column
+        spec, left = array.sharding.spec, 0.8 + 6.6 * column
+        axes.text(left + 2.2, 5.6, "4 columns", ha="center")
         axes.text(left + 2.2, 0.3, str(spec).replace("PartitionSpec", "P"), ha="center")
         split = spec != PartitionSpec()
         for shard in array.addressable_shards if split else array.addressable_shards[:1]:
@@ -32,16 +34,17 @@ def shards(arrays) -> None:
 
 def training_step() -> None:
     """What is placed, what each device computes, and what the compiler adds; four of the devices."""
-    axes = drawing.canvas(20.2, 5.4)
-    columns = {0: "W, replicated", 4.4: "batch, split", 8.8: "gradient of its rows", 17: "W, replicated"}
+    axes = drawing.canvas(23, 5.4)
+    columns = {2.7: "W, replicated", 7.1: "batch, split", 11.5: "its gradient", 19.7: "new W, replicated"}
     for x, heading in columns.items():
         axes.text(x + 1.5, 0.3, heading, ha="center")
     for d in range(4):
         y = 0.8 + 1.1 * d
+        axes.text(0.1, y + 0.4, f"device {d}", va="center")
         for x in columns:
-            drawing.box(axes, x, y, "[64, 784]" if x == 4.4 else "[784, 10]", device=d, width=3)
-        for start, end in (((3, y + 0.4), (4.4, y + 0.4)), ((7.4, y + 0.4), (8.8, y + 0.4))):
+            drawing.box(axes, x, y, "[64, 784]" if x == 7.1 else "[784, 10]", device=d, width=3)
+        for start, end in (((5.7, y + 0.4), (7.1, y + 0.4)), ((10.1, y + 0.4), (11.5, y + 0.4))):
             drawing.arrow(axes, start, end, device=d)
-        drawing.arrow(axes, (11.8, y + 0.4), (12.8, 2.8), device=d)
-        drawing.arrow(axes, (16, 2.8), (17, y + 0.4), device=d)
-    drawing.box(axes, 12.8, 2.3, "all-reduce", width=3.2, height=1.0)
+        drawing.arrow(axes, (14.5, y + 0.4), (15.5, 2.8), device=d)
+        drawing.arrow(axes, (18.7, 2.8), (19.7, y + 0.4), device=d)
+    drawing.box(axes, 15.5, 2.3, "all-reduce", width=3.2, height=1.0)

@@ -2,23 +2,28 @@
 
 from pmapdp_lessons import drawing
 
-STAGES = (
-    ("x", "[512@data,784]"),
-    ("W1", "[784,64@model]"),
-    ("relu(x @ W1)", "[512@data,64@model]"),
-    ("W2", "[64@model,10]"),
-    ("logits", "[512@data,10]"),
+# name: (left, top, type as JAX writes it)
+ARRAYS = {
+    "x": (0.2, 0.8, "[512@data,784]"),
+    "W1": (0.2, 3.6, "[784,64@model]"),
+    "hidden = relu(x @ W1)": (10.5, 2.2, "[512@data,64@model]"),
+    "W2": (10.5, 4.8, "[64@model,10]"),
+    "logits = hidden @ W2": (21.4, 3.4, "[512@data,10]"),
+}
+WAYS = (
+    ("x", "hidden = relu(x @ W1)"),
+    ("W1", "hidden = relu(x @ W1)"),
+    ("hidden = relu(x @ W1)", "logits = hidden @ W2"),
+    ("W2", "logits = hidden @ W2"),
 )
 
 
 def types() -> None:
-    """The types of a network's arrays, as JAX writes them; colours of the two mesh axes."""
-    axes = drawing.canvas(30, 6)
-    places = {"x": (0, 0.6), "W1": (0, 3.4), "relu(x @ W1)": (10.3, 2), "W2": (10.3, 4.6), "logits": (20.6, 3.3)}
-    for name, text in STAGES:
-        left, top = places[name]
+    """The types of a network's arrays; `@` names the mesh axis over which an axis is split."""
+    axes = drawing.canvas(31, 6.4)
+    for name, (left, top, text) in ARRAYS.items():
         axes.text(left + 4.7, top - 0.2, name, ha="center", weight="bold")
-        drawing.box(axes, left, top, text, device=2 if "model" in text else 0, width=9.4, height=1.1)
-    for start, end in ((("x"), "relu(x @ W1)"), ("W1", "relu(x @ W1)"), ("relu(x @ W1)", "logits"), ("W2", "logits")):
-        (x0, y0), (x1, y1) = places[start], places[end]
-        drawing.arrow(axes, (x0 + 9.4, y0 + 0.45), (x1, y1 + 0.45))
+        drawing.box(axes, left, top, text, width=9.4, height=1.1)
+    for start, end in WAYS:
+        (x0, y0, _), (x1, y1, _) = ARRAYS[start], ARRAYS[end]
+        drawing.arrow(axes, (x0 + 9.4, y0 + 0.55), (x1, y1 + 0.55))

@@ -1,51 +1,56 @@
 """The pictures of lesson 16."""
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from pmapdp_lessons import drawing
 
-# (text, width, whether it communicates) of each stage of a step.
+# (text, length, whether it communicates) of each stage of a step. The backward pass takes twice as long as the forward
+# pass, and an all-reduce as long as a reduce-scatter and an all-gather.
 STAGES = {
-    "all-reduce": (("forward, backward", 10.8, 0), ("all-reduce", 6.2, 1), ("update w, m", 8, 0)),
-    "ZeRO-1": (
-        ("forward, backward", 10.8, 0),
-        ("reduce-scatter", 8.4, 1),
-        ("update 1/N", 7.4, 0),
-        ("all-gather", 6.2, 1),
-    ),
+    "replicated": (("forward", 4, 0), ("backward", 8, 0), ("all-reduce", 6, 1), ("update", 2.4, 0)),
+    "ZeRO-1": (("forward", 4, 0), ("backward", 8, 0), ("reduce-\nscatter", 3, 1), ("", 0.3, 0), ("all-\ngather", 3, 1)),
     "ZeRO-3": (
-        ("gather, forward", 9, 1),
-        ("gather, backward", 9.6, 1),
-        ("reduce-scatter", 8.4, 1),
-        ("update 1/N", 7.4, 0),
+        ("all-\ngather", 3, 1),
+        ("forward", 4, 0),
+        ("all-\ngather", 3, 1),
+        ("backward", 8, 0),
+        ("reduce-\nscatter", 3, 1),
+        ("", 0.3, 0),
     ),
 }
 
 
+def stage(axes: Axes, left: float, top: float, text: str, length: float, communicates: int) -> None:
+    """A computation with a grey ground, a communication without one."""
+    ground = "none" if communicates else drawing.INK
+    axes.add_patch(Rectangle((left, top), length - 0.12, 1.7, facecolor=ground, edgecolor=drawing.INK, linewidth=1.2))
+    colour = drawing.INK if communicates else "white"
+    axes.text(left + length / 2, top + 0.85, text, ha="center", va="center", fontsize=8, color=colour)
+
+
 def zero_over_time() -> None:
     """What a device does during a step, from left to right."""
-    axes = drawing.canvas(42, 8)
+    axes = drawing.canvas(27, 8)
     for row, (name, stages) in enumerate(STAGES.items()):
-        left, y = 7, 0.3 + 2.2 * row
-        axes.text(0, y + 0.8, name, weight="bold", va="center")
-        for text, width, communicates in stages:
-            drawing.box(axes, left, y, text, device=communicates, width=width - 0.2, height=1.7)
-            left += width
-    axes.text(7, 7.6, "time \u2192 (orange: with communication; ZeRO-3 gathers layer by layer)")
+        left, top = 5, 0.3 + 2.2 * row
+        axes.text(0.2, top + 0.85, name, weight="bold", va="center")
+        for text, length, communicates in stages:
+            stage(axes, left, top, text, length, communicates)
+            left += length
+    axes.text(5, 7.5, "time \u2192 (outlined: communication; the thin bar updates 1/N of the parameters)")
 
 
-def bytes_on_a_device(rows) -> None:
-    """A bar for each way of keeping the state.
-
-    Args:
-        rows: name to MB of (parameters, optimizer state, what exists only during the step) on one device.
-    """
-    _, axes = plt.subplots()
-    left = [0.0] * len(rows)
-    for number, label in enumerate(("parameters", "optimizer state", "during the step")):
-        widths = [each[number] for each in rows.values()]
-        axes.barh(list(rows), widths, left=left, color=drawing.DEVICE_COLOURS[number], label=label)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_xlabel("MB on one device (mlp, Adam, 64 examples, 8 devices)")
+def bytes_on_a_device(rest: dict[str, float], peak: dict[str, float]) -> None:
+    """A bar for each way of keeping the state: MB at rest, and what is added at the peak of a step."""
+    _, axes = plt.subplots(figsize=(7, 2))
+    names = list(rest)
+    axes.barh(names, [rest[name] for name in names], color=drawing.INK, label="at rest")
+    added = [peak[name] - rest[name] for name in names]
+    axes.barh(
+        names, added, left=[rest[name] for name in names], color="none", edgecolor=drawing.INK, label="during the step"
+    )
+    axes.set_xlabel("MB on one device (three matrices, Adam, 64 examples, 8 devices)")
     axes.invert_yaxis()
     axes.legend()

@@ -1,9 +1,11 @@
 """Answers to the exercises of lesson 18; see ../test_exercises.py."""
 
+import math
 import time
 
 import jax
 import numpy as np
+from jax import lax
 
 
 def times_the_first_call(function, x, clock):
@@ -56,31 +58,40 @@ def median_of_several(function, x, clock):
     return np.median(times)
 
 
-def one_call_each(compiled, x, size):
-    return compiled(x, np.ones((len(x), 1), np.float32))
+def compiled_flops(function, *arguments):
+    return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
 
 
-def whole_batches_only(compiled, x, size):
-    total = np.zeros(3, np.float32)
-    for first in range(0, len(x) - size + 1, size):
-        total = total + compiled(x[first : first + size], np.ones((size, 1), np.float32))
-    return total
+def scan_as_it_is(layer, x, weights):
+    return compiled_flops(lambda x, weights: lax.scan(layer, x, weights)[0], x, weights)
 
 
-def padding_counts(compiled, x, size):
-    total = 0
-    for first in range(0, len(x), size):
-        rows = np.arange(first, first + size) % len(x)
-        total = total + compiled(x[rows], np.ones((size, 1), np.float32))
-    return total
+def one_layer_times_rounds(layer, x, weights):
+    return compiled_flops(lambda x, w: layer(x, w)[0], x, weights[0]) * len(weights)
 
 
-def multiplications(function, x, seconds, rate):
-    return len(x) ** 3 / seconds / rate
+def in_a_python_loop(layer, x, weights):
+    def forward(x, weights):
+        for w in weights:
+            x, _ = layer(x, w)
+        return x
+
+    return compiled_flops(forward, x, weights)
+
+
+def ring(n, N, latency, bandwidth):
+    return 2 * (N - 1) * (latency + n / (N * bandwidth))
+
+
+def counts_up(n, N, latency, bandwidth, seconds):
+    b = 1
+    while b * seconds * 2 / 3 < ring(n, N, latency, bandwidth):
+        b += 1
+    return b
 
 
 WRONG = {
-    "mended_timer": [
+    "fixed_timer": [
         ("also compiles", times_the_first_call),
         ("compiling took 5 s", starts_before_compiling),
         ("time to dispatch", does_not_wait),
@@ -88,17 +99,25 @@ WRONG = {
         ("read `clock()`", another_clock),
         ("less the earlier", backwards),
     ],
-    "all_rows": [
-        ("give it 16 rows", one_call_each),
-        ("are missing", whole_batches_only),
-        ("the sum of 37 rows is wrong", padding_counts),
+    "scan_flops": [
+        ("counted once", scan_as_it_is),
+        (
+            "a multiplication and an addition",
+            lambda layer, x, weights: x.size * weights[0].size * len(weights) / len(x[0]),
+        ),
+        ("yours is", lambda layer, x, weights: 3 * one_layer_times_rounds(layer, x, weights)),
     ],
-    "utilization": [
-        ("a multiplication and an addition", multiplications),
-        ("of the rate", lambda function, x, seconds, rate: seconds),
+    "least_examples": [
+        ("round up", lambda n, N, L, W, seconds: int(ring(n, N, L, W) / (2 / 3 * seconds))),
+        ("only the backward pass", lambda n, N, L, W, seconds: math.ceil(ring(n, N, L, W) / seconds)),
+        ("a reduce-scatter alone", lambda n, N, L, W, seconds: math.ceil(ring(n, N, L, W) / 2 / (2 / 3 * seconds))),
+        ("are enough", lambda n, N, L, W, seconds: math.ceil(2 * (N - 1) * n / W / (2 / 3 * seconds))),
+        ("examples are whole", lambda n, N, L, W, seconds: ring(n, N, L, W) / (2 / 3 * seconds)),
     ],
 }
 
 RIGHT = {
-    "mended_timer": [median_of_several],
+    "fixed_timer": [median_of_several],
+    "scan_flops": [one_layer_times_rounds, in_a_python_loop],
+    "least_examples": [counts_up, lambda *given: max(1, -int(-ring(*given[:4]) * 3 // (2 * given[4])))],
 }
