@@ -285,7 +285,7 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
 # ## A model and data of your own
 #
 # `train` also takes your own model, data and loss, as values. Here a linear model learns the sign of a sum. It is a
-# plain Flax module.
+# plain Flax module. Its second argument, `context`, says among other things whether the model is being trained.
 
 # %%
 from flax import nnx
@@ -298,7 +298,7 @@ class Linear(nnx.Module):
     def __init__(self, *, rngs):
         self.logits = nnx.Linear(6, 2, rngs=rngs)
 
-    def __call__(self, inputs):
+    def __call__(self, inputs, context):
         return self.logits(inputs)
 
 
