@@ -146,7 +146,7 @@ def exported(tmp_path_factory):
     """The bytes of an exported model."""
     job, state = train_briefly(steps=0, model="convnet")
     path = tmp_path_factory.mktemp("exported") / "model.zip"
-    export_model(job.task, state, path, inputs=job.data.test.inputs, metadata={"labels": "0123456789"})
+    export_model(job.task, state, path, examples=job.data.test, metadata={"labels": "0123456789"})
     return path.read_bytes()
 
 

@@ -33,6 +33,12 @@ class MetricSums(NamedTuple):
     others: Any = NONE
 
 
+def named_sums(sums: MetricSums) -> dict[str, Any]:
+    """The sums by name, without those that are not there."""
+    fields = {"loss": sums.loss, "correct": sums.correct, "count": sums.count, **sums.others}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def cross_entropy(model: nnx.Module, batch: Batch, context: Context, *, label_smoothing: float = 0.0) -> MetricSums:
     """The loss of a classifier. A loss of your own takes and returns the same.
 

@@ -181,7 +181,7 @@ def test_a_file_in_the_place_of_a_module_is_named(tmp_path, name, content):
 
 def test_a_model_is_not_blamed_for_an_environment_that_jax_cannot_start_in(tmp_path):
     job, state = train_briefly(model="mlp", steps=0)
-    export_model(job.task, state, tmp_path / "model.zip", inputs=job.data.test.inputs, metadata={"labels": ""})
+    export_model(job.task, state, tmp_path / "model.zip", examples=job.data.test, metadata={"labels": ""})
     np.save(tmp_path / "digit.npy", np.zeros((28, 28), np.uint8))
     files = tmp_path / "model.zip", tmp_path / "digit.npy"
     done = python("-m", "pmapdp.predict", *files, env={"JAX_PLATFORMS": "cuda"})

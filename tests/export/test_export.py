@@ -13,6 +13,7 @@ from trained import train_briefly
 
 from pmapdp.command.ending import run_command
 from pmapdp.config import Config
+from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_exported
 from pmapdp.export import __main__ as export
@@ -30,7 +31,7 @@ METADATA = {"labels": "0123456789", "dataset": "digits"}
 def train_and_export(model, folder):
     """A job, its state and the file that its model was exported to."""
     job, state = train_briefly(model=model)
-    export_model(job.task, state, folder / "model.zip", inputs=job.data.test.inputs, metadata=METADATA)
+    export_model(job.task, state, folder / "model.zip", examples=job.data.test, metadata=METADATA)
     return job, state, folder / "model.zip"
 
 
@@ -80,7 +81,8 @@ def test_float64(tmp_path):
         state = create_state(task)
         model = task.model_with(state.params, state.model_state)
         expected = jax.device_get(model(inputs))
-    export_model(task, state, tmp_path / "model.zip", inputs=inputs, metadata=METADATA)
+    examples = Split(inputs, np.zeros(3, np.int32))
+    export_model(task, state, tmp_path / "model.zip", examples=examples, metadata=METADATA)
     logits = load_exported(tmp_path / "model.zip").outputs(inputs)["logits"]
     assert logits.dtype == np.float64
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
@@ -91,7 +93,8 @@ def test_bfloat16(tmp_path):
     task = Task(build(MODELS["cnn"], dtype="bfloat16"), optax.identity(), dtype="bfloat16")
     state = create_state(task)
     inputs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), np.uint8)
-    export_model(task, state, tmp_path / "model.zip", inputs=inputs, metadata=METADATA)
+    examples = Split(inputs, np.zeros(3, np.int32))
+    export_model(task, state, tmp_path / "model.zip", examples=examples, metadata=METADATA)
     exported = load_exported(tmp_path / "model.zip")
     assert {array.dtype for array in exported.arrays.values()} == {np.dtype(np.float32)}
     expected = task.model_with(state.params, state.model_state)(inputs)
@@ -151,7 +154,7 @@ def test_what_is_in_the_file(small):
 
 def test_same_model_same_bytes(convnet, tmp_path):
     job, state, path = convnet
-    export_model(job.task, state, tmp_path / "again.zip", inputs=job.data.train.inputs, metadata=METADATA)
+    export_model(job.task, state, tmp_path / "again.zip", examples=job.data.train, metadata=METADATA)
     assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
 
 

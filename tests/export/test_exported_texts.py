@@ -55,7 +55,7 @@ def transformer(tmp_path_factory):
     path = tmp_path_factory.mktemp("transformer") / "model.zip"
     data, view = viewed(load_data("reviews"), MODELS["transformer"])
     metadata = {"labels": ["negative", "positive"]}
-    export_model(task, state, path, inputs=data.test.inputs, metadata=metadata, view=view)
+    export_model(task, state, path, examples=data.test, metadata=metadata, view=view)
     return task.model_with(state.params, state.model_state), path
 
 

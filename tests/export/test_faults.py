@@ -30,7 +30,7 @@ def model(tmp_path_factory):
     """The files (name to content) of an exported model of images."""
     path = tmp_path_factory.mktemp("faults") / "model.zip"
     job, state = train_briefly(model="mlp", steps=0)
-    export_model(job.task, state, path, inputs=job.data.test.inputs, metadata={"labels": "0123456789"})
+    export_model(job.task, state, path, examples=job.data.test, metadata={"labels": "0123456789"})
     return unpack(path)
 
 
@@ -146,7 +146,7 @@ def test_a_diverged_model_is_not_exported(tmp_path, layer, rows, number, said):
     kernel[rows] = number
     state.params[layer]["kernel"] = kernel
     with pytest.raises(UserError, match=said):
-        export_model(job.task, state, tmp_path / "model.zip", inputs=job.data.test.inputs, metadata={"labels": ""})
+        export_model(job.task, state, tmp_path / "model.zip", examples=job.data.test, metadata={"labels": ""})
     assert os.listdir(tmp_path) == []
 
 

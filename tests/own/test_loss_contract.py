@@ -9,6 +9,9 @@ from flax import nnx
 from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
+from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
+from pmapdp.export.read import load_exported
+from pmapdp.export.write import export_run
 from pmapdp.loss import MetricSums
 from pmapdp.train import train
 
@@ -101,6 +104,20 @@ def test_a_regression_has_no_accuracy(capsys):
     assert not {name for name in epoch if "accuracy" in name}
     assert "accuracy" not in capsys.readouterr().out
     assert epoch["test_examples"] == 30
+
+
+def test_a_regression_is_evaluated_and_exported_by_its_own_loss(tmp_path):
+    """Of the run and of the file, the test loss of the last epoch; the file's outputs are the model's; within 1e-6."""
+    workdir, file, own = str(tmp_path / "run"), str(tmp_path / "line.zip"), {"model": Line, "loss": right, "data": DATA}
+    settings = Config(devices=3, epochs=1, global_batch_size=20, progress=False, workdir=workdir)
+    result = train(settings, **own)
+    wanted = result.epochs[-1]["test_loss"]
+    assert evaluate_run(workdir, **own)[0].means() == {"loss": pytest.approx(wanted, rel=1e-6)}
+    export_run(workdir, file, **own)
+    exported = load_exported(file)
+    assert evaluate_exported(exported, DATA.test).means() == {"loss": pytest.approx(wanted, rel=1e-6)}
+    outputs = exported.outputs(DATA.test.inputs)["outputs"]
+    assert np.square(outputs - DATA.test.labels).mean() == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("strategy", ["pmap", "jit"])

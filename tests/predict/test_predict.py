@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
     """A job, its state and the file that its model was exported to."""
     job, state = train_briefly(steps=40, model="mlp")
     path = tmp_path_factory.mktemp("predict") / "model.zip"
-    export_model(job.task, state, path, inputs=job.data.test.inputs, metadata={"labels": "0123456789"})
+    export_model(job.task, state, path, examples=job.data.test, metadata={"labels": "0123456789"})
     return job, state, path
 
 

@@ -2,19 +2,21 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from pmapdp.config import Config
-from pmapdp.data.batches import Batches
+from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
 from pmapdp.errors import UserError
 from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
-from pmapdp.loss import metric_sums
+from pmapdp.loss import MetricSums, metric_sums, named_sums
 from pmapdp.metrics import Totals
+from pmapdp.own.checks import check_split
 from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import load_state
 from pmapdp.run.trained import read_config
@@ -32,15 +34,28 @@ def respread(config: Config, strategy: str | None, devices: int | None) -> Confi
 
 
 def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
-    """Loss and accuracy of an exported model over exactly the examples of `split`; texts go through the view in its
-    file, as strings do in use."""
-    arrays = Split(exported.view(split.texts), split.labels) if isinstance(split, Texts) else split
-    totals, sums = Totals(), jax.jit(metric_sums)
+    """The model's loss and metrics over exactly the examples of `split`; texts go through the view in its file, as
+    strings do in use."""
+    split = Split(exported.view(split.texts), split.labels) if isinstance(split, Texts) else split
+    arrays, totals = check_split("the test", split), Totals()
     with exported.precision():
+        held = jax.device_put(exported.arrays)
+        sums = jax.jit(exported.loss.call if exported.loss else classified(exported))
         for batch in Batches(arrays, EVALUATION_BATCH_PER_DEVICE).epoch(0):
-            logits = exported.outputs(batch.inputs)["logits"]
-            totals = totals.add(sums(*jax.device_put((logits, batch))), batch.examples)
+            found = sums(held, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
+            named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)
+            totals = totals.add(named, batch.examples)
     return totals
+
+
+def classified(exported: Exported) -> Callable[..., dict[str, Any]]:
+    """The sums of a classifier, for a file that does not hold its loss."""
+
+    def sums(arrays: Any, inputs: Any, labels: Any, weights: Any) -> dict[str, Any]:
+        logits = exported.model.call(arrays, inputs)["logits"]
+        return named_sums(metric_sums(logits, Batch(inputs, labels, labels, weights)))
+
+    return sums
 
 
 def evaluate_run(

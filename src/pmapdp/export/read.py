@@ -23,7 +23,7 @@ from pmapdp.files.reading import read_file
 from pmapdp.registry import VIEWS
 
 FORMAT = "pmapdp model 2"
-METADATA, PROGRAM, ARRAYS, VIEW = "metadata.json", "model.jax", "arrays/", "view.json"
+METADATA, PROGRAM, LOSS, ARRAYS, VIEW = "metadata.json", "model.jax", "loss.jax", "arrays/", "view.json"
 EXAMPLES_PER_CALL = 256
 ADVICE = "name a file made with python -m pmapdp.export, or export the model again"
 
@@ -36,6 +36,12 @@ class Exported:
     model: jax.export.Exported  # the network; its arguments are the arrays and the inputs
     arrays: dict[str, np.ndarray]  # parameters and running statistics
     view: Any = None  # of a text model, what turns n strings into its inputs
+    loss: jax.export.Exported | None = None  # the sums of its loss and metrics; files of pmapdp 0.1 have none
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the outputs are those of a classifier."""
+        return bool(self.metadata.get("classifies", True))
 
     @cached_property
     def compiled(self) -> Any:
@@ -49,7 +55,8 @@ class Exported:
         return jax.enable_x64(self.metadata["dtype"] == "float64")
 
     def outputs(self, inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """`logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs as `metadata["input"]` says.
+        """`logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs as `metadata["input"]` says; of a model that is
+        no classifier its `outputs`, `[n, ...]`.
 
         Raises:
             UserError: the model does not take such inputs, or does not answer with finite numbers.
@@ -68,7 +75,7 @@ class Exported:
                 f"trained on, {self.metadata['input']['shape']} of {self.metadata['input']['dtype']}"
             ) from error
         outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        if not np.isfinite(outputs["probabilities"]).all():
+        if not all(np.isfinite(each).all() for each in outputs.values()):
             raise UserError("the model answers with nan: train it again with a lower --learning-rate")
         return outputs
 
@@ -94,7 +101,9 @@ def load_exported(path: str | Path) -> Exported:
                         raise ValueError("its labels are not all texts")
                 case _:
                     raise ValueError(f"{METADATA} has another form")
-            program = bytearray(archive.read(PROGRAM))
+            programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS) if name in archive.namelist()]
+            if not programs:
+                raise ValueError(f"it has no {PROGRAM}")
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
             view = VIEWS[metadata["view"]](**json.loads(archive.read(VIEW))) if VIEW in archive.namelist() else None
         if view:
@@ -102,14 +111,15 @@ def load_exported(path: str | Path) -> Exported:
     except Exception as error:  # zipfile, NumPy and scikit-learn have several for what is not as it should be
         raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
     try:
-        model = jax.export.deserialize(program)
+        model, *loss = map(jax.export.deserialize, programs)
         model.mlir_module()  # so that a version too old or too new shows here
     except Exception as error:  # JAX has no error of its own for versions that it does not read
         raise UserError(
             f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
             f"({reason(error)}): use jax {metadata['jax']}, or export the model again with this one"
         ) from None
-    classes = model.out_avals[0].shape[-1]
+    exported = Exported(metadata, model, arrays, view, *loss)
+    classes = model.out_avals[0].shape[-1] if exported.classifies else len(labels)
     if len(labels) != classes:
         raise UserError(f"{path} names {len(labels)} labels for {classes} classes: name all of them and export again")
-    return Exported(metadata, model, arrays, view)
+    return exported

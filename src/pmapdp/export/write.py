@@ -22,8 +22,10 @@ of our code. JAX (with flatbuffers) and NumPy are enough:
     outputs = jax.jit(model.call)(arrays, images)  # uint8 [n, 28, 28, 1], as metadata["input"] says
     classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
 
-`outputs` also has "probabilities" `[n, C]`. A model trained in float64 (metadata["dtype"]) first needs
-`jax.config.update("jax_enable_x64", True)`. With our code it is `pmapdp.export.read.load_exported`.
+`outputs` also has "probabilities" `[n, C]`. A model that is no classifier has "outputs" alone. `loss.jax` gives the
+sums of the model's loss and metrics from the arrays, inputs, labels and weights of examples. A model trained in float64
+(metadata["dtype"]) first needs `jax.config.update("jax_enable_x64", True)`. With our code it is
+`pmapdp.export.read.load_exported`.
 
 A text model takes what its view, metadata["view"], makes of strings. With our code that is
 `load_exported(...).view(texts)`. Without it, "tfidf" is scikit-learn's `TfidfVectorizer` with the vocabulary and `idf_`
@@ -46,14 +48,18 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from pmapdp import __version__
-from pmapdp.data.dataset import DataSet
+from pmapdp.data.batches import Batch
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason
-from pmapdp.export.read import ARRAYS, FORMAT, METADATA, PROGRAM, VIEW, Exported
+from pmapdp.export.read import ARRAYS, FORMAT, LOSS, METADATA, PROGRAM, VIEW, Exported
 from pmapdp.files.outputs import ZIP, Output, check_outputs
 from pmapdp.files.writing import write_file
-from pmapdp.models.layers import Context
+from pmapdp.loss import named_sums
+from pmapdp.models.layers import Context, call
+from pmapdp.own.checks import check_data
 from pmapdp.own.data_file import own_files
 from pmapdp.registry import load_data, view_of, viewed
 from pmapdp.run.checkpoint import load_state
@@ -61,14 +67,19 @@ from pmapdp.run.trained import read_config, trained_task
 from pmapdp.state import Task, TrainState, count_parameters
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-METRICS = ("test_loss", "test_accuracy", "test_examples")
 # JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine
 # that trained, and would make two exports of one model differ.
 LOCATIONS = "jax_traceback_in_locations_limit"
 
 
 def export_run(
-    workdir: str, path: str | Path, data_dir: str | None = None, *, model: Any = None, data: DataSet | None = None
+    workdir: str,
+    path: str | Path,
+    data_dir: str | None = None,
+    *,
+    model: Any = None,
+    data: DataSet | None = None,
+    loss: Any = None,
 ) -> dict[str, Any]:
     """Write the model of the newest checkpoint of a run; returns what the file says of it.
 
@@ -76,7 +87,7 @@ def export_run(
         workdir: folder of the run.
         path: of the file.
         data_dir: folder of data sets, for the vocabulary of a text model; default: as in training.
-        model, data: where `train` was given them as Python values.
+        model, data, loss: where `train` was given them as Python values.
     """
     config = read_config(workdir)
     (file,) = check_outputs(Output("FILE", path, ZIP), inputs=own_files(config))
@@ -84,7 +95,7 @@ def export_run(
     # Before code of the user's, which may change the current folder.
     folder, data = os.path.abspath(workdir), data or load_data(config.dataset, data_dir or config.data_dir)
     with jax.enable_x64(config.dtype == "float64"):
-        task = trained_task(config, model)
+        task = trained_task(config, model, loss)
         state, progress = load_state(folder, task)
     metrics = progress["last"]
     data, view = viewed(data, task.model)
@@ -95,14 +106,16 @@ def export_run(
         "labels": data.classes,
         "step": int(state.step),
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
-        "metrics": {name: metrics[name] for name in METRICS} if metrics.get("step") == int(state.step) else {},
+        "metrics": {name: value for name, value in metrics.items() if name.startswith("test_")}
+        if metrics.get("step") == int(state.step)
+        else {},
     }
-    export_model(task, state, file, inputs=data.train.inputs, metadata=metadata, view=view)
+    export_model(task, state, file, examples=check_data(data).train, metadata=metadata, view=view)
     return metadata
 
 
 def export_model(
-    task: Task, state: TrainState, path: str | Path, *, inputs: np.ndarray, metadata: dict[str, Any], view: Any = None
+    task: Task, state: TrainState, path: str | Path, *, examples: Split, metadata: dict[str, Any], view: Any = None
 ) -> None:
     """Write the model of `state` to the zip `path`, which is there whole or not at all.
 
@@ -110,7 +123,7 @@ def export_model(
         task: what was trained.
         state: `TrainState` on the host.
         path: overwritten if it exists.
-        inputs: `[n, ...]` as the model takes them; it is asked about the first, to see whether it answers with numbers.
+        examples: as the model takes them; it is asked about the first, to see whether it answers with numbers.
         metadata: JSON to keep beside the model; `labels` are the names of the C classes, empty for their numbers.
         view: of a text model, the `Tfidf` or `Tokens` that was fitted to the training set.
 
@@ -124,19 +137,32 @@ def export_model(
         raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
 
     def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
-        params, model_state = jax.tree.unflatten(tree, [arrays[name] for name in names])
-        logits = task.model_with(params, model_state)(inputs, Context())
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        outputs = call(built(arrays), inputs, Context())
+        if not task.classifies:
+            return {"outputs": outputs}
+        logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    shape = jax.export.symbolic_shape(", ".join(["batch", *map(str, inputs.shape[1:])]))
-    inputs_type = jax.ShapeDtypeStruct(shape, inputs.dtype)
+    def sums(arrays: dict[str, jax.Array], inputs: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str, Any]:
+        indices = jnp.zeros(weights.shape, jnp.int32)  # which examples they are matters in training alone
+        return named_sums(task.loss(built(arrays), Batch(inputs, labels, indices, weights), Context(weights)))
+
+    def built(arrays: dict[str, jax.Array]) -> nnx.Module:
+        return task.model_with(*jax.tree.unflatten(tree, [arrays[name] for name in names]))
+
+    def of_any_number(array: np.ndarray) -> jax.ShapeDtypeStruct:
+        shape = ", ".join(["batch", *map(str, array.shape[1:])])
+        return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), array.dtype)
+
+    scope = jax.export.SymbolicScope()
+    inputs, labels, weights = map(of_any_number, (*examples, np.ones(1, np.float32)))
     locations = getattr(jax.config, LOCATIONS)
     jax.config.update(LOCATIONS, 0)
     try:
         with jax.enable_x64(task.dtype == "float64"):
-            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs_type)
-            program = bytes(model.serialize())
+            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
+            loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(arrays, inputs, labels, weights)
+            programs = {PROGRAM: bytes(model.serialize()), LOSS: bytes(loss.serialize())}
     except Exception as error:
         raise UserError(
             f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
@@ -145,10 +171,10 @@ def export_model(
     finally:
         jax.config.update(LOCATIONS, locations)
 
-    C = model.out_avals[0].shape[-1]
-    labels = list(map(str, metadata["labels"])) or [str(number) for number in range(C)]
-    if len(labels) != C:
-        raise UserError(f"the model has {C} classes, and the data set names {len(labels)}: name all of them, or none")
+    C = model.out_avals[0].shape[-1] if task.classifies else 0
+    classes = list(map(str, metadata["labels"])) or [str(number) for number in range(C)]
+    if task.classifies and len(classes) != C:
+        raise UserError(f"the model has {C} classes, and the data set names {len(classes)}: name all of them, or none")
     metadata = {
         "format": FORMAT,
         "pmapdp": __version__,
@@ -156,14 +182,17 @@ def export_model(
         "platforms": PLATFORMS,
         "dtype": task.dtype,
         "view": view_of(task.model),
-        "input": {"dtype": inputs.dtype.name, "shape": ["batch", *inputs.shape[1:]]},
+        "input": {"dtype": inputs.dtype.name, "shape": ["batch", *examples.inputs.shape[1:]]},
+        "classifies": task.classifies,
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
-        "labels": labels,
+        "labels": classes,
     }
-    Exported(metadata, model, arrays).outputs(inputs[:1])  # finite parameters may be too large for finite answers
-    files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: program}
+    Exported(metadata, model, arrays).outputs(
+        examples.inputs[:1]
+    )  # finite parameters may be too large for finite answers
+    files = {METADATA: json.dumps(metadata, indent=2).encode(), **programs}
     if view:
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
     zipped = io.BytesIO()

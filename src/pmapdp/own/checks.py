@@ -18,7 +18,7 @@ from flax import nnx
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError, reason, shown
-from pmapdp.loss import MetricSums
+from pmapdp.loss import MetricSums, named_sums
 from pmapdp.models.layers import Context, call, example_keys
 from pmapdp.state import Task
 
@@ -45,22 +45,25 @@ def check_data(data: DataSet) -> DataSet:
     Raises:
         UserError: with the array, what is wrong with it, and what works.
     """
-    splits = []
-    for name, split in (("training", data.train), ("test", data.test)):
-        inputs, labels = (as_array(f"the {name} {what}", each) for what, each in split._asdict().items())
-        if inputs.shape[:1] != labels.shape[:1] or inputs.shape[:1] in ((), (0,)):
-            raise UserError(
-                f"the {name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one "
-                "row for each example, and at least one"
-            )
-        as_int32 = np.int32 if labels.dtype.kind in "biu" else None
-        splits.append(Split(converted(f"the {name} inputs", inputs), converted(f"the {name} labels", labels, as_int32)))
+    splits = [check_split("the training", data.train), check_split("the test", data.test)]
     shapes = [[list(array.shape) for array in split] for split in splits]
     if [shape[1:] for shape in shapes[0]] != [shape[1:] for shape in shapes[1]]:
         raise UserError(f"inputs and labels have shapes {shapes[0]}, and {shapes[1]} for testing: only n may differ")
     if not isinstance(data.classes, list | tuple) or not all(isinstance(each, str) for each in data.classes):
         raise UserError(f"classes={shown(data.classes)} are no names: give a tuple of texts, or leave it out")
     return DataSet(splits[0], splits[1], tuple(data.classes))
+
+
+def check_split(name: str, split: Split) -> Split:
+    """The arrays of one part of a data set, called `name`; errors and types as of `check_data`."""
+    inputs, labels = (as_array(f"{name} {what}", each) for what, each in split._asdict().items())
+    if inputs.shape[:1] != labels.shape[:1] or inputs.shape[:1] in ((), (0,)):
+        raise UserError(
+            f"{name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one row for "
+            "each example, and at least one"
+        )
+    as_int32 = np.int32 if labels.dtype.kind in "biu" else None
+    return Split(converted(f"{name} inputs", inputs), converted(f"{name} labels", labels, as_int32))
 
 
 def as_array(what: str, values: Any) -> np.ndarray:
@@ -154,10 +157,10 @@ def check_loss(task: Task, example: Batch) -> None:
 
     def of(*weights: float) -> dict[str, float]:
         found = sums(np.asarray(weights, np.float32))
-        return {name: float(value) for name, value in named_fields(found).items()}
+        return {name: float(value) for name, value in named_sums(found).items()}
 
     n = len(example.labels)
-    for field, value in named_fields(sums(np.ones(n, np.float32))).items():
+    for field, value in named_sums(sums(np.ones(n, np.float32))).items():
         if getattr(value, "shape", None) != () or jnp.result_type(value).kind not in "biuf":
             raise UserError(
                 f"the loss of {task.name} returns {field} of shape {list(np.shape(value))}: return its sum over the "
@@ -227,9 +230,3 @@ def check_layers(task: Task, example: Batch) -> None:
                     f"{task.name} draws random numbers from {layer} in training, which would be the same on every "
                     "device and in every update: use nnx.Dropout, or draw from context.keys, one key an example"
                 )
-
-
-def named_fields(sums: MetricSums) -> dict[str, Any]:
-    """The fields of a loss by name, without those that are not there."""
-    fields = {"loss": sums.loss, "correct": sums.correct, "count": sums.count, **sums.others}
-    return {name: value for name, value in fields.items() if value is not None}

@@ -88,6 +88,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"INPUT is missing: try {PROGRAM} {options.model} {example}")
     known, names, inputs = read_inputs(exported, options)
     outputs = exported.outputs(inputs)
+    if not exported.classifies:
+        for about, name, answer in zip(known, names, outputs["outputs"].tolist(), strict=True):
+            print(json.dumps(about | {"output": answer}) if options.json else f"{name}  {answer}")
+        return
     labels = exported.metadata["labels"]
     columns = max(map(len, names)), max(map(len, labels))
     for about, name, number, row in zip(

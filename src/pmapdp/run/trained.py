@@ -20,9 +20,9 @@ def read_config(path: str | Path) -> Config:
     return dataclasses.replace(config, global_batch_size=global_batch_size, per_device_batch_size=None)
 
 
-def trained_task(config: Config, model: Any = None) -> Task:
+def trained_task(config: Config, model: Any = None, loss: Any = None) -> Task:
     """What a run of `config` trains. The learning rates do not matter here: they are not part of the state."""
-    return dataclasses.replace(make_task(config, model), optimizer=make_optimizer(config, lambda step: 0.0))
+    return dataclasses.replace(make_task(config, model, loss), optimizer=make_optimizer(config, lambda step: 0.0))
 
 
 def load_run(path: str | Path, model: Any = None) -> tuple[Config, TrainState, dict[str, Any]]:
