@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from disks import small_disk
 from marks import quick
 from processes import HEARTBEAT, Ended, by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
 
@@ -141,13 +142,15 @@ def test_a_signal_saves_and_stops_all(faults, name):
     assert (workdir / "checkpoints" / str(step)).is_dir()
 
 
-def test_an_error_of_one_process_ends_all():
-    """Its disk is full. The other process sees that it is gone."""
-    hands = by_hand(2)
-    with running(*([*LONG, "--metrics-file", "/dev/full", *hand] for hand in hands)) as processes:
-        first, second = (end_of(each) for each in processes)
+def test_an_error_of_one_process_ends_all(tmp_path):
+    """Its disk gets full. The other process sees that it is gone."""
+    job = ["--model", "mlp", "--devices", 2, "--epochs", 1000, "--no-progress"]
+    with small_disk(tmp_path / "disk", "size=8k") as disk:
+        job += ["--metrics-file", disk / "metrics.jsonl"]
+        with running(*([*job, *hand] for hand in by_hand(2))) as processes:
+            first, second = (end_of(each) for each in processes)
     assert first.status == 2
-    assert "/dev/full" in first.err
+    assert "metrics.jsonl" in first.err
     assert "No space left on device" in first.err
     assert_lost(second)
 

@@ -26,10 +26,10 @@ def test_a_line_in_train_step_runs_once_an_update_on_each_device(strategy, tmp_p
     once for each call."""
     shutil.copytree(PACKAGE, tmp_path / "pmapdp", ignore=shutil.ignore_patterns("__pycache__"))
     file = tmp_path / "pmapdp" / "steps" / f"{strategy}.py"
-    head = "    def train_step(state: TrainState, batch: Batch):\n"
-    text = file.read_text()
-    assert text.count(head) == 1
-    file.write_text(text.replace(head, head + "        jax.debug.print('train_step at {}', state.step)\n"))
+    line = "        jax.debug.print('train_step at {}', state.step)\n"
+    text, count = re.subn(r"(    def train_step\(.*\n)", rf"\1{line}", file.read_text())
+    assert count == 1
+    file.write_text(text)
     path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
     devices = 1 if strategy == "single" else DEVICES
     flags = ["--strategy", strategy, "--devices", devices, "--steps", UPDATES, "--model", "mlp", "--no-compile-cache"]
