@@ -35,7 +35,7 @@ def count_from_environment() -> tuple[str, int] | None:
 
 def count_started() -> int | None:
     """The number of CPU devices with which JAX has started, or None where it has not: then the number can be set."""
-    before = jax.config.jax_num_cpu_devices
+    before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined] # defined as JAX is imported
     try:
         jax.config.update("jax_num_cpu_devices", before + 2)
     except RuntimeError:

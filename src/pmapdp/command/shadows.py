@@ -21,7 +21,7 @@ def shadow(error: BaseException) -> str | None:
             frame = frame.tb_next
         chain = chain.__cause__ or chain.__context__
     if isinstance(error, ImportError):  # C++ does not say which
-        files = dict.fromkeys(os.path.join(each, name) for each in folders for name in os.listdir(each)) | files
+        files = {os.path.join(each, name): "" for each in folders for name in os.listdir(each)} | files
     found = []
     for file, loaded in files.items():
         module = os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file.removesuffix(".py")

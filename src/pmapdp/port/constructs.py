@@ -166,9 +166,10 @@ class Finder(Names):
     def counts(self, node: Any) -> bool:
         """Whether an expression, or the first size of a shape, is the number of devices."""
         while isinstance(node, ast.BinOp | ast.Tuple | ast.List):
-            adds = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
-            parts = [node.left] if adds else getattr(node, "elts", [])
-            node = parts[0] if parts else None
+            if isinstance(node, ast.BinOp):
+                node = node.left if isinstance(node.op, ast.Add) else None
+            else:
+                node = node.elts[0] if node.elts else None
         return node is not None and (self.value(node) in COUNTS or bool(COUNT.fullmatch(ast.unparse(node))))
 
     def visit_Name(self, node: ast.Name) -> None:

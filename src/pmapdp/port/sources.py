@@ -25,7 +25,8 @@ def read(given: str) -> tuple[dict[str, File], list[str]]:
             f"{given!r} is neither Python nor a notebook: name a file that ends in .py or .ipynb, or a folder"
         )
     paths = [path] if path.is_file() else [*sorted(path.rglob("*.py")), *sorted(path.rglob("*.ipynb"))]
-    files, unread = {}, []
+    files: dict[str, File] = {}
+    unread: list[str] = []
     for each in paths:
         if any(part in LEFT_OUT or part.startswith(".") for part in each.relative_to(path).parts) or each.is_dir():
             continue
