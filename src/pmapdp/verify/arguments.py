@@ -21,9 +21,9 @@ def refuse(name: str, value: Any, why: str) -> ArgumentsError:
     return ArgumentsError(f"{name}={' '.join(reprlib.repr(value).split())}{why}")
 
 
-def require_list(name: str, values: Any, fits: Callable[[Any], bool], example: str) -> None:
-    """A list of such values, and not empty."""
-    if not isinstance(values, Sequence) or not values or not all(map(fits, values)):
+def require_list(name: str, values: Any, fits: Callable[[Any], bool], example: str, empty: bool = False) -> None:
+    """A list of such values, and not empty unless it may be."""
+    if not isinstance(values, Sequence) or not (values or empty) or not all(map(fits, values)):
         raise refuse(name, values, f": give {example}")
 
 
@@ -61,8 +61,6 @@ def require_batch(name: str, batch: Any, axis: int, own: bool) -> None:
 
 def require_names(per_device: Any, names: Sequence[str]) -> None:
     """Names of leaves of the state or of the metrics, `batch` or `key`."""
-    if isinstance(per_device, str) or not all(isinstance(name, str) for name in per_device):
-        raise refuse("per_device", per_device, ": give a list of names of leaves, for example ['batch_stats', 'key']")
     for name in per_device:
         if not any(trees.matches(path, [name]) for path in [*names, "batch", "key"]):
             raise refuse(

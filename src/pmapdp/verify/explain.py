@@ -88,7 +88,7 @@ def scale(search: Search) -> Found:
     for ratio in (*usual, *(search.moves(name)[0] for name in search.several[:3])):
         for cut, values in zip(search.gradient.cuts, search.at_whole, strict=True):
             for numbers in (False, True):  # a number at the cut is a count, or a gradient
-                if abs(ratio - 1) < 1e-3 or (numbers and all(cut.arrays)):
+                if not np.isfinite(ratio) or abs(ratio - 1) < 1e-3 or (numbers and all(cut.arrays)):
                     continue
                 pairs = zip(values, cut.arrays, strict=True)
                 changed = [x * ratio if array or numbers else x for x, array in pairs]

@@ -13,28 +13,30 @@ from pmapdp.verify.search import CLEAR, REST, Search, attempt
 
 
 def explain_metrics(case: Case, alike: bool, facts: str = "") -> Cause:
-    """The cause of wrong metrics: of those that would explain one, that which leaves least of the difference."""
+    """The cause of wrong metrics: that which explains most of them."""
     search, wrong = Search(case, alike), case.wrong("metrics")
-    by_cause: dict[str, list[str]] = {}
-    for name in wrong:
-        by_cause.setdefault(cause_of(search, name, *wrong[name]), []).append(name)
-    cause = min(
-        by_cause, key=lambda cause: ("unknown", "follows").index(cause) if cause in ("unknown", "follows") else -1
-    )
-    leaves, N, rows = by_cause[cause], case.trial.N, (search.found.get("padded") or (0, 0))[1]
+    unnamed = "follows" if search.wrong else "unknown"
+    possible = {name: causes_of(search, name, *wrong[name]) for name in wrong}
+    count = {
+        cause: sum(cause in found for found in possible.values()) for found in possible.values() for cause in found
+    }
+    cause = max(count, key=lambda cause: count[cause], default=unnamed)
+    if cause == "mean of means" and count[cause] < len(wrong):
+        cause = unnamed  # by chance, as an accuracy of few values is explained where the loss is not
+    leaves = [name for name in wrong if cause in possible[name]] or list(wrong)
+    rows = (search.found.get("padded") or (0, 0))[1]
     facts = f"{'It is wrong on one device, too. ' * alike}{times(case, leaves[0])}{facts}"
     name, _, ratio = cause.partition(": ")
-    return named(name, leaves, ratio=ratio, N=N, rows=rows, facts=facts)
+    return named(name, leaves, ratio=ratio, N=case.trial.N, rows=rows, facts=facts)
 
 
-def cause_of(search: Search, name: str, far: float, tolerance: float) -> str:
-    """The name of the cause of one wrong metric; of a scaled one with its factor."""
+def causes_of(search: Search, name: str, far: float, tolerance: float) -> list[str]:
+    """The names of the causes that would explain one wrong metric; of a scaled one with its factor."""
     case, copies, right = search.case, search.case.got["metrics"][name], search.case.update.values["metrics"][name]
-    unnamed = "follows" if search.wrong else "unknown"
-    if search.wrong and not all(np.isfinite(copy).all() for copy in copies):
-        return "follows"
+    if (search.wrong and not all(np.isfinite(copy).all() for copy in copies)) or far <= CLEAR * tolerance:
+        return []
     if max(trees.distance(copy, copies[0]) for copy in copies) > max(tolerance, REST * far):
-        return "one device's metrics"
+        return ["one device's metrics"]
     guesses: list[tuple[str, Any]] = []
     if not search.alike:
         guesses += [(f"scaled metrics: {ratio:.3g}", right * ratio) for ratio in (search.N, 1 / search.N, search.N**2)]
@@ -48,11 +50,10 @@ def cause_of(search: Search, name: str, far: float, tolerance: float) -> str:
     if rows and (found := attempt(lambda: case.reference(batch=padded))):
         guesses.append(("padding counts", found["metrics"][name]))
     rests = [(trees.distance(copies[0], np.asarray(value)), cause) for cause, value in guesses]
-    # Within rounding the first: the sum of equal parts is N times their mean. Else the nearest, and no chance hit: of
-    # many parts some have losses that are near one another.
-    within = [(rest, cause) for rest, cause in rests if rest <= tolerance / 4]
-    rest, cause = within[0] if within else min(rests, default=(np.inf, unnamed), key=lambda pair: pair[0])
-    return cause if far > CLEAR * tolerance and rest <= max(tolerance / 4, REST / 5 * far) else unnamed
+    # Those within rounding; else the nearest, and no chance hit: of many parts some have losses near one another.
+    within = [cause for rest, cause in rests if rest <= tolerance / 4]
+    rest, cause = min(rests, default=(np.inf, ""), key=lambda pair: pair[0])
+    return list(dict.fromkeys(within)) or [cause] * (rest <= REST / 5 * far)
 
 
 def times(case: Case, name: str) -> str:

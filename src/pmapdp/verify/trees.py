@@ -10,12 +10,14 @@ import numpy as np
 Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 
 
+def path_of(path: Any) -> str:
+    """A path of JAX as text, for example `params/dense/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself"
+
+
 def named(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their path, for example `params/dense/kernel`; a typed key as its integers."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself": (plain(leaf))
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    }
+    return {path_of(path): plain(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def values(tree: Any) -> Leaves:
@@ -94,9 +96,7 @@ def matches(path: str, names: Sequence[str]) -> bool:
 
 def map_named(function: Any, tree: Any) -> Any:
     """`function(path, leaf)` of every leaf."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: function(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), tree
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_of(path), leaf), tree)
 
 
 def reseed(tree: Any, seed: int = 1) -> Any:

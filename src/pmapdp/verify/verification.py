@@ -89,6 +89,7 @@ def verify(
     """
     started = time.perf_counter()
     own_names = [per_device] if isinstance(per_device, str) else per_device
+    require_list("per_device", own_names, lambda name: isinstance(name, str), "names of leaves, as ['key']", empty=True)
     devices = jax.devices() if devices is None else devices
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
