@@ -31,8 +31,15 @@ class Grouped(NamedTuple):
         """The step's result where there is one group; `verify` calls those of several, because it can cut the batch."""
         if self.groups != 1:
             raise ArgumentsError("give old_program(...) to verify as its reference, which cuts state and batch for it")
-        mapped = jax.vmap(lambda _, given: self.step(*given), (0, None), axis_name=self.axis_name, axis_size=1)
-        return jax.tree.map(lambda x: jax.lax.squeeze(x, (0,)), mapped(jnp.zeros(1), arguments))
+        returned: list[Any] = []  # what of the result is no array, which vmap does not take
+
+        def inner(_: Any, given: tuple[Any, ...]) -> Any:
+            returned.append(self.step(*trees.combine(given, arguments)))
+            return trees.arrays(returned[0])
+
+        mapped = jax.vmap(inner, (0, None), axis_name=self.axis_name, axis_size=1)
+        found = jax.tree.map(lambda x: jax.lax.squeeze(x, (0,)), mapped(jnp.zeros(1), trees.arrays(arguments)))
+        return trees.combine(found, returned[0])
 
 
 def one_device(step: Callable, axis_name: Any) -> Grouped:
