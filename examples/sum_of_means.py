@@ -1,0 +1,35 @@
+"""A training step with a mistake that no loss curve shows: `python -m pmapdp.verify examples/sum_of_means.py:check`.
+
+The gradients of the devices are added up with `lax.psum`. Each is already a mean over the device's examples, so the
+update is as many times too long as there are devices. `lax.pmean` is right.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pmapdp.verify import one_device
+
+
+def loss(weights, batch):
+    """Mean squared error of a linear model: `[D]`, and a batch of `[b, D]` inputs and `[b]` targets."""
+    return jnp.square(batch["x"] @ weights - batch["y"]).mean()
+
+
+def step(weights, batch):
+    """What one device does."""
+    value, gradient = jax.value_and_grad(loss)(weights, batch)
+    gradient = lax.psum(gradient, "devices")  # the mistake
+    return weights - 0.01 * gradient, {"loss": lax.pmean(value, "devices")}
+
+
+def check():
+    """The arguments of `pmapdp.verify.verify`."""
+    random = np.random.default_rng(0)
+    return {
+        "step": jax.pmap(step, "devices"),
+        "reference": one_device(step, "devices"),
+        "state": np.zeros(5, np.float32),
+        "batch": {"x": random.normal(size=(64, 5)).astype(np.float32), "y": np.ones(64, np.float32)},
+    }
