@@ -11,6 +11,7 @@ import io
 import json
 import os
 import resource
+import shutil
 from datetime import timedelta
 
 import numpy as np
@@ -30,10 +31,14 @@ from pmapdp.evaluate import __main__ as evaluate
 from pmapdp.export import __main__ as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
+from pmapdp.files import outputs
+from pmapdp.files.writing import write_file
 from pmapdp.predict import __main__ as predict
 from pmapdp.predict.inputs import read_images, read_lines
 from pmapdp.recipes import RECIPES
+from pmapdp.run.literal_path import LiteralPath
 from pmapdp.run.trained import read_config
+from pmapdp.run.workdir import claimed
 
 CASES = pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.slow)])
 SECONDS = 5
@@ -225,3 +230,70 @@ def test_a_broken_promise_is_found():
     with pytest.raises(AssertionError):
         result_or_sentence(lambda: 1 / 0)
     assert result_or_sentence(lambda: (_ for _ in ()).throw(UserError("x"))) is None
+
+
+PARTS = st.sampled_from(
+    [
+        *("run", "checkpoints", "5", "_METADATA", "config.json", "metrics.jsonl", "log.txt", "events.out.x", "net.py"),
+        *("data.npz", "link", "linked", "..", ".", "", "new", "report.json", "mine", "\udcff", "a\\b", "*", "[n]et.py"),
+    ]
+)
+NAMES = st.lists(PARTS | st.text(max_size=6), min_size=1, max_size=5).map("/".join)
+
+
+@CASES
+def test_outputs(cases, tmp_path):
+    """Whatever a file is called, what a command reads and what a run has keep every byte."""
+    kept = {
+        "net.py": b"x = 1",
+        "data.npz": b"PK\x03\x04",
+        "run/config.json": b'{"format": "pmapdp run 1"}',
+        "run/metrics.jsonl": b"{}\n",
+        "run/checkpoints/5/_METADATA": b"{}",
+    }
+    for name, content in kept.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    os.symlink("net.py", tmp_path / "link")
+    os.symlink("run/checkpoints", tmp_path / "linked")
+
+    def check(name, start):
+        def write():
+            output = outputs.Output("--json", f"{tmp_path}/{name}", start)
+            (path,) = outputs.check_outputs(output, inputs=[tmp_path / "data.npz"])
+            assert path.is_relative_to(tmp_path) or ".." in name
+            if path.is_relative_to(tmp_path):  # not where the name leads out of the test's folder
+                write_file(path, start + b"new")
+                assert path.read_bytes() == start + b"new"
+                path.unlink()
+
+        result_or_sentence(write)
+        assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
+
+    hold(cases, check, name=NAMES, start=st.sampled_from([outputs.JSON, outputs.HTML, outputs.ZIP]))
+
+
+@CASES
+def test_workdirs(cases, tmp_path):
+    """A folder of any name holds its run, at that very place, or is refused and nothing is made."""
+
+    def check(name):
+        folder = tmp_path / "place" / name.replace("/", "").replace("\0", "")[:60]
+        shutil.rmtree(tmp_path / "place", ignore_errors=True)
+
+        def claim():
+            with claimed(folder, Config(), 64):
+                assert read_config(folder).global_batch_size == 64
+                assert [path.name for path in LiteralPath(folder).glob("conf*")] == ["config.json"]
+                return True
+
+        if folder.name in ("place", "..", "."):
+            return
+        if result_or_sentence(claim):
+            assert os.listdir(tmp_path / "place") == [folder.name]
+        else:
+            assert not (tmp_path / "place").exists()
+
+    hold(
+        cases, check, name=st.text(alphabet=st.sampled_from("[]{}*?!~$%#&;'\"\\ \udcffab\ngs:")) | st.text(max_size=20)
+    )
