@@ -115,6 +115,29 @@ def test_forged(model, place, capsys, name):
     assert sentence in refused(capsys, "model.zip", "digit.npy")
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [list(range(10)), [None] * 10, [[]] * 10, [{}] * 10, None, "0123456789", {}, 7, [*"012345678", 9]],
+    ids=repr,
+)
+def test_labels_that_are_no_texts(model, place, capsys, labels):
+    metadata = json.loads(model["metadata.json"]) | {"labels": labels}
+    (place / "model.zip").write_bytes(pack(model | {"metadata.json": json.dumps(metadata).encode()}))
+    assert "model.zip is damaged, or is no exported model (" in refused(capsys, "model.zip", "digit.npy")
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", [], {}, [1], {"a": 1}, True, [None]], ids=repr)
+@pytest.mark.parametrize("name", ["format", "jax", "dtype", "view", "input", "arrays", "labels"])
+def test_metadata_of_every_other_form(model, place, capsys, name, value):
+    """What the reader needs is refused in a sentence; the rest may be as it likes."""
+    metadata = json.loads(model["metadata.json"]) | {name: value}
+    (place / "model.zip").write_bytes(pack(model | {"metadata.json": json.dumps(metadata).encode()}))
+    status = run_command(predict, ["model.zip", "digit.npy"])
+    assert (status, capsys.readouterr().err.count("\n")) in ((2, 1), (0, 0))
+    if name not in ("jax", "dtype", "view"):
+        assert status == 2
+
+
 def test_too_few_labels(model, place, capsys):
     metadata = json.loads(model["metadata.json"]) | {"labels": list("012345678")}
     (place / "model.zip").write_bytes(pack(model | {"metadata.json": json.dumps(metadata).encode()}))

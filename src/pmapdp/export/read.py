@@ -94,9 +94,15 @@ def load_exported(path: str | Path) -> Exported:
             if any(each.compress_type for each in members) or sum(each.file_size for each in members) > len(content):
                 raise ValueError("it is compressed, or not as long as it says")
             match metadata := json.loads(archive.read(METADATA)):
-                case {"format": str(found)} if found != FORMAT:
+                case {"format": found} if found != FORMAT:
                     raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
-                case {"jax": str(), "dtype": str(), "input": {"dtype": str(), "shape": [*_]}, "labels": [*labels]}:
+                case {
+                    "format": _,
+                    "jax": str(),
+                    "dtype": str(),
+                    "input": {"dtype": str(), "shape": [*_]},
+                    "labels": [*labels],
+                }:
                     if not all(isinstance(label, str) for label in labels):
                         raise ValueError("its labels are not all texts")
                 case _:
