@@ -9,6 +9,7 @@ import logging
 import math
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -195,7 +196,8 @@ class Checkpoints:
         except DamagedError as error:
             fault = error
         except Exception as error:  # Orbax and what it uses have many, none of which proves that the files are wrong
-            fault = UserError(f"{what} cannot be read ({reason(error)[:150]}): {LEFT}")
+            system = re.search(r"OS error \d+: [^\]'\"]+", str(error))  # at the end of what TensorStore says
+            fault = UserError(f"{what} cannot be read ({system[0] if system else reason(error)[:150]}): {LEFT}")
         for kind in (UserError, DamagedError):
             self.peers.require_all(kind, fault if isinstance(fault, kind) else None)
         return found
