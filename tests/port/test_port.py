@@ -266,7 +266,9 @@ def test_status_1_where_a_line_fails(tmp_path, capsys):
     assert f"first {path}:3: gone" in err
     assert "  gone   tree-map" in out
     assert "docs/porting.md#tree-map" in out
-    assert run(capsys, PROGRAM)[0] == 0
+    status, out, err = run(capsys, PROGRAM)
+    assert (status, err) == (0, "")
+    assert "Port in this order:\n  1. Put my_pmap" in out
 
 
 def test_json_is_one_object(capsys):
@@ -316,6 +318,13 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, make, fragment):
     status, out, err = run(capsys, make(tmp_path))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert fragment in err
+
+
+def test_a_long_sum_is_read(tmp_path, capsys):
+    (tmp_path / "a.py").write_text("import jax\nx = " + " + ".join(["y"] * 3000) + "\njax.tree_map(f, x)\n")
+    status, out, _ = run(capsys, tmp_path)
+    assert status == 1
+    assert "3  gone   tree-map" in out
 
 
 def test_a_program_without_pmap_says_so(tmp_path, capsys):

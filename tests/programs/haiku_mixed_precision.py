@@ -23,9 +23,9 @@ class TrainState(NamedTuple):
 
 
 def _forward(inputs, is_training):
-    hidden = hk.Linear(16)(policy.cast_to_compute(inputs))
-    hidden = hk.BatchNorm(True, True, 0.9)(hidden.astype(inputs.dtype), is_training)
-    return policy.cast_to_output(hk.Linear(1)(jax.nn.relu(hidden)))[:, 0]
+    hidden = hk.Linear(16)(inputs)
+    hidden = hk.BatchNorm(True, True, 0.9)(hidden.astype(jnp.float32), is_training)
+    return hk.Linear(1)(jax.nn.relu(hidden))[:, 0]
 
 
 forward = hk.transform_with_state(_forward)
@@ -38,8 +38,9 @@ def initial_state(rng, inputs):
 
 
 def loss_fn(params, state, loss_scale, batch):
-    outputs, state = forward.apply(params, state, None, batch["x"], is_training=True)
-    loss = jnp.square(outputs - batch["y"]).mean()
+    params, inputs = policy.cast_to_compute((params, batch["x"]))
+    outputs, state = forward.apply(params, state, None, inputs, is_training=True)
+    loss = jnp.square(policy.cast_to_output(outputs) - batch["y"]).mean()
     return loss_scale.scale(loss), (loss, state)
 
 

@@ -13,6 +13,8 @@ if __name__ == "__main__":  # before the imports, which take a second: a signal 
     run("pmapdp.port.__main__")
 
 import json
+import logging
+import sys
 from dataclasses import MISSING, dataclass
 from importlib.metadata import version
 
@@ -41,6 +43,8 @@ class FailsError(UserError):
 def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(Options, arguments, program="python -m pmapdp.port", example="train.py")
+    sys.setrecursionlimit(20_000)  # a long sum is a deep tree
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Flax warns when its modules are looked up
     files, unread = read(options.path)
     findings, mapped = find(files)
     report = as_json(findings, mapped, files, unread)

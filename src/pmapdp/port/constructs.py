@@ -276,7 +276,8 @@ def find(files: dict[str, File]) -> tuple[list[Finding], list[Mapped]]:
         keys = {each.key for each in mapped}
     findings = sorted((each for finder in finders for each in finder.findings), key=lambda each: (each.path, each.line))
     uses = {each.path for each in findings if each.row.id in ("pmap", "filter-pmap", "nnx-pmap")}
-    others = {path for path, file in files.items() if path not in uses and "shard_map(" in ast.unparse(file.tree)}
+    collective = {each.path for each in findings if each.row.id in WITH_AXIS} - uses
+    others = {path for path in collective if "shard_map(" in ast.unparse(files[path].tree)}
     axes = {each.axis for each in mapped}
 
     def belongs(each: Finding) -> bool:  # a collective may be one of vmap or shard_map

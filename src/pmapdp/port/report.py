@@ -97,7 +97,7 @@ def as_text(report: dict[str, Any]) -> str:
         parts = ("today", "shard_map", "jit", "link")
         out += [f"  {row['construct']}", *(f"    {part + ':':10} {row[part]}" for part in parts)]
     said = ", ".join(f"{count} {status}" for status, count in report["summary"].items() if count)
-    out += ["", f"Constructs: {said}. Port in this order:"]
+    out += ["", f"Constructs: {said}."]
     steps = ["Correct the lines that are gone or fail."] * any(report["summary"][each] for each in ORDER[:2])
     if report["order"]:
         steps += [
@@ -106,7 +106,7 @@ def as_text(report: dict[str, Any]) -> str:
             "Take away the device axis: replicate, shard, unreplicate, [0].",
             "Go on to jit only if results may change: they then no longer depend on the number of devices.",
         ]
-    out += [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
+    out += ["Port in this order:"] * bool(steps) + [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
     if need := report["verify"]:
         out += ["", f"Verify {need['step']} of {need['path']}; what could not be read is marked with three dots:", ""]
         out.append(need["harness"])
