@@ -18,7 +18,7 @@
 # that each process reads, collect results, arrange a mesh by nodes, and resume after a process has died.
 #
 # About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the last section
-# [14 A real training run](14_a_real_training_run.ipynb) · next: [18 Measure a step](18_measure_a_step.ipynb)
+# [14 A real training run](14_a_real_training_run.ipynb) · next: [18 Measure and predict](18_measure_and_predict.ipynb)
 #
 # One machine has a handful of devices. To use several machines, start processes on each. In PyTorch, `torchrun` starts a
 # process for each GPU, and each process works on its own tensors. In JAX, a process may own one GPU or all GPUs of its node.
@@ -433,4 +433,4 @@ for exercise in (assemble, by_node, fixed_log):
 # [steps/placing.py](../src/pmapdp/steps/placing.py). [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open
 # MPI and Kubernetes. Read on:
 # [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/multi_process.html), and on meshes and networks
-# [How to Scale Your Model](https://jax-ml.github.io/scaling-book/sharding). Next: [18 Measure a step](18_measure_a_step.ipynb).
+# [How to Scale Your Model](https://jax-ml.github.io/scaling-book/sharding). Next: [18 Measure and predict](18_measure_and_predict.ipynb).

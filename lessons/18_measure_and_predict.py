@@ -530,7 +530,7 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 #
 # The code is in [scaling/costs.py](../src/pmapdp/scaling/costs.py),
 # [scaling/predict.py](../src/pmapdp/scaling/predict.py) and [run/profile.py](../src/pmapdp/run/profile.py);
-# `python -m pmapdp.train --profile` writes the trace of a run. Read on: JAX on
+# `python -m pmapdp.train --workdir runs/first --profile` writes the trace of a run. Read on: JAX on
 # [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
 # [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and
 # [training](https://jax-ml.github.io/scaling-book/training/). Next: work of your own, or back to the [list of
