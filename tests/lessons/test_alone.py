@@ -13,7 +13,7 @@ from pmapdp_lessons import digits
 
 LESSONS = build.sources()
 QUICK = ("03", "05", "09")  # what the core teaches; plain `pytest` runs these
-LIBRARIES = {"jax", "flax", "optax", "numpy"}
+LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
 
 
 @pytest.mark.parametrize(
