@@ -214,6 +214,8 @@ def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and not own_fault(error):  # of JAX, which writes where its environment says
+            raise
         why = own_fault(error) or ("it ends Python" if isinstance(error, SystemExit) else reason(error))
         raise UserError(
             f"{shown(model)} cannot be built ({why}): give a class or function of rngs, and perhaps of dtype and "

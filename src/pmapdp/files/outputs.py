@@ -79,7 +79,7 @@ def check_output(name: str, path: str | Path, start: bytes, taken: dict[Any, str
                 if not start.startswith(file.read(len(start)).lower()):
                     what = "a file of another kind, which would be lost"
     if what:
-        raise UserError(f"{given} is {what}: name another file, or move that one away yourself")
+        raise UserError(f"{given} is {what}: name another file")
     taken[identity(path)] = f"also what {name} names"
     return target
 

@@ -9,7 +9,11 @@ import jax
 def enable() -> None:
     """Keep compiled programs, small ones too, in `~/.cache/pmapdp/compiled`; a folder the user has set stays."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(cache / "pmapdp" / "compiled"))
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a run needs no cache, and JAX would warn of each program
+            return
+        jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
