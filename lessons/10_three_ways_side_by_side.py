@@ -23,29 +23,17 @@
 # Letters: N devices, B examples in the global batch, b = B / N on each device, D features, H hidden units, C classes.
 
 # %%
-import json
-import subprocess
-import sys
-import tempfile
-import textwrap
-from pathlib import Path
-
+# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import numpy as np
-import optax
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp import devices
-from pmapdp.compare.collectives import collectives
-from pmapdp.registry import load_data
-from pmapdp.verify import verify
-from pmapdp_lessons import drawing
-from pmapdp_lessons.checks import check
+from pmapdp import devices  # simulates devices (lesson 00) and describes them
 from pmapdp_lessons.pictures import lesson_10
 
-devices.simulate(8)
-drawing.setup()
+devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 chosen, N = jax.devices(), jax.device_count()
 mesh = Mesh(np.array(chosen), ("data",))
 replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
@@ -102,6 +90,8 @@ assert seen == [(2,), (2 * N,), (2,)]
 # into a program of your own: nothing here comes from pmapdp.
 
 # %%
+import optax
+
 D, H, C = 784, 64, 10
 optimizer = optax.sgd(0.1, momentum=0.9)
 
@@ -187,6 +177,9 @@ lesson_10.columns(*WAYS.values())
 # all-reduce?
 
 # %%
+from pmapdp.compare.collectives import collectives  # reads them from a compiled program
+from pmapdp.registry import load_data  # scikit-learn's scans
+
 data = load_data("digits")
 images = data.train.inputs[:1280].reshape(1280, D).astype(np.float32) / 255
 labels = data.train.labels[:1280]
@@ -290,6 +283,12 @@ assert max(losses.values()) - min(losses.values()) < 1e-5
 # With `--html` it also writes a page with the losses, speed, and the sources side by side.
 
 # %%
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 page = Path(tempfile.mkdtemp()) / "page.html"
 flags = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", "--steps", "40"]
 command = [sys.executable, "-m", "pmapdp.compare", *flags, "--html", str(page), "--json", str(page.with_suffix(".json"))]
@@ -376,6 +375,10 @@ except ValueError as error:
 
 
 # %%
+import textwrap
+
+from pmapdp.verify import verify  # compares a step with that of one device
+
 adam = optax.adam(1e-3)
 
 
@@ -437,7 +440,7 @@ assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all(
 #
 # ## Exercises
 #
-# **1. `mended_gradient`** (5 minutes): find the planted mistake. `broken_gradient` is right under pmap. But here it runs in a
+# **1. `fixed_gradient`** (5 minutes): find the planted mistake. `broken_gradient` is right under pmap. But here it runs in a
 # `shard_map` with `check_vma=True` over the axis `"data"`. Return the gradient of the mean over all devices.
 # <details><summary>Hint</summary>There are two right ways with the check on.</details>
 #
@@ -453,7 +456,7 @@ def broken_gradient(loss, w, x):
     return lax.pmean(jax.grad(loss)(w, x), "data")
 
 
-def mended_gradient(loss, w, x):
+def fixed_gradient(loss, w, x):
     """In shard_map: a loss, weights (any tree) and this device's `x` `[b, ...]` to the gradient of the global mean."""
     ...  # your code: 1 or 2 lines
 
@@ -463,7 +466,9 @@ def make_step(loss, optimizer, mesh):
     ...  # your code: 6 to 9 lines
 
 
-for exercise in (mended_gradient, make_step):
+from pmapdp_lessons.checks import check  # tries an answer
+
+for exercise in (fixed_gradient, make_step):
     check("10_three_ways_side_by_side", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -5,7 +5,7 @@ import optax
 from jax import P, lax
 
 
-def mended_gradient(loss, w, x):
+def fixed_gradient(loss, w, x):
     """`grad` adds up the gradients of all devices, and the mean inside of it divides each of them by N. The other way:
     first `w = lax.pcast(w, "data", to="varying")`, so that `grad` adds up nothing, and then the line of
     `broken_gradient`."""

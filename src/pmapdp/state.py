@@ -152,7 +152,8 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
     """
     if sharding is None:
         return jax.device_get(initial_state(task))
-    params, model_state = task.arrays_of(task.model)
+    # NumPy's arrays are copied to the devices: what is donated later is not the model's own.
+    params, model_state = jax.device_get(task.arrays_of(task.model))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, jax.eval_shape(task.optimizer.init, params))
     shardings: TrainState = jax.tree.broadcast(sharding, state)
     params = jax.device_put(params, shardings.params)

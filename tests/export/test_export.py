@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import os
 import subprocess
@@ -142,10 +141,10 @@ def test_what_is_in_the_file(small):
     assert metadata["input"] == {"dtype": "uint8", "shape": ["batch", 28, 28, 1]}
     assert metadata["labels"] == list("0123456789")
     assert metadata["jax"] == jax.__version__
-    assert metadata["parameters"] == 49_242
+    assert metadata["parameters"] == 49_210
     assert load_exported(small).model.platforms == ("cpu", "cuda", "tpu") == tuple(metadata["platforms"])
     assert sorted(files) == sorted(
-        ["metadata.json", "model.jax", *(f"arrays/{name}.npy" for name in metadata["arrays"])]
+        ["metadata.json", "model.jax", "loss.jax", *(f"arrays/{name}.npy" for name in metadata["arrays"])]
     )
     assert len(files["model.jax"]) < 20_000, "the parameters belong into the arrays, not into the program"
     folder = os.path.dirname(write.__file__).encode()
@@ -252,7 +251,7 @@ def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path):
 
 
 def test_workdir_without_checkpoint(tmp_path, capsys):
-    with claimed(tmp_path / "run", dataclasses.asdict(Config()), 64):
+    with claimed(tmp_path / "run", Config(), 64):
         pass
     assert run_command(export.main, [str(tmp_path / "run"), str(tmp_path / "model.zip")]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err

@@ -107,9 +107,8 @@ def load_exported(path: str | Path) -> Exported:
                         raise ValueError("its labels are not all texts")
                 case _:
                     raise ValueError(f"{METADATA} has another form")
-            programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS) if name in archive.namelist()]
-            if not programs:
-                raise ValueError(f"it has no {PROGRAM}")
+            loss = [LOSS] if LOSS in archive.namelist() else []
+            programs = [bytearray(archive.read(name)) for name in (PROGRAM, *loss)]
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
             view = VIEWS[metadata["view"]](**json.loads(archive.read(VIEW))) if VIEW in archive.namelist() else None
         if view:
@@ -117,14 +116,14 @@ def load_exported(path: str | Path) -> Exported:
     except Exception as error:  # zipfile, NumPy and scikit-learn have several for what is not as it should be
         raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
     try:
-        model, *loss = map(jax.export.deserialize, programs)
+        model, *sums = map(jax.export.deserialize, programs)
         model.mlir_module()  # so that a version too old or too new shows here
     except Exception as error:  # JAX has no error of its own for versions that it does not read
         raise UserError(
             f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
             f"({reason(error)}): use jax {metadata['jax']}, or export the model again with this one"
         ) from None
-    exported = Exported(metadata, model, arrays, view, *loss)
+    exported = Exported(metadata, model, arrays, view, *sums)
     classes = model.out_avals[0].shape[-1] if exported.classifies else len(labels)
     if len(labels) != classes:
         raise UserError(f"{path} names {len(labels)} labels for {classes} classes: name all of them and export again")

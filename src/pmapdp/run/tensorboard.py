@@ -13,8 +13,8 @@ from pmapdp.files.reading import saying
 from pmapdp.files.writing import WRITE_ADVICE
 from pmapdp.run.log import FULL_ADVICE
 
-# Their names in the metrics file have `_` where TensorBoard's have `/`, by which it groups them.
-SCALARS = ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learning_rate", "examples_per_second")
+# Of the results of an epoch, those that are no figure of TensorBoard's.
+LEFT_OUT = ("epoch", "step", "train_examples", "test_examples", "step_ms")
 
 
 class TensorBoard:
@@ -27,8 +27,13 @@ class TensorBoard:
 
     def epoch(self, results: dict[str, Any]) -> None:
         """Write an epoch's results (the keys of the metrics file)."""
-        figures = {tag: results[tag.replace("/", "_")] for tag in SCALARS}
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items() if value is not None]
+        # TensorBoard groups them by what stands before a `/`.
+        figures = {
+            name.replace("_", "/", 1) if name.startswith(("train_", "test_")) else name: value
+            for name, value in results.items()
+            if name not in LEFT_OUT and value is not None
+        }
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]
         with saying(self.folder, "written", FULL_ADVICE):
             self.file.write_event(Event(wall_time=time.time(), step=results["step"], summary=Summary(value=values)))
             self.file.flush()

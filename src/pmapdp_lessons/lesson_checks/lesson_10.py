@@ -17,7 +17,7 @@ def random_mesh(random, smallest: int = 2) -> Mesh:
     return Mesh(np.array(jax.devices()[:N]), (AXIS,))
 
 
-def mended_gradient(answer):
+def fixed_gradient(answer):
     """The gradient of the global mean, the same on every device, under check_vma=True."""
     random = np.random.default_rng()
     mesh = random_mesh(random, smallest=3)

@@ -68,7 +68,7 @@ def in_jit(loss, optimizer, mesh):
 
 
 WRONG = {
-    "mended_gradient": [
+    "fixed_gradient": [
         ("this is the trap", mean_of_gradient),
         ("this is the trap", no_mean_at_all),
         ("take the mean of the loss", sum_of_the_loss),
@@ -86,5 +86,5 @@ WRONG = {
 }
 
 RIGHT = {
-    "mended_gradient": [mean_of_varying_gradients, divided_sum],
+    "fixed_gradient": [mean_of_varying_gradients, divided_sum],
 }
