@@ -150,10 +150,10 @@ class Rounding:
         place = (place ^ (place >> 16)) * np.uint32(0x45D9F3B)
         place = (place ^ (place >> 16)) * np.uint32(0x45D9F3B)
         random = (place ^ (place >> 16)).astype(np.float32)[: value.size].reshape(value.shape) / 2.0**31 - 1
-        unit = jnp.finfo(value.dtype).eps * (
-            0.5 if is_narrow(value) else 1
-        )  # half a unit makes a narrow number another
-        return (value * (1 + random.astype(jnp.promote_types(value.dtype, np.float32)) * unit)).astype(value.dtype)
+        if is_narrow(value):  # at least half a unit, so that every number becomes another
+            random = jnp.sign(random) * (0.5 + 0.5 * jnp.abs(random))
+        factor = 1 + random.astype(jnp.promote_types(value.dtype, np.float32)) * float(jnp.finfo(value.dtype).eps)
+        return (value * factor).astype(value.dtype)
 
     def apply(self, operation: Operation, inputs: list[Any]) -> list[Any]:
         """What one operation returns with other rounding."""
