@@ -18,7 +18,7 @@
 # step is checked against the version before it.
 #
 # About 40 minutes · before: [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · previous:
-# [11 Explicit sharding](11_explicit_sharding.ipynb) · next: [14 A real training run](14_a_real_training_run.ipynb). The page
+# [11 Explicit sharding](11_explicit_sharding.ipynb) · next: [13 More batch than memory](13_more_batch_than_memory.ipynb). The page
 # [Porting](../docs/porting.md) has the same in short, and a row for every construct.
 #
 # pmap still runs, but it is in maintenance. Since jax 0.8 it is a wrapper around `jit` and `shard_map`, and JAX's
@@ -222,25 +222,19 @@ assert len(set(map(float, means))) > 1
 # ## Is it the old program? Is it right?
 #
 # Two questions, and `pmapdp.verify` answers both. **Is it the old program?** `old_program` runs the old step over eight groups of
-# the batch on one device, each with its own dropout mask: `vmap` has an axis name too. **Is it right?** That is, does the result stay the same on one device? The
+# the batch on one device, each with its own dropout mask. **Is it right?** That is, does the result stay the same on one device? The
 # reference is then the plain step, which you write without any collective: here `loss_and_update` and `apply_gradients`. We
 # switch dropout off for it, because the masks of our step depend on the device. **Predict:** which part of the step cannot equal
 # one device?
 
 # %% tags=["prediction"]
-from pmapdp.verify import verify
+from pmapdp.verify import old_program, verify
 
 
 def averaged_step(state, batch, key):
     """The old step, with its statistics averaged in each update and not once an epoch."""
     state, metrics = old.train_step(state, batch, key)
     return state.replace(batch_stats=lax.pmean(state.batch_stats, "batch")), metrics
-
-
-def old_program(state, batch, key):
-    groups = jax.tree.map(lambda x: x.reshape(8, -1, *x.shape[1:]), batch)
-    over_groups = jax.vmap(averaged_step, in_axes=(None, 0, None), axis_name="batch")
-    return jax.tree.map(lambda x: x[0], over_groups(state, groups, key))  # all groups have the same
 
 
 def plain_step(state, batch, key):
@@ -251,7 +245,8 @@ def plain_step(state, batch, key):
 small = {"image": train_set[0][:64], "label": train_set[1][:64]}
 case = {"batch": small, "key": lambda update: jax.random.fold_in(jax.random.key(1), update), "layout": "sharded"}
 with_dropout = old.create_state(jax.random.key(0), updates)
-report = verify(step=shard_map_step, reference=old_program, state=with_dropout, **case)
+reference = old_program(averaged_step, "batch", groups=8)
+report = verify(step=shard_map_step, reference=reference, state=with_dropout, **case)
 report.require()
 print("the old program:", str(report).splitlines()[-1])
 without_dropout = old.create_state(jax.random.key(0), updates, dropout=0.0)
@@ -498,4 +493,4 @@ for exercise in (unstacked, ported, mended_variance):
 #
 # Read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html),
 # [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html), and our page on [verify](../docs/verify.md). Next:
-# [14 A real training run](14_a_real_training_run.ipynb).
+# [13 More batch than memory](13_more_batch_than_memory.ipynb).

@@ -13,7 +13,7 @@ from pmapdp.port.table import BY_NAME, TABLE, Row
 
 COUNTS = ("jax.local_device_count()", "jax.device_count()")
 COUNT = re.compile(r"(\w+\.)*_?((n|num|local|number_of)_?)?(local_)?dev(ice)?s?(_count|_num)?", re.IGNORECASE)
-FIRST = re.compile(r"un_?(rep|pmap|stack|shard)|first|de_?rep", re.IGNORECASE)
+FIRST = re.compile(r"un_?(rep|pmap|stack|shard)|(get|take)_first|first_(copy|replica|device)|de_?rep", re.IGNORECASE)
 TREE_MAPS = ("jax.tree_map", "jax.tree.map", "jax.tree_util.tree_map", "jax.tree_multimap", "tree.map_structure")
 COLLECTIVES = ("pmean", "psum", "pmax", "axis-index", "all-gather", "ppermute", "psum-scatter", "all-to-all")
 WITH_AXIS = (*COLLECTIVES, "psum-one", "axis-groups")
