@@ -11,7 +11,7 @@ from pmapdp.command.flags import parse_with
 from pmapdp.processes.options import ProcessesOptions
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "lessons" / "README.md", *ROOT.glob("docs/*.md")]
+PAGES = [*ROOT.glob("*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("docs/*.md")]
 LESSONS = sorted(ROOT.glob("lessons/[0-9]*.py"))
 SOURCES = [path for folder in ("src", "benchmarks", "tests") for path in ROOT.glob(f"{folder}/**/*.py")]
 

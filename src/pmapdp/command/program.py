@@ -25,7 +25,7 @@ except Exception as error:
         os._exit(2)
     raise
 
-COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "port", "scaling")
+COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "port", "scaling", "environment")
 
 
 def run(module: str) -> NoReturn:

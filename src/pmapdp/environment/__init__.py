@@ -1,0 +1,1 @@
+"""What a report of a fault needs of the machine: `python -m pmapdp.environment`."""
