@@ -3,6 +3,7 @@
 The core, in the order in which to read it (about an hour):
 
     config.py                what a run does: one dataclass
+    errors.py                a mistake of the user's: one sentence that says what works
     devices.py               simulate N devices, choose, describe
     data/dataset.py          a data set: arrays for training and testing
     data/batches.py          the order of the examples, a function of (seed, epoch, step); padding

@@ -1,6 +1,6 @@
 """The order of the examples as a pure function of (seed, epoch, step), with nothing dropped.
 
-A run that starts again in the middle of an epoch asks for the same batch and gets it.
+Lesson 08 teaches this file. A run that starts again in the middle of an epoch asks for the same batch and gets it.
 """
 
 import math
