@@ -217,6 +217,45 @@ def test_files_on_the_command_line(tmp_path):
     assert f"{json.loads(again.stdout)['test_accuracy']:.4f}" == accuracy
 
 
+REGRESSION_FILE = """
+import jax.numpy as jnp
+from flax import nnx
+from pmapdp.loss import MetricSums
+
+class Line(nnx.Module):
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x)[:, 0]
+
+    def loss(self, batch, context):
+        errors = jnp.square(self(batch.inputs) - batch.labels)
+        others = {"absolute error": (batch.weights * jnp.sqrt(errors)).sum()}
+        return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum(), others)
+"""
+
+
+def test_a_regression_on_the_command_line(tmp_path, monkeypatch, capsys):
+    """Its loss and its further sums are shown, by training and export alike, and no accuracy."""
+    monkeypatch.chdir(tmp_path)
+    Path("line.py").write_text(REGRESSION_FILE)
+    arrays = {
+        f"{part}_{name}": each
+        for part in ("train", "test")
+        for name, each in getattr(REGRESSION, part)._asdict().items()
+    }
+    np.savez("points.npz", **arrays)
+    flags = ["--model", "line.py:Line", "--dataset", "points.npz", "--epochs", "1", "--devices", "2"]
+    outputs = {}
+    for main, arguments in ((train_command, [*flags, "--workdir", "run"]), (export, ["run", "line.zip"])):
+        assert run_command(main, [*arguments]) == 0, capsys.readouterr().err
+        outputs[main] = capsys.readouterr().out
+    shown = re.search(r"test (loss \S+ absolute error \S+)", outputs[train_command])[1]
+    assert f"test {shown}" in outputs[export]
+    assert "accuracy" not in "".join(outputs.values())
+
+
 def test_a_file_of_python_that_changes_the_current_folder(tmp_path, monkeypatch):
     """Every path is meant from where the command was started."""
     (tmp_path / "sub").mkdir()
