@@ -12,6 +12,7 @@ from pathlib import Path
 from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
 from pmapdp.export.write import export_run
+from pmapdp.run.report import in_words, means_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,6 @@ def main(arguments: list[str]) -> None:
     megabytes = file.stat().st_size / 1e6
     print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
     if metrics := metadata["metrics"]:
-        print(f"test loss {metrics['test_loss']:.4f} accuracy {metrics['test_accuracy']:.4f}")
+        print(f"test {in_words(means_of('test', metrics))}")
     else:
         print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")
