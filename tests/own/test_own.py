@@ -201,6 +201,27 @@ def test_the_example_of_the_readme_runs(monkeypatch):
     assert names["result"].epochs[-1]["test_examples"] == 40
 
 
+def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
+    """docs/own.md with the model of the README: it trains, and evaluation gives its figures again, within 1e-5."""
+    monkeypatch.setattr("pmapdp.run.compile_cache.enable", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    readme, page = ((Path(__file__).parents[2] / name).read_text() for name in ("README.md", "docs/own.md"))
+    names = {
+        f"{part}_{name}": each
+        for part in ("train", "test")
+        for name, each in getattr(REGRESSION, part)._asdict().items()
+    }
+    training, loss = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    model = re.search(r"```python\n(.*?)\ndata = ", readme, re.DOTALL)[1]
+    for code in (model, loss, training):
+        exec(code, names)
+    first, last = names["result"].epochs[0], names["result"].epochs[-1]
+    assert last["test_loss"] < first["test_loss"]
+    totals, _ = evaluate_run("runs/own", model=names["Net"], data=REGRESSION, loss=names["my_loss"])
+    wanted = {name: pytest.approx(last[f"test_{name}"], rel=1e-5) for name in ("loss", "absolute error")}
+    assert totals.means() == wanted
+
+
 def test_files_on_the_command_line(tmp_path):
     model, data, workdir = tmp_path / "net.py", tmp_path / "points.npz", tmp_path / "run"
     model.write_text(FILE)
