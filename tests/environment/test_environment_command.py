@@ -25,6 +25,15 @@ def test_lines_for_people():
     assert "NPROC=6" in done.stdout.splitlines()
 
 
+def test_it_reports_also_where_jax_cannot_start():
+    done = python("-m", "pmapdp.environment", "--json", env={"JAX_PLATFORMS": "quantum"})
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["devices"].startswith("none, JAX cannot start: ")
+    assert "quantum" in found["devices"]
+    assert found["jax"] == version("jax")
+
+
 def test_the_console_script_knows_it_and_a_wrong_flag_is_one_sentence():
     done = python("-c", "import sys; from pmapdp.command.program import main; sys.argv[1:] = ['environment']; main()")
     assert (done.returncode, done.stderr) == (0, "")

@@ -21,6 +21,7 @@ from pmapdp import __version__
 from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
 from pmapdp.devices import cores
+from pmapdp.errors import reason
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 VARIABLES = ("JAX_", "XLA_", "NPROC", "PMAPDP_", "CUDA_VISIBLE_DEVICES")
@@ -35,16 +36,24 @@ class Options:
 
 def facts() -> dict[str, Any]:
     """Versions, devices and variables, by their names; a package that is not installed has None."""
-    devices = jax.devices()
     return {
         "pmapdp": __version__,
         **{name: installed(name) for name in PACKAGES},
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": cores(),
-        "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+        "devices": devices(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
     }
+
+
+def devices() -> str:
+    """The number and kind of the devices, or why JAX has none: a report is wanted then too."""
+    try:
+        found = jax.devices()
+    except Exception as error:  # JAX has no error of its own
+        return f"none, JAX cannot start: {reason(error)}"
+    return f"{len(found)} x {found[0].device_kind} ({found[0].platform})"
 
 
 def installed(package: str) -> str | None:

@@ -1,6 +1,7 @@
 """The entrance to this room: a run from its start, or from its newest checkpoint, to its end.
 
-Lesson 14 teaches this file. The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which they stand here.
+Lesson 14 teaches this file. The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which they stand
+here.
 """
 
 import contextlib
