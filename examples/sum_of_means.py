@@ -1,4 +1,4 @@
-"""A training step with a mistake that no loss curve shows: `python -m pmapdp.verify examples/sum_of_means.py:check`.
+"""A training step with a mistake that raises no error: `python -m pmapdp.verify examples/sum_of_means.py:check`.
 
 The gradients of the devices are added up with `lax.psum`. Each is already a mean over the device's examples, so the
 update is as many times too long as there are devices. `lax.pmean` is right.

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from launch import python
 
 from pmapdp.command.flags import parse_with
 from pmapdp.processes.options import ProcessesOptions
@@ -87,6 +88,17 @@ def test_commands_of_the_trainer_are_taken(page):
     for flags in COMMAND.findall(text_of(page) if page in PAGES else page.read_text(encoding="utf-8")):
         if not re.search(r"[A-Z\[{]{2,}|\.\.\.|\[", flags):  # placeholders
             parse_with(ProcessesOptions, shlex.split(flags), program="python -m pmapdp.train")
+
+
+@pytest.mark.parametrize("command", ["verify", "port"])
+def test_the_output_in_the_readme_is_that_of_the_command(command):
+    """Shortened by whole lines alone."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    target, shown = re.search(rf"`python -m pmapdp\.{command} (\S+)`.*?```\n(.*?)```", page, re.DOTALL).groups()
+    path, colon, function = target.partition(":")
+    done = python("-m", f"pmapdp.{command}", f"{ROOT / path}{colon}{function}")
+    assert shown
+    assert [line for line in shown.splitlines() if line not in done.stdout.splitlines()] == []
 
 
 def test_every_lesson_is_listed_once_in_the_readme_of_the_lessons():
