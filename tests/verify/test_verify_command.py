@@ -47,7 +47,7 @@ def incomplete():
         ("pmean", "absent.py:check", 2, "there is no file"),
         ("pmean", "step.py", 2, "names no file and what to take from it: try my_file.py:verification"),
         ("pmean", "step.py:stopped", 1, "step.py:15 in stopped: SystemExit: 0"),
-        ("1 / 0", "step.py:check", 2, "step.py fails at line 8 (invalid syntax"),
+        ("1 / 0", "step.py:check", 2, "step.py cannot be read at line 8 (invalid syntax"),
     ],
 )
 def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):

@@ -90,8 +90,10 @@ def same_structure(a: Any, b: Any) -> bool:
 
 
 def matches(path: str, names: Sequence[str]) -> bool:
-    """Whether a path contains one of these names as one of its parts, or several in a row: `opt/key` or `key`."""
-    return any(f"/{name.strip('/')}/" in f"/{path}/" for name in names)
+    """Whether a path contains one of these names as one of its parts, or several in a row: `opt/key` or `key`. A name
+    with a slash in front, `/0`, must be the beginning of the path."""
+    full = f"/{path}/"
+    return any(full.startswith(f"{name}/") if name.startswith("/") else f"/{name}/" in full for name in names)
 
 
 def map_named(function: Any, tree: Any) -> Any:

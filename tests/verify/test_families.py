@@ -1,0 +1,72 @@
+"""Programs in the style of the pmap era (tests/programs): each equals its old self on 8 groups, and no mistake passes."""
+
+import jax
+import pytest
+from marks import quick
+from pmap_examples import N, example
+from pmap_mistakes import MISTAKES
+from pmap_programs import NAMES, stand_ins
+
+from pmapdp.verify import old_program, verify
+
+# For each program which of its arguments are state, batch and key, and which leaves belong to a device.
+HARNESS = {
+    "linen_dynamic_scale": {"state": 0, "batch": 1, "per_device": ["batch_stats"]},
+    "haiku_mixed_precision": {"state": 0, "batch": 1, "per_device": ["state"]},
+    "hugging_face_tokens": {"state": 0, "batch": 1, "per_device": ["dropout_rng"]},
+    "score_scan": {"state": 0, "batch": 1, "batch_axis": 1, "per_device": ["/0"]},
+    "ppo_environments": {"state": (0, 1), "key": 2, "per_device": ["/1", "key"]},
+    "graph_equinox": {"state": (0, 1), "batch": (2, 3), "per_device": ["batch"]},
+    "accumulation": {"state": (0, 1), "batch": 2},
+    "mixup": {"state": (0, 1), "key": 2, "batch": (3, 4)},
+    "linen_image": {"state": 0, "batch": 1, "key": 2, "per_device": ["key"]},
+    "nnx_image": {"state": (0, 1), "batch": (2, 3)},
+}
+
+
+def report_on(name, changes=None):
+    """What verify finds on the program with these changes under pmap, beside the program as it is on one device."""
+    case, harness = example(name), dict(HARNESS[name])
+    step = case.step if changes is None else with_types_of(case, example(name, changes))
+    given = {
+        part: tuple(case.arguments[i] for i in place) if isinstance(place, tuple) else case.arguments[place]
+        for part, place in harness.items()
+        if part in ("state", "batch", "key")
+    }
+    with stand_ins():
+        return verify(
+            **harness | given,
+            step=jax.pmap(step, case.axis_name),
+            reference=old_program(case.step, case.axis_name, groups=N),
+        )
+
+
+def with_types_of(case, changed):
+    """The step of a changed program, whose classes are others, for the arguments of the program as it is."""
+    forms = [tuple(map(jax.tree.structure, pair)) for pair in zip(case.arguments, changed.arguments, strict=True)]
+    back = {there: here for here, there in forms}
+
+    def step(*arguments):
+        given = [jax.tree.unflatten(there, jax.tree.leaves(x)) for x, (_, there) in zip(arguments, forms, strict=True)]
+        found = changed.step(*given)
+        pairs = ((x, jax.tree.structure(x)) for x in found)
+        return tuple(jax.tree.unflatten(back.get(form, form), jax.tree.leaves(x)) for x, form in pairs)
+
+    return step
+
+
+def test_every_program_has_a_harness():
+    assert set(HARNESS) == set(NAMES)
+
+
+@quick(2, "name", sorted(HARNESS))
+def test_a_program_equals_its_old_self(name):
+    report = report_on(name)
+    assert not set(report.causes) - {"key stands still"}, str(report)  # some take the same key in every update
+    assert report.compared.leaves, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mistake"), [(name, mistake) for name in MISTAKES for mistake in MISTAKES[name]])
+def test_a_mistake_in_a_program_does_not_pass(name, mistake):
+    assert report_on(name, MISTAKES[name][mistake]).failed
