@@ -1,4 +1,4 @@
-"""Programs in the style of the pmap era (tests/programs): each equals its old self on 8 groups, and no mistake passes."""
+"""Programs in the style of the pmap era (tests/programs): each equals its old self on 8 groups; no mistake passes."""
 
 import jax
 import pytest

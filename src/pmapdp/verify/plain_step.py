@@ -75,7 +75,7 @@ class PlainStep:
                 for part, tree in found.items()
             } | ({"key": key["key"] if self.mine("key") else key["key"][0]} if key else {})
 
-        return Reference(first)
+        return Reference(first, whole=True)
 
     def leaf_names(self, convention: Convention, batch: Any, key: tuple) -> list[str]:
         """The names of the leaves of state and metrics."""

@@ -65,8 +65,9 @@ class Update(NamedTuple):
 class Reference:
     """The plain step, as a function of (state, batch, key) that names what it returns, and its programs."""
 
-    def __init__(self, function: Callable[..., dict[str, Any]]):
+    def __init__(self, function: Callable[..., dict[str, Any]], whole: bool = False):
         self.function, self.jitted = function, jax.jit(function)
+        self.whole = whole  # whether it cuts the batch into groups itself, so that a part of it means something else
         self.known: dict[tuple, Any] = {}
 
     def once(self, what: str, arguments: tuple, make: Callable[[], Any]) -> Any:

@@ -56,7 +56,8 @@ class Search:
             batches = trees.parts(self.case.update.batch, self.N, self.case.update.axis)
             return [self.case.reference(batch=part) for part in batches]
 
-        return None if self.case.update.examples < self.N else self.once("parts", compute)
+        unknown = self.case.update.examples < self.N or self.case.trial.reference.whole
+        return None if unknown else self.once("parts", compute)
 
     @property
     def at_parts(self) -> list[list[list[np.ndarray]]] | None:
@@ -64,7 +65,7 @@ class Search:
 
         def compute() -> Any:
             batches = trees.parts(self.case.update.batch, self.N, self.case.update.axis)
-            return [self.gradient.at(part) for part in batches] if self.gradient else None
+            return [self.gradient.at(part) for part in batches] if self.gradient and self.parts else None
 
         return self.once("at parts", compute)
 

@@ -56,7 +56,7 @@ def work_is_split(cases: list[Case]) -> Cause | None:
 def part_of(case: Case, whole: "Work") -> float | None:
     """The work of the reference on one device's examples, as a fraction of that on the whole batch."""
     update, reference = case.update, case.trial.reference
-    if not update.examples:
+    if not update.examples or reference.whole:
         return None
     part = (update.state, trees.parts(update.batch, case.trial.N, update.axis)[0], *update.key)
     found = loops(jax.make_jaxpr(reference.function)(*part))
