@@ -87,7 +87,7 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--accumulate", "65"], ["--accumulate 65", "at most --accumulate 64"]),
         (["--dataset", "reviews"], ["the model takes images", "use --model text_mlp or --model transformer"]),
         (["--model", "text_mlp"], ["the data set holds images", "--model convnet or --model speedrun"]),
-        (["dtensor-data", "--data-dir", "nowhere"], ["is not in nowhere", "aclImdb_v1.tar.gz", "reviews"]),
+        (["dtensor-data", "--data-dir", "nowhere"], ["is not in ", "/nowhere: ", "aclImdb_v1.tar.gz", "reviews"]),
         (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl cannot be written", "name a file"]),
         (["--metrics-file", "."], ["--metrics-file . cannot be written", "name a file"]),
     ],
@@ -112,7 +112,8 @@ def test_more_devices_than_were_simulated(capsys):
 
 def test_more_devices_than_accelerators(capsys, monkeypatch):
     accelerators = [types.SimpleNamespace(platform="gpu", device_kind="H200")] * 2
-    monkeypatch.setattr(jax, "local_devices", lambda: accelerators)
+    on_cpu = jax.local_devices(backend="cpu")
+    monkeypatch.setattr(jax, "local_devices", lambda backend=None: on_cpu if backend == "cpu" else accelerators)
     line = error_of(capsys, "--devices", "4")
     assert "--devices 4 is more than the 2 gpu device(s) here: use at most --devices 2" in line
 

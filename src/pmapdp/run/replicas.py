@@ -28,6 +28,7 @@ class Replicas:
         self.every = every
         # For each array that has copies: its name, and which part of it each device holds.
         self.parts: dict[int, tuple[str, list[str]]] = {}
+        self.text = ""
         if len(job.devices) == 1:
             return
         shapes = jax.eval_shape(lambda: initial_state(job.task))

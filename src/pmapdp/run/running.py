@@ -70,7 +70,7 @@ class Run:
             print(f"labels {labels.shape} of the first batch on the devices:")
             jax.debug.visualize_array_sharding(labels)
         self.replicas = Replicas(job, job.config.check_replicas)
-        if self.replicas.every:
+        if self.replicas.text:
             self.report.line(self.replicas.text)
         self.stop = stack.enter_context(StopRequest(job.peers))
         profiles = job.config.workdir if job.config.profile and job.peers.first else None

@@ -123,7 +123,8 @@ def fixed_clipping(answer):
     """The average gradient is clipped, not each device's."""
     random = np.random.default_rng()
     N, D = 4, 5
-    gradients = random.normal(size=(N, D)).astype(np.float32)
+    # Of one sign, so that the average is not short where no gradient is.
+    gradients = np.abs(random.normal(size=(N, D))).astype(np.float32)
     for size in (0.1, 10.0):  # in the first case no gradient is longer than 1, in the second all are
         local = gradients / np.linalg.norm(gradients, axis=1, keepdims=True) * size * np.arange(1, N + 1)[:, None]
         local = local.astype(np.float32) / N
