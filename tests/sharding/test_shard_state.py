@@ -14,7 +14,7 @@ from pmapdp.train import main, train
         (["--layout", "model", "--strategy", "single"], "--strategy jit, because --strategy single splits the batch"),
         (
             ["--mesh", "data:8", "--strategy", "jit"],
-            "--mesh 'data:8' is not a list of different axes with their sizes: try",
+            "--mesh 'data:8' is not a list of different axes with their sizes",
         ),
         (["--mesh", "data=2,data=4", "--strategy", "jit"], "is not a list of different axes"),
         (["--mesh", "data=4,model=2", "--strategy", "jit", "--devices", "4"], "has 8 places for 4 device(s): try"),
