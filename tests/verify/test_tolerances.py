@@ -106,7 +106,7 @@ def test_gradients_that_both_average_in_bfloat16_pass_with_a_coarse_tolerance():
     report = verify(reference=one_device(step, "d"), step=jax.pmap(step, "d"), state=W, batch=BATCH)
     assert report.ok, str(report)
     assert report.compared.loosest[0] == "the value itself"
-    assert 0.01 < report.compared.loosest[1] < 0.05
+    assert 0.01 < report.compared.loosest[1] < 0.2
 
 
 def chaotic(state, batch, times, average=lambda tree: tree):

@@ -66,6 +66,12 @@ class Cuts:
     def behind(self, value: int) -> tuple[Operation, list[int]] | None:
         """The operation behind a value that works element by element, with those arguments that the batch reaches."""
         operation = self.producers.get(value)
+        if (
+            operation is not None and operation.name == "slice"
+        ):  # of equal copies, one for each group: from their source
+            copies = self.producers.get(operation.inputs[0])
+            if copies is not None and copies.name == "broadcast_in_dim":
+                operation = copies
         if operation is None or operation.name not in ELEMENTWISE | TO_A_NUMBER:
             return None
         inputs = [each for each in operation.inputs if self.of_batch.get(each)]

@@ -6,6 +6,7 @@ from pmapdp.verify.case import Case
 from pmapdp.verify.mistakes import Cause, named
 
 EQUAL = 1e-2  # relative error of a weight
+LINEAR = 2e-3  # relative error with which the moves of a leaf must be multiples: clipping bends them a little
 MOST_EXAMPLES = 256  # one update of the step and one of the reference for each
 SURE = 20  # times its tolerance: how far the reference must move a leaf to tell a weight
 
@@ -44,7 +45,7 @@ def example_weights(case: Case, names: list[str]) -> np.ndarray | None:
             move = wanted[name] - values[name]
             enough = np.max(np.abs(move), initial=0) > SURE * allowed[name].tolerance
             pairs.append(multiple(got[name] - case.got["state"][name][0], move) if enough else (np.nan, np.nan))
-    best, weights = EQUAL, None
+    best, weights = LINEAR, None
     for each in map(np.array, found.values()):  # [B, 2]
         if np.isfinite(each[:, 0]).sum() > B // 2 and (error := float(np.nanmax(each[:, 1]))) < best:
             best, weights = error, each[:, 0]

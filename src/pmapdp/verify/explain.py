@@ -132,6 +132,8 @@ def rate(search: Search) -> Found:
 
 def weight_decay(search: Search) -> Found:
     """A difference that is the same multiple of the old value in every wrong leaf."""
+    if not search.several:
+        return None
     old, new = search.old, search.case.update.values["state"]
     ratio = float(np.median([multiple(search.case.got["state"][n][0] - new[n], old[n])[0] for n in search.several]))
     part = search.explains({name: new[name] + ratio * old[name] for name in search.wrong}, list(search.wrong))

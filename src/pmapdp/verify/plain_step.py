@@ -69,13 +69,15 @@ class PlainStep:
 
         def first(*arguments: Any) -> dict[str, Any]:
             found = every(*arguments)
-            key = {"key": found.pop("key")} if "key" in found else {}
-            return {
-                part: trees.map_named(lambda path, x: x if self.mine(path) else x[0], tree)
-                for part, tree in found.items()
-            } | ({"key": key["key"] if self.mine("key") else key["key"][0]} if key else {})
+            key = found.pop("key", None)
+            one = {part: trees.map_named(self.first_group, tree) for part, tree in found.items()}
+            return one if key is None else one | {"key": self.first_group("key", key)}
 
         return Reference(first, whole=True)
+
+    def first_group(self, path: str, leaf: Any) -> Any:
+        """A leaf of all groups where it belongs to a device, else that of the first."""
+        return leaf if self.mine(path) else jax.lax.index_in_dim(leaf, 0, keepdims=False)
 
     def leaf_names(self, convention: Convention, batch: Any, key: tuple) -> list[str]:
         """The names of the leaves of state and metrics."""
