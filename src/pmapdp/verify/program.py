@@ -171,15 +171,21 @@ class Rounding:
 
     def scan(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         """A loop over arrays."""
-        fixed, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
+        if (
+            "ft_in" in params
+        ):  # from jax 0.12: the trees of what is fixed, carried and looped over, with None for a leaf
+            fixed, carry = (len(jax.tree.leaves(each, is_leaf=lambda x: x is None)) for each in params["ft_in"][:2])
+        else:
+            fixed, carry = params["num_consts"], params["num_carry"]
+        carried = fixed + carry
 
         def body(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
             found = self.run(params["jaxpr"], [*inputs[:fixed], *carry, *row])
             return found[: carried - fixed], found[carried - fixed :]
 
         options = {name: params[name] for name in ("length", "reverse", "unroll")}
-        carry, rows = jax.lax.scan(body, inputs[fixed:carried], inputs[carried:], **options)
-        return [*carry, *rows]
+        last, rows = jax.lax.scan(body, inputs[fixed:carried], inputs[carried:], **options)
+        return [*last, *rows]
 
     def loop(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         """A loop with a condition."""
