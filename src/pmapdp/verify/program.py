@@ -171,10 +171,8 @@ class Rounding:
 
     def scan(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         """A loop over arrays."""
-        if (
-            "ft_in" in params
-        ):  # from jax 0.12: the trees of what is fixed, carried and looped over, with None for a leaf
-            fixed, carry = (len(jax.tree.leaves(each, is_leaf=lambda x: x is None)) for each in params["ft_in"][:2])
+        if "ft_in" in params:  # from jax 0.12: the trees of what is fixed, carried and looped over
+            fixed, carry, _ = (len(each.vals) for each in params["ft_in"].unpack())
         else:
             fixed, carry = params["num_consts"], params["num_carry"]
         carried = fixed + carry
