@@ -449,7 +449,7 @@ assert report["summary"]["gone"] == report["summary"]["fails"] == 0
 # ```
 # <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map mind check_vma.</details>
 #
-# **3. `mended_variance`** (5 minutes): find the planted mistake. `broken_variance` runs in a `shard_map` over the axis "batch",
+# **3. `corrected_variance`** (5 minutes): find the planted mistake. `broken_variance` runs in a `shard_map` over the axis "batch",
 # and `x` `[b, D]` holds this device's rows. All devices agree, but on the wrong number. Return the variance `[D]` of the *global*
 # batch.
 # <details><summary>Hint</summary>The rows of different devices have different means. Average the mean first.</details>
@@ -473,12 +473,12 @@ def ported(mesh):
     ...  # your code: 6 to 10 lines
 
 
-def mended_variance(x):
+def corrected_variance(x):
     """[D], the variance over the rows of all devices."""
     ...  # your code: 2 lines
 
 
-for exercise in (unstacked, ported, mended_variance):
+for exercise in (unstacked, ported, corrected_variance):
     check("12_port_a_pmap_program", exercise.__name__, exercise)
 
 # %% [markdown]

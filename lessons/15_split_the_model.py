@@ -437,6 +437,6 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
 # [sharding/layout.py](../src/pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in
-# `Layout.array`. The notation of the rules is in [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read on:
+# `MeshLayout.array`. The notation of the rules is in [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read on:
 # [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next: [16 Born
 # sharded](16_born_sharded.ipynb).

@@ -526,7 +526,7 @@ for exercise in (born_in_place, zero_step, fixed_clip):
 #
 # The code is in [sharding/split_step.py](../src/pmapdp/sharding/split_step.py) and
 # [sharding/zero.py](../src/pmapdp/sharding/zero.py); the flags are `--mesh`, `--layout` and `--shard-state`. The
-# function that gives every array of a train state its sharding is `Layout.state` in
+# function that gives every array of a train state its sharding is `MeshLayout.state` in
 # [sharding/layout.py](../src/pmapdp/sharding/layout.py). Read on: [Flax's guide to scaling
 # up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its program is
 # `python -m pmapdp.train nnx-mesh`), and [the scaling book on

@@ -22,7 +22,7 @@ def ported(mesh):
     return jax.jit(step, in_shardings=(replicated, split, split), out_shardings=replicated)
 
 
-def mended_variance(x):
+def corrected_variance(x):
     """The distances must be those from the mean of the global batch. The mean of the devices' variances leaves out how
     far their means lie apart."""
     mean = lax.pmean(x.mean(0), "batch")

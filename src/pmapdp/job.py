@@ -30,7 +30,7 @@ from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.registry import MODELS, find_model, load_data, viewed
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import Layout
+from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
 from pmapdp.state import Task, build, is_finite, takes
 from pmapdp.steps.shared import Strategy
@@ -66,7 +66,7 @@ class Job:
     total_steps: int
     schedule: Callable[[Any], Any]
     strategy: Strategy
-    layout: Layout
+    layout: MeshLayout
     peers: Peers
     content: str | None
 
@@ -231,7 +231,7 @@ def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
     return built
 
 
-def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: Layout) -> Strategy:
+def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:
     """The five functions of a strategy on `devices`, which hold the shards of every array that the layout says."""
     if name == "jit" and (task.accumulate > 1 or layout.splits_state):
         return split_step.make_strategy(task, layout)

@@ -15,7 +15,7 @@ from pmapdp.errors import UserError
 from pmapdp.job import make_strategy
 from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import Layout, bytes_on_a_device, data_parallel
+from pmapdp.sharding.layout import MeshLayout, bytes_on_a_device, data_parallel
 from pmapdp.sharding.notation import number_of_devices
 from pmapdp.state import Task, build, create_state
 
@@ -37,7 +37,7 @@ CASES = [
 ]
 
 
-def five_updates(model: str, strategy: str, task: Task, devices, layout: Layout):
+def five_updates(model: str, strategy: str, task: Task, devices, layout: MeshLayout):
     """The state after an epoch of 83 examples in batches of 18, and loss and counts of an evaluation."""
     steps = make_strategy(strategy, task, devices, layout)
     state = create_state(task, steps.state_sharding)
@@ -151,7 +151,7 @@ def test_a_process_reads_the_rows_of_its_devices():
     task = Task(build(MODELS["mlp"]), optax.sgd(0.1))
 
     def rows(mesh: str, layout: str, owned: range) -> range:
-        fitted: Layout = fit_layout(jax.devices()[:8], task, (28, 28, 1), mesh=mesh, layout=layout)
+        fitted: MeshLayout = fit_layout(jax.devices()[:8], task, (28, 28, 1), mesh=mesh, layout=layout)
         return fitted.shards_on([jax.devices()[d] for d in owned], task)
 
     assert rows("data=8", "data", range(2, 4)) == range(2, 4)

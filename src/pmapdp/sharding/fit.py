@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pmapdp.errors import UserError, unknown
-from pmapdp.sharding.layout import Layout
+from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.names import Axes, logical_axes
 from pmapdp.sharding.notation import BATCH, DATA, NAMED, Rules, mesh_text, parse_layout, parse_mesh
 from pmapdp.state import Task
@@ -26,7 +26,7 @@ def fit_layout(
     mesh: str | None = None,
     layout: str = DATA,
     shard_state: str = "none",
-) -> Layout:
+) -> MeshLayout:
     """How the arrays of `task` are placed on `devices`; a `UserError` says why they cannot be.
 
     Args:
@@ -54,7 +54,7 @@ def fit_layout(
     check_mesh(layout, rules, sizes, works)
     for name, axes in arrays.items():
         check_array(layout, rules, name, axes, sizes, works)
-    fitted = Layout(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)), rules, shard_state)
+    fitted = MeshLayout(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)), rules, shard_state)
     shards = fitted.shards(BATCH)
     if shard_state != "none" and (shards == 1 or fitted.params(task, split=True) == fitted.params(task, split=False)):
         raise UserError(

@@ -21,7 +21,7 @@ from pmapdp.state import Task, TrainState, initial_state
 
 
 @dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """Which shard of every array is placed on which device: axes of the mesh split the logical axes that have rules.
 
     `shard_state` says what is split over the axes of the batch too, although all devices of that axis need it:
@@ -119,9 +119,9 @@ class Layout:
         )
 
 
-def data_parallel(devices: Sequence[jax.Device], shard_state: str = "none") -> Layout:
+def data_parallel(devices: Sequence[jax.Device], shard_state: str = "none") -> MeshLayout:
     """One axis, over which the batch is split."""
-    return Layout(Mesh(np.array(devices), (DATA,)), shard_state=shard_state)
+    return MeshLayout(Mesh(np.array(devices), (DATA,)), shard_state=shard_state)
 
 
 def bytes_on_a_device(tree: Any) -> int:

@@ -13,13 +13,13 @@ from jax.sharding import PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
-from pmapdp.sharding.layout import Layout
+from pmapdp.sharding.layout import MeshLayout
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.placing import fetch, place
 from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_strategy(task: Task, layout: Layout) -> Strategy:
+def make_strategy(task: Task, layout: MeshLayout) -> Strategy:
     """The step of the global batch `[B, ...]`, which is split as the layout says, like the state: the step stays the
     same."""
     replicated, split, state_sharding = layout.replicated, layout.batch(task), layout.state(task)

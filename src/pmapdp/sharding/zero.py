@@ -16,14 +16,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
-from pmapdp.sharding.layout import Layout
+from pmapdp.sharding.layout import MeshLayout
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.shared import AXIS, gradient_sums, update
 
 REPLICATED = -1  # in place of the axis along which an array is split
 
 
-def make_train_step(strategy: str, task: Task, layout: Layout) -> Callable[..., Any]:
+def make_train_step(strategy: str, task: Task, layout: MeshLayout) -> Callable[..., Any]:
     """The training step of pmap or shard_map. Outside of what one device does, no array has a device axis."""
     specs = jax.tree.map(lambda sharding: sharding.spec, layout.params(task, split=True))
     axes = jax.tree.map(lambda spec: next((axis for axis, over in enumerate(spec) if over), REPLICATED), specs)

@@ -89,7 +89,7 @@ def ported(answer):
     require("all-gather" not in kinds, "right, but every device gathers the whole batch: split x and y")
 
 
-def mended_variance(answer):
+def corrected_variance(answer):
     """The variance of all rows, where the devices' means differ."""
     random = np.random.default_rng()
     x = (random.normal(size=(N, 6, 3)) + 3 * np.arange(N)[:, None, None]).astype(np.float32).reshape(-1, 3)

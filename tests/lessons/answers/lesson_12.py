@@ -61,7 +61,7 @@ WRONG = {
         ("nobody adds up", gathered),
         ("return jax.jit", lambda mesh: squares),
     ],
-    "mended_variance": [
+    "corrected_variance": [
         ("the planted mistake", lambda x: lax.pmean(x.var(0), "batch")),
         ("different variances", lambda x: x.var(0)),
         ("yours is", lambda x: lax.psum(jnp.square(x - lax.pmean(x.mean(0), "batch")).mean(0), "batch")),
