@@ -2,7 +2,8 @@
 
 import argparse
 
-from pmapdp.command.flags import Parser, parse_with
+from pmapdp.command.flags import parse_with
+from pmapdp.command.parser import Parser
 from pmapdp.config import Config
 from pmapdp.processes.options import ProcessesOptions
 

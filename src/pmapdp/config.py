@@ -1,6 +1,6 @@
 """What a run does: one frozen dataclass. Type, default, limits and help of a setting stand together.
 
-Lesson 14 teaches this file. The command line is made from it (`command/flags.py`), and `Config()` is the recipe digits.
+Lesson 14 teaches this file. `command/parser.py` makes the command line from it; `Config()` is the recipe digits.
 A `Config` is valid once it exists: it checks itself when it is made, also by `dataclasses.replace`.
 """
 

@@ -17,7 +17,7 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step of the global batch `[B, ...]`, which is split over N devices; each holds the whole state."""
+    """The step of the global batch `[B, ...]`, which is split over N devices; the state is replicated."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 

@@ -16,7 +16,7 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step of one of N devices: it sees the whole state and `[b, ...]` of a batch `[B, ...]`."""
+    """The step of one of N devices: it sees the replicated state and `[b, ...]` of a batch `[B, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 

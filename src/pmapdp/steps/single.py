@@ -12,7 +12,7 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step on the first of `devices`, which holds the state and the whole batch `[B, ...]`."""
+    """The step on the first of `devices`, which holds the state and the global batch `[B, ...]`."""
     here = SingleDeviceSharding(devices[0])
 
     def place_state(state: TrainState) -> TrainState:
