@@ -6,6 +6,8 @@ A `Config` is valid once it exists: it checks itself when it is made, also by `d
 
 import dataclasses
 import math
+import os
+import re
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +16,8 @@ from pmapdp.errors import UserError, unknown
 
 MOST = 2**31 - 1  # what JAX counts with
 FLOAT32 = 3.4e38
+RULES = {"optimizer": ("sgd", "momentum", "adam", "adamw"), "schedule": ("constant", "piecewise", "cosine")}
+PYTHON_VALUE = " (a Python value)"  # at the end of the name of an optimizer or schedule that no file holds
 
 
 def setting(
@@ -58,6 +62,10 @@ class Config:
         "Type of the computation. With bfloat16 parameters and all-reduce stay in float32; float64 is for proofs.",
     )
 
+    init_from: str | None = setting(
+        "model", None, "Start from the weights in this folder of a run, or file of python -m pmapdp.export."
+    )
+
     strategy: Literal["pmap", "jit", "shard_map", "single"] = setting(
         "parallel",
         "pmap",
@@ -72,7 +80,7 @@ class Config:
     global_batch_size: int | None = setting(
         "parallel",
         None,
-        "Examples per update over all devices, any number: it need not divide by them; default: 64.",
+        "Examples per update over all devices, any number: it need not divide by them; default: 64, or all.",
         (1, MOST, "64"),
     )
     per_device_batch_size: int | None = setting(
@@ -105,19 +113,17 @@ class Config:
         "Rewrite convolutions for the CPU: faster, and no longer the program of steps/ as it is printed there.",
     )
 
-    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = setting(
-        "optimization", "adam", "sgd, momentum (0.9), adam or adamw."
-    )
+    optimizer: str = setting("optimization", "adam", "sgd, momentum (0.9), adam, adamw, or my_file.py:make (your own).")
     learning_rate: float = setting(
         "optimization",
         5e-3,
         "Step size (after the warm-up, before the schedule lowers it).",
         (0, FLOAT32, "0.001"),
     )
-    schedule: Literal["constant", "piecewise", "cosine"] = setting(
+    schedule: str = setting(
         "optimization",
         "cosine",
-        "constant, piecewise (times the switch factor at each switch epoch) or cosine (down to 0 at the end).",
+        "constant, piecewise (times the switch factor at each switch epoch), cosine (to 0), or my_file.py:rate.",
     )
     switch_epochs: tuple[int, ...] = setting(
         "optimization",
@@ -158,9 +164,19 @@ class Config:
         (0, 0.999, "0.1"),
     )
 
+    trainable: tuple[str, ...] = setting(
+        "optimization", (), "Parts of the model that are trained, by name, for example head; default: all parameters."
+    )
+
     epochs: int = setting("run", 20, "Passes over the training set; each visits every example once.", (1, MOST, "10"))
     steps: int | None = setting(
         "run", None, "Stop after this many updates, even in the middle of an epoch.", (1, MOST, "100")
+    )
+    best: str | None = setting(
+        "run", None, "Metric whose best epoch is kept, for example highest:accuracy (the default), or lowest:loss."
+    )
+    patience: int | None = setting(
+        "run", None, "Stop after this many epochs in a row that were no better than the best.", (1, MOST, "3")
     )
     seed: int = setting(
         "run", 0, "Determines the initial parameters, the order of the examples and dropout.", (0, 2**63 - 1, "0")
@@ -219,7 +235,7 @@ def flag(field: str) -> str:
 def is_a(kind: Any, value: Any) -> bool:
     """Whether a value is of the type of a field, as `isinstance`; a whole number is a number too."""
     if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(is_a(int, each) for each in value)
+        return isinstance(value, tuple) and all(is_a(typing.get_args(kind)[0], each) for each in value)
     if isinstance(value, bool) and kind is not bool:
         return False
     return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))
@@ -235,7 +251,8 @@ def check_values(config: Config) -> None:
                 raise unknown(name.replace("_", " "), str(value), choices)
         elif not is_a(kind, value):
             kind = getattr(kind, "__name__", kind)
-            raise UserError(f"{name}={value!r} is not of type {kind}: try {name}={field.default!r}")
+            works = os.fspath(value) if isinstance(value, os.PathLike) else field.default
+            raise UserError(f"{name}={value!r} is not of type {kind}: try {name}={works!r}")
         limits = field.metadata.get("limits")
         if limits and value is not None and not limits[0] <= value <= limits[1]:
             least, most, example = limits
@@ -247,7 +264,7 @@ def check_values(config: Config) -> None:
 
 def check_together(config: Config) -> None:
     """Refuse settings that do not go together."""
-    for name in ("workdir", "data_dir", "metrics_file"):
+    for name in ("workdir", "data_dir", "metrics_file", "init_from"):
         if "://" in (getattr(config, name) or ""):
             raise UserError(
                 f"{flag(name)} {getattr(config, name)} is an address, which this program cannot open: mount the "
@@ -272,6 +289,12 @@ def check_together(config: Config) -> None:
         )
     if config.weight_decay and config.optimizer != "adamw":
         raise UserError(f"--weight-decay {config.weight_decay} has an effect only with adamw: use --optimizer adamw")
+    for kind, ours in RULES.items():
+        if (name := getattr(config, kind)) not in ours and ".py:" not in name and not name.endswith(PYTHON_VALUE):
+            raise unknown(kind, name, [*ours, f"my_file.py:make (your own; from Python {kind}=...)"])
+    if config.best is not None and not re.fullmatch("(highest|lowest):.+", config.best):
+        metric = config.best.rpartition(":")[2] or "accuracy"
+        raise UserError(f"--best {config.best} does not say which is better: try --best highest:{metric}")
     epochs = config.switch_epochs
     if (config.schedule == "piecewise") != bool(epochs):
         raise UserError(

@@ -45,7 +45,7 @@ def count_started() -> int | None:
 
 
 def simulate(count: int = DEFAULT_SIMULATED) -> None:
-    """Make JAX show `count` CPU devices. Call it before the first JAX computation.
+    """Make JAX show at least `count` CPU devices. Call it before the first JAX computation.
 
     Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number of devices that the user
     set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) is left as it is.
@@ -70,22 +70,26 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
                 "notebook: restart the kernel)"
             )
         return
+    # A larger number that was asked for before stays: one device now does not exclude four in the next run.
+    number = given[1] if given else max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
     if not given:
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", number)
     if COLLECTIVES_HOLD_THREADS:  # else more threads than cores would only make the steps slower
         # The environment variable NPROC sets the size of the pool. Twice as many threads as devices never aborted.
-        wanted, threads = 2 * (given[1] if given else count), os.environ.get("NPROC", "")
+        wanted, threads = 2 * number, os.environ.get("NPROC", "")
         os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), wanted))
 
 
 def choose(count: int | None = None) -> list[jax.Device]:
-    """The devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices.
+    """The devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices; where JAX has
+    started already, those that it started with.
 
     Raises:
         UserError: `count` is more than there are, or errors as of `simulate`.
     """
     given = count_from_environment()
-    simulate(count if count is not None else given[1] if given else DEFAULT_SIMULATED)
+    if count is not None or given or count_started() is None:
+        simulate(count if count is not None else given[1] if given else DEFAULT_SIMULATED)
     devices = jax.local_devices()
     if count is not None and count > len(devices):
         raise UserError(

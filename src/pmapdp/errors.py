@@ -38,11 +38,12 @@ class ReplicasError(UserError):
 
 
 class StoppedError(Exception):
-    """A signal ended the run in good order; commands exit with `status`, 128 + the signal's number."""
+    """A signal ended the run in good order; commands exit with `status`, 128 + the signal's number. Where no checkpoint
+    has it, `state` is the state after the last update, on the host."""
 
-    def __init__(self, message: str, status: int):
+    def __init__(self, message: str, status: int, state: Any = None):
         super().__init__(message)
-        self.status = status
+        self.status, self.state = status, state
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:

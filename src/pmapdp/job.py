@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import optax
 from flax import nnx
 
 from pmapdp import devices as device_module
@@ -26,8 +27,17 @@ from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.own.checks import check_data, check_own, check_task
 from pmapdp.own.stock_layers import exchange
+from pmapdp.own.training import (
+    check_best,
+    check_optimizer,
+    check_schedule,
+    check_trainable,
+    filter_of,
+    names_of_trained,
+    own_name,
+)
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.registry import MODELS, find_model, load_data, viewed
+from pmapdp.registry import MODELS, find_model, find_rule, load_data, viewed
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import MeshLayout
@@ -121,6 +131,10 @@ def prepare(
     model: Callable[..., nnx.Module] | None = None,
     data: DataSet | None = None,
     loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Any = None,
 ) -> Job:
     """Find the devices, read the data, build the task and the steps. Nothing is compiled yet. For float64, call it and
     use what it returns inside `jax.enable_x64(True)`.
@@ -131,11 +145,15 @@ def prepare(
         model: builds the network, in the place of the one that the configuration names; see `pmapdp.state.build`.
         data: arrays in the place of the data set that the configuration names.
         loss: in the place of the model's own, `model.loss`, or else of the cross-entropy; see `Task.loss`.
+        metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
+        optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
+        schedule: a function of the number of updates made that returns the learning rate.
+        trainable: which parameters are trained, a filter of Flax; the others stay, also where weights decay.
 
     Raises:
         UserError: the configuration fits neither the machine nor the data, or the processes differ.
     """
-    check_own(model, data, loss)
+    check_own(model, data, loss, metrics)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise UserError(
@@ -150,16 +168,23 @@ def prepare(
         config = dataclasses.replace(config, dataset="arrays")
     else:  # before code of the user's, which may change the current folder
         data = load_data(config.dataset, config.data_dir)
-    task = make_task(config, model, loss)
+    rate = find_rule("schedule", config.schedule) if schedule is None else schedule
+    if rate is not None:
+        check_schedule(rate)
+    rule = find_rule("optimizer", config.optimizer) if optimizer is None else optimizer
+    task = make_task(config, model, loss, metrics, trainable)
     source = data
     data, _ = viewed(data, task.model)
     data = check_data(data)
     compared = config.workdir is not None or peers.count > 1
     content = fingerprint(source if isinstance(source.train, Texts) else data) if compared else None
-    own = model is not None or loss is not None or config.model not in MODELS
+    own = config.model not in MODELS or any(each is not None for each in (model, loss, metrics))
     check_task(task, data, own=own)
-    if model is not None:
-        config = dataclasses.replace(config, model=task.name)
+    names: dict[str, Any] = {"model": task.name} if model is not None else {}
+    names |= {"trainable": names_of_trained(task)} if trainable is not None else {}
+    names |= {"optimizer": own_name(optimizer)} if optimizer is not None else {}
+    names |= {"schedule": own_name(schedule)} if schedule is not None else {}
+    config = dataclasses.replace(config, **names)
     if peers.first:
         peers.wait("the data set")
     if peers.count > 1:
@@ -173,9 +198,12 @@ def prepare(
         data.train, B, devices=shards, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
     )
     test_batches = Batches(data.test, max(B, EVALUATION_BATCH_PER_DEVICE * shards), devices=shards, here=here)
+    check_best(config.best, task, train_batches)
     all_steps = config.epochs * train_batches.per_epoch
-    schedule = make_schedule(config, B, train_batches.per_epoch, all_steps)
-    task = dataclasses.replace(task, optimizer=make_optimizer(config, schedule))
+    schedule = rate or make_schedule(config, B, train_batches.per_epoch, all_steps)
+    if rule is not None:
+        check_optimizer(rule, schedule, task)
+    task = dataclasses.replace(task, optimizer=make_optimizer(config, schedule, rule))
     if config.fast_cpu:
         if (platform := devices[0].platform) != "cpu":
             raise UserError(f"--fast-cpu rewrites the step for CPUs, and these devices are {platform}: leave it out")
@@ -197,14 +225,29 @@ def prepare(
 
 
 def make_task(
-    config: Config, model: Callable[..., nnx.Module] | None = None, loss: Callable[..., MetricSums] | None = None
+    config: Config,
+    model: Callable[..., nnx.Module] | None = None,
+    loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    trainable: Any = None,
 ) -> Task:
-    """What is trained, without its optimizer, which depends on how the batch is split. `model` and `loss` as for
+    """What is trained, without its optimizer, which depends on how the batch is split. The other arguments as for
     `prepare`."""
     built = exchange(built_model(model or find_model(config.model), config))
-    smoothed = functools.partial(cross_entropy, label_smoothing=config.label_smoothing)
-    loss = loss or getattr(type(built), "loss", None) or smoothed
-    return Task(built, seed=config.seed, dtype=config.dtype, loss=loss, accumulate=config.accumulate)
+    chosen = config.trainable if trainable is None else trainable
+    check_trainable(built, chosen)
+    usual = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=metrics)
+    own = loss or getattr(type(built), "loss", None)
+    if own is not None and metrics is not None:
+        raise UserError("metrics= is for the cross-entropy: return them as others of MetricSums in a loss of your own")
+    return Task(
+        built,
+        seed=config.seed,
+        dtype=config.dtype,
+        loss=own or usual,
+        accumulate=config.accumulate,
+        trainable=filter_of(chosen),
+    )
 
 
 def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
@@ -247,7 +290,7 @@ def global_batch_size(config: Config, devices: int, examples: int) -> int:
         UserError: it is larger than the training set, or smaller than the accumulation steps.
     """
     name, times = ("per_device_batch_size", devices) if config.per_device_batch_size else ("global_batch_size", 1)
-    given = getattr(config, name) or 64
+    given = getattr(config, name) or min(64, examples)
     size = given * times
     if size > examples:
         raise UserError(

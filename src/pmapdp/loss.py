@@ -39,7 +39,9 @@ def named_sums(sums: MetricSums) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def cross_entropy(model: nnx.Module, batch: Batch, context: Context, *, label_smoothing: float = 0.0) -> MetricSums:
+def cross_entropy(
+    model: nnx.Module, batch: Batch, context: Context, *, label_smoothing: float = 0.0, metrics: Any = None
+) -> MetricSums:
     """The loss of a classifier. A loss of your own takes and returns the same.
 
     Args:
@@ -47,8 +49,11 @@ def cross_entropy(model: nnx.Module, batch: Batch, context: Context, *, label_sm
         batch: b examples; padding has weight 0.
         context: for the model's layers, and whether this is training.
         label_smoothing: share of the target spread over all classes, in training alone.
+        metrics: a function of (logits, batch) that returns further sums by name, or None.
     """
-    return metric_sums(call(model, batch.inputs, context), batch, label_smoothing if context.train else 0.0)
+    logits = call(model, batch.inputs, context)
+    sums = metric_sums(logits, batch, label_smoothing if context.train else 0.0)
+    return sums if metrics is None else sums._replace(others=metrics(logits, batch))
 
 
 def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -> MetricSums:

@@ -1,5 +1,8 @@
 """Optimizers and learning-rate schedules from a configuration; all of them are optax's. Lesson 03 uses one."""
 
+from collections.abc import Callable
+from typing import Any
+
 import optax
 
 from pmapdp.config import FLOAT32, MOST, Config
@@ -46,14 +49,18 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), main], [warmup])
 
 
-def make_optimizer(config: Config, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """The update rule: clipping by global norm where asked for, then sgd, momentum, adam or adamw."""
-    rule = {
+def make_optimizer(
+    config: Config, schedule: optax.Schedule, own: Callable[[optax.Schedule], Any] | None = None
+) -> optax.GradientTransformation:
+    """The update rule: clipping by global norm where asked for, then sgd, momentum, adam or adamw, or what `own` makes
+    of the schedule."""
+    ours: dict[str, Callable[[], optax.GradientTransformation]] = {
         "sgd": lambda: optax.sgd(schedule),
         "momentum": lambda: optax.sgd(schedule, momentum=0.9),
         "adam": lambda: optax.adam(schedule),
         "adamw": lambda: optax.adamw(schedule, weight_decay=config.weight_decay),
-    }[config.optimizer]()
+    }
+    rule = own(schedule) if own else ours[config.optimizer]()
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from pmapdp.config import PYTHON_VALUE
 from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.data.tfidf import Tfidf
@@ -56,6 +57,17 @@ def find_model(name: str) -> Callable[..., nnx.Module]:
     if name not in MODELS:
         raise unknown("model", name, [*MODELS, "my_file.py:Net (your own; from Python model=Net)"])
     return MODELS[name]
+
+
+def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
+    """The optimizer or schedule (the `kind`) of one's own, `my_file.py:make`; None for one of ours.
+
+    Raises:
+        UserError: it was a Python value, which must be given again.
+    """
+    if name.endswith(PYTHON_VALUE):
+        raise UserError(f"the {kind} {name} must be given again: {kind}=...")
+    return from_python_file(name, f"--{kind} {name}") if ".py:" in name else None
 
 
 def view_of(model: Any) -> str:

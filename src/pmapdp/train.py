@@ -24,12 +24,12 @@ from pmapdp.command.flags import parse_with
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError
 from pmapdp.job import prepare
-from pmapdp.processes.join import joined
+from pmapdp.processes.join import joined, of_this_program
 from pmapdp.processes.options import ProcessesOptions
-from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.processes.peers import Peers
 from pmapdp.recipes import compare_with_reported
 from pmapdp.run import compile_cache
-from pmapdp.run.running import running
+from pmapdp.run.running import AfterEpoch, running
 from pmapdp.run.workdir import with_full_paths
 from pmapdp.state import TrainState
 
@@ -47,20 +47,25 @@ class Result:
     epochs: list[dict[str, Any]]
 
 
-def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
+def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch | None = None, **own: Any) -> Result:
     """Run `config` from start to end, or resume the run in its workdir.
 
     Args:
         config: what to do.
-        peers: the processes that take part; all call this function alike.
-        own: `model`, `data` and `loss` in the place of those that the configuration names; see `prepare`.
+        peers: the processes that take part; all call this function alike. Default: those that the program has connected
+            by `jax.distributed.initialize`.
+        after_epoch: called after each epoch with its results, as in the metrics file, and the state on the devices,
+            whose memory the next update takes; of several processes on each.
+        own: `model`, `data`, `loss`, `metrics`, `optimizer`, `schedule` and `trainable`; see `prepare`.
 
     Raises:
         UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
             file could not be written.
-        StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
+        StoppedError: SIGTERM, SIGINT or SIGHUP asked for it (in a notebook: its stop button); with a
+            workdir a checkpoint was written, without one its `state` has the state.
     """
     started = time.perf_counter()
+    peers = peers or of_this_program(config)
     config = with_full_paths(config, first=peers.first)
     if config.compile_cache:
         compile_cache.enable()
@@ -68,9 +73,9 @@ def train(config: Config, peers: Peers = ALONE, **own: Any) -> Result:
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, peers, **own)
         train_step = job.strategy.train_step  # made by the file in steps/ that the strategy names
-        with running(job, started) as run:
+        with running(job, started, after_epoch) as run:
             state, step = run.state, run.step
-            while step < job.total_steps:
+            while step < run.end_step:
                 try:
                     run.start_epoch(step)
                     for batch in job.rest_of_epoch(step):

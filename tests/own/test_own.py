@@ -59,6 +59,13 @@ class OneNumber(Net):
         return super().__call__(inputs, context)[:, 0]
 
 
+class OneLogit(Net):
+    """Of two classes."""
+
+    def __call__(self, inputs, context):
+        return super().__call__(inputs, context)[:, :1]
+
+
 def points(n, seed):
     """Points whose class is that of their largest of three sums."""
     x = np.random.default_rng(seed).normal(size=(n, 6)).astype(np.float32)
@@ -91,6 +98,18 @@ def test_a_run_is_named_after_them(tmp_path):
     train(Config(**SETTINGS | {"metrics_file": str(file), "steps": 1}), model=Net, data=DATA)
     start = json.loads(file.read_text().splitlines()[0])
     assert (start["model"], start["dataset"], start["train_examples"]) == ("Net", "arrays", 100)
+
+
+def test_fewer_examples_than_the_default_batch(capsys):
+    """Case 20: nobody asked for 64, so a small training set is one batch."""
+    small = DataSet(points(40, 1), points(10, 2))
+    train(Config(**SETTINGS | {"global_batch_size": None, "epochs": 1}), model=Net, data=small)
+    assert "40 over all devices" in capsys.readouterr().out
+
+
+def test_a_path_for_a_text_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match=rf"workdir=PosixPath\('{tmp_path}'\) is .*: try workdir='{tmp_path}'"):
+        Config(workdir=tmp_path)
 
 
 def squared_error(model, batch, context):
@@ -163,6 +182,7 @@ def nan(x):
             "does not take inputs",
         ),
         ({"data": DataSet(DATA.train, Split(DATA.test.inputs[:, :5], DATA.test.labels))}, "only n may differ"),
+        ({"model": OneLogit}, "OneLogit has a single logit: give it one for each class, or a loss of your own"),
         ({"model": OneNumber}, r"OneNumber gives \[4\]"),
         ({"data": with_labels(lambda part: part.labels[:, None])}, r"labels are int32 \[100, 1\]"),
         ({"data": with_labels(lambda part: part.labels / 2)}, r"labels are float32 \[100\]"),

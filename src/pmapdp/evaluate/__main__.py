@@ -1,6 +1,7 @@
 """Exact figures on the test set, of a run or of an exported model: `python -m pmapdp.evaluate MODEL`.
 
     python -m pmapdp.evaluate runs/first                            # as it was trained
+    python -m pmapdp.evaluate runs/first --best                     # its best epoch
     python -m pmapdp.evaluate runs/first --strategy jit --devices 3 # the same figures
     python -m pmapdp.evaluate model.zip                             # and the same again
 
@@ -41,6 +42,7 @@ class Options:
         "Who splits the batch and adds up; default: as in training. An exported model runs on one device.",
     )
     devices: int | None = setting("options", None, "Number of devices; default: as in training.")
+    best: bool = setting("options", False, "Of a run: the checkpoint of its best epoch instead of the newest.")
     data_dir: str | None = setting(
         "options", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."
     )
@@ -52,8 +54,14 @@ def main(arguments: list[str]) -> None:
     options = parse_options(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
     if not os.path.isfile(options.model):
         totals, facts = evaluate_run(
-            options.model, strategy=options.strategy, devices=options.devices, data_dir=options.data_dir
+            options.model,
+            strategy=options.strategy,
+            devices=options.devices,
+            data_dir=options.data_dir,
+            best=options.best,
         )
+    elif options.best:
+        raise UserError(f"{options.model} is an exported model, which has no other epochs: leave out --best")
     elif options.strategy is None and options.devices is None:
         totals, facts = evaluate_file(options.model, options.data_dir)
     else:

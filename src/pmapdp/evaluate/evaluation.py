@@ -59,21 +59,27 @@ def classified(exported: Exported) -> Callable[..., dict[str, Any]]:
 
 
 def evaluate_run(
-    workdir: str, *, strategy: str | None = None, devices: int | None = None, data_dir: str | None = None, **own: Any
+    workdir: str,
+    *,
+    strategy: str | None = None,
+    devices: int | None = None,
+    data_dir: str | None = None,
+    best: bool = False,
+    **own: Any,
 ) -> tuple[Totals, dict[str, Any]]:
-    """The figures of the newest checkpoint of a run, and what they are of.
+    """The figures of the newest checkpoint of a run, or of that of its `best` epoch, and what they are of.
 
     Args:
         workdir: its folder.
         strategy, devices, data_dir: as in `Options`.
-        own: `model`, `data` and `loss` where `train` was given them as Python values.
+        own: `model`, `data` and the like where `train` was given them as Python values.
     """
     config = respread(read_config(workdir), strategy, devices)
     config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
     workdir = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, **own)
-        state, _ = load_state(workdir, job.task)
+        state, _ = load_state(workdir, job.task, best=best)
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
         return job.evaluate(job.strategy.place_state(state)), facts

@@ -77,9 +77,8 @@ def export_run(
     path: str | Path,
     data_dir: str | None = None,
     *,
-    model: Any = None,
     data: DataSet | None = None,
-    loss: Any = None,
+    **own: Any,
 ) -> dict[str, Any]:
     """Write the model of the newest checkpoint of a run; returns what the file says of it.
 
@@ -87,7 +86,7 @@ def export_run(
         workdir: folder of the run.
         path: of the file.
         data_dir: folder of data sets, for the vocabulary of a text model; default: as in training.
-        model, data, loss: where `train` was given them as Python values.
+        data, own: `data`, `model`, `loss`, `metrics` and `optimizer` where `train` was given them as Python values.
     """
     config = read_config(workdir)
     (file,) = check_outputs(Output("FILE", path, ZIP), inputs=own_files(config))
@@ -95,7 +94,7 @@ def export_run(
     # Before code of the user's, which may change the current folder.
     folder, data = os.path.abspath(workdir), data or load_data(config.dataset, data_dir or config.data_dir)
     with jax.enable_x64(config.dtype == "float64"):
-        task = trained_task(config, model, loss)
+        task = trained_task(config, **own)
         state, progress = load_state(folder, task)
     metrics = progress["last"]
     data, view = viewed(data, task.model)

@@ -25,9 +25,10 @@ from pmapdp.state import Task
 ROWS = 4  # examples with which a loss is tried
 
 
-def check_own(model: Any, data: Any, loss: Any) -> None:
+def check_own(model: Any, data: Any, loss: Any, metrics: Any = None) -> None:
     """Refuse values from Python that are of no use as these arguments of `train`."""
-    for name, value, example in (("model", model, "class"), ("loss", loss, "function of (model, batch, context)")):
+    kinds = {"model": "class", "loss": "function of (model, batch, context)", "metrics": "function of (logits, batch)"}
+    for (name, example), value in zip(kinds.items(), (model, loss, metrics), strict=True):
         if value is not None and (not callable(value) or isinstance(value, nnx.Module)):
             raise UserError(f"{name}={shown(value)} cannot be called to make one: give a {example}, no instance of it")
     splits = (data.train, data.test) if isinstance(data, DataSet) else (None,)
@@ -142,6 +143,8 @@ def check_classes(name: str, logits: Any, *labels: np.ndarray) -> None:
         raise UserError(
             f"the labels are from {found.min()} to {found.max()}, and {name} has {C} logits: "
             + ("subtract 1 from the labels" if found.min() == 1 and found.max() == C else f"use 0 to {C - 1}")
+            if C > 1
+            else f"{name} has a single logit: give it one for each class, or a loss of your own"
         )
 
 
@@ -160,7 +163,17 @@ def check_loss(task: Task, example: Batch) -> None:
         return {name: float(value) for name, value in named_sums(found).items()}
 
     n = len(example.labels)
-    for field, value in named_sums(sums(np.ones(n, np.float32))).items():
+    try:
+        returned = sums(np.ones(n, np.float32))
+        found = named_sums(returned)
+    except Exception as error:
+        raise UserError(
+            f"the loss of {task.name}, or its metrics, fails ({reason(error)}): return further sums as a dictionary of "
+            "names, for example {'errors': (batch.weights * errors).sum()}"
+        ) from error
+    for name in returned.others.keys() & {"loss", "count", "examples", *(["accuracy"] if "correct" in found else [])}:
+        raise UserError(f"the loss of {task.name} has a further sum called {name}, which there is: use another name")
+    for field, value in found.items():
         if getattr(value, "shape", None) != () or jnp.result_type(value).kind not in "biuf":
             raise UserError(
                 f"the loss of {task.name} returns {field} of shape {list(np.shape(value))}: return its sum over the "

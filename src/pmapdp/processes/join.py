@@ -15,7 +15,7 @@ from pmapdp import devices
 from pmapdp.command.ending import say
 from pmapdp.config import Config, flag
 from pmapdp.errors import UserError, reason
-from pmapdp.processes.options import ProcessesOptions, check_options, split_address
+from pmapdp.processes.options import ProcessesOptions, check_options, check_several, split_address
 from pmapdp.processes.peers import ALONE, Peers, failing_together
 from pmapdp.sharding.notation import number_of_devices
 
@@ -39,15 +39,29 @@ def joined(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
     try:
         with failing_together():
             number = number_of_devices(config.devices, config.mesh, options.num_processes or 1)
-            devices.choose(number)
-            require_same_devices()
-            peers = Peers(jax.process_index(), jax.process_count(), "by hand" if options.by_hand else "by a launcher")
-            same = {flag(name): value for name, value in vars(config).items() if name not in OWN_SETTINGS}
-            peers.require_same({"the version of jax": jax.__version__} | same)
-            yield peers
+            yield met(config, number, "by hand" if options.by_hand else "by a launcher")
     finally:  # of a process that has not failed alone; it waits for the others
         with failing_together():
             jax.distributed.shutdown()
+
+
+def of_this_program(config: Config) -> Peers:
+    """The processes of a program that has called `jax.distributed.initialize` itself, which also ends that connection;
+    any other is alone. Errors as of `joined`."""
+    if not jax.distributed.is_initialized():
+        return ALONE
+    check_several(config)
+    return met(config, config.devices, "by the program")
+
+
+def met(config: Config, number: int | None, started: str) -> Peers:
+    """The connected processes, once all have started JAX with `number` devices and do the same run."""
+    devices.choose(number)
+    require_same_devices()
+    peers = Peers(jax.process_index(), jax.process_count(), started)
+    same = {flag(name): value for name, value in vars(config).items() if name not in OWN_SETTINGS}
+    peers.require_same({"the version of jax": jax.__version__} | same)
+    return peers
 
 
 def require_same_devices() -> None:

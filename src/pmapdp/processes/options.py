@@ -41,17 +41,23 @@ class ProcessesOptions:
         return self.distributed or self.by_hand
 
 
-def check_options(options: ProcessesOptions, config: Config) -> None:
-    """Refuse flags that do not go together; `config` is that of the run."""
-    if options.several and config.strategy == "single":
+def check_several(config: Config) -> None:
+    """Refuse a run that several processes cannot share."""
+    if config.strategy == "single":
         raise UserError(
             "--strategy single runs on one device of one process: leave --distributed out, or use --strategy pmap"
         )
-    if options.several and config.strategy == "pmap" and config.shard_state != "none":
+    if config.strategy == "pmap" and config.shard_state != "none":
         raise UserError(
             f"--shard-state {config.shard_state} works with --strategy pmap in one process only: "
             "use --strategy shard_map"
         )
+
+
+def check_options(options: ProcessesOptions, config: Config) -> None:
+    """Refuse flags that do not go together; `config` is that of the run."""
+    if options.several:
+        check_several(config)
     if options.distributed and config.mesh and not config.devices:
         raise UserError(
             f"--mesh {config.mesh} with --distributed needs --devices, the number of devices of each process: "

@@ -52,13 +52,26 @@ class Checkpoint(NamedTuple):
     progress: dict[str, Any]
 
 
+class Kept:
+    """Which checkpoints stay, a preservation policy of Orbax: the newest few, and that of the best epoch."""
+
+    def __init__(self, newest: int):
+        self.newest = newest
+        self.best: int | None = None  # its step
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        """Of each checkpoint, from the oldest to the newest."""
+        old = len(checkpoints) - self.newest
+        return [number >= old or each.step == self.best for number, each in enumerate(checkpoints)]
+
+
 class Checkpoints:
     """The checkpoints in a folder. All methods raise a `UserError` where it cannot be used, or the disk takes no more;
     the checkpoints in it are intact then.
 
     Args:
         folder: made if it is missing.
-        keep: how many of the newest are kept.
+        keep: how many of the newest are kept, beside that of the best epoch.
         only_read: leave the folder as it is, also what a run is just writing there.
         belongs_to: the identity of the run, which checkpoints get, and must have to be read; with None any is read.
         peers: the processes that write and read each its shards of a checkpoint; all make the same calls.
@@ -75,9 +88,10 @@ class Checkpoints:
     ):
         self.folder, self.only_read, self.belongs_to, self.peers = folder, only_read, belongs_to, peers
         self.warnings: list[str] = []  # about checkpoints that were set aside
+        self.kept = Kept(keep)
         self.saving = 0  # the step of the newest checkpoint that was begun
         options = orbax().CheckpointManagerOptions(
-            max_to_keep=keep,
+            preservation_policy=self.kept,
             cleanup_tmp_directories=not only_read,  # what a killed run left half-written
             read_only=only_read,
             # Otherwise a folder that cannot be made keeps threads waiting for minutes.
@@ -108,7 +122,7 @@ class Checkpoints:
             progress = progress | {"belongs_to": self.belongs_to, "shapes": shapes_of(state)}
             kept = args.JsonSave(progress | {"checksum_of_words": checksum(state)})
             self.manager.wait_until_finished()
-            self.saving = step
+            self.saving, self.kept.best = step, progress["best"].get("step")
             self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
 
     def before_commit(self) -> None:
@@ -178,6 +192,24 @@ class Checkpoints:
             raise UserError(f"{what} is read with other numbers than were written: {LEFT}")
         return Checkpoint(state, step, progress)
 
+    def weights(self, step: int) -> Any:
+        """The arrays of the model of the checkpoint after update `step`, whatever the model: a pytree of NumPy arrays.
+        Errors as of `read`."""
+        what, folder = f"the checkpoint of step {step} in {self.folder}", self.folder / str(step)
+        self.agreeing(what, lambda: require_intact(folder, step))
+
+        def restore() -> Any:
+            ocp = orbax()
+            reader = ocp.PyTreeCheckpointer()
+            kept = reader.metadata(folder / "state").item_metadata.tree
+            wanted = {name: kept.get(name, {}) for name in ("params", "model_state")}
+            wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
+            how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+            args = ocp.args.PyTreeRestore(item=wanted, restore_args=how, partial_restore=True)
+            return reader.restore(folder / "state", args=args)
+
+        return self.agreeing(what, restore)
+
     def load(self, what: str, step: int, **item: Any) -> Any:
         """Read one item of a checkpoint, called `what`; errors as of `read`."""
 
@@ -225,14 +257,30 @@ def require_memory() -> None:
     mmap.mmap(-1, MEMORY).close()
 
 
-def load_state(path: str | Path, task: Task) -> tuple[TrainState, dict[str, Any]]:
-    """The newest intact checkpoint in the folder of a run of `task`: state on the host, and its progress. A `UserError`
-    says that there is none, or that its config.json or the model is not that of the checkpoint."""
-    folder = Path(path) / "checkpoints"
+def open_to_read(path: str | Path) -> Checkpoints:
+    """The checkpoints in the folder of a run. A `UserError` says that there are none."""
+    belongs_to, folder = identity(*read_run(path)), Path(path) / "checkpoints"
     if not folder.is_dir():
         raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
-    belongs_to = identity(*read_run(path))
-    for found in Checkpoints(folder, only_read=True, belongs_to=belongs_to).newest_first(task):
+    return Checkpoints(folder, only_read=True, belongs_to=belongs_to)
+
+
+def load_state(path: str | Path, task: Task, *, best: bool = False) -> tuple[TrainState, dict[str, Any]]:
+    """The newest intact checkpoint in the folder of a run of `task`, or that of its `best` epoch: state on the host,
+    and its progress. A `UserError` says that there is none, or that its config.json or the model is not that of the
+    checkpoint."""
+    checkpoints = open_to_read(path)
+    for found in checkpoints.newest_first(task):
+        if not best:
+            return found.state, found.progress
+        if (step := found.progress["best"].get("step")) not in checkpoints.steps():
+            raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")
+        try:
+            found = checkpoints.read(step, task)
+        except DamagedError as damage:
+            raise UserError(
+                f"the checkpoint of the best epoch in {path} is damaged ({damage}): leave --best out"
+            ) from None
         return found.state, found.progress
     raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
 

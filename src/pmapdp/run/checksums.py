@@ -30,8 +30,19 @@ def word_sum(leaf: jax.Array, start: int = 0) -> jax.Array:
 
     One word that differs always shows, since its factor is odd. `start` is the position of the first word.
     """
-    words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    words = as_words(leaf)
     position = jnp.zeros(words.shape, jnp.uint32)
     for axis, length in enumerate(words.shape):
         position = position * length + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     return (words * (2 * (position + jnp.uint32(start % 2**31)) + 1)).sum(dtype=jnp.uint32)
+
+
+def as_words(leaf: jax.Array) -> jax.Array:
+    """The bits of an array as uint32: those of 64 bits as two, those of fewer than 32 each as one."""
+    if jnp.iscomplexobj(leaf):
+        leaf = jnp.stack([leaf.real, leaf.imag])
+    bits = 8 * leaf.dtype.itemsize
+    if leaf.dtype == bool or bits < 32:
+        leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, f"uint{bits}")
+        return leaf.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)

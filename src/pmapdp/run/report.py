@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pmapdp.config import Config
-from pmapdp.devices import describe
+from pmapdp.devices import count_from_environment, describe
 from pmapdp.job import Job
 from pmapdp.metrics import Meter
 from pmapdp.own.stock_layers import exchanged
@@ -46,7 +46,7 @@ def header(job: Job, state: TrainState) -> list[str]:
     rewritten = ", --fast-cpu: convolutions are rewritten, unlike the step that is printed" if config.fast_cpu else ""
     shown = {
         "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}{rewritten}",
-        "devices": describe(job.devices) + layout,
+        "devices": describe(job.devices) + layout + started_before(job),
         "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
         + micro_batches,
         "model": f"{config.model}, {count_parameters(state.params):,} parameters",
@@ -61,11 +61,22 @@ def header(job: Job, state: TrainState) -> list[str]:
     return [*(f"{name:<7}  {value}" for name, value in shown.items() if value), ""]
 
 
+def started_before(job: Job) -> str:
+    """Why a run has a single CPU device though it asked for none: a program used JAX before it called `train`."""
+    config, few = job.config, len(job.devices) == 1 and job.devices[0].platform == "cpu"
+    if not few or config.devices or config.strategy == "single" or count_from_environment():
+        return ""
+    return ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
+
+
 class Reporter:
     """Reports a run of `config`; only the `first` process does. `stack` closes the files."""
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
-        self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False, quiet=not first)
+        # A notebook's kernel asks for colours by a variable, and would keep every redraw of the bar in the notebook.
+        terminal = None if sys.stdout and sys.stdout.isatty() else False
+        options: dict[str, Any] = {"highlight": False, "soft_wrap": True, "force_jupyter": False}
+        self.console = Console(**options, force_terminal=terminal, quiet=not first)
         self.progress, self.epochs = config.progress and first, config.epochs
         self.bar: Progress | None = None
         self.log, self.tensorboard, self.metrics = None, None, []
@@ -142,14 +153,13 @@ class Reporter:
             + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one update, not timed")
         )
 
-    def end(self, best: dict[str, Any], last: dict[str, Any], compile_seconds: float, seconds: float) -> None:
-        """Print the best and the last result, where an epoch was finished, and where the time went."""
+    def end(self, best: dict[str, Any], last: dict[str, Any], key: str, compile_seconds: float, seconds: float) -> None:
+        """Print the best and the last result (the `key` of both), where an epoch was finished, and where the time
+        went."""
         self.line()
         if best:
-            name = "accuracy" if "test_accuracy" in best else "loss"
-            self.line(
-                f"test {name}: best {best[f'test_{name}']:.4f} (epoch {best['epoch']}), last {last[f'test_{name}']:.4f}"
-            )
+            name = key.replace("_", " ", 1)
+            self.line(f"{name}: best {best[key]:.4f} (epoch {best['epoch']}), last {last[key]:.4f}")
         self.line(f"{seconds:.1f} s in all, of which {compile_seconds:.1f} s to compile")
 
 

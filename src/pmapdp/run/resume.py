@@ -4,9 +4,11 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from pmapdp.errors import UserError
 from pmapdp.job import Job
 from pmapdp.run.checkpoint import Checkpoint, Checkpoints
-from pmapdp.run.workdir import claimed, identity, require_shared
+from pmapdp.run.start_weights import with_weights
+from pmapdp.run.workdir import DEFAULTS, changes, claimed, identity, in_words, require_shared
 from pmapdp.state import create_state, is_finite
 
 
@@ -33,17 +35,49 @@ def open_checkpoints(job: Job, stack: contextlib.ExitStack) -> Checkpoints | Non
 
 
 def beginning(job: Job, checkpoints: Checkpoints | None) -> Checkpoint:
-    """The newest intact checkpoint, or the initial state.
+    """The newest intact checkpoint, or the initial state, with the weights of `--init-from` where it is given.
 
     Beside the state there are the `totals` of the unfinished epoch, so that its figures will cover every example; the
-    metrics of the epoch with the `best` test accuracy and of the `last`, empty before the first; and `skipped`, the
-    updates that rollbacks left out, [first, last] of each.
+    metrics of the `best` epoch and of the `last`, empty before the first; `skipped`, the updates that rollbacks left
+    out, [first, last] of each; and where they apply, what was `taken` by `--init-from`, and with which changes the run
+    was trained on after its end, `changes` after update `changed`.
     """
     if checkpoints is not None:
         for found in checkpoints.newest_first(job.task, job.strategy.state_sharding):
+            if changes := changes_after_end(job, found):
+                found.progress.update(changed=found.step, changes=changes)
             return found
-    progress: dict[str, Any] = {"totals": {}, "best": {}, "last": {}, "skipped": []}
-    return Checkpoint(create_state(job.task, job.strategy.state_sharding), 0, progress)
+    task, taken = with_weights(job.task, job.config.init_from) if job.config.init_from else (job.task, {})
+    progress: dict[str, Any] = {"totals": {}, "best": {}, "last": {}, "skipped": [], "taken": taken}
+    return Checkpoint(create_state(task, job.strategy.state_sharding), 0, progress)
+
+
+def changes_after_end(job: Job, found: Checkpoint) -> dict[str, list[Any]]:
+    """With which other settings, [then, now] of each, a run that has ended is trained on: how long, and its learning
+    rate. Update n then has the learning rate that the new settings give update n.
+
+    Raises:
+        UserError: the run has not ended, so that it must resume as it began; or it has no more updates to make.
+    """
+    then: dict[str, Any] = found.progress["belongs_to"]
+    different = changes(then, identity(job.config, job.global_batch_size), scheduled=True)
+    then = DEFAULTS | then
+    ended = found.step >= then["epochs"] * job.train_batches.per_epoch or ends_early(found.progress, then["patience"])
+    if not different or (ended and found.step < job.total_steps):
+        return different
+    why, works = f"has not ended (step {found.step:,})", "train it to its end with its own settings first"
+    if ended:
+        epoch = found.progress["last"]["epoch"]
+        why, works = f"has made its {epoch} epochs", f"give --epochs {epoch + 5} to train it on"
+    raise UserError(
+        f"the run in --workdir {job.config.workdir} {why}, and differs in {in_words(different)}: {works}, or name "
+        "another folder"
+    )
+
+
+def ends_early(progress: dict[str, Any], patience: int | None) -> bool:
+    """Whether the last epochs, `patience` in number, were no better than the best."""
+    return bool(patience and progress["last"] and progress["last"]["epoch"] - progress["best"]["epoch"] >= patience)
 
 
 def last_finite(job: Job, checkpoints: Checkpoints, most: int) -> Checkpoint | None:

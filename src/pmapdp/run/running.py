@@ -7,33 +7,38 @@ here.
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from pmapdp.errors import DivergedError, StoppedError
+from pmapdp.errors import DivergedError, StoppedError, UserError, shown
 from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
 from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
 from pmapdp.run.report import Reporter, facts, header
-from pmapdp.run.resume import beginning, last_finite, open_checkpoints
+from pmapdp.run.resume import beginning, ends_early, last_finite, open_checkpoints
+from pmapdp.run.start_weights import sentence
 from pmapdp.run.stop_request import StopRequest
+from pmapdp.run.workdir import in_words, update_schedule
 from pmapdp.state import TrainState
 from pmapdp.steps.placing import over_all_processes, place
 
+AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 ROLLBACKS = 3  # more would hide a run that cannot succeed
 
 
 @contextlib.contextmanager
-def running(job: Job, started: float) -> Iterator["Run"]:
+def running(job: Job, started: float, after_epoch: AfterEpoch | None = None) -> Iterator["Run"]:
     """A run of `job`, which begins here and is closed in the end. `started` is `time.perf_counter()` when the command
-    began."""
+    began; `after_epoch` is called with the results of each epoch and the state."""
+    if after_epoch is not None and not callable(after_epoch):
+        raise UserError(f"after_epoch={shown(after_epoch)} is no function: give one of (results, state)")
     with contextlib.ExitStack() as stack:
-        yield Run(job, started, stack)
+        yield Run(job, started, stack, after_epoch)
 
 
 class Run:
@@ -42,6 +47,7 @@ class Run:
     Attributes:
         state: `TrainState` on the devices at the start, after the updates of earlier starts.
         step: updates made.
+        end_step: updates after which the run ends.
         epochs: the metrics of every epoch of this start, as in the metrics file.
 
     Raises (in all methods):
@@ -51,12 +57,15 @@ class Run:
         StoppedError: SIGTERM, SIGINT or SIGHUP asked for it; with a workdir a checkpoint was written.
     """
 
-    def __init__(self, job: Job, started: float, stack: contextlib.ExitStack):
-        self.job, self.config, self.started = job, job.config, started
+    def __init__(self, job: Job, started: float, stack: contextlib.ExitStack, after_epoch: AfterEpoch | None = None):
+        self.job, self.config, self.started, self.after_epoch = job, job.config, started, after_epoch
         self.epochs: list[dict[str, Any]] = []
         self.compile_seconds = 0.0
         self.checkpoints = open_checkpoints(job, stack)
         self.state, self.step, self.kept = beginning(job, self.checkpoints)
+        if self.checkpoints is not None and job.peers.first:
+            update_schedule(str(job.config.workdir), job.config)
+        self.end_step = self.step if ends_early(self.kept, job.config.patience) else job.total_steps
         self.report = Reporter(job.config, stack, first=job.peers.first)
         self.report.event("start", **dataclasses.asdict(job.config) | facts(job, self.state))
         self.report.lines(header(job, self.state))
@@ -65,6 +74,12 @@ class Run:
         if self.step:
             self.report.event("resume", step=self.step)
             self.report.line(f"restored from the checkpoint of step {self.step:,}")
+        elif taken := self.kept["taken"]:
+            self.report.event("init_from", **taken)
+            self.report.line(sentence(taken))
+        if changed := self.kept.get("changes") if self.kept.get("changed") == self.step else None:
+            self.report.event("changes", step=self.step, **changed)
+            self.report.line(f"trained on after its end, with {in_words(changed)}")
         if job.config.draw_sharding and self.step == 0 and job.peers.first:
             labels = job.strategy.place_batch(next(job.train_batches.epoch(0))).labels
             print(f"labels {labels.shape} of the first batch on the devices:")
@@ -111,7 +126,7 @@ class Run:
         if keeping:
             self.keep(state, self.meter.finish())
         if stopping:
-            self.end_stopped()
+            self.end_stopped(state)
 
     def is_due(self, every: int | None) -> bool:
         """Whether something that is done after every so many updates is to be done now."""
@@ -139,12 +154,16 @@ class Run:
         }
         self.epochs.append(results)
         self.report.results(results)
-        if not self.kept["best"] or better(results, self.kept["best"]):
+        if not self.kept["best"] or better(results, self.kept["best"], self.config.best):
             self.kept["best"] = results
         self.kept["last"] = results
         self.keep(state, trained if step % self.job.train_batches.per_epoch else Totals())
+        if ends_early(self.kept, self.config.patience):
+            self.end_step = step
+        if self.after_epoch is not None:
+            self.after_epoch(dict(results), state)
         if self.stop:
-            self.end_stopped()
+            self.end_stopped(state)
 
     def keep(self, state: TrainState, totals: Totals) -> None:
         """Keep the state after update `self.step`; `totals` are those of the unfinished epoch."""
@@ -185,8 +204,8 @@ class Run:
         self.keep(state, Totals(**found.progress["totals"]) if found.step // steps == self.step // steps else Totals())
         return state, self.step
 
-    def end_stopped(self) -> NoReturn:
-        """End the run because a signal asked for it."""
+    def end_stopped(self, state: TrainState) -> NoReturn:
+        """End the run after update `self.step` because a signal asked for it."""
         assert self.stop.signal is not None
         if self.checkpoints is not None:
             self.checkpoints.wait()
@@ -196,20 +215,39 @@ class Run:
             if workdir is not None
             else "nothing was kept; with --workdir runs/first a run can be resumed"
         )
-        raise StoppedError(f"stopped by {number.name} after step {self.step:,}: {kept}", 128 + number.value)
+        left = self.job.strategy.fetch(state) if workdir is None else None
+        raise StoppedError(f"stopped by {number.name} after step {self.step:,}: {kept}", 128 + number.value, left)
 
     def end(self, step: int) -> None:
         """All updates are made: say so, when the last checkpoint is on the disk."""
         self.report.lines(self.profiler.stop())
         if self.checkpoints is not None:
             self.checkpoints.wait()
+        if step < self.job.total_steps:
+            last = self.kept["last"]["epoch"]
+            self.report.line(f"ended after epoch {last}: the last {self.config.patience} were no better than the best")
         seconds = time.perf_counter() - self.started
         self.report.event("end", steps=step, compile_seconds=self.compile_seconds, total_seconds=seconds)
-        self.report.end(self.kept["best"], self.kept["last"], self.compile_seconds, seconds)
+        best, last = self.kept["best"], self.kept["last"]
+        key = chosen_metric(best, self.config.best)[1] if best else ""
+        self.report.end(best, last, key, self.compile_seconds, seconds)
 
 
-def better(results: dict[str, Any], best: dict[str, Any]) -> bool:
-    """Whether an epoch is better than the best so far: by test accuracy where there is one, else by test loss."""
-    if "test_accuracy" in results:
-        return results["test_accuracy"] > best["test_accuracy"]
-    return results["test_loss"] < best["test_loss"]
+def chosen_metric(results: dict[str, Any], best: str | None) -> tuple[str, str]:
+    """Which epoch is the best: `highest` or `lowest`, and of which key of the results. Of the validation set where
+    there is one, else of the test set, else of the training set.
+
+    Args:
+        results: of an epoch.
+        best: the setting `--best`; with None it is the highest accuracy, or the lowest loss where there is none.
+    """
+    part = next(part for part in ("validation", "test", "train") if f"{part}_loss" in results)
+    usual = "highest:accuracy" if f"{part}_accuracy" in results else "lowest:loss"
+    order, _, name = (best or usual).partition(":")
+    return order, f"{part}_{name}"
+
+
+def better(results: dict[str, Any], than: dict[str, Any], best: str | None) -> bool:
+    """Whether an epoch is better than the best so far; `best` as for `chosen_metric`."""
+    order, key = chosen_metric(results, best)
+    return results[key] > than[key] if order == "highest" else results[key] < than[key]

@@ -9,6 +9,7 @@ import jax
 from pmapdp.config import Config
 from pmapdp.job import make_task
 from pmapdp.optimizer import make_optimizer
+from pmapdp.registry import find_rule
 from pmapdp.run.checkpoint import load_state
 from pmapdp.run.workdir import read_run
 from pmapdp.state import Task, TrainState
@@ -20,22 +21,24 @@ def read_config(path: str | Path) -> Config:
     return dataclasses.replace(config, global_batch_size=global_batch_size, per_device_batch_size=None)
 
 
-def trained_task(config: Config, model: Any = None, loss: Any = None) -> Task:
-    """What a run of `config` trains. The learning rates do not matter here: they are not part of the state."""
-    return dataclasses.replace(make_task(config, model, loss), optimizer=make_optimizer(config, lambda step: 0.0))
+def trained_task(config: Config, *, optimizer: Any = None, **own: Any) -> Task:
+    """What a run of `config` trains, `own` as for `make_task`. The learning rates do not matter here: they are not part
+    of the state."""
+    rule = find_rule("optimizer", config.optimizer) if optimizer is None else optimizer
+    return dataclasses.replace(make_task(config, **own), optimizer=make_optimizer(config, lambda step: 0.0, rule))
 
 
-def load_run(path: str | Path, model: Any = None) -> tuple[Config, TrainState, dict[str, Any]]:
+def load_run(path: str | Path, **own: Any) -> tuple[Config, TrainState, dict[str, Any]]:
     """Configuration, newest state (on the host) and the metrics of its last epoch of the run in a folder.
 
     Args:
         path: the folder.
-        model: what was given to `train` as its model; None where the configuration names one.
+        own: `model`, `loss`, `metrics` and `optimizer` where `train` was given them as Python values.
 
     Raises:
         UserError: there is no run or no checkpoint in it.
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):
-        state, progress = load_state(path, trained_task(config, model))
+        state, progress = load_state(path, trained_task(config, **own))
     return config, state, progress["last"]

@@ -36,6 +36,10 @@ SECTIONS = ("data", "model", "optimization", "run")
 FIXED = {field.name for field in dataclasses.fields(Config) if field.metadata["section"] in SECTIONS}
 FIXED = FIXED - {"data_dir", "steps"} | {"accumulate"}
 
+# Of these, what may change when a run that has ended is trained on (`run/resume.py`): how long, and its learning rate.
+SCHEDULED = {"epochs", "patience", "learning_rate", "schedule", "switch_epochs", "switch_factor", "warmup_steps"}
+SCHEDULED |= {"scale_learning_rate", "base_batch_size"}
+
 # A run of an earlier version lacks the settings that came later, and did what they do by default.
 DEFAULTS = json.loads(json.dumps(dataclasses.asdict(Config())))
 
@@ -53,19 +57,29 @@ def identity(config: Config, global_batch_size: int, content: str | None = None)
     return json.loads(json.dumps(fixed | {"global_batch_size": global_batch_size}))
 
 
-def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Refuse a run or checkpoint, called `what`, whose identity is another; the `UserError` names the settings. One of
-    an earlier version does not know the content of its data."""
+def changes(theirs: dict[str, Any], ours: dict[str, Any], *, scheduled: bool) -> dict[str, list[Any]]:
+    """What is different in two identities, [theirs, ours] by setting: of those that are `scheduled`, or of the others.
+    One of an earlier version does not know the content of its data."""
     theirs = DEFAULTS | {CONTENT: ours.get(CONTENT)} | theirs
-    different = [
-        f"{name} ({theirs.get(name)!r} there, {value!r} now)"
+    return {
+        name: [theirs.get(name), value]
         for name, value in ours.items()
-        if theirs.get(name) != value
-    ]
-    if different:
+        if theirs.get(name) != value and (name in SCHEDULED) == scheduled
+    }
+
+
+def in_words(changes: dict[str, list[Any]]) -> str:
+    """Changes for a sentence."""
+    return ", ".join(f"{name} ({then!r} there, {now!r} now)" for name, (then, now) in changes.items())
+
+
+def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuse a run or checkpoint, called `what`, whose identity is another, apart from how long it is trained and with
+    which learning rate; the `UserError` names the settings."""
+    if different := changes(theirs, ours, scheduled=False):
         raise UserError(
-            f"{what} is of another configuration, which differs in {', '.join(different)}: use the same or another "
-            "folder, or delete that run yourself"
+            f"{what} is of another configuration, which differs in {in_words(different)}: use the same or another "
+            "folder (there --init-from starts from its weights), or delete that run yourself"
         )
 
 
@@ -80,9 +94,10 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"config={shown(config)} is no configuration: give pmapdp.config.Config(devices=8)")
     if first:
+        rules = [each.rpartition(":")[0] for each in (config.optimizer, config.schedule) if ".py:" in each]
         metrics = Output("--metrics-file", config.metrics_file, JSON)
-        check_outputs(metrics, inputs=own_files(config), run=config.workdir)
-    paths = {name: getattr(config, name) for name in ("workdir", "data_dir", "metrics_file")}
+        check_outputs(metrics, inputs=[*own_files(config), *rules, config.init_from], run=config.workdir)
+    paths = {name: getattr(config, name) for name in ("workdir", "data_dir", "metrics_file", "init_from")}
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
 
@@ -130,6 +145,15 @@ def claimed(path: str | Path, config: Config, global_batch_size: int) -> Iterato
             }
             write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
         yield
+
+
+def update_schedule(path: str | Path, config: Config) -> None:
+    """Let the config.json in the folder of a run say how long and with which learning rate it is trained now."""
+    file = Path(path) / "config.json"
+    content = read_json(file, advice="name another folder")
+    new = {name: value for name, value in json.loads(json.dumps(vars(config))).items() if name in SCHEDULED}
+    if content["config"] != (updated := content["config"] | new):
+        write_file(file, json.dumps(content | {"config": updated}, indent=2) + "\n", advice=WRITE_ADVICE)
 
 
 def found(folder: Path) -> dict[str, Any] | None:

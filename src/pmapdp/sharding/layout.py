@@ -99,16 +99,18 @@ class MeshLayout:
 
     def state(self, task: Task) -> Any:
         """The `NamedSharding` of each array of the train state, or one for all of them. What optax keeps for a
-        parameter is split as that is.
+        parameter is split as that is, if it has its shape.
         """
         if not self.splits_state:
             return self.replicated
         with jax.transfer_guard("allow"):  # optax makes some arrays to find the parameters' places
+            shapes = jax.eval_shape(lambda: initial_state(task))
             optimizer_state = optax.tree_map_params(
                 task.optimizer,
-                lambda _, sharding: sharding,
-                jax.eval_shape(lambda: initial_state(task)).optimizer_state,
+                lambda kept, sharding, p: sharding if kept.shape == p.shape else self.replicated,
+                shapes.optimizer_state,
                 self.params(task, split=self.shard_state != "none"),
+                shapes.params,
                 transform_non_params=lambda _: self.replicated,
             )
         return TrainState(
