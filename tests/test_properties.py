@@ -34,7 +34,7 @@ from pmapdp.export.write import export_model
 from pmapdp.files import outputs
 from pmapdp.files.writing import write_file
 from pmapdp.predict import __main__ as predict
-from pmapdp.predict.inputs import read_images, read_lines
+from pmapdp.predict.inputs import read_examples, read_lines
 from pmapdp.recipes import RECIPES
 from pmapdp.run.literal_path import LiteralPath
 from pmapdp.run.trained import read_config
@@ -190,7 +190,7 @@ def test_images(cases, kind, tmp_path):
 
     def check(content):
         (tmp_path / "image").write_bytes(content)
-        found = result_or_sentence(lambda: read_images(tmp_path / "image", 28, 28))
+        found = result_or_sentence(lambda: read_examples(tmp_path / "image", (28, 28, 1)))
         assert found is None or (found.shape, found.dtype) == ((1, 28, 28, 1), np.uint8)
         assert os.listdir(tmp_path) == ["image"]
 

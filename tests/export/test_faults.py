@@ -22,7 +22,7 @@ from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export.write import export_model
 from pmapdp.predict.__main__ import main as predict
-from pmapdp.predict.inputs import read_images, read_lines
+from pmapdp.predict.inputs import read_examples, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_pictures_cut_short(place):
         for missing in (1, 2, 4, 8, 12, 13, 20, len(content) // 2):
             (place / "cut").write_bytes(content[:-missing])
             with pytest.raises(UserError, match="or is cut short or damaged"):
-                read_images("cut", 28, 28)
+                read_examples("cut", (28, 28, 1))
 
 
 def test_a_png_with_any_bit_flipped(place):
@@ -212,7 +212,7 @@ def test_a_png_with_any_bit_flipped(place):
         changed[position] ^= 1 << position % 8
         (place / "flipped.png").write_bytes(changed)
         try:
-            np.testing.assert_array_equal(read_images("flipped.png", 28, 28)[0, ..., 0], pixels)
+            np.testing.assert_array_equal(read_examples("flipped.png", (28, 28, 1))[0, ..., 0], pixels)
         except UserError:
             found += 1
     assert found > 0.95 * len(content)

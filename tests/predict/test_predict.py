@@ -1,18 +1,25 @@
 import io
 import json
 import sys
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from archives import npy, pack, unpack
+from flax import nnx
 from PIL import Image
 from trained import train_briefly
 
 from pmapdp.command.ending import run_command
+from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError
 from pmapdp.export.write import export_model
+from pmapdp.loss import MetricSums
 from pmapdp.predict.__main__ import main as predict
-from pmapdp.predict.inputs import read_images
+from pmapdp.predict.inputs import read_examples
+from pmapdp.state import Task, create_state
 
 SIZES = [(28, 28), (28, 28, 1), (3, 28, 28), (3, 28, 28, 1), (28, 28, 28), (1, 28, 28, 1)]
 
@@ -68,7 +75,7 @@ def test_images_and_arrays(trained, folder, capsys):
 @pytest.mark.parametrize("shape", SIZES)
 def test_shapes_of_arrays(tmp_path, shape):
     np.save(tmp_path / "array.npy", noise(*shape))
-    read = read_images(tmp_path / "array.npy", 28, 28)
+    read = read_examples(tmp_path / "array.npy", (28, 28, 1))
     np.testing.assert_array_equal(read, noise(*shape).reshape(-1, 28, 28, 1))
     assert read.dtype == np.uint8
 
@@ -76,7 +83,7 @@ def test_shapes_of_arrays(tmp_path, shape):
 def test_colours_become_luma(tmp_path):
     colours = noise(28, 28, 3)
     Image.fromarray(colours).save(tmp_path / "colour.png")
-    read = read_images(tmp_path / "colour.png", 28, 28)[0, ..., 0]
+    read = read_examples(tmp_path / "colour.png", (28, 28, 1))[0, ..., 0]
     np.testing.assert_allclose(read, luma(colours), atol=1)
 
 
@@ -85,7 +92,7 @@ def test_palettes_become_luma(tmp_path):
     image = Image.fromarray(pixels, mode="P")
     image.putpalette(colours.tobytes())
     image.save(tmp_path / "palette.png")
-    read = read_images(tmp_path / "palette.png", 28, 28)[0, ..., 0]
+    read = read_examples(tmp_path / "palette.png", (28, 28, 1))[0, ..., 0]
     np.testing.assert_allclose(read, luma(colours[pixels]), atol=1)
 
 
@@ -95,24 +102,24 @@ def test_transparent_becomes_black(tmp_path):
     image = Image.new("RGBA", (28, 28), "white")
     image.putalpha(Image.fromarray(opacity))
     image.save(tmp_path / "drawing.png")
-    np.testing.assert_allclose(read_images(tmp_path / "drawing.png", 28, 28)[0, ..., 0], opacity, atol=1)
+    np.testing.assert_allclose(read_examples(tmp_path / "drawing.png", (28, 28, 1))[0, ..., 0], opacity, atol=1)
 
 
 def test_sixteen_bits_are_scaled(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 65536, (28, 28), np.uint16)
     Image.fromarray(pixels).save(tmp_path / "deep.png")
-    np.testing.assert_allclose(read_images(tmp_path / "deep.png", 28, 28)[0, ..., 0], pixels / 257, atol=0.51)
+    np.testing.assert_allclose(read_examples(tmp_path / "deep.png", (28, 28, 1))[0, ..., 0], pixels / 257, atol=0.51)
 
 
 def test_black_and_white(tmp_path):
     bits = noise(28, 28) > 127
     Image.fromarray(bits).save(tmp_path / "bits.png")
-    np.testing.assert_array_equal(read_images(tmp_path / "bits.png", 28, 28)[0, ..., 0], np.where(bits, 255, 0))
+    np.testing.assert_array_equal(read_examples(tmp_path / "bits.png", (28, 28, 1))[0, ..., 0], np.where(bits, 255, 0))
 
 
 def test_jpeg(tmp_path):
     Image.new("RGB", (28, 28), (200, 200, 200)).save(tmp_path / "even.jpg")
-    np.testing.assert_allclose(read_images(tmp_path / "even.jpg", 28, 28), 200, atol=2)
+    np.testing.assert_allclose(read_examples(tmp_path / "even.jpg", (28, 28, 1)), 200, atol=2)
 
 
 def png(width, height):
@@ -157,13 +164,16 @@ def test_bad_files(folder, capsys, name):
     [
         ([], "the following arguments are required: MODEL: try python -m pmapdp.predict model.zip digit.png"),
         (["model.zip"], "INPUT is missing: try python -m pmapdp.predict model.zip digit.png"),
-        (["model.zip", "--lines", "texts.txt"], "--lines texts.txt is for text models, and model.zip takes images"),
+        (["model.zip", "--lines", "texts.txt"], "--lines texts.txt is for text models, and model.zip takes no texts"),
         (["model.zip", "missing.png"], "missing.png cannot be read (No such file or directory)"),
         (["model.zip", "."], ". cannot be read (it is a folder"),
         (["missing.zip", "digit.png"], "missing.zip cannot be read (No such file or directory)"),
         (["digit.png", "model.zip"], "digit.png is damaged, or is no exported model (File is not a zip file): name a"),
         (["cut.zip", "digit.png"], "cut.zip is damaged, or is no exported model (File is not a zip file): name a"),
-        (["text.zip", "digit.png"], "text.zip takes string of shape ['batch'], and this command reads grey images and"),
+        (
+            ["text.zip", "digit.png"],
+            "text.zip takes {'dtype': 'string', 'shape': ['batch']}, and this comm",
+        ),
         (["model.zip", "digit.png", "--jsn"], "unknown argument '--jsn': did you mean '--json'?"),
         (["model.zip", "digit.png", "-j"], "unknown argument '-j'"),
     ],
@@ -186,8 +196,8 @@ def test_without_pillow(tmp_path, monkeypatch):
     np.save(tmp_path / "digit.npy", noise(28, 28))
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(UserError, match=r'needs Pillow to be read: run pip install "pmapdp\[images\]"'):
-        read_images(tmp_path / "digit.png", 28, 28)
-    assert read_images(tmp_path / "digit.npy", 28, 28).shape == (1, 28, 28, 1)
+        read_examples(tmp_path / "digit.png", (28, 28, 1))
+    assert read_examples(tmp_path / "digit.npy", (28, 28, 1)).shape == (1, 28, 28, 1)
 
 
 def test_help(capsys):
@@ -197,3 +207,145 @@ def test_help(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "MODEL [INPUT...]" in said
     assert "use only files of people whom you trust" in said
+
+
+class Answers(nnx.Module):
+    """Of rows `[b, 4]`: the mean of each, its sign as a probability, and the row itself."""
+
+    def __init__(self, *, rngs):
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x):
+        return x.mean(1) * self.scale
+
+    def loss(self, batch, context):
+        errors = jnp.square(self(batch.inputs) - batch.labels)
+        return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
+
+
+class Several(Answers):
+    """Says what it is asked for, and not its logit."""
+
+    def predict(self, x):
+        return {"probability": jax.nn.sigmoid(self(x)), "row": x}
+
+
+class Pair(Answers):
+    """Gives two outputs without names."""
+
+    def predict(self, x):
+        return self(x), -self(x)
+
+
+class Colours(nnx.Module):
+    """Of pictures `[b, 2, 3, 3]`: the class is the strongest colour."""
+
+    def __init__(self, *, rngs):
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x):
+        return x.mean((1, 2)) * self.scale
+
+
+def exported(model, inputs, **metadata):
+    """The model of this class, untrained, in model.zip."""
+    built = model(rngs=nnx.Rngs(0))
+    own = {"loss": model.loss} if hasattr(model, "loss") else {}
+    task = Task(built, **own)
+    labels = np.zeros(len(inputs), np.float32 if own else np.int32)
+    state = create_state(task)
+    export_model(
+        task, state, "model.zip", examples=Split(inputs, labels), metadata={"labels": (), "step": 0} | metadata
+    )
+
+
+ROWS = np.array([[1, 2, 3, 6], [-1, -2, -3, -2]], np.float64)
+
+
+def answers(capsys, *arguments):
+    assert run_command(predict, ["model.zip", *arguments]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_regression_on_a_table(tmp_path, monkeypatch, capsys):
+    """Rows of a table with and without names, and of an array of another precision."""
+    monkeypatch.chdir(tmp_path)
+    exported(Answers, ROWS.astype(np.float32))
+    Path("named.csv").write_text("a,b,c,d\n1,2,3,6\n-1,-2,-3,-2\n")
+    Path("plain.csv").write_text("1,2,3,6\n")
+    np.save("rows.npy", ROWS)
+    np.save("row.npy", ROWS[0].astype(np.int64))
+    wanted = ["named.csv[0]  3", "named.csv[1]  -2", "plain.csv  3", "rows.npy[0]  3", "rows.npy[1]  -2", "row.npy  3"]
+    assert answers(capsys, "named.csv", "plain.csv", "rows.npy", "row.npy") == wanted
+    assert json.loads(answers(capsys, "plain.csv", "--json")[0]) == {"file": "plain.csv", "index": 0, "output": 3.0}
+
+
+def test_several_outputs_and_a_sigmoid(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("0,0,0,0\n")
+    exported(Several, ROWS.astype(np.float32))
+    assert answers(capsys, "rows.csv") == ["rows.csv  probability 0.5  row [0, 0, 0, 0]"]
+    outputs = {"probability": 0.5, "row": [0.0] * 4}
+    assert json.loads(answers(capsys, "rows.csv", "--json")[0]) == {"file": "rows.csv", "index": 0, "outputs": outputs}
+    exported(Pair, ROWS.astype(np.float32))
+    Path("rows.csv").write_text("1,2,3,6\n")
+    assert answers(capsys, "rows.csv") == ["rows.csv  output 0 3  output 1 -3"]
+
+
+def test_pictures_in_colour(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exported(Colours, np.zeros((1, 2, 3, 3), np.uint8), labels=("red", "green", "blue"))
+    for name, colour in (("red", (200, 10, 10)), ("green", (10, 200, 10)), ("blue", (10, 10, 200))):
+        Image.new("RGB", (3, 2), colour).save(f"{name}.png")
+    Image.new("RGBA", (3, 2), (10, 200, 10, 128)).save("half.png")
+    found = [line.split()[:2] for line in answers(capsys, "red.png", "green.png", "blue.png", "half.png")]
+    assert found == [["red.png", "red"], ["green.png", "green"], ["blue.png", "blue"], ["half.png", "green"]]
+    Image.new("L", (3, 2), 77).save("grey.png")
+    np.testing.assert_array_equal(read_examples("grey.png", (2, 3, 3)), np.full((1, 2, 3, 3), 77))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("few.csv", b"1,2,3\n", "few.csv has 3 columns in row 1: the model takes 4, without a label"),
+        (
+            "words.csv",
+            b"a,b,c,d\n1,2,x,4\n",
+            "words.csv is no table of numbers (could not convert string to float: 'x')",
+        ),
+        ("names.csv", b"a,b,c,d\n", "names.csv holds no row: write one for each example, of 4 numbers"),
+        ("latin.csv", b"\xff,1,2,3\n", "latin.csv is no table of numbers ("),
+        ("row.png", png(4, 1), "row.png is no file for this model, which takes float32 of shape [4]: name a table of"),
+        (
+            "text.npy",
+            npy(np.array([list("abcd")])),
+            "text.npy holds <U1, which does not fit the float32 that the model",
+        ),
+        (
+            "wide.npy",
+            npy(np.zeros((2, 5))),
+            "wide.npy has shape [2, 5]: the model takes [4], [n, 4], with n of at least",
+        ),
+        ("nan.csv", b"1,2,3,nan\n", "the model answers with nan"),
+    ],
+)
+def test_a_wrong_table_is_one_sentence(tmp_path, monkeypatch, capsys, name, content, sentence):
+    monkeypatch.chdir(tmp_path)
+    exported(Answers, ROWS.astype(np.float32))
+    Path(name).write_bytes(content)
+    assert run_command(predict, ["model.zip", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+def test_an_answer_that_is_not_one_for_each_example(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Mean(Answers):
+        def predict(self, x):
+            return self(x).mean()
+
+    with pytest.raises(
+        UserError, match=r"the model answers \[\], not one row for each example: return \[n, ...\] arrays"
+    ):
+        exported(Mean, ROWS.astype(np.float32))

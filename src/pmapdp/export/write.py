@@ -22,8 +22,9 @@ of our code. JAX (with flatbuffers) and NumPy are enough:
     outputs = jax.jit(model.call)(arrays, images)  # uint8 [n, 28, 28, 1], as metadata["input"] says
     classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
 
-`outputs` also has "probabilities" `[n, C]`. A model that is no classifier has "outputs" alone. `loss.jax` gives the
-sums of the model's loss and metrics from the arrays, inputs, labels and weights of examples. A model trained in float64
+`outputs` also has "probabilities" `[n, C]`. A model that is no classifier has what its method `predict(inputs)`
+returns, or else its call: one array as "outputs", several by their names. `loss.jax` gives the sums of the model's loss
+and metrics from the arrays, inputs, labels and weights of examples. A model trained in float64
 (metadata["dtype"]) first needs `jax.config.update("jax_enable_x64", True)`. With our code it is
 `pmapdp.export.read.load_exported`.
 
@@ -136,9 +137,11 @@ def export_model(
         raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
 
     def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
-        outputs = call(built(arrays), inputs, Context())
+        model = built(arrays)
         if not task.classifies:
-            return {"outputs": outputs}
+            asked = getattr(model, "predict", None)
+            return named_outputs(call(model, inputs, Context()) if asked is None else asked(inputs))
+        outputs = call(model, inputs, Context())
         logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
@@ -170,6 +173,11 @@ def export_model(
     finally:
         jax.config.update(LOCATIONS, locations)
 
+    for output in model.out_avals:
+        if output.shape[:1] != jax.tree.leaves(inputs)[0].shape[:1]:
+            raise UserError(
+                f"the model answers {[*output.shape]}, not one row for each example: return [n, ...] arrays"
+            )
     C = model.out_avals[0].shape[-1] if task.classifies else 0
     classes = list(map(str, metadata["labels"])) or [str(number) for number in range(C)]
     if task.classifies and len(classes) != C:
@@ -200,3 +208,10 @@ def export_model(
         for name, content in files.items():
             archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980 like NumPy's: the same model, the same bytes
     write_file(path, zipped.getvalue())
+
+
+def named_outputs(outputs: Any) -> dict[str, jax.Array]:
+    """What a model that is no classifier answers, by name: one array is `outputs`, those of a tuple are numbered."""
+    if isinstance(outputs, tuple | list):
+        return {f"output {number}": each for number, each in enumerate(outputs)}
+    return outputs if isinstance(outputs, dict) else {"outputs": outputs}
