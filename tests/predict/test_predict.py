@@ -311,7 +311,7 @@ def test_pictures_in_colour(tmp_path, monkeypatch, capsys):
         (
             "words.csv",
             b"a,b,c,d\n1,2,x,4\n",
-            "words.csv is no table of numbers (could not convert string to float: 'x')",
+            "words.csv is no table of numbers (could not convert string to",
         ),
         ("names.csv", b"a,b,c,d\n", "names.csv holds no row: write one for each example, of 4 numbers"),
         ("latin.csv", b"\xff,1,2,3\n", "latin.csv is no table of numbers ("),
@@ -319,12 +319,12 @@ def test_pictures_in_colour(tmp_path, monkeypatch, capsys):
         (
             "text.npy",
             npy(np.array([list("abcd")])),
-            "text.npy holds <U1, which does not fit the float32 that the model",
+            "text.npy holds <U1, which does not fit the float32 that",
         ),
         (
             "wide.npy",
             npy(np.zeros((2, 5))),
-            "wide.npy has shape [2, 5]: the model takes [4], [n, 4], with n of at least",
+            "wide.npy has shape [2, 5]: the model takes [4], [n, 4], with n",
         ),
         ("nan.csv", b"1,2,3,nan\n", "the model answers with nan"),
     ],
@@ -345,7 +345,5 @@ def test_an_answer_that_is_not_one_for_each_example(tmp_path, monkeypatch):
         def predict(self, x):
             return self(x).mean()
 
-    with pytest.raises(
-        UserError, match=r"the model answers \[\], not one row for each example: return \[n, ...\] arrays"
-    ):
+    with pytest.raises(UserError, match=r"the model answers \[\], not one row for each example: return"):
         exported(Mean, ROWS.astype(np.float32))
