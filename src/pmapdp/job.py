@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import optax
-from flax import nnx
+from flax import linen, nnx
 
 from pmapdp import devices as device_module
 from pmapdp import steps
@@ -252,6 +252,11 @@ def make_task(
 
 def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
     """The model of a run, built; a `UserError` says why it cannot be, or that it takes no such type."""
+    if isinstance(model, linen.Module) or (isinstance(model, type) and issubclass(model, linen.Module)):
+        raise UserError(
+            f"model={shown(model)} is a module of Linen: give a function that makes it one of NNX, lambda rngs: "
+            "flax.nnx.bridge.lazy_init(flax.nnx.bridge.ToNNX(module, rngs=rngs), one_input)"
+        )
     try:
         built = build(model, config.seed, config.dtype)
     except UserError:

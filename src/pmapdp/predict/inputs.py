@@ -23,7 +23,7 @@ def read_examples(path: str | Path, shape: tuple[int, ...], dtype: Any = np.uint
     JPEG image, in which 0 is black; for a model of rows `[D]` a table of numbers, .csv. A `UserError` says that it is
     none of these, or of another shape or type.
     """
-    pictures, tables = dtype == np.uint8 and len(shape) == 3 and shape[2] in (1, 3), len(shape) == 1
+    pictures, tables = np.dtype(dtype) == np.uint8 and len(shape) == 3 and shape[2] in (1, 3), len(shape) == 1
     taken = ["a PNG or JPEG image"] * pictures + ["a table of numbers, .csv"] * tables + ["a .npy array"]
     content = read_file(path, advice=f"name {' or '.join(taken)}")
     if content.startswith(NPY_START):
