@@ -75,7 +75,14 @@ VALUES = {
 
 
 # Any function may be called after an epoch and fail in its own way; no names of trained parts stand for all.
-FUNCTIONS = ("class int", "class dict", "class Silent", "function of nothing", "function that gives None")
+FUNCTIONS = (
+    "class int",
+    "class dict",
+    "class Silent",
+    "function of nothing",
+    "function that gives None",
+    "instance of a model",
+)
 TAKEN = {("trainable", "empty tuple"), *(("after_epoch", name) for name in FUNCTIONS)}
 
 

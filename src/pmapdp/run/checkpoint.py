@@ -122,7 +122,7 @@ class Checkpoints:
             progress = progress | {"belongs_to": self.belongs_to, "shapes": shapes_of(state)}
             kept = args.JsonSave(progress | {"checksum_of_words": checksum(state)})
             self.manager.wait_until_finished()
-            self.saving, self.kept.best = step, progress["best"].get("step")
+            self.saving, self.kept.best = step, progress.get("best", {}).get("step")
             self.manager.save(step, args=args.Composite(state=args.StandardSave(state), progress=kept))
 
     def before_commit(self) -> None:

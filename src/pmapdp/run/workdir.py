@@ -1,7 +1,7 @@
 """The folder of a run: its settings, checkpoints, metrics, TensorBoard files and log. One process at a time.
 
 config.json       what the run does; another configuration is refused
-checkpoints/      the last few states
+checkpoints/      the last few states, and that of the best epoch
 damaged/          checkpoints whose content is not what was written
 metrics.jsonl     results, one JSON object a line
 log.txt           what was printed
