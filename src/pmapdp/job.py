@@ -252,7 +252,8 @@ def make_task(
 
 def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
     """The model of a run, built; a `UserError` says why it cannot be, or that it takes no such type."""
-    if isinstance(model, linen.Module) or (isinstance(model, type) and issubclass(model, linen.Module)):
+    kind: Any = model if isinstance(model, type) else type(model)
+    if issubclass(kind, linen.Module):
         raise UserError(
             f"model={shown(model)} is a module of Linen: give a function that makes it one of NNX, lambda rngs: "
             "flax.nnx.bridge.lazy_init(flax.nnx.bridge.ToNNX(module, rngs=rngs), one_input)"
