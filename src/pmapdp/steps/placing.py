@@ -27,7 +27,7 @@ def over_all_processes(tree: Any, sharding: Any) -> Any:
 
     Args:
         tree: arrays that are replicated on the devices, or are arrays of all processes already.
-        sharding: over all processes, as `Steps.state_sharding`.
+        sharding: over all processes, as `Strategy.state_sharding`.
     """
 
     def of_all(x: jax.Array, sharding: Sharding) -> jax.Array:
