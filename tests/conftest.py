@@ -36,6 +36,10 @@ LONGEST = (
     "test_sharding.py",
     "test_train.py",
     "test_launchers.py",
+    "test_alone.py",
+    "test_planted.py",
+    "test_families.py",
+    "test_exercises.py",
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -139,7 +140,7 @@ def on_the_host() -> contextlib.AbstractContextManager[Any]:
 def initial_state(task: Task) -> TrainState:
     """The state before the first update."""
     params, model_state = task.arrays_of(task.model)
-    return TrainState(jnp.zeros((), jnp.int32), params, model_state, task.optimizer.init(params))
+    return TrainState(np.zeros((), np.int32), params, model_state, task.optimizer.init(params))
 
 
 def create_state(task: Task, sharding: Any = None) -> TrainState:
@@ -151,14 +152,15 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
             NumPy arrays on the host.
     """
     if sharding is None:
-        return jax.device_get(initial_state(task))
+        with on_the_host(), jax.transfer_guard("allow"):
+            return jax.device_get(initial_state(task))
     # NumPy's arrays are copied to the devices: what is donated later is not the model's own.
     params, model_state = jax.device_get(task.arrays_of(task.model))
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, jax.eval_shape(task.optimizer.init, params))
+    state = TrainState(np.zeros((), np.int32), params, model_state, jax.eval_shape(task.optimizer.init, params))
     shardings: TrainState = jax.tree.broadcast(sharding, state)
     params = jax.device_put(params, shardings.params)
     return TrainState(
-        step=jax.device_put(jnp.zeros((), jnp.int32), shardings.step),
+        step=jax.device_put(np.zeros((), np.int32), shardings.step),
         params=params,
         model_state=jax.device_put(model_state, shardings.model_state),
         optimizer_state=jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state)(params),

@@ -66,10 +66,20 @@ def test_the_result_is_that_of_one_device_without_the_flag(float64, model, strat
 
 @quick(1, "model", ["cnn", "convnet", "speedrun"])
 def test_what_differs_in_float32_is_rounding(model):
-    found, wanted = (
-        trained(task, "single", 1) for task in (fast(task_of(model, "float32")), task_of(model, "float32"))
-    )
-    assert_equal(found[0].params, wanted[0].params, 1e-4)
+    """An update on each of ten batches. Where two pixels of a pooling window are equal but for rounding, either may get
+    the gradient, which shows in one batch or two."""
+    tasks = task_of(model, "float32"), fast(task_of(model, "float32"))
+    strategies = [make_strategy("single", task, jax.devices()[:1]) for task in tasks]
+    differences = []
+    for first in range(0, 80, 8):
+        found = []
+        for task, strategy in zip(tasks, strategies, strict=True):
+            batch = strategy.place_batch(whole_batch(SPLIT, np.arange(first, first + 8)))
+            state, _ = strategy.train_step(strategy.place_state(create_state(task)), batch)
+            found.append(jax.device_get(state.params))
+        differences.append(max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, found), strict=True)))
+    assert np.median(differences) < 1e-7  # an update is 1e-2
+    assert max(differences) < 1e-3
 
 
 @quick(1, "model", CONVOLUTIONS)

@@ -15,7 +15,7 @@ KERNEL = "params/logits/kernel"
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
 def test_a_bit_that_flips_in_one_process_ends_both(strategy, tmp_path):
-    job = [10, KERNEL, 3, *JOB, "--strategy", strategy, "--steps-per-dispatch", 1, "--workdir", tmp_path]
+    job = [10, KERNEL, 3, *JOB, "--strategy", strategy, "--workdir", tmp_path]
     with running(*([*job, *own] for own in by_hand(2)), program=(flipped_bit.__file__,)) as processes:
         ended = [end_of(process) for process in processes]
     for each in ended:

@@ -140,7 +140,7 @@ def test_without_file_handles_or_memory_nothing_is_called_damaged(folder, kind, 
     done = python("-c", WITH_FEW, folder, kind, more, timeout=60)
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
-        refused = re.search("Too many open files|start new thread|Cannot allocate memory", line)
+        refused = re.search("Too many open files|start new thread|Cannot allocate memory|RESOURCE_EXHAUSTED", line)
         assert refused or (kind == "handles" and more and line == "done"), done
     assert content(folder) == before
 

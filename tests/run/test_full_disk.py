@@ -36,9 +36,8 @@ def fill(self, needed):
             os.posix_fallocate(file.fileno(), 0, (free := os.statvfs(disk)).f_bavail * free.f_frsize - int(left))
 
 Checkpoints.require_room = fill
-from pmapdp.command.ending import run_command
-from pmapdp.train import main
-run_command(main)
+from pmapdp.command.program import run
+run("pmapdp.train")
 """
 
 

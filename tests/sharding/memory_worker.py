@@ -23,9 +23,10 @@ def peak() -> int:
 
 def made(size: int, mesh: str):
     """A state of two matrices `[size, size]` with Adam, on eight devices."""
+    chosen = devices.choose(8)  # before the model is built, which starts JAX
     task = make_task(size)
     layout = "model" if "model" in mesh else "data"
-    fitted = fit_layout(devices.choose(8), task, (size,), mesh=mesh, layout=layout)
+    fitted = fit_layout(chosen, task, (size,), mesh=mesh, layout=layout)
     return jax.block_until_ready(create_state(task, fitted.state(task)))
 
 

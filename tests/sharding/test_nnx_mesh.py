@@ -102,7 +102,7 @@ def test_a_state_made_in_parts_never_is_there_as_a_whole():
     assert split["state"] == whole["state"] == 6 * 4 * 2048**2 + 8  # two matrices, twice as much for Adam, two counts
     assert split["largest_shard"] * 8 == whole["largest_shard"] == 4 * 2048**2
     assert split["grown"] < 2.5 * split["state"]
-    assert whole["grown"] > 6 * whole["state"]  # eight copies, less what was free in the process before
+    assert whole["grown"] > 4 * whole["state"]  # eight copies, less what was free before and what NumPy holds already
 
 
 @pytest.mark.slow
@@ -116,5 +116,5 @@ def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     assert totals.means()["loss"] == pytest.approx(test_loss, abs=1e-4)
     write.export_run(run, file)
     data = random_numbers().test
-    errors = (load_exported(file).outputs(data.inputs)["logits"] - data.labels) ** 2
+    errors = (load_exported(file).outputs(data.inputs)["outputs"] - data.labels) ** 2
     assert errors.mean() == pytest.approx(test_loss, abs=1e-4)
