@@ -39,10 +39,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmapdp import devices  # simulates devices and describes them
-from pmapdp_lessons import drawing  # the style of the pictures
+from pmapdp_lessons import drawing  # a picture that two lessons share
 
 devices.simulate(8)  # before any other use of JAX
-drawing.setup()
 
 eight = jax.devices("cpu")  # with a GPU, plain jax.devices() would list that instead
 print(devices.describe(eight))
@@ -76,18 +75,23 @@ lesson_00.one_row_each()
 doubled = [2 * row for row in rows]
 print(doubled[3], doubled[3].devices())
 print(jnp.ones(1), jnp.ones(1).devices())
+back = jax.device_get(doubled)  # a list of NumPy arrays again, on the host
+
+# %% tags=["proof"]
 assert doubled[3] == 6
 assert doubled[3].devices() == {eight[3]}
 assert jnp.ones(1).devices() == {jax.devices()[0]}
-
-back = jax.device_get(doubled)  # a list of NumPy arrays again, on the host
 assert type(back[3]) is np.ndarray
 assert (np.stack(back) == 2 * x).all()
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The product was computed on device 3, because that is where its operand is. What has no place of its own goes to the
 # first device, the **default device**. `jax.device_get` copies results back to the host, as NumPy arrays. (What happens
 # if two operands are on different devices? Lesson 04 asks that, where it matters.)
+#
+# </details>
 #
 # Eight arrays in a Python list are clumsy. JAX can also keep **one array on eight devices**. Here is a preview of lesson
 # 04, in a cell that you can copy into an empty file: it starts JAX with eight devices, and places one array split by
@@ -150,13 +154,21 @@ fresh = {name: value for name, value in os.environ.items() if name not in ours}
 fresh |= {"JAX_PLATFORMS": "cpu", "PYTHON_COLORS": "0"}
 run = subprocess.run([sys.executable, "-c", program], env=fresh, capture_output=True, text=True)
 print(run.stdout + run.stderr.strip().splitlines()[-1])
+
+# %% tags=["proof"]
 assert run.stdout.split("\n")[:2] == ["at the start: 1", "after XLA_FLAGS: 1"]
 assert run.stderr.strip().splitlines()[-1].startswith("RuntimeError")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The environment variable was ignored without any message, so the program would train on one device. The configuration
-# setting at least raises an error. `devices.simulate` uses the setting, and its error says what to do. Ask this
-# notebook, which started with eight devices, for sixteen:
+# setting at least raises an error.
+#
+# </details>
+#
+# `devices.simulate` uses the setting, and its error says what to do. Ask this notebook, which started with eight devices,
+# for sixteen:
 
 # %%
 from pmapdp.errors import UserError  # what pmapdp raises for a mistake of its user

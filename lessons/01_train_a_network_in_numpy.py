@@ -31,10 +31,9 @@ import itertools
 
 import numpy as np
 
-from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
+from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
 from pmapdp_lessons.pictures import lesson_01
 
-drawing.setup()
 data = digits.load()
 x, labels = data.train  # [n, D], [n]
 x_test, labels_test = data.test
@@ -92,12 +91,18 @@ def initialise(sizes, seed, scale):
 
 
 parameters = initialise((64, 32, 10), seed=0, scale=1e-2)
-print(f"loss {loss(parameters, x, labels):.4f}, log(10) = {np.log(10):.4f}")
+print(f"loss {loss(parameters, x, labels):.4f}")
+
+# %% tags=["proof"]
 assert abs(loss(parameters, x, labels) - np.log(10)) < 0.01
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Every class has probability 1/10, so the loss is log(10) = 2.30. Remember this number: a classifier with ten classes
 # that starts far above it has a mistake, or initial weights that are too large.
+#
+# </details>
 #
 # ## Backward, by hand
 #
@@ -182,8 +187,6 @@ def wrong_backward(parameters, x, labels):
 wrong = wrong_backward(small, few, classes)
 print(f"first layer {difference(wrong[:1], measured[:1]):.1e}")
 print(f"second layer {difference(wrong[1:], measured[1:]):.1e}")
-assert difference(wrong[:1], measured[:1]) > 1e-3
-assert difference(wrong[1:], measured[1:]) < 1e-8
 
 
 def descend(parameters, gradients, rate):
@@ -195,11 +198,19 @@ misled = parameters
 for _ in range(300):
     misled = descend(misled, wrong_backward(misled, x[:256], labels[:256]), 0.2)
 print(f"300 updates with the wrong gradient: loss {loss(misled, x[:256], labels[:256]):.3f}")
+
+# %% tags=["proof"]
+assert difference(wrong[:1], measured[:1]) > 1e-3
+assert difference(wrong[1:], measured[1:]) < 1e-8
 assert loss(misled, x[:256], labels[:256]) < 1
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Only the first layer is wrong, because the backward pass meets the second layer first. No error is raised, and the
 # loss falls far below 2.30. Only the comparison with finite differences shows the mistake.
+#
+# </details>
 #
 # ## Train
 #
@@ -269,10 +280,16 @@ assert accuracy(cloud_parameters, clouds[500:], cloud_labels[500:]) > 0.8
 # %% tags=["prediction"]
 trained = train(x, labels, classes=10)
 print(f"test accuracy {accuracy(trained, x_test, labels_test):.3f}")
+
+# %% tags=["proof"]
 assert accuracy(trained, x_test, labels_test) > 0.93
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # More than nineteen of twenty digits are right.
+#
+# </details>
 #
 # ## Eight parts of a batch
 #
@@ -296,13 +313,19 @@ equal = averaged(np.split(batch, 8))
 unequal = averaged(np.split(batch, 29 + 5 * np.arange(7)))
 print(f"eight equal parts: largest difference {difference(equal, whole):.1e}")
 print(f"one of 29 and seven of 5: largest difference {difference(unequal, whole):.1e}")
+
+# %% tags=["proof"]
 assert difference(equal, whole) < 1e-12
 assert difference(unequal, whole) > 1e-4
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # With equal parts, the average is the gradient of the whole batch, up to the rounding of float64: **the mean of the means
 # is the mean**. With unequal parts it is another number, because an example in a small part counts more. Lesson 05
 # replaces the loop over the parts by eight devices, and the average by one line.
+#
+# </details>
 #
 # ## Exercises
 #

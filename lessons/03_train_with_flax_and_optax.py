@@ -38,9 +38,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
+from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
 
-drawing.setup()
 data = digits.load()
 print("train", data.train[0].shape, "| validation", data.validation[0].shape, "| test", data.test[0].shape)
 
@@ -70,10 +69,16 @@ class Network(nnx.Module):
 model = Network(64, 10, nnx.Rngs(0))
 count = sum(leaf.size for leaf in jax.tree.leaves(model))
 print(count, "parameters")
+
+# %% tags=["proof"]
 assert count == 64 * 64 + 64 + 64 * 10 + 10
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The two weight matrices hold 64 x 64 and 64 x 10 numbers, and the biases 64 and 10.
+#
+# </details>
 #
 # `jax.tree.leaves` could take the module because since Flax 0.12 **a module is a pytree**, like the nested lists of
 # lesson 02. So everything that JAX does with a pytree of parameters, it does with a module: `grad`, `jit`,
@@ -89,11 +94,17 @@ x, y = data.train[0][:32], data.train[1][:32]
 loss, gradients = jax.value_and_grad(mean_loss)(model, x, y)
 print(f"loss {loss:.3f}; the gradients are a {type(gradients).__name__}")
 print("the gradient of its first kernel:", gradients.hidden.kernel.shape)
+
+# %% tags=["proof"]
 assert isinstance(gradients, Network)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # A `Network` whose arrays are gradients. (A module with batch norm or dropout also holds arrays that are not parameters.
 # Lesson 07 shows how to separate them.)
+#
+# </details>
 #
 # ## Step 2: the data
 #
@@ -144,11 +155,17 @@ five = jnp.array([0.001, 1000.0, -1.0, 1e-8, 0.0])
 update, _ = adam.update(five, adam.init(five))
 print("gradient:    ", five)
 print("first update:", update)
+
+# %% tags=["proof"]
 np.testing.assert_allclose(update, [-3e-3, -3e-3, 3e-3, -1.5e-3, 0], rtol=1e-4)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The last two. Where the gradient is as small as epsilon, the update is half the learning rate, and where the gradient is
 # 0, the update is 0.
+#
+# </details>
 #
 # ## Step 4: the loss and the step
 #
@@ -330,10 +347,16 @@ assert accuracy > 0.9
 digit_model, evaluate = train(Network(64, 10, nnx.Rngs(0)), data.train, data.validation, epochs=15)
 loss, accuracy = evaluate(digit_model, data.test)
 print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits that the program never saw")
+
+# %% tags=["proof"]
 assert accuracy > 0.95
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # More than nineteen of twenty digits are right.
+#
+# </details>
 #
 # ## How it fails
 #
@@ -343,15 +366,21 @@ assert accuracy > 0.95
 first = Network(64, 10, nnx.Rngs(0))
 trained, _ = train(first, data.train, data.validation, epochs=1)
 try:
-    print(np.asarray(first.hidden.kernel[...]))
-except RuntimeError as error:
-    print(type(error).__name__ + ":", str(error).split("\n")[0])
-else:
-    raise AssertionError("a donated array was accepted")
+    outcome = str(np.asarray(first.hidden.kernel[...]))
+except Exception as error:
+    outcome = f"{type(error).__name__}: {error}"
+print(outcome.split("\n")[0])
+
+# %% tags=["proof"]
+assert outcome.startswith("RuntimeError: Array has been deleted")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # JAX knows that the array was donated, and raises an error. The cure is a habit: give the result the name of the
 # argument, as in `model, optimizer_state, sums = train_step(model, optimizer_state, batch)`.
+#
+# </details>
 #
 # ## Exercises
 #

@@ -16,7 +16,7 @@
 # # 05. Average gradients
 #
 # After this lesson you can train on eight devices with the program of lesson 03 and one line more, prove that each update
-# equals that of one device, and find an all-reduce that is missing or wrong. Neither mistake raises an error.
+# equals that of one device, and find an all-reduce that is missing or wrong.
 #
 # About 40 minutes · you need [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb) · next:
@@ -30,11 +30,10 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
+from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
-drawing.setup()
 data = digits.load()
 print(devices.describe(jax.devices()))
 
@@ -67,13 +66,19 @@ def averaged_gradient(w, x, y):
 
 averaged = jax.pmap(averaged_gradient, axis_name="data", in_axes=(None, 0, 0))(0.0, xs, ys)
 print("one device:", one_device, "| local:", local, "| averaged:", averaged)
+
+# %% tags=["proof"]
 assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The means on the devices are -2 and -6, and their mean is -4. **The mean of the local means is the mean over the
 # batch**, because both devices hold the same number of examples. This is the whole idea of data parallelism. The
 # averaged gradient is the gradient of the large batch, so the update is that of the large batch. Every device makes the
 # same update, so the copies of the parameters stay equal. They are sent only once, when training starts.
+#
+# </details>
 #
 # `lax.pmean(x, "data")` is an **all-reduce**: all devices reach this line, and each gets the average of what they hold.
 # `"data"` is the name that `axis_name` gave to the device axis. PyTorch's `DistributedDataParallel` (DDP) does the same
@@ -234,11 +239,17 @@ assert accuracy > 0.9
 model, evaluate = train(Network(64, 10, nnx.Rngs(0)), data.train, data.validation, epochs=15)
 loss, accuracy = evaluate(model, data.test)
 print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits, {mesh.size} devices")
-assert abs(accuracy - 0.969) < 0.01
 print("device 7 holds the kernel", model.hidden.kernel[...].addressable_shards[7].data.shape)
 
+# %% tags=["proof"]
+assert abs(accuracy - 0.969) < 0.01
+
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The same. Every device holds a copy of the model, and all made the same updates.
+#
+# </details>
 #
 # ## Proof: equal to one device
 #
@@ -288,13 +299,19 @@ for batch in twenty:
 
 print(f"loss in the last update: one device {loss_alone:.6f}, eight {loss_together:.6f}")
 print(f"parameters moved by up to {distance(alone, start):.3f}, and differ by up to {distance(alone, together):.0e}")
+
+# %% tags=["proof"]
 assert distance(alone, together) < 1e-5
 assert distance(alone, start) > 1e-2
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # They differ in the last digits, because the eight devices add up the 64 examples in another order, and every addition
 # rounds. In float32 a number keeps about seven digits, so the tolerance is 1e-5. In float64, pmapdp's tests hold its steps
 # to 1e-10.
+#
+# </details>
 #
 # ## Failure 1: the all-reduce is forgotten
 #
@@ -322,17 +339,23 @@ print("JAX says: fully replicated =", bias.is_fully_replicated)
 for device, copy in enumerate(copies(bias)[:3]):
     print(f"device {device} holds", copy[:5].round(4))
 lesson_05.drift(np.array(drift), distance(alone, together))
+
+# %% tags=["proof"]
 assert losses[-1] < losses[0]
 assert bias.is_fully_replicated
 assert min(drift[-1]) > 1e-3
 assert all(distance(copy, together) == 0 for copy in copies(together))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # There is no error, and the loss falls. But there are eight different models now, each trained on an eighth of the
 # data, and a checkpoint would save only one of them. With `out_axes=None` you promised that all devices return the
 # same, and JAX does not check it: `is_fully_replicated` is read from the sharding, not from the numbers. To see the
-# numbers of each device, read `addressable_shards`. With `pmean`, all copies are equal bit for bit, as the last line
+# numbers of each device, read `addressable_shards`. With `pmean`, all copies are equal bit for bit, as the folded cell
 # asserts.
+#
+# </details>
 #
 # ## Failure 2: the wrong collective
 #
@@ -355,11 +378,17 @@ def summed_step(model, batch):
 case = {"reference": one_device, "state": start, "batch": [a[:16] for a in twenty[0]], "layout": "replicated"}
 reports = [verify(step=step, **case) for step in (data_parallel, forgotten, jax.pmap(summed_step, **axes))]
 print(reports[0], *reports[1].failed, *reports[2].failed, sep="\n\n")
+
+# %% tags=["proof"]
 assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The right step passes all checks that could be made. The other two fail, and the reports name the mistakes: in one,
 # the all-reduce is missing, and the other moves 8 times as far as it should.
+#
+# </details>
 #
 # With gradient descent, taking the sum acts like a learning rate that is N times too high: training may still work on
 # two devices, and diverge on 64. **Predict:** how much longer is Adam's update if the gradient is eight times too long?
@@ -369,12 +398,18 @@ adam, gradient = optax.adam(1e-3), jax.grad(mean_loss)(start, twenty[0])
 moves = [adam.update(optax.tree.scale(factor, gradient), adam.init(gradient))[0] for factor in (1, 8)]
 one, eight = map(optax.tree.norm, moves)
 print(f"Adam's update is {eight / one:.3f} times as long")
+
+# %% tags=["proof"]
 np.testing.assert_allclose(eight, one, rtol=0.02)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Its length is almost the same. Adam divides a gradient by its typical size, so a constant factor cancels. The mistake
 # does no harm until somebody clips the gradients to a fixed length, as our program does: then gradients that are eight
 # times too long are clipped too often. So compare **the update** with that of one device, and not the loss curve.
+#
+# </details>
 #
 # ## What if a device has fewer examples?
 #
@@ -394,17 +429,24 @@ def sum_over_count(total, count):
 
 
 totals, counts = np.array([-4.0, -5.0]), np.array([2.0, 1.0])  # [N] each
-for average, expected in ((mean_of_means, -3.5), (sum_over_count, -3.0)):
-    result = jax.pmap(average, axis_name="data")(totals, counts)
-    print(f"{average.__name__:14s}", result)
-    assert (result == expected).all()
+averages = []
+for average in (mean_of_means, sum_over_count):
+    averages.append(jax.pmap(average, axis_name="data")(totals, counts))
+    print(f"{average.__name__:14s}", averages[-1])
+
+# %% tags=["proof"]
+assert [result.tolist() for result in averages] == [[-3.5, -3.5], [-3, -3]]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # It gives -3.5, because the single example of device 1 counts twice as much as each of the others. The mean of the sums,
 # divided by the mean of the counts, is right for any split: both have the same factor 1/N, which cancels. (`psum` of both
 # is right, too.) That is why the program differentiates a sum and divides *after* its `pmean`: its last batch of an epoch
 # has padding on some devices. The short `data_parallel_step` of the proof divides before, and is right for full batches
 # only.
+#
+# </details>
 #
 # ## What changes when you add devices
 #
@@ -433,13 +475,19 @@ state = jax.device_put((start, adam.init(start)), replicated)
 program = make_steps(adam)[0].lower(*state, place(twenty[0])).compile().as_text()
 all_reduces = re.findall(r" all-reduce(?:-start)?\(", program)
 print(len(all_reduces), "all-reduce in the compiled step")
+
+# %% tags=["proof"]
 assert len(all_reduces) == 1
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # One: on a CPU, XLA combines all seven. On GPUs, XLA flags set whether it overlaps, and up to which size it combines
 # ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 06 says what an all-reduce
 # costs, and lesson 18 how to see in a profile what yours does. Simulated devices have no network and share the cores of
 # one machine, so no time that you measure here says anything about real ones.
+#
+# </details>
 #
 # ## Exercises
 #
@@ -496,7 +544,8 @@ for exercise in (step, global_gradient, fixed_clipping):
 # * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
 # In pmapdp, [steps/pmap.py](../src/pmapdp/steps/pmap.py) differs from [steps/single.py](../src/pmapdp/steps/single.py) in the
-# same line: `gradients, count = lax.pmean((gradients, sums.count), AXIS)`. To read on:
+# same line: `gradients, count = lax.pmean((gradients, sums.count), AXIS)`. It trains a model, a loss and data of yours, too:
+# [docs/own.md](../docs/own.md). To read on:
 # [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
 # [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next, what the new line costs:
 # [06 Communicate between devices](06_communicate_between_devices.ipynb).

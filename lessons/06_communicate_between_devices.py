@@ -31,18 +31,17 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import drawing  # the style of the pictures
+from pmapdp_lessons import drawing  # a picture that two lessons share
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
-drawing.setup()
 print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## By hand, in NumPy
 #
-# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. **Predict:** what should each of them
-# hold at the end?
+# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. At the end each of them should hold the
+# sum, [1111, 2222, 3333, 4444].
 #
 # The simplest way: every device sends its vector to device 0, which adds them up and sends the sum back. Then N - 1
 # vectors arrive at device 0 and N - 1 vectors leave it, while the other devices wait. The more devices there are, the
@@ -98,15 +97,23 @@ lesson_06.ring(states, vectors.sum(0))
 # of the vector. **Predict:** how much more does each device send on 64 devices than on 2?
 
 # %% tags=["prediction"]
+shares = {}
 for n in (2, 4, 8, 64):
     _, total = ring_all_reduce(np.ones((n, 1024)))
-    share = total / n / (1024 * 8)  # vectors of 1,024 numbers of 8 bytes
-    print(f"{n:4d} devices: each sends {share:.3f} times the vector, in {2 * (n - 1)} steps")
+    shares[n] = total / n / (1024 * 8)  # vectors of 1,024 numbers of 8 bytes
+    print(f"{n:4d} devices: each sends {shares[n]:.3f} times the vector, in {2 * (n - 1)} steps")
+
+# %% tags=["proof"]
+for n, share in shares.items():
     assert np.isclose(share, 2 * (n - 1) / n)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Less than twice as much. However many devices there are, a device sends less than two vectors. But the number of steps
 # grows with N.
+#
+# </details>
 #
 # ## What it costs
 #
@@ -152,9 +159,13 @@ for link, (latency, bandwidth) in links.items():
         print(f"{link:23s} {model:10s} {size / 1e6:9,.2f} MB: {1e3 * (wait + send):10,.3f} ms, mostly {more}")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Only for the smallest network. That is why XLA and DDP combine small gradients into one message (lesson 05). The two
 # parts are equal at a size of N x latency x bandwidth: about 11 MB on NVLink. For small messages on many devices,
 # libraries use algorithms with fewer steps, such as trees, or the butterfly of the second exercise.
+#
+# </details>
 #
 # The time does not depend on the number of examples. So a larger batch for each device hides the communication: lesson 18
 # asks how large it must be.
@@ -173,7 +184,7 @@ lesson_06.collectives()
 
 # %% [markdown]
 # The next cell runs alone. It calls each collective on four devices with the vectors from above, and says what it costs in
-# a ring. **Predict** the shape of each result on one device, where `x` has the shape `[4]`. Which collective sends most?
+# a ring. **Predict:** which of them takes longest?
 
 
 # %% tags=["take-home", "prediction"]
@@ -228,8 +239,12 @@ np.testing.assert_array_equal(result["psum_scatter"], rows.sum(0)[:, None])
 np.testing.assert_array_equal(result["ppermute"], np.roll(rows, 1, axis=0))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Inside `pmap` the results have the shapes in the comments; `pmap` stacks them, so `value[1]` is that of device 1.
 # `all_gather` sends most, because the result is N vectors and not one.
+#
+# </details>
 #
 # `psum_scatter` is what others call **reduce-scatter**, the first half of the ring, and `all_gather` is the second
 # half. **Predict:** what do the two give, one after the other?
@@ -242,13 +257,19 @@ def in_two_halves(x):  # [D] to [D]
 
 
 halves = jax.pmap(in_two_halves, axis_name="data", devices=four)(rows)
-np.testing.assert_array_equal(halves, result["psum"])
 print("psum_scatter, then all_gather:", jax.device_get(halves).tolist()[0])
 
+# %% tags=["proof"]
+np.testing.assert_array_equal(halves, result["psum"])
+
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Together they are an all-reduce. (Here `tiled=True` makes `all_gather` join the chunks into one axis.) Between the
 # two, each device holds a different chunk of the sum. Lesson 16 uses this: each device updates only its chunk of the
 # parameters (ZeRO).
+#
+# </details>
 #
 # ## The ring on devices
 #
@@ -276,7 +297,6 @@ def direct_sum(x):
 x = np.random.default_rng(0).standard_normal((8, 4096), np.float32)
 by_ring = jax.pmap(ring_sum, axis_name="data")
 by_psum = jax.pmap(direct_sum, axis_name="data")
-np.testing.assert_allclose(by_ring(x), by_psum(x), rtol=1e-4, atol=1e-4)
 
 import re
 
@@ -284,12 +304,19 @@ sends = re.findall(r"f32\[([\d,]+)\]\S* = ppermute", str(jax.make_jaxpr(by_ring)
 print(f"the ring: {len(sends)} messages of {sends[0]} numbers, {4 * sum(map(int, sends)):,} bytes from each device")
 compiled = by_psum.lower(x).compile().as_text()
 print("psum:    ", *re.findall(r"(f32\[[\d,]+\])\S* (all-reduce)\(", compiled))
+
+# %% tags=["proof"]
+np.testing.assert_allclose(by_ring(x), by_psum(x), rtol=1e-4, atol=1e-4)
 assert 4 * sum(map(int, sends)) == 2 * 7 * x[0].nbytes // 8
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The ring sends 14 messages of 512 numbers, 28,672 bytes from each device. In the compiled program, `psum` is a single
 # instruction. Its result has 16,384 bytes; how many are sent for it is up to the library, which knows how the devices are
 # connected, and chooses the algorithm. So use `psum` in your programs.
+#
+# </details>
 #
 # ## How it fails
 #
@@ -297,16 +324,22 @@ assert 4 * sum(map(int, sends)) == 2 * 7 * x[0].nbytes // 8
 
 # %% tags=["prediction"]
 try:
-    jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(x)
-except NameError as error:
-    print("NameError:", str(error).split("\n")[0])
-else:
-    raise AssertionError("an unbound axis name was accepted")
+    outcome = str(jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(x))
+except Exception as error:
+    outcome = f"{type(error).__name__}: {error}"
+print(outcome.split("\n")[0])
+
+# %% tags=["proof"]
+assert outcome.startswith("NameError")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # JAX raises this error while it traces the function, and also for a collective outside of `pmap`. There is a worse
 # failure, which we do not run: if a condition lets only some devices reach a collective, they wait for the others until
 # XLA or you abort the process. Do not put collectives into branches that depend on `axis_index`.
+#
+# </details>
 #
 # ## Exercises
 #

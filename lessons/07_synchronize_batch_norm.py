@@ -31,11 +31,10 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
+from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
-drawing.setup()
 data = digits.load()
 print(devices.describe(jax.devices()))
 
@@ -64,13 +63,19 @@ alone = standardize(batch.reshape(4, 1))
 print("local       ", local.ravel())
 print("synchronized", synchronized.ravel().round(3))
 print("one device  ", alone.ravel().round(3))
+
+# %% tags=["proof"]
 np.testing.assert_allclose(local.ravel(), [-1, 1, -1, 1])
 np.testing.assert_allclose(synchronized.ravel(), alone.ravel(), atol=1e-6)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Without the average, 0 and 10 become the same number, and so do 2 and 12. With it, every device uses the mean 6 and the
 # variance 26 of all four values, although the variance of its own two is 1. Note that the layer averages the *squares*
 # and not the variances.
+#
+# </details>
 #
 # ## When is the layer of Flax enough?
 #
@@ -104,16 +109,22 @@ cases = {
 for name, ((mean, variance), right) in cases.items():
     print(f"{name}: mean {mean[0]:g}, variance {variance[0]:.4g}, right is {right:.4g}")
 found = {name: (float(mean[0]), float(variance[0])) for name, ((mean, variance), _) in cases.items()}
+
+# %% tags=["proof"]
 assert found["full"] == (6, 26)
 assert found["ragged"][0] == 4.5
 assert abs(found["around 20,000"][1] - 26) > 1
 assert found["around 20,000, use_fast_variance=False"] == (20_006, 26)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Full batches come out right. For the ragged batch the mean of 1, 2, 3 and 7 is 3.25, but the layer says 4.5: it averages
 # the means of the devices, 2 and 7, so the single example of device 1 counts three times as much as each of the others.
 # For large values, the variance E[x²] - E[x]² is the small difference of two large numbers, and float32 keeps only seven
 # digits. `use_fast_variance=False` cures that, with a second all-reduce.
+#
+# </details>
 #
 # So `nnx.BatchNorm(..., axis_name="data")` is right if all devices hold equally many valid examples. If you drop no example,
 # the last batch of an epoch is usually ragged. Then you need another layer.
@@ -253,13 +264,16 @@ axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
 step = jax.pmap(make_step(structure, optimizer, "data"), **axes)
 
 x, y = clouds(600, seed=1)
-state = start
-for first in range(0, len(x), 60):  # 60 does not divide by 8: the last device has padding
-    state, loss = step(state, padded(x[first : first + 60], y[first : first + 60], jax.device_count()))
-trained = nnx.merge(structure, *state[:2])
 x_test, y_test = clouds(300, seed=2)
-accuracy = (trained(x_test).argmax(-1) == y_test).mean()
-print(f"loss of the last batch {loss:.3f}, test accuracy {accuracy:.3f}")
+state = start
+for epoch in range(3):
+    order = np.random.default_rng(epoch).permutation(len(x))
+    for first in range(0, len(x), 60):  # 60 does not divide by 8: the last device has padding
+        rows = order[first : first + 60]
+        state, loss = step(state, padded(x[rows], y[rows], jax.device_count()))
+    trained = nnx.merge(structure, *state[:2])
+    accuracy = (trained(x_test).argmax(-1) == y_test).mean()  # with the running averages
+    print(f"epoch {epoch + 1}: loss of the last batch {loss:.3f}, test accuracy {accuracy:.3f}")
 assert accuracy > 0.9
 
 # %% [markdown]
@@ -282,13 +296,19 @@ for shift, running_mean in ((0.0, 0.0), (20_000.0, 0.0), (20_000.0, 20_000.0)):
     mean, variance = of_layer(ragged + shift, weights, running_mean)
     print(f"shift {shift:6g}, running mean {running_mean:6g}: mean {mean[0]:10.2f}, variance {variance[0]:.4f}")
 print(f"right is {ragged[weights > 0].var():.4f};", "the numbers are", variance.dtype)
+
+# %% tags=["proof"]
 np.testing.assert_allclose(variance, ragged[weights > 0].var(), rtol=1e-3)
 np.testing.assert_allclose(mean, 20_003.25, rtol=1e-6)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # With a running mean near the mean of the batch, the variance is right within 0.1 %. In the first updates on data with
 # such a large mean, it is not. Inputs that are scaled to about -1 to 1, as they should be, have no such mean. If yours have,
 # compute the mean first and the distances from it second, with two all-reduces: the first exercise.
+#
+# </details>
 #
 # ## Proof: 20 examples on 1 and on 8 devices
 #
@@ -328,7 +348,7 @@ assert distance(state[0], start[0]) > 0.1
 # differentiates through `pmean`, and the backward pass takes into account that a mean depends on the examples of all
 # devices.
 #
-# ## How it fails: no error, a falling loss, eight models
+# ## How it fails: batch norm without the axis
 #
 # Now forget the axis in batch norm, and average only the gradients. The batches are full, 24 examples. **Predict** what
 # the devices hold after ten updates: the same parameters? The same running averages?
@@ -351,6 +371,8 @@ print("JAX says: fully replicated =", running_mean.is_fully_replicated)
 print("running mean of unit 0 on each device:", copies[:, 0].round(4))
 print(f"parameters differ from those of one device by {distance(wrong_params, reference[0]):.0e}")
 kernel = wrong_params["hidden"]["kernel"][...]
+
+# %% tags=["proof"]
 assert all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards)
 assert running_mean.is_fully_replicated
 assert losses[-1] < losses[0]
@@ -358,10 +380,14 @@ assert np.ptp(copies, axis=0).max() > 1e-3
 assert distance(wrong_params, reference[0]) > 1e-3
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # All devices hold the same parameters, because their gradients were averaged. But the parameters are not those of one
 # device, and the running averages differ from device to device. A checkpoint saves those of one device only, and
 # evaluation on another one gives another accuracy. As in lesson 05, two habits catch this: compare with one device, and
 # compare the copies.
+#
+# </details>
 #
 # Some programs use local batch norm on purpose. It is cheaper, and if each device has many examples, the model is hardly
 # worse. Such a program must average the running averages over the devices before it saves them.
@@ -380,12 +406,18 @@ for name, function in {"synchronized": step, "local": forgetful}.items():
     program = function.lower(start, last).compile().as_text()
     counts[name] = len(re.findall(r" all-reduce(?:-start)?\(", program))
     print(f"{name}: {counts[name]} all-reduces in the compiled step")
+
+# %% tags=["proof"]
 assert counts["synchronized"] == counts["local"] + 2
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Two more: one in the forward pass, for count, sum and squares together, and one in the backward pass. Each sends only a
 # few numbers for each channel, so it is the latency that counts (lesson 06): a network with 50 such layers waits a hundred
 # times for each update.
+#
+# </details>
 #
 # ## Exercises
 #

@@ -31,11 +31,10 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import digits, drawing  # scans of handwritten digits as NumPy arrays; the style of the pictures
+from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
-drawing.setup()
 data = digits.load()
 print(devices.describe(jax.devices()))
 
@@ -80,14 +79,20 @@ def mask(way, N):  # bool [8, 12], from N devices
 ways = (same_key, key_per_device, key_per_example)
 masks = {way.__name__: {N: mask(way, N) for N in (1, 2, 4)} for way in ways}
 lesson_08.masks(masks)
+
+# %% tags=["proof"]
 for name, of_counts in masks.items():
     assert all((each == of_counts[1]).all() for each in of_counts.values()) == (name == "key_per_example")
 assert (masks["same_key"][2][:4] == masks["same_key"][2][4:]).all()
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # With the same key, the devices repeat each other's mask, so the noise is not independent. With a key for each device, the
 # masks are independent, but another number of devices gives another training run. With a key for each example, the masks
 # are independent and the same on any number of devices.
+#
+# </details>
 #
 # Most programs with `pmap` fold in the number of the device. That is enough to train well. But you cannot compare such a run
 # with one on a single device, and if it resumes on another number of devices, it continues with other masks.
@@ -102,17 +107,24 @@ split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("d
 over_eight = jax.jit(lambda key: same_key(key, range(8)), out_shardings=split)(jax.random.key(0))
 equal = bool((over_eight == masks["same_key"][1]).all())
 print(f"under jit on {len(over_eight.devices())} devices: the mask of one device = {equal}")
+
+# %% tags=["proof"]
 assert equal
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # It does: the compiler lets each device draw its own rows of the one mask. So under `jit` you need no key for each example
 # to be independent of the number of devices.
+#
+# </details>
 #
 # ## Metrics
 #
 # An evaluation must count every test example once. The 360 test digits do not divide by eight devices and batches of 104,
 # so the last batch has 48 examples and 56 rows of padding. First see what each device finds. The model is a linear one
-# that knows nothing yet, so its accuracy is near chance.
+# that knows nothing yet, so its accuracy is near chance. **Predict:** how many valid examples of the last batch does each
+# device hold?
 
 # %% tags=["prediction"]
 x_test, y_test = data.test
@@ -135,11 +147,19 @@ def device_sums(kernel, x, labels, weights):
 test_batches = list(padded_batches(x_test, y_test, 104))
 correct, count = jax.pmap(device_sums, in_axes=(None, 0, 0, 0))(kernel, *test_batches[-1])
 print("the last batch, by device: valid", count.astype(int), "right", correct.astype(int))
+
+# %% tags=["proof"]
 assert count.tolist() == [13, 13, 13, 9, 0, 0, 0, 0]
 
 # %% [markdown]
-# Three devices are full, one has nine valid examples, and four have nothing but padding. Now compute the accuracy of the
-# test set in two ways: averaged over devices and batches, and from sums. **Predict** what the first one gives.
+# <details><summary>Answer</summary>
+#
+# Three devices are full, one has nine valid examples, and four have nothing but padding.
+#
+# </details>
+#
+# Now compute the accuracy of the test set in two ways: averaged over devices and batches, and from sums. **Predict** what
+# the first one gives.
 
 
 # %% tags=["prediction"]
@@ -160,14 +180,20 @@ guesses = (x_test @ kernel).argmax(-1)
 print("means, batch by batch:", np.round(means, 4))
 print(f"sums: {totals[0]:.0f} of {totals[1]:.0f} = {totals[0] / totals[1]:.4f}")
 print(f"NumPy, on the host:         {(guesses == y_test).mean():.4f}")
+
+# %% tags=["proof"]
 assert totals.tolist() == [(guesses == y_test).sum(), len(y_test)]
 assert np.isnan(means[-1])
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # A device without examples divides 0 by 0, and `pmean` spreads its NaN to all devices. That is the lucky case, because you
 # see it. If every device had an example, you would get a plausible number that is wrong: the nine examples of device 3
 # would count as much as the 13 of device 0. Sums and counts are right in any case: add them up over devices *and* over
 # batches, and divide once.
+#
+# </details>
 #
 # ## The program, with dropout
 #
@@ -342,7 +368,11 @@ for function in (with_one_key, with_example_keys):
     print(f"{function.__name__}: {1000 * min(times):.2f} ms, the fastest of 20")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # A key for each example costs next to nothing: it is one hash more, beside the 256 hashes for the activations.
+#
+# </details>
 #
 # ## Exercises
 #

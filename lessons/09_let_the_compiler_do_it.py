@@ -59,19 +59,25 @@ for sharding in (split, replicated):
     placed = jax.device_put(x, sharding)
     shard = placed.addressable_shards[3]
     print(f"{sharding.spec!s:23s} the array {placed.shape}, its shard on {shard.device} {shard.data.shape}")
+
+# %% tags=["proof"]
 assert jax.device_put(x, split).addressable_shards[3].data.shape == (2, 4)
 assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # If the rows are split, device 3 holds two of them, `[2, 4]`; if the array is replicated, it holds all 16. The array
-# itself keeps the shape `[16, 4]` in both cases: unlike with `pmap`, there is no device axis. The pictures show which
-# rows and columns each device holds. On the right the mesh has two axes, and the columns are split too.
+# itself keeps the shape `[16, 4]` in both cases: unlike with `pmap`, there is no device axis.
+#
+# </details>
+#
+# The pictures show which rows and columns each device holds. On the right the mesh has two axes, and the columns are split
+# too.
 
 # %%
-from pmapdp_lessons import drawing
 from pmapdp_lessons.pictures import lesson_09
 
-drawing.setup()
 grid = Mesh(np.array(chosen).reshape(4, 2), ("data", "model"))
 both = NamedSharding(grid, PartitionSpec("data", "model"))
 lesson_09.shards([jax.device_put(x, sharding) for sharding in (split, replicated, both)])
@@ -86,20 +92,27 @@ lesson_09.shards([jax.device_put(x, sharding) for sharding in (split, replicated
 from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
 
 placed = jax.device_put(x, split)
+needed = {}
 for name, function in (
     ("2 * x + 1", lambda x: 2 * x + 1),
     ("x.sum(1)", lambda x: x.sum(1)),
     ("x.sum(0)", lambda x: x.sum(0)),
 ):
     compiled = jax.jit(function).lower(placed).compile()
-    found = [each.kind for each in collectives(compiled.as_text())]
-    print(f"{name:10s} result {compiled.output_shardings.spec!s:22s} collectives: {found}")
-    assert found == (["all-reduce"] if name == "x.sum(0)" else [])
+    needed[name] = [each.kind for each in collectives(compiled.as_text())]
+    print(f"{name:10s} result {compiled.output_shardings.spec!s:22s} collectives: {needed[name]}")
+
+# %% tags=["proof"]
+assert needed == {"2 * x + 1": [], "x.sum(1)": [], "x.sum(0)": ["all-reduce"]}
 np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Only the sum over the split axis needs one. The other two compute each row separately, so their results stay split
 # by rows.
+#
+# </details>
 #
 # ## The training step
 #
@@ -132,12 +145,18 @@ compiled_step = jax.jit(step, out_shardings=replicated)  # <- new: the result is
 program = compiled_step.lower(W, *batch).compile()
 found = collectives(program.as_text())
 print("psum in the source:", "psum" in inspect.getsource(step), "| in the program:", *found)
+
+# %% tags=["proof"]
 assert [(each.kind, each.count, each.bytes) for each in found] == [("all-reduce", 1, 4 * 784 * 10)]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The source has no collective, and the compiled program has one all-reduce, of the size of the gradient. Here is why.
 # The gradient is a sum over the examples, which are split. So each device computes the sum over its own examples. The
 # result must be replicated, so these sums must be added over all devices.
+#
+# </details>
 
 # %%
 lesson_09.training_step()
@@ -154,9 +173,9 @@ print(f"largest difference {difference:.1e}; device 5 holds W as {together.addre
 assert difference < 1e-6
 
 # %% [markdown]
-# ## Two mistakes: one is an error, one is silent
+# ## Two mistakes with the batch
 #
-# `jit` runs where its arguments are *committed* (lesson 00). `device_put` with a device or a sharding commits an
+# `jit` runs where its arguments are *committed* (lesson 04). `device_put` with a device or a sharding commits an
 # array. A NumPy array, or one that `jnp.asarray` made, is not committed, and `jit` chooses where to place it.
 # **Predict** what happens when you forget to place the batch, and when you place it on device 0. The cell also prints
 # the work of each device, in floating-point operations, as the compiler counts them.
@@ -171,17 +190,24 @@ for name, arguments in ways.items():
     found, spec = [each.kind for each in collectives(program.as_text())], program.input_shardings[0][1].spec
     print(f"{name:12s} batch becomes {spec!s:11s} {work[name] / 1e6:4.1f} MFLOP a device, {found}")
 try:
-    compiled_step(W, *first_device)
-    raise AssertionError("a batch on device 0 was accepted")
-except ValueError as error:
-    print("device 0     ValueError:", " ".join(str(error).split())[:88], "...")
+    outcome = str(compiled_step(W, *first_device))
+except Exception as error:
+    outcome = f"{type(error).__name__}: {error}"
+print("device 0    ", " ".join(outcome.split())[:100], "...")
+
+# %% tags=["proof"]
+assert outcome.startswith("ValueError: Received incompatible devices")
 assert work["NumPy"] == work["jnp.asarray"]
 assert 7.5 < work["NumPy"] / work["split"] < 8.5
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The batch on device 0 is an error, which you cannot overlook. The uncommitted batch is worse: `jit` *replicates* it.
 # The result is right, but each of the eight devices computes all 512 examples, and no all-reduce is needed. Eight
 # devices then take as long as one. So look at the shardings or count the collectives once, in every program.
+#
+# </details>
 #
 # ## Two ways to avoid it
 #
@@ -252,14 +278,20 @@ for strategy, count in (("single", 1), ("jit", 8)):
         state, sums = steps.train_step(state, placed)
     results[strategy] = steps.fetch(state).params
     print(f"{strategy:6s} on {devices.describe(chosen[:count])}: {flops[strategy] / 1e6:.0f} MFLOP on each device")
+
+# %% tags=["proof"]
 for a, b in zip(*map(jax.tree.leaves, results.values()), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 assert 6 < flops["single"] / flops["jit"] < 8
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Both agree, and each of the eight computes about an eighth. (Not quite: there is padding, and every device updates
 # all parameters.) Simulated devices share the cores of one machine, so their times tell nothing about real ones. Work
 # and bytes do.
+#
+# </details>
 #
 # ## Take it home
 #

@@ -45,26 +45,32 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # ## A mesh with Explicit axes
 #
 # `jax.make_mesh` makes Explicit axes by default. (`Mesh(...)` makes Auto ones; that is why the earlier lessons used
-# it.) `jax.set_mesh` makes a mesh the current one, so that a `PartitionSpec` alone is enough to place an array.
+# it.) `jax.set_mesh` makes a mesh the current one, so that a `PartitionSpec` alone (for short `P`) is enough to place an array.
 # `jax.typeof` gives the type of an array, with its sharding. The type of `x` below is `float32[16@data,4]`: 16 rows,
 # split over the mesh axis "data", of 4 columns each. **Predict:** what is the type of `2 * x`, of `x.sum(1)` and of
 # `x.sum(0)`?
 
 # %% tags=["prediction"]
 mesh = jax.make_mesh((8,), ("data",))
-assert mesh.axis_types == (AxisType.Explicit,)
-assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
 jax.set_mesh(mesh)
 
 x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data"))
 for name, array in (("x", x), ("2 * x", 2 * x), ("x.sum(1)", x.sum(1)), ("x.sum(0)", x.sum(0))):
     print(f"{name:9s} {jax.typeof(array)}")
+
+# %% tags=["proof"]
+assert mesh.axis_types == (AxisType.Explicit,)
+assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
 assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
 assert str(jax.typeof(x.sum(0))) == "float32[4]"
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # `2 * x` and `x.sum(1)` stay split as x is. `x.sum(0)` sums over the split axis and is replicated, so it needs an
 # all-reduce. Inside `jit` this works in the same way: the types are known while the function is traced.
+#
+# </details>
 #
 # ## Types through a network
 #
@@ -72,10 +78,8 @@ assert str(jax.typeof(x.sum(0))) == "float32[4]"
 # hidden units over the axis "model".
 
 # %%
-from pmapdp_lessons import drawing
 from pmapdp_lessons.pictures import lesson_11
 
-drawing.setup()
 lesson_11.types()
 
 # %% [markdown]
@@ -107,13 +111,19 @@ with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
     found = collectives(forward.lower(*placed).compile().as_text())
     logits = np.asarray(forward(*placed))
 print(*types, *found, sep="\n")
+
+# %% tags=["proof"]
 assert types == ["float32[512@data,64@model]", "float32[512@data,10]"]
 assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # For the second one, because it sums over the hidden units, which are split. The line with `out_sharding` is also the
 # one that needs the all-reduce. The types were known while JAX traced the function, before anything was compiled.
+#
+# </details>
 #
 # ## What it refuses, and why
 #
@@ -127,6 +137,7 @@ import textwrap
 columns = jax.device_put(np.ones((4, 16), np.float32), P(None, "data"))
 square = np.arange(256, dtype=np.float32).reshape(16, 16)
 by_row, by_column = jax.device_put(square, P("data", None)), jax.device_put(square, P(None, "data"))
+errors = {}
 for name, function in (
     ("columns @ x", lambda: columns @ x),
     ("by_row + by_column", lambda: by_row + by_column),
@@ -136,15 +147,21 @@ for name, function in (
         function()
         raise AssertionError(f"{name} was accepted")
     except Exception as error:
-        kind, message = type(error).__name__, " ".join(str(error).split())
-    print(f"{name:18s} {kind}: {textwrap.shorten(message, 80, placeholder=' ...')}")
-    assert kind == "ShardingTypeError"
+        errors[name], message = type(error).__name__, " ".join(str(error).split())
+    print(f"{name:18s} {errors[name]}: {textwrap.shorten(message, 80, placeholder=' ...')}")
+
+# %% tags=["proof"]
+assert set(errors.values()) == {"ShardingTypeError"}
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # - `columns @ x` could be replicated (by an all-reduce) or split (by a reduce-scatter).
 # - `by_row + by_column` could be split by row or by column. One mesh axis cannot split both axes of the result.
 # - The row `x[0]` is on one device. A sharding covers all devices of the mesh, so the result has to be replicated, or
 #   split again.
+#
+# </details>
 #
 # In each case you say what you want. `out_sharding` says how a result is sharded. `jax.reshard` changes the sharding
 # of an array, for which the devices may have to communicate. **Predict:** which collective changes a split by columns
@@ -157,14 +174,20 @@ total = by_row + jax.reshard(by_column, P("data", None))
 first = x.at[0].get(out_sharding=P())
 for name, array in (("replicated", replicated), ("scattered", scattered), ("total", total), ("first row", first)):
     print(f"{name:10s} {jax.typeof(array)}")
-np.testing.assert_array_equal(total, 2 * square)
-np.testing.assert_array_equal(first, np.arange(4))
 program = jax.jit(lambda y: jax.reshard(y, P("data", None))).lower(by_column).compile()
 print("reshard from columns to rows:", *collectives(program.as_text()))
+
+# %% tags=["proof"]
+np.testing.assert_array_equal(total, 2 * square)
+np.testing.assert_array_equal(first, np.arange(4))
 assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # An all-to-all: each device sends a different piece to every other device.
+#
+# </details>
 #
 # ## What of a Flax model works, and what raises
 #
@@ -204,15 +227,21 @@ for name, call in CALLS.items():
     except Exception as error:
         raised[name] = type(error).__name__
         print(f"{name:19s}{raised[name]}: {textwrap.shorten(str(error), 80, placeholder=' ...')}")
+
+# %% tags=["proof"]
 assert list(raised) == ["Embed", "RNN", "rows[:10]", "sort by examples", "reshape(4, -1)"]
 assert raised["Embed"] == "ShardingTypeError"
 np.testing.assert_array_equal(jnp.asarray(table).at[tokens].get(out_sharding=P("data")), table[np.asarray(tokens)])
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The first eight work. `Embed` looks rows of a table up by sharded tokens:
-# `table.at[tokens].get(out_sharding=P("data"))` says how, as in the last line of the cell. A recurrent layer starts
+# `table.at[tokens].get(out_sharding=P("data"))` says how, as the folded cell shows. A recurrent layer starts
 # its loop with zeros that are not split. (The last line of the table refuses the cut into micro-batches that
 # multiplies the work, lesson 13.)
+#
+# </details>
 #
 # ## The data-parallel step, once more
 #
@@ -265,11 +294,17 @@ except AssertionError as error:
 summed = jax.shard_map(lambda x: lax.psum(x.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
 per_device = jax.smap(lambda x: x.sum(keepdims=True), in_axes=0, out_axes=0, axis_name="data")(x.sum(1))
 print(jax.typeof(summed), np.asarray(summed), "|", jax.typeof(per_device), np.asarray(per_device))
+
+# %% tags=["proof"]
 np.testing.assert_array_equal(summed, x.sum(0))
 np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The sum over all devices is replicated, and the sums of the single devices are split.
+#
+# </details>
 #
 # ## When to prefer it
 #
@@ -319,6 +354,7 @@ from jax import P
 os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
+BATCH, EPOCHS = 512, 5
 jax.set_mesh(jax.make_mesh((jax.device_count(),), ("data",)))  # make_mesh makes Explicit axes
 
 
@@ -361,15 +397,20 @@ train_step = jax.jit(train_step, donate_argnums=(0, 1))
 random = np.random.default_rng(0)
 tokens = random.integers(0, 100, (10_000, 20))
 labels = np.stack([(tokens % 4 == c).sum(1) for c in range(4)], 1).argmax(1)  # the most frequent remainder
+train, test = (tokens[:9_000], labels[:9_000]), (tokens[9_000:], labels[9_000:])
+predict = jax.jit(lambda model, tokens: model(tokens).argmax(1))
+
 model = jax.device_put(Net(100, 32, 4, nnx.Rngs(0)), P())
 optimizer_state = jax.device_put(optimizer.init(model), P())
-for _ in range(150):
-    rows = random.integers(0, 9_000, 512)  # the last 1,000 are held back
-    model, optimizer_state, value = train_step(model, optimizer_state, *jax.device_put((tokens[rows], labels[rows]), P("data")))
-held_back = jax.device_put(tokens[9_000:], P("data"))
-accuracy = float((model(held_back).argmax(1) == labels[9_000:]).mean())
-print(f"loss {float(value):.3f}, accuracy on held-back examples {accuracy:.3f}")
-assert accuracy > 0.9
+for epoch in range(EPOCHS):
+    order = np.random.default_rng([1, epoch]).permutation(len(train[0]))
+    for start in range(0, len(order) - BATCH + 1, BATCH):  # what fills no batch has its turn in another epoch
+        rows = order[start : start + BATCH]
+        batch = jax.device_put((train[0][rows], train[1][rows]), P("data"))
+        model, optimizer_state, value = train_step(model, optimizer_state, *batch)
+    right = predict(model, jax.device_put(test[0], P("data"))) == test[1]
+    print(f"epoch {epoch + 1}: loss {float(value):.3f}, test accuracy {right.mean():.3f}")
+assert right.mean() > 0.9
 
 # %% [markdown]
 # ## Exercises

@@ -212,12 +212,18 @@ careless_step = jax.jit(jax.shard_map(old.train_step, **specs, check_vma=False))
 careless, _ = train(careless_step, old.create_state(jax.random.PRNGKey(0), updates))
 means = [np.asarray(shard.data)[0] for shard in careless.batch_stats["BatchNorm_0"]["mean"].addressable_shards]
 print("running mean of the first unit, by device:", np.round(means, 3))
+
+# %% tags=["proof"]
 assert len(set(map(float, means))) > 1
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # They do not. JAX still calls this array replicated, so a checkpoint would keep the copy of the first device. The same happens to
 # a metric without `pmean`, and to a `dropout_rng` in the state: it comes back as device 0's, and then all devices draw one mask.
 # Give such leaves a spec of their own, `P("batch")`, as the [page](../docs/porting.md) shows.
+#
+# </details>
 #
 # ## Is it the old program? Is it right?
 #
@@ -252,14 +258,20 @@ print("the old program:", str(report).splitlines()[-1])
 without_dropout = old.create_state(jax.random.key(0), updates, dropout=0.0)
 report = verify(step=shard_map_step, reference=plain_step, state=without_dropout, **case)
 print("one device:", *(line for line in str(report).splitlines() if line.startswith("FAILED")), sep="\n\n")
+
+# %% tags=["proof"]
 assert not report.ok
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # It is the old program, dropout masks included. It is not what one device would compute, and the cause is batch norm. Each device
 # normalizes with the mean and the variance of its own examples, so the result depends on the number of devices. With 32 examples
 # on each device this may be what you want. If not, give `nn.BatchNorm` the name of the axis. It then averages its moments over the
 # devices, which gives those of the global batch where all devices hold equally many examples. One device has no axis, so the
 # reference uses the network without the name.
+#
+# </details>
 
 # %%
 def without_axis(state, batch, key):

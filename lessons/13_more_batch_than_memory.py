@@ -18,8 +18,8 @@
 # accumulation under pmap, shard_map and jit, with bfloat16, and with rematerialization. You can count what each of
 # them costs.
 #
-# About 35 minutes · you need [05 Average gradients](05_average_gradients.ipynb) and [09 Let the compiler do
-# it](09_let_the_compiler_do_it.ipynb) · previous: [12 Port a pmap program](12_port_a_pmap_program.ipynb) · next: [14
+# About 35 minutes · you need [05 Average gradients](05_average_gradients.ipynb), [09 Let the compiler do
+# it](09_let_the_compiler_do_it.ipynb) and [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · previous: [12 Port a pmap program](12_port_a_pmap_program.ipynb) · next: [14
 # A real training run](14_a_real_training_run.ipynb)
 #
 # | PyTorch | here |
@@ -94,10 +94,16 @@ for B in planned:
     print(f"B = {B}: {planned[B]:.2f} MB planned, {4e-6 * L * (B // 8) * W:.2f} MB of activations by hand")
 growth = planned[8192] - planned[4096]
 print(f"another 4,096 examples take {growth:.2f} MB, by hand {4e-6 * L * 512 * W:.2f} MB")
+
+# %% tags=["proof"]
 assert 0.8 < growth / (4e-6 * L * 512 * W) < 1.2
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The bytes grow by L W numbers for each example of a device, as we counted by hand.
+#
+# </details>
 #
 # ## Accumulate gradients
 #
@@ -120,10 +126,8 @@ print("3 and 1 examples:", (squares(0.0, numbers[:3]) + squares(0.0, numbers[3:]
 # communicate once, after the loop:
 
 # %%
-from pmapdp_lessons import drawing
 from pmapdp_lessons.pictures import lesson_13
 
-drawing.setup()
 lesson_13.accumulation()
 
 # %% [markdown]
@@ -166,16 +170,23 @@ for step in (plain, in_a_loop, unrolled, pmean_inside):
     reduced[step] = sum(each.bytes for each in collectives(compiled.as_text()))
     results[step] = np.asarray(on_devices(step)(weights, x, y))
     print(f"{step.__name__:13s} {megabytes[step]:.2f} MB temporary, {reduced[step] / BYTES:.0f} x the parameters all-reduced")
-    np.testing.assert_allclose(results[step], results[plain], rtol=0, atol=1e-6)
 mapped = jax.pmap(in_a_loop, "data", in_axes=(None, 0, 0), out_axes=None)  # the same function under pmap
+
+# %% tags=["proof"]
+for found in results.values():
+    np.testing.assert_allclose(found, results[plain], rtol=0, atol=1e-6)
 np.testing.assert_allclose(mapped(weights, x.reshape(8, -1, W), y.reshape(8, -1, W)), results[plain], rtol=0, atol=1e-6)
 assert megabytes[in_a_loop] < 0.4 * megabytes[plain] < 0.9 * megabytes[unrolled]
 assert reduced[plain] == reduced[in_a_loop] == reduced[unrolled] == BYTES == reduced[pmean_inside] / K
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The loop needs about a quarter of the memory, and all-reduces the same bytes as the plain step. All four results are
 # equal (float32, tolerance 1e-6). With the pmean inside the loop the bytes are K times as many: that is what
 # `no_sync` avoids.
+#
+# </details>
 #
 # The unrolled program saves *nothing* here: the compiler may start all forward passes before the first backward pass.
 # So use a real loop, with one exception. XLA for CPUs runs convolutions in a loop up to 20 times slower. On a CPU,
@@ -220,14 +231,21 @@ for cut in (neighbours, every_fourth):
     flops[cut] = compiled.cost_analysis()["flops"]
     kinds = ", ".join(f"{each.kind} {each.bytes / BYTES:.1f} x" for each in collectives(compiled.as_text()))
     print(f"{cut.__name__:12s} {flops[cut] / flops['plain']:.1f} times the work of the plain step; bytes: {kinds} the parameters")
-    np.testing.assert_allclose(step_with(cut)(weights, x, y), results[plain], rtol=0, atol=1e-6)
-assert flops[neighbours] > 3.5 * flops["plain"] > 3.4 * flops[every_fourth]
 print(f"in a loop: {temporary(step_with(every_fourth, unroll=1), weights, x, y):.2f} MB temporary")
 
+# %% tags=["proof"]
+assert flops[neighbours] > 3.5 * flops["plain"] > 3.4 * flops[every_fourth]
+for cut in (neighbours, every_fourth):
+    np.testing.assert_allclose(step_with(cut)(weights, x, y), results[plain], rtol=0, atol=1e-6)
+
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # With neighbouring rows, four times the work: eight devices are as fast as two. Nothing warns you, because the result
 # is right. `reshape(-1, K)` and a swap leave each row on its device. (Under the Explicit axes of lesson 11, JAX
 # refuses the first cut.)
+#
+# </details>
 #
 # It also all-reduces K times as many bytes as the plain step: the compiler sums over the devices after each
 # micro-batch, because each micro-gradient is a replicated array of your program. The cure is to write the loop as the
@@ -259,9 +277,6 @@ np.testing.assert_allclose(step(weights, x, y), results[plain], rtol=0, atol=1e-
 
 
 # %% tags=["prediction"]
-assert jnp.bfloat16(1) + jnp.bfloat16(0.001) == 1
-
-
 def mixed_loss(weights, x, y):
     x, weights = x.astype(jnp.bfloat16), weights.astype(jnp.bfloat16)  # <- new
     for w in weights:
@@ -279,10 +294,9 @@ def kept(loss, *arguments):
     return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(backward)) / 1e6
 
 gradient = jax.eval_shape(jax.grad(mixed_loss), weights, x, y)
-(line,) = [line for line in str(jax.make_jaxpr(on_devices(mixed))(weights, x, y)).splitlines() if "= psum" in line]
+jaxpr = jax.make_jaxpr(on_devices(mixed))(weights, x, y).pretty_print(use_color=False)
+(line,) = [line for line in jaxpr.splitlines() if "= psum" in line]
 print("gradient", gradient.dtype, "| all-reduce:", line.split("=")[0].strip())
-assert gradient.dtype == jnp.float32
-assert "f32[12,128,128]" in line
 print(f"kept for the backward pass: {kept(loss, weights, x, y):.0f} MB in float32, {kept(mixed_loss, weights, x, y):.0f} MB mixed")
 ends = {}
 for loss_of in (loss, mixed_loss):
@@ -291,13 +305,22 @@ for loss_of in (loss, mixed_loss):
         trained = update(trained, x[:1024], y[:1024])
     ends[loss_of] = float(loss(trained, x[:1024], y[:1024]))
 print(f"loss at the start {loss(weights, x[:1024], y[:1024]):.4f}, after 20 updates {ends[loss]:.4f}, mixed {ends[mixed_loss]:.4f}")
+
+# %% tags=["proof"]
+assert jnp.bfloat16(1) + jnp.bfloat16(0.001) == 1
+assert gradient.dtype == jnp.float32
+assert "f32[12,128,128]" in line
 assert abs(ends[mixed_loss] / ends[loss] - 1) < 0.02
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Both are float32: the sum over devices and the update lose nothing. Training ends at the same loss within 2 %.
 # (Under jit the compiler chooses where it sums over the devices, and may do it before the conversion, in bfloat16:
 # look at the compiled program. Memory and speed of bfloat16 show on accelerators only, because CPUs convert to
 # float32 to compute.)
+#
+# </details>
 #
 # **Loss scaling** belongs to float16, whose smallest number is 6e-8: smaller gradients become 0. One multiplies the
 # loss by 2**15 or so, and divides the gradients afterwards. bfloat16 reaches down to 1e-38 as float32 does, so it
@@ -339,16 +362,21 @@ for name, around in POLICIES.items():
     peaks[name] = temporary(on_devices(lambda *given, g=gradient: lax.pmean(g(*given), "data")), weights, x, y)
     memory = kept(scanned_loss(around), weights, x, y)
     print(f"{name:15s} {products[name]} products a layer, {memory:4.0f} MB kept, {peaks[name]:5.2f} MB planned on a device")
+
+# %% tags=["proof"]
 assert list(products.values()) == [3, 3, 4]
 assert peaks["keep inputs"] < peaks["keep products"] < peaks["keep everything"]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Keeping only the inputs costs one more product for three, a third more work. Keeping the products costs none, and
 # lies between the two in memory.
 #
-# On a CPU, rely on it in a loop only. In the next program, which is one straight piece, XLA for CPUs merges the
-# second computation with the first one again. On GPUs and TPUs a barrier keeps them apart. **Predict:** what differs
-# between the two lines?
+# </details>
+#
+# Those layers are in a loop. The next program is one straight piece: the loss from above, without and with
+# `jax.checkpoint`. **Predict:** which of the three numbers differ between the two lines?
 
 # %% tags=["prediction"]
 written, work = [], []
@@ -358,10 +386,19 @@ for f in (loss, jax.checkpoint(loss)):
     work.append(compiled.cost_analysis()["flops"] / 1e6)
     temporary_bytes = compiled.memory_analysis().temp_size_in_bytes
     print(f"{written[-1]} products written, {work[-1]:.0f} MFLOP compiled, {temporary_bytes / 1e6:.2f} MB temporary")
+
+# %% tags=["proof"]
 assert written == [35, 47]
 assert work[1] < 1.01 * work[0]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Only the products that are written. XLA for CPUs merges the second computation with the first one again. On GPUs and
+# TPUs a barrier keeps them apart. So on a CPU, rely on rematerialization in a loop only.
+#
+# </details>
+#
 # ## Take it home
 #
 # The next cell needs nothing from above and nothing from pmapdp. It trains a Flax model with all three:
@@ -382,7 +419,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
-BATCH, MICRO_BATCHES, UPDATES = 1024, 4, 100
+BATCH, MICRO_BATCHES, EPOCHS = 1024, 4, 6
 mesh = Mesh(np.array(jax.devices()), ("data",))
 replicated = NamedSharding(mesh, PartitionSpec())
 split = NamedSharding(mesh, PartitionSpec("data"))
@@ -437,15 +474,20 @@ train_step = jax.jit(mapped, donate_argnums=(0, 1))
 random = np.random.default_rng(0)
 inputs = random.normal(size=(20_000, 32)).astype(np.float32)
 labels = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
+train, test = (inputs[:18_000], labels[:18_000]), (inputs[18_000:], labels[18_000:])
+predict = jax.jit(lambda model, x: model(x).argmax(1), in_shardings=(replicated, split))
+
 model = jax.device_put(Net(32, 128, 4, 10, nnx.Rngs(0)), replicated)
 optimizer_state = jax.device_put(optimizer.init(model), replicated)
-for _ in range(UPDATES):
-    rows = random.integers(0, 18_000, BATCH)  # the last 2,000 are held back
-    batch = jax.device_put((inputs[rows], labels[rows]), split)
-    model, optimizer_state, value = train_step(model, optimizer_state, *batch)
-accuracy = float((model(inputs[18_000:]).argmax(1) == labels[18_000:]).mean())
-print(f"loss {float(value):.3f}, accuracy on held-back examples {accuracy:.3f}")
-assert accuracy > 0.85
+for epoch in range(EPOCHS):
+    order = np.random.default_rng([1, epoch]).permutation(len(train[0]))
+    for start in range(0, len(order) - BATCH + 1, BATCH):  # what fills no batch has its turn in another epoch
+        rows = order[start : start + BATCH]
+        batch = jax.device_put((train[0][rows], train[1][rows]), split)
+        model, optimizer_state, value = train_step(model, optimizer_state, *batch)
+    right = predict(model, test[0]) == test[1]
+    print(f"epoch {epoch + 1}: loss {float(value):.3f}, test accuracy {right.mean():.3f}")
+assert right.mean() > 0.85
 
 # %% [markdown]
 # `optax.MultiSteps` is another way to accumulate. It keeps the sum from one call of the step to the next, so it needs

@@ -17,8 +17,9 @@
 # After this lesson you can split a network over devices by tensor parallelism, predict which collectives the compiler
 # inserts forward and backward, and change the layout in the middle of a run.
 #
-# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · previous: [14 A real
-# training run](14_a_real_training_run.ipynb) · next: [16 Born sharded](16_born_sharded.ipynb)
+# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the exercises
+# `shard_map` from [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · previous: [14 A real training
+# run](14_a_real_training_run.ipynb) · next: [16 Born sharded](16_born_sharded.ipynb)
 #
 # So far each device held the whole model. A model that is too large for one device must be split as well. With `jit`,
 # only the shardings change, and the step stays as it is. This lesson compares three layouts:
@@ -70,13 +71,19 @@ for name, x_spec, w_spec in (
     product = jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, P(None, w_spec[1])))
     kinds.append([each.kind for each in collectives(product.lower(*arguments).compile().as_text())])
     print(f"{name:12s} a device holds x {shapes[0]} and w {shapes[1]}; collectives: {kinds[-1]}")
-    np.testing.assert_array_equal(product(*arguments), [[10, 10]])
+
+# %% tags=["proof"]
+np.testing.assert_array_equal(product(*arguments), [[10, 10]])
 assert kinds == [["all-reduce"], []]
 assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Where the axis that is summed over is split, the devices hold the partial sums 3 and 7, and an **all-reduce** adds
 # them. Where a kept axis is split, no communication is needed.
+#
+# </details>
 #
 # ## Three layouts of one network
 #
@@ -85,10 +92,8 @@ assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
 # axes of the mesh a name is split. A name that is not in the table is not split.
 
 # %%
-from pmapdp_lessons import drawing
 from pmapdp_lessons.pictures import lesson_15
 
-drawing.setup()
 B, D, H, C = 64, 784, 512, 10
 NAMES = {
     "x": ("batch", "features"),
@@ -144,15 +149,21 @@ for layout in RULES:
     program = jax.jit(forward, out_shardings=sharding_of(layout, "y")).lower(*put(layout)).compile().as_text()
     counts[layout] = [(each.kind, each.count, each.bytes) for each in collectives(program)]
     print(f"{layout:8s} collectives: {counts[layout]}")
+
+# %% tags=["proof"]
 assert counts["data"] == []
 assert counts["model"] == [("all-reduce", 1, 4 * (B // 4) * C)]  # y, of the 16 examples on a device
 assert counts["two axes"] == [("all-reduce", 2, 4 * (B // 2) * (H // 2 + C))]  # half of h, then y
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # There is none in *data*, one in *model* and two in *two axes*. In *model*, `h @ W2` sums over H, which is split. W1
 # is split along its columns and W2 along its rows, so the activation between them can stay split, and the pair needs
 # a single all-reduce in the forward pass (Shoeybi et al., ["Megatron-LM"](https://arxiv.org/abs/1909.08053)). In *two
 # axes*, `x @ W1` also sums over a split axis, D.
+#
+# </details>
 #
 # The backward pass of a pair needs one as well, because the gradient of its input sums over H. Only the first pair
 # needs none: its input is the data. **Predict:** how many all-reduces of activations has a training step with one,
@@ -170,6 +181,7 @@ def squared(pairs, x):
 
 
 activations = jax.device_put(np.ones((32, 64), np.float32), everywhere)
+of_pairs = {}
 for pairs in (1, 2, 3):
     matrices = [(np.ones((64, 256), np.float32) / 64, np.ones((256, 64), np.float32) / 256)] * pairs
     placed = jax.device_put(matrices, [(columns, rows)] * pairs)
@@ -177,12 +189,20 @@ for pairs in (1, 2, 3):
     for function in (squared, jax.value_and_grad(squared)):
         text = jax.jit(function).lower(placed, activations).compile().as_text()
         found.append(sum(each.bytes for each in collectives(text) if each.kind == "all-reduce") // activations.nbytes)
+    of_pairs[pairs] = found
     print(f"{pairs} pairs: {found[0]} all-reduces of [32, 64] forward, {found[1]} forward and backward")
+
+# %% tags=["proof"]
+for pairs, found in of_pairs.items():
     assert found == [pairs, 2 * pairs - 1]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # L pairs need L all-reduces forward and L - 1 backward. Each has the size of the activations, and the next product
 # waits for it. So tensor parallelism wants the fastest links, such as those within a node.
+#
+# </details>
 #
 # ## The training step
 #
@@ -204,7 +224,7 @@ def step(weights, x, labels):
 alone = weights
 for _ in range(5):
     alone = jax.jit(step)(alone, images, labels)
-steps, reduced = {}, {}
+steps, reduced, after = {}, {}, {}
 for layout in RULES:
     placed, x = put(layout)
     y = jax.device_put(labels, NamedSharding(mesh, P(RULES[layout]["batch"])))
@@ -213,19 +233,27 @@ for layout in RULES:
     found = collectives(steps[layout].lower(placed, x, y).compile().as_text())
     for _ in range(5):
         placed = steps[layout](placed, x, y)
-    for name in weights:
-        np.testing.assert_allclose(placed[name], alone[name], rtol=0, atol=1e-5)
+    after[layout] = placed
     held = sum(w.addressable_shards[0].data.nbytes for w in placed.values())
     reduced[layout] = sum(each.bytes for each in found if each.kind == "all-reduce")
     print(f"{layout:8s} a device holds {held / 1e6:.2f} MB of weights and all-reduces {reduced[layout] / 1e6:.2f} MB")
+
+# %% tags=["proof"]
+for trained in after.values():
+    for name in weights:
+        np.testing.assert_allclose(trained[name], alone[name], rtol=0, atol=1e-5)
 assert reduced["data"] == 4 * (D * H + H * C)
 assert 0.5 < reduced["model"] / reduced["data"] < 0.51
 assert 0.25 < reduced["two axes"] / reduced["data"] < 0.35
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Under *model*, each device holds half of the weights, so it all-reduces half as many bytes of gradients. Under *two
 # axes* it holds a quarter of W1, but it must also all-reduce activations of the hidden layer. Which layout is cheaper
 # depends on the size of the weights compared with the size of the batch.
+#
+# </details>
 #
 # **A failure on purpose.** Split W2 along its columns, like W1. The result is still right. **Predict:** what must the
 # program then do with `h`, which is split along H?
@@ -237,12 +265,18 @@ out = NamedSharding(mesh, P(RULES["model"]["batch"], "model"))
 wasteful = jax.jit(forward, out_shardings=out)
 found = collectives(wasteful.lower(placed, x).compile().as_text())
 print(*found)
+
+# %% tags=["proof"]
 assert [(each.kind, each.bytes) for each in found] == [("all-gather", 4 * (B // 4) * H)]
 np.testing.assert_allclose(wasteful(placed, x), forward(weights, images), rtol=0, atol=1e-5)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Every device gathers all of `h` for its 16 examples, which is 16 x 512 numbers. An all-reduce of 16 x 10 numbers
 # would do. Nothing warns you, so read the collectives of the program.
+#
+# </details>
 #
 # ## Split images: halos
 #
@@ -264,11 +298,17 @@ split_convolution = jax.jit(convolve, out_shardings=by_rows)
 placed = jax.device_put(pixels, by_rows), jax.device_put(kernel, NamedSharding(by_rows.mesh, P()))
 found = collectives(split_convolution.lower(*placed).compile().as_text())
 print(*found, "| one row of 8 images has", 4 * 8 * 32 * 4, "bytes")
+
+# %% tags=["proof"]
 assert [(each.kind, each.count, each.bytes) for each in found] == [("collective-permute", 2, 2 * 4 * 8 * 32 * 4)]
 np.testing.assert_allclose(split_convolution(*placed), convolve(pixels, kernel), rtol=0, atol=1e-4)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Two: one row from each neighbour.
+#
+# </details>
 #
 # ## One run through all three layouts
 #
@@ -290,13 +330,19 @@ for _ in range(6):
     single = jax.jit(step)(single, images, labels)
 difference = max(float(np.abs(np.asarray(running[name]) - np.asarray(single[name])).max()) for name in weights)
 print(f"largest difference to one device: {difference:.1e}")
+
+# %% tags=["proof"]
 assert difference < 1e-5
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # It differs by rounding alone. A checkpoint holds global arrays as well, so pmapdp resumes a run in another layout in
 # the same way. Its models name their axes ([models/mlp.py](../src/pmapdp/models/mlp.py)), and
 # `--mesh data=4,model=2 --layout model` chooses the rules. (What this lesson calls *two axes* is `--layout spatial`
 # there.)
+#
+# </details>
 #
 # ## Take it home
 #
@@ -315,7 +361,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
-BATCH, UPDATES, WIDTH, HIDDEN, BLOCKS = 512, 100, 64, 256, 3
+BATCH, EPOCHS, WIDTH, HIDDEN, BLOCKS = 512, 3, 64, 256, 3
 mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("data", "model"))
 RULES = {"batch": "data", "hidden": "model"}  # logical name -> mesh axis; a name without a rule is not split
 NAMES = {"first": (None, "width"), "up": ("width", "hidden"), "down": ("hidden", "width"), "last": ("width", None)}
@@ -371,13 +417,18 @@ train_step = jax.jit(update, in_shardings=places, out_shardings=results, donate_
 random = np.random.default_rng(0)
 inputs = random.normal(size=(20_000, 32)).astype(np.float32)
 labels = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
-for _ in range(UPDATES):
-    rows = random.integers(0, 18_000, BATCH)  # the last 2,000 are held back
-    params, optimizer_state, value = train_step(params, optimizer_state, inputs[rows], labels[rows])
-accuracy = float((jax.jit(forward)(params, inputs[18_000:]).argmax(1) == labels[18_000:]).mean())
+train, test = (inputs[:18_000], labels[:18_000]), (inputs[18_000:], labels[18_000:])
+predict = jax.jit(lambda params, x: forward(params, x).argmax(1), in_shardings=(of_params, sharding("batch")))
+
 print(f"{dict(mesh.shape)}: up {params['up'].shape} in shards of {params['up'].addressable_shards[0].data.shape}")
-print(f"loss {float(value):.3f}, accuracy on held-back examples {accuracy:.3f}")
-assert accuracy > 0.85
+for epoch in range(EPOCHS):
+    order = np.random.default_rng([1, epoch]).permutation(len(train[0]))
+    for start in range(0, len(order) - BATCH + 1, BATCH):  # what fills no batch has its turn in another epoch
+        rows = order[start : start + BATCH]
+        params, optimizer_state, value = train_step(params, optimizer_state, train[0][rows], train[1][rows])
+    right = predict(params, test[0]) == test[1]
+    print(f"epoch {epoch + 1}: loss {float(value):.3f}, test accuracy {right.mean():.3f}")
+assert right.mean() > 0.85
 
 # %% [markdown]
 # ## Exercises

@@ -19,7 +19,8 @@
 # parallelism (ZeRO; its stage 3 is also called FSDP), and say how much memory that saves between two steps and at the
 # peak of a step.
 #
-# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and [13 More batch than
+# About 35 minutes · you need [06 Communicate between devices](06_communicate_between_devices.ipynb) (reduce-scatter and
+# all-gather), [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and [13 More batch than
 # memory](13_more_batch_than_memory.ipynb) (rematerialization) · previous: [15 Split the
 # model](15_split_the_model.ipynb) · next: [17 Train with many processes](17_many_processes.ipynb)
 
@@ -80,13 +81,20 @@ try:
 except ValueError as error:
     print("no mesh:", str(error)[:72], "...")
 with jax.set_mesh(mesh), nnx.logical_axis_rules(tuple(rules.items())):
-    print("mesh and rules:", kernel()[...].sharding.spec)
-    assert kernel()[...].sharding.is_equivalent_to(sharding, 2)
+    by_rules = kernel()[...].sharding
+    print("mesh and rules:", by_rules.spec)
+
+# %% tags=["proof"]
+assert by_rules.is_equivalent_to(sharding, 2)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # With `eager_sharding=False` names alone place nothing: the kernel is on one device. Otherwise Flax wants a mesh, and
 # then places the array by the names. Both ways have their use; this lesson uses the first, because optimizer state
 # has no names.
+#
+# </details>
 #
 # ## Created in shards
 #
@@ -125,19 +133,25 @@ moved = jax.device_put(plain, of_params)  # created on one device, then split
 born, born_state = jax.jit(create, out_shardings=(of_params, of_state))()  # <- new: created in shards
 for name, params in (("plain", plain), ("moved", moved), ("born sharded", born)):
     print(f"{name:12s} devices: {len(params['first'].sharding.device_set)}, shards {params['first'].addressable_shards[0].data.shape}")
-np.testing.assert_array_equal(born["first"], plain["first"])
-assert born_state[0].mu["first"].sharding.is_equivalent_to(of_params["first"], 2)
 created = {}
 for name, place in (("replicated", everywhere), ("in shards", (of_params, of_state))):
     created[name] = planned(jax.jit(create, out_shardings=place).lower().compile())[1]
     print(f"created {name:10s} with at most {created[name]:4.1f} MB on a device")
+
+# %% tags=["proof"]
+np.testing.assert_array_equal(born["first"], plain["first"])
+assert born_state[0].mu["first"].sharding.is_equivalent_to(of_params["first"], 2)
 assert 3.5 < created["replicated"] / created["in shards"] < 4.5
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # *Plain* is on one device, the other two on all eight. All three have the same numbers, to the bit, because each
 # device generates its own part of one random sequence. *Moved* needs a device that can hold the full matrix for a
 # moment. For a large model there is no such device. Created in shards, the state needs a quarter of the memory,
 # because the axis *model* has four devices.
+#
+# </details>
 #
 # ## ZeRO: split what is only a copy
 #
@@ -153,10 +167,8 @@ assert 3.5 < created["replicated"] / created["in shards"] < 4.5
 # all-gather together.
 
 # %%
-from pmapdp_lessons import drawing
 from pmapdp_lessons.pictures import lesson_16
 
-drawing.setup()
 lesson_16.zero_over_time()
 
 # %% [markdown]
@@ -211,16 +223,22 @@ for name, places in PLACES.items():
     rest[name], peak[name] = planned(compiled)
     after[name] = compiled(*jax.device_put(start, places), *jax.device_put((x, y), split))[0]
     print(f"{name:21s} at rest {rest[name]:5.2f} MB, at the peak {peak[name]:5.2f} MB")
+lesson_16.bytes_on_a_device(rest, peak)
+
+# %% tags=["proof"]
 for name in SHAPES:
     for params in after.values():
         np.testing.assert_allclose(params[name], jax.jit(step)(*start, x, y)[0][name], rtol=0, atol=1e-5)
 assert abs(rest["all split"] / rest["replicated"] - 1 / 8) < 0.01
 assert 0.4 < peak["all split"] / peak["replicated"] < 0.6
-lesson_16.bytes_on_a_device(rest, peak)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # No: at rest it is an eighth, and at the peak about half. During the step this program has gathered parameters and
 # full gradients. All three give the update of one device (float32, tolerance 1e-5).
+#
+# </details>
 #
 # ## The peak: gather layer by layer
 #
@@ -271,13 +289,18 @@ for name, (place, loss_of) in LOSSES.items():
     gathers[name] = len([line for line in compiled.as_text().splitlines() if " all-gather(" in line])
     updated[name] = np.asarray(compiled(*jax.device_put((W, moments), places), jax.device_put(x, split))[0])
     print(f"{name:24s} at rest {rest_here:4.1f} MB, peak {peaks[name]:4.1f} MB, {products[name]} products and {gathers[name]} all-gathers in the program")
-    np.testing.assert_allclose(updated[name], updated["replicated"], rtol=0, atol=1e-5)
+
+# %% tags=["proof"]
+for W_after in updated.values():
+    np.testing.assert_allclose(W_after, updated["replicated"], rtol=0, atol=1e-5)
 assert list(products.values()) == [3, 3, 3, 4, 3, 3]
 assert list(gathers.values()) == [0, 1, 1, 2, 2, 2]
 assert peaks["left to the compiler"] < peaks["... that keeps products"] < 0.5 * peaks["gathered in the layer"]
 assert peaks["gathered in the layer"] < 0.6 * peaks["all gathered first"] < peaks["replicated"]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # - *All gathered first* keeps all layers gathered. Here that still beats replication, because Adam's moments are
 #   split; with plain SGD it would be worse than no ZeRO at all.
 # - *Gathered in the layer* still keeps every gathered layer until the backward pass. The constraint makes the
@@ -286,6 +309,8 @@ assert peaks["gathered in the layer"] < 0.6 * peaks["all gathered first"] < peak
 #   a policy that keeps products it only gathers again, at nearly the same peak.
 # - *Left to the compiler*, the shard is kept and gathered where it is used: the lowest peak of all. So write no
 #   gather by hand where you need none, scan over the layers, and look at the peak.
+#
+# </details>
 #
 # ## ZeRO-1 by hand
 #
@@ -314,17 +339,26 @@ def on_devices(f):
     return jax.jit(jax.shard_map(f, mesh=line, in_specs=(P(), P("data")), out_specs=P(), check_vma=False))
 
 
+both = []
 for f in (all_reduced, in_shards):
+    both.append(np.asarray(on_devices(f)(w, gradients)))
     kinds = [each.kind for each in collectives(on_devices(f).lower(w, gradients).compile().as_text())]
-    print(f"{f.__name__:12s} {np.asarray(on_devices(f)(w, gradients)).round(2)} by {kinds}")
-    np.testing.assert_allclose(on_devices(f)(w, gradients), w - 2.8, rtol=1e-6)
+    print(f"{f.__name__:12s} {both[-1].round(2)} by {kinds}")
+
+# %% tags=["proof"]
+for new in both:
+    np.testing.assert_allclose(new, w - 2.8, rtol=1e-6)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The first weight was 0 and is now -2.8, and both ways give the same result. With the second, each device updated one
 # weight instead of eight, so it needs the optimizer state of that one only.
 # [sharding/zero.py](../src/pmapdp/sharding/zero.py) does this for pmap and shard_map. (Under jit, XLA for CPUs
 # all-reduces, and each device keeps its shard of the result. XLA for GPUs and TPUs has a pass that makes a
 # reduce-scatter of such a pair.)
+#
+# </details>
 #
 # **A failure on purpose.** The gradient is to be clipped to length 1, and each device holds a shard of it. So each
 # clips its shard. **Predict:** how long is the result for eight equal shards?
@@ -339,12 +373,18 @@ by_shards = jax.shard_map(broken_clip, mesh=line, in_specs=P("data"), out_specs=
 gradient = jnp.full(8, 5.0)
 lengths = [float(jnp.linalg.norm(f(gradient))) for f in (broken_clip, by_shards)]
 print(f"length on one device {lengths[0]:.3f}, on eight {lengths[1]:.3f}")
+
+# %% tags=["proof"]
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # On eight devices the result is the square root of 8 times too long. Where the shards differ, it also points in
 # another direction. You will repair it in exercise 3. Under jit this cannot happen, because there the norm is that of
 # the global array.
+#
+# </details>
 #
 # ## Restored in shards
 #
@@ -400,7 +440,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
-BATCH, UPDATES, WIDTH, LAYERS = 512, 100, 256, 4
+BATCH, EPOCHS, WIDTH, LAYERS = 512, 3, 256, 4
 mesh = Mesh(np.array(jax.devices()), ("data",))
 replicated = NamedSharding(mesh, PartitionSpec())
 split = NamedSharding(mesh, PartitionSpec("data"))
@@ -466,12 +506,16 @@ print(f"a device holds {held / total:.1%} of the state")
 random = np.random.default_rng(0)
 inputs = random.normal(size=(20_000, 32)).astype(np.float32)
 labels = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
-for _ in range(UPDATES):
-    rows = random.integers(0, 18_000, BATCH)  # the last 2,000 are held back
-    model, optimizer_state, value = train_step(model, optimizer_state, inputs[rows], labels[rows])
-accuracy = float((jax.jit(lambda model, x: model(x))(model, inputs[18_000:]).argmax(1) == labels[18_000:]).mean())
-print(f"loss {float(value):.3f}, accuracy on held-back examples {accuracy:.3f}")
-assert accuracy > 0.85
+train, test = (inputs[:18_000], labels[:18_000]), (inputs[18_000:], labels[18_000:])
+predict = jax.jit(lambda model, x: model(x).argmax(1), in_shardings=(model_places, split))
+for epoch in range(EPOCHS):
+    order = np.random.default_rng([1, epoch]).permutation(len(train[0]))
+    for start in range(0, len(order) - BATCH + 1, BATCH):  # what fills no batch has its turn in another epoch
+        rows = order[start : start + BATCH]
+        model, optimizer_state, value = train_step(model, optimizer_state, train[0][rows], train[1][rows])
+    right = predict(model, test[0]) == test[1]
+    print(f"epoch {epoch + 1}: loss {float(value):.3f}, test accuracy {right.mean():.3f}")
+assert right.mean() > 0.85
 
 # %% [markdown]
 # ## Exercises

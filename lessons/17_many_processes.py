@@ -17,8 +17,9 @@
 # After this lesson you can start a JAX program with several processes, give each its GPUs, build global arrays from the rows
 # that each process reads, collect results, arrange a mesh by nodes, and resume after a process has died.
 #
-# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the last section
-# [14 A real training run](14_a_real_training_run.ipynb) · next: [18 Measure and predict](18_measure_and_predict.ipynb)
+# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb); for the section on meshes
+# `shard_map` from [10 Three ways side by side](10_three_ways_side_by_side.ipynb) and FSDP from [16 Born
+# sharded](16_born_sharded.ipynb); for the last section [14 A real training run](14_a_real_training_run.ipynb) · next: [18 Measure and predict](18_measure_and_predict.ipynb)
 #
 # One machine has a handful of devices. To use several machines, start processes on each. In PyTorch, `torchrun` starts a
 # process for each GPU, and each process works on its own tensors. In JAX, a process may own one GPU or all GPUs of its node.
@@ -30,11 +31,9 @@ import jax
 import numpy as np
 
 from pmapdp import devices  # simulates devices (lesson 00)
-from pmapdp_lessons import drawing  # the style of the pictures
 from pmapdp_lessons.pictures import lesson_17
 
 devices.simulate(8)  # before any other use of JAX
-drawing.setup()
 lesson_17.one_array()
 
 # %% [markdown]
@@ -165,12 +164,20 @@ def lines_of(count, code, **variables):
 program = next(text for text in reversed(In) if text.startswith("# One process:"))  # noqa: F821 (In: the cells that ran)
 first, second = lines_of(2, program)
 print("process 0:", *first, "process 1:", *second, sep="\n  ")
+
+# %% tags=["proof"]
 assert second == []
 assert abs(float(first[-2].split()[-1]) - float(loss)) < 1e-4
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Process 0 prints what this notebook printed, to within rounding: the devices add up their gradients in another order. Process
-# 1 prints nothing. So the rule is: **all processes run the same computations in the same order, and each reads its own
+# 1 prints nothing.
+#
+# </details>
+#
+# So the rule is: **all processes run the same computations in the same order, and each reads its own
 # shards.** What breaks the rule:
 #
 # * *A process reads a whole array.* `np.asarray(x)` raises an error, as half of `x` belongs to the other process.
@@ -209,9 +216,7 @@ for process, lines in enumerate(lines_of(2, FAILURE)):
 # ## One GPU or all GPUs
 #
 # Two layouts are usual: **one process for each GPU**, as with `torchrun`, and **one process for each node**. JAX supports both,
-# with one trap. Under Slurm and Open MPI, `jax.distributed.initialize()` assumes one process for each GPU. It hides all GPUs
-# from a process but the one with the process's number on its node. We play Slurm with environment variables: one task on one
-# node. **Predict:** with eight GPUs in the node, on how many does the first of these programs train?
+# with one trap under Slurm and Open MPI. We play Slurm with environment variables: one task on one node. **Predict:** with eight GPUs in the node, on how many does the first of these programs train?
 
 # %% tags=["prediction"]
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
@@ -223,10 +228,19 @@ for arguments in ("", "local_device_ids=range(8)"):
     ((visible,),) = lines_of(1, code, **variables)
     seen.append(visible)
     print(f"initialize({arguments}): JAX shows this process the GPUs {visible}")
+
+# %% tags=["proof"]
 assert seen == ["0", "0,1,2,3,4,5,6,7"]
 
 # %% [markdown]
-# On one. There is no error; seven GPUs stay idle. Either start eight tasks a node, or name the GPUs:
+# <details><summary>Answer</summary>
+#
+# On one. Under Slurm and Open MPI, `jax.distributed.initialize()` assumes one process for each GPU. It hides all GPUs from a
+# process but the one with the process's number on its node. There is no error; seven GPUs stay idle.
+#
+# </details>
+#
+# Either start eight tasks a node, or name the GPUs:
 #
 # | | one process for each GPU | one process for each node |
 # | --- | --- | --- |
@@ -262,11 +276,17 @@ for name, mesh in (("hybrid", hybrid), ("wrong", wrong)):
 """
 lines, _ = lines_of(2, MESHES)
 print(*lines, sep="\n")
+
+# %% tags=["proof"]
 assert lines == ["hybrid [[0, 0, 0, 0], [1, 1, 1, 1]]", "wrong [[0, 0, 1, 1], [0, 0, 1, 1]]"]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Both meshes have the shape 2 x 4, and both train correctly. In the wrong one, each row mixes the processes, so that the
 # large exchanges of the axis `shard` cross the slow network. Nothing but the speed tells.
+#
+# </details>
 #
 # Now HSDP itself, written with `shard_map`, where each collective names its axis. The eight devices of this notebook stand for
 # two nodes with four GPUs each. Each device holds a quarter of `w`. **Predict:** how many bytes of gradients does each device
@@ -290,7 +310,7 @@ def hsdp_gradient(w_shard, x):  # on one device: w [256, 256] of [1024, 256], x 
     gradient = jax.grad(mean_square)(w, x)
     gradient = lax.psum_scatter(gradient, "shard", tiled=True)  # inside a node: the sum of four, a quarter for each
     crossing["HSDP"] = gradient.nbytes
-    return lax.psum(gradient, "replica") / 8  # between the nodes: the quarters alone
+    return lax.psum(gradient, "replica") / 8  # between the nodes
 
 
 def ddp_gradient(w, x):
@@ -300,18 +320,26 @@ def ddp_gradient(w, x):
 
 
 w, x = random.normal(size=(1024, 256)).astype(np.float32), random.normal(size=(16, 1024)).astype(np.float32)
-wanted = jax.grad(mean_square)(w, x)
+results = []
 for function, spec in ((ddp_gradient, PartitionSpec()), (hsdp_gradient, w_spec)):
     mapped = jax.shard_map(function, mesh=nodes, in_specs=(spec, x_spec), out_specs=spec, check_vma=False)
-    np.testing.assert_allclose(jax.jit(mapped)(w, x), wanted, rtol=1e-4, atol=1e-4)
+    results.append(jax.jit(mapped)(w, x))
 print({name: f"{count:,} bytes" for name, count in crossing.items()})
+
+# %% tags=["proof"]
+for result in results:
+    np.testing.assert_allclose(result, jax.grad(mean_square)(w, x), rtol=1e-4, atol=1e-4)
 assert crossing["data parallel"] == w.nbytes == 4 * crossing["HSDP"]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Both give the gradient of a single device. Plain data parallelism passes the whole gradient to an all-reduce that spans both
 # nodes. With HSDP only the quarters cross, and each device stores a quarter of `w`. (For plain data parallelism
 # too, NCCL may add up inside each node first. What HSDP saves in any case is memory.) With `jit`, the two specs are all: `w` placed by
 # `w_spec`, `x` by `x_spec`, and the compiler inserts these collectives.
+#
+# </details>
 #
 # ## Kill one
 #
@@ -346,15 +374,23 @@ print(f"process 0 ended after {time.perf_counter() - clock:.0f} s with status {b
 words = "another process is lost", "another task died", "gloo::"  # as pmapdp, JAX and gloo say it
 message = next(line for line in said if any(each in line for each in words))
 print((message.partition("] ")[2] or message)[:84], "...")  # without the time and place of a log's line
-assert both[0].returncode in (4, -signal.SIGABRT)
 both[1].communicate();
 
+# %% tags=["proof"]
+assert both[0].returncode in (4, -signal.SIGABRT)
+
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Process 0 ended as well. There are two ways. A collective on CPUs may fail as soon as its connection closes: then pmapdp
 # says that another process is lost, or gloo aborts. A process that waits elsewhere, or for NCCL, notices nothing. So JAX lets
 # every process send *heartbeats*: one that sends none for `heartbeat_timeout_seconds` (an argument of `initialize`, 100 by
 # default; 15 here) is lost, and JAX ends all others by SIGABRT, with a message that begins with "Terminating process" and a
-# stack trace. What remains is the last checkpoint. Slurm, Kubernetes or you start the same command again:
+# stack trace.
+#
+# </details>
+#
+# What remains is the last checkpoint. Slurm, Kubernetes or you start the same command again:
 
 # %%
 from pmapdp.run.trained import load_run

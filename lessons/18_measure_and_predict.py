@@ -48,10 +48,8 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # different durations. Only the last one is the time of a step.
 
 # %%
-from pmapdp_lessons import drawing
 from pmapdp_lessons.pictures import lesson_18
 
-drawing.setup()
 lesson_18.three_durations()
 
 # %% [markdown]
@@ -83,10 +81,16 @@ for name, wait, repeats in (("first call", True, 1), ("without waiting", False, 
         jax.block_until_ready(result)  # else the next clock would see the rest of this call
     milliseconds[name] = min(times)
     print(f"{name:16s} {milliseconds[name]:8.2f} ms")
+
+# %% tags=["proof"]
 assert traced == [(1500, 1500)]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The function was traced once, in the first call. "Without waiting" is the shortest: it is only the time to dispatch.
+#
+# </details>
 #
 # **A failure on purpose.** The last batch of an epoch is smaller, and nobody pads it. To notice what that costs,
 # count traces: unlike times, they do not depend on what else the machine does. **Predict:** how often are these four
@@ -96,12 +100,18 @@ assert traced == [(1500, 1500)]
 for rows in (64, 64, 64, 29):
     product(jnp.ones((rows, rows)))
 print("traced for", traced[1:])
+
+# %% tags=["proof"]
 assert traced[1:] == [(64, 64), (29, 29)]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Twice: the fourth call, with 29 rows, was traced and compiled again, in the middle of what you measure. So warm up,
 # keep the shapes, wait for the result, and repeat. Report the median and the range. In a training loop, time groups
 # of steps: if you wait after each step, Python cannot prepare the next one meanwhile.
+#
+# </details>
 #
 # The rest of this lesson times nothing on several simulated devices. They share the cores of one machine and take
 # turns, so their times say nothing about real devices, and often the reverse. What a compiled program computes, keeps
@@ -134,14 +144,20 @@ for name, function in {
     flops = jax.jit(function).lower(weights, x).compile().cost_analysis()["flops"]
     counted[name] = flops / FORWARD
     print(f"{name:25s} {counted[name]:.2f} times the forward pass by hand")
+
+# %% tags=["proof"]
 assert 2.9 < counted["written out"] < 3.1
 assert 0.24 < counted["scan"] < 0.26
 assert 1.3 < counted["scan with jax.checkpoint"] / counted["scan"] < 1.4
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Only the first: it finds three passes, less the first layer's input gradient. **The body of a scan is counted
 # once**, however often it runs: here 3 of 36 products. And `jax.checkpoint` adds the products that are computed
 # again, 4 for 3.
+#
+# </details>
 #
 # That makes two kinds of utilization. **MFU** (model FLOPs utilization) counts what the model needs, 3 products a
 # layer, whatever the program does. **HFU** (hardware FLOPs utilization) counts what the hardware does. With
@@ -196,17 +212,25 @@ def compiled_for(count, per_device):
     return jax.jit(update, **options).lower(params, *batch).compile()
 
 
+exchanged = []
 for count in (2, 4, 8):
     compiled = compiled_for(count, 32)
     (found,) = collectives(compiled.as_text())
     memory = compiled.memory_analysis()
     used = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 1e6
     print(f"{count} devices: {found.count} {found.kind} of {found.bytes / 1e6:.2f} MB, {used:.2f} MB and {compiled.cost_analysis()['flops'] / 1e6:.0f} MFLOP on a device")
-    assert found.bytes == 4 * parameters
+    exchanged.append(found.bytes)
+
+# %% tags=["proof"]
+assert exchanged == [4 * parameters] * 3
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # None changes: a device contributes one gradient, whatever the number of devices. What grows is the number of
 # messages that carry it.
+#
+# </details>
 #
 # The program has three gradients and *one* all-reduce. **Predict:** when can it start, and what could hide it?
 
@@ -219,16 +243,22 @@ before = written.as_text().count("stablehlo.all_reduce")
 after = len([line for line in written.compile().as_text().splitlines() if " all-reduce(" in line])
 print(f"a pmean of three arrays: {before} all-reduces as written, {after} as compiled")
 print("asynchronous all-reduces in the program:", program.count("all-reduce-start"))
+
+# %% tags=["proof"]
 assert (len(lines), before, after) == (1, 3, 1)
 assert "all-reduce-start" not in program
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # XLA has **combined** the three into one instruction with three operands, because each message costs a latency. It
 # can start only when the last gradient is there, so nothing is left to hide it. To **overlap** communication with the
 # backward pass, a program needs several all-reduces that start early. In programs for GPUs and TPUs they appear as
 # pairs, `all-reduce-start` and `all-reduce-done`, and what stands between the two runs meanwhile. Programs for CPUs
 # have none. On GPUs, `--xla_gpu_all_reduce_combine_threshold_bytes` (in `XLA_FLAGS`) sets how much is combined, as
 # `bucket_cap_mb` does in DistributedDataParallel.
+#
+# </details>
 #
 # ## Where the time goes: a profile
 #
@@ -290,14 +320,20 @@ def ring_seconds(n, N, latency, bandwidth):
     return 2 * (N - 1) * (latency + n / N / bandwidth)
 
 
-assert np.isclose(ring_seconds(4e6, 4, 1e-6, 1e9), 6e-3 + 6e-6)
 for N in (2, 4, 64, 4096):
     print(f"{N:5d} devices: 4 MB takes {1e3 * ring_seconds(4e6, N, 1e-6, 1e9):6.3f} ms, 4 bytes {1e3 * ring_seconds(4, N, 1e-6, 1e9):6.3f} ms")
 
+# %% tags=["proof"]
+assert np.isclose(ring_seconds(4e6, 4, 1e-6, 1e9), 6e-3 + 6e-6)
+
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The time for the bytes approaches a limit, 2 n / W, and that for the latencies grows with N. So one all-reduce of a
 # large array scales better than many of small ones, which is why XLA combines. (Libraries also have trees, with about
 # log N messages; [scaling/costs.py](../src/pmapdp/scaling/costs.py) has both.)
+#
+# </details>
 #
 # ## How many examples until it is hidden?
 #
@@ -322,13 +358,19 @@ for name, (size, flops, share) in NETWORKS.items():
     reduce = ring_seconds(4 * size, 64, network.latency, network.bandwidth)
     least = math.ceil(reduce / (2 / 3 * example_seconds))
     print(f"{name:9s} attains {share:.0%}: all-reduce {1e3 * reduce:.2f} ms, hidden from {least:,} examples per device, {64 * least:,} in a batch")
+
+# %% tags=["proof"]
 assert 64 * least > 60_000
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The MLP, by far: it computes little for each byte. **Here the prediction fails, though the arithmetic is right.** A
 # global batch of 400,000 examples is more than the 60,000 of MNIST. A larger batch gives more examples per second,
 # but does not cut the number of updates in proportion. And a step of our MLP takes microseconds, so that the time to
 # launch its kernels, which the formula leaves out, would rule it. ResNet-50 needs only 13 images.
+#
+# </details>
 #
 # ## How wrong are the predictions?
 #
@@ -364,6 +406,8 @@ LINES = {
 errors = {name: predicted / found - 1 for name, (predicted, found) in LINES.items()}
 for name, (predicted, found) in LINES.items():
     print(f"{name:31s} predicted {predicted:12,.3f}  found {found:12,.3f}  error {errors[name]:+.1%}")
+
+# %% tags=["proof"]
 assert errors["bytes of the all-reduce"] == 0
 assert abs(errors["operations of the products"]) < 0.1
 assert abs(errors["256 over 8 GPUs, Goyal et al."]) < 0.05 > abs(errors["8 over 1 A100, TF32"])
@@ -371,8 +415,12 @@ assert 0.15 < errors["8 over 1 A100, mixed precision"] < 0.2
 assert memory.temp_size_in_bytes < 1.1 * (2 * gradients + activations)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Bytes and operations are predicted exactly, or nearly. The memory is wrong by half: this program keeps each gradient
 # twice, before and after the all-reduce, and a formula does not know that. So ask the compiler for memory.
+#
+# </details>
 #
 # The efficiencies are right within 5 % where computing rules. The last line is too good by 18 %: with mixed precision
 # a GPU takes 2,470 images per second, and eight of them are slowed by something that is not the all-reduce, which in
@@ -383,7 +431,8 @@ assert memory.temp_size_in_bytes < 1.1 * (2 * gradients + activations)
 # ## Take it home
 #
 # The next cell needs nothing from above and nothing from pmapdp. `report` tells of any jitted step what it computes,
-# keeps and sends, its time, and from how many examples its all-reduce is hidden on your links.
+# keeps and sends, and from how many examples its all-reduce is hidden on your links. It times the step and gives its
+# MFU, but not on simulated devices.
 
 # %% tags=["take-home"]
 import math
@@ -414,16 +463,17 @@ def collective_bytes(program):
     return found
 
 
-def report(step, state, batch, *, examples, flops, peak, latency, bandwidth, repeats=5):
+def report(step, state, batch, *, devices, examples, flops, peak, latency, bandwidth, repeats=5):
     """Prints what is known of `step(state, batch)`, which returns the next state; returns that state.
 
     Args:
+        devices: on which the step runs.
         examples: on each device.
         flops: that the model needs for one example, forward and backward, counted by hand.
         peak: FLOP/s of a device, measured or published.
         latency, bandwidth: of a link between devices, in seconds and bytes per second.
     """
-    N = len(jax.devices())
+    N = len(devices)
     compiled = step.lower(state, batch).compile()
     memory, sent = compiled.memory_analysis(), collective_bytes(compiled.as_text())
     print(f"computes  {compiled.cost_analysis()['flops'] / 1e6:.1f} MFLOP on a device (a scan's body counts once)")
@@ -436,17 +486,16 @@ def report(step, state, batch, *, examples, flops, peak, latency, bandwidth, rep
         state = jax.block_until_ready(step(state, batch))
         seconds.append(time.perf_counter() - started)
     median = float(np.median(seconds))
-    print(f"takes     {1000 * median:.2f} ms here ({1000 * min(seconds):.2f} to {1000 * max(seconds):.2f})")
-    print(f"MFU       {examples * flops / median / peak:.2%} of the peak that you gave")
+    if devices[0].platform == "cpu" and N > 1:
+        print("takes     a time that says nothing: simulated devices share the cores of one machine")
+    else:
+        print(f"takes     {1000 * median:.2f} ms ({1000 * min(seconds):.2f} to {1000 * max(seconds):.2f})")
+        print(f"MFU       {examples * flops / median / peak:.2%} of the peak that you gave")
     reduce = 2 * (N - 1) * (latency + sent.get("all-reduce", 0) / N / bandwidth)
     hidden = math.ceil(reduce / (2 / 3 * flops / peak))
-    print(f"all-reduce on your links {1e6 * reduce:.0f} us: hidden from {hidden:,} examples per device, at full peak")
+    if reduce:
+        print(f"all-reduce on your links {1e6 * reduce:.0f} us: hidden from {hidden:,} examples per device, at full peak")
     return state
-
-
-mesh = Mesh(np.array(jax.devices()), ("data",))
-replicated = NamedSharding(mesh, PartitionSpec())
-split = NamedSharding(mesh, PartitionSpec("data"))
 
 
 def loss(params, x, y):
@@ -454,7 +503,7 @@ def loss(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-traced = []  # grows when the step is traced
+traced = []  # grows when a step is traced
 
 
 def update(params, batch):
@@ -462,13 +511,18 @@ def update(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, *batch))
 
 
-step = jax.jit(update, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
-params = jax.device_put({"first": jnp.ones((64, 256)) / 8, "second": jnp.ones((256, 10)) / 16}, replicated)
-batch = jax.device_put((np.ones((512, 64), np.float32), np.zeros(512, np.int32)), split)
-needed = 3 * 2 * (64 * 256 + 256 * 10)
-# Put in your device and links: here a CPU of about 100 GFLOP/s, and 10 Gbit/s; an A100 has 156e12 in TF32.
-report(step, params, batch, examples=64, flops=needed, peak=1e11, latency=2e-5, bandwidth=1.25e9)
-print("traced for", traced)
+needed = 3 * 2 * (64 * 256 + 256 * 10)  # operations of an example, by hand
+for used in (jax.devices()[:1], jax.devices()):
+    mesh = Mesh(np.array(used), ("data",))
+    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    step = jax.jit(update, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
+    params = jax.device_put({"first": jnp.ones((64, 256)) / 8, "second": jnp.ones((256, 10)) / 16}, replicated)
+    B = 64 * len(used)
+    batch = jax.device_put((np.ones((B, 64), np.float32), np.zeros(B, np.int32)), split)
+    print(f"\n{len(used)} device(s)")
+    # Put in your device and links: here a CPU of about 100 GFLOP/s, and 10 Gbit/s; an A100 has 156e12 in TF32.
+    report(step, params, batch, devices=used, examples=64, flops=needed, peak=1e11, latency=2e-5, bandwidth=1.25e9)
+print("\ntraced for", traced)
 
 # %% [markdown]
 # ## Exercises

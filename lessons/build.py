@@ -4,12 +4,11 @@ Each `lessons/NN_name.py` (jupytext's percent format) is run from top to bottom 
 and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells:
 
     # %% tags=["prediction"]   the outputs answer a "Predict": they are folded until the reader unfolds or runs the cell
+    # %% tags=["proof"]        asserts that would give a prediction away: the cell itself is folded
     # %% tags=["take-home"]    the lesson's subject from imports to result, which needs jax, flax, optax and numpy alone
 """
 
 import argparse
-import base64
-import io
 import os
 import tempfile
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 PACKAGES = FOLDER.parent / "src"
 SECONDS_ALLOWED = 300
-PREDICTION, TAKE_HOME = "prediction", "take-home"
+PREDICTION, PROOF, TAKE_HOME = "prediction", "proof", "take-home"
 FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the first line of outputs that are folded
 
 
@@ -61,9 +60,8 @@ def tidy(notebook) -> None:
             cell.outputs = joined(cell.outputs)
             if PREDICTION in cell.metadata.get("tags", []):
                 fold(cell)
-            for output in cell.outputs:
-                if "image/png" in output.get("data", {}):
-                    output.data["image/png"] = in_few_colours(output.data["image/png"])
+            if PROOF in cell.metadata.get("tags", []):
+                cell.metadata["jupyter"] = {"source_hidden": True}
 
 
 def fold(cell) -> None:
@@ -83,16 +81,6 @@ def joined(outputs: list) -> list:
         else:
             result.append(output)
     return result
-
-
-def in_few_colours(picture: str) -> str:
-    """A PNG in base64 with 256 colours, which looks the same and has a third of the bytes."""
-    from PIL import Image
-
-    small = io.BytesIO()
-    image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    image.quantize(256, Image.Quantize.FASTOCTREE).save(small, "PNG", optimize=True)
-    return base64.b64encode(small.getvalue()).decode()
 
 
 def build(source: Path) -> None:

@@ -3,6 +3,14 @@
 What is on no device (a layer, a curve) is grey, and curves differ in their dashes.
 """
 
+import base64
+import functools
+import html
+import inspect
+import io
+from collections.abc import Callable
+from typing import Any
+
 import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -14,33 +22,57 @@ INK = "#767676"  # the grey that has a contrast of 4.5 : 1 to white and to black
 DASHES = ("-", "--", ":", "-.")  # of the curves of one picture
 
 
-def setup() -> None:
-    """Give the pictures of this notebook the lessons' style.
+STYLE = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "savefig.transparent": True,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "font.size": 10,
+    "figure.figsize": (7, 2.6),
+    "figure.dpi": 90,
+}
 
-    They are PNGs of double resolution: JupyterLab shows no SVG of a notebook that its reader does not trust yet.
+
+def picture(draw: Callable[..., None]) -> Callable[..., None]:
+    """`draw` as a function that shows what it draws. The first paragraph of its docstring is the alternative text.
+
+    The output is an HTML element, because JupyterLab gives the picture of an output no alternative text. The picture is
+    a PNG of double resolution, because JupyterLab shows no SVG of a notebook that its reader does not trust yet.
     """
-    from matplotlib_inline.backend_inline import set_matplotlib_formats
+    description = " ".join((inspect.getdoc(draw) or "").partition("\n\n")[0].split())
 
-    set_matplotlib_formats("retina")
-    matplotlib.rcParams.update(
-        {
-            "figure.facecolor": "none",
-            "axes.facecolor": "none",
-            "savefig.facecolor": "none",
-            "savefig.transparent": True,
-            "text.color": INK,
-            "axes.labelcolor": INK,
-            "axes.edgecolor": INK,
-            "xtick.color": INK,
-            "ytick.color": INK,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "legend.frameon": False,
-            "font.size": 10,
-            "figure.figsize": (7, 2.6),
-            "figure.dpi": 90,
-        }
-    )
+    @functools.wraps(draw)
+    def shown(*arguments: Any, **options: Any) -> None:
+        from IPython.display import display
+
+        with matplotlib.rc_context(STYLE):
+            draw(*arguments, **options)
+            small, width = png(plt.gcf())
+            plt.close()
+        source = f"data:image/png;base64,{base64.b64encode(small).decode()}"
+        element = f'<img alt="{html.escape(description)}" width="{width}" src="{source}">'
+        display({"text/html": element, "text/plain": description}, raw=True)
+
+    return shown
+
+
+def png(figure: Any) -> tuple[bytes, int]:
+    """A figure as a PNG of double resolution in 256 colours, a third of the bytes; and its width on the page."""
+    from PIL import Image
+
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, dpi=2 * figure.dpi, bbox_inches="tight")
+    image = Image.open(drawn)
+    image.quantize(256, Image.Quantize.FASTOCTREE).save(small, "PNG", optimize=True)
+    return small.getvalue(), image.width // 2
 
 
 def canvas(width: float, height: float, *, inches: float = 7) -> Axes:
@@ -78,8 +110,12 @@ def arrow(
     axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.4, "ls": line})
 
 
+@picture
 def rounds_of_sums(*, on_all: bool) -> None:
-    """Eight devices add up their arrays in three rounds: `on_all` devices by a butterfly, or on device 0 by a tree."""
+    """Three rounds that add up eight arrays: partners are 1, then 2, then 4 devices apart; each round joins twice as many.
+
+    The sum ends on all devices (`on_all`, by a butterfly), or on device 0 (by a tree).
+    """
     axes = canvas(18, 6.2)
     for done in range(4):
         axes.text(0, 0.5 + 1.7 * done, f"round {done}" if done else "start", va="center")
@@ -89,4 +125,3 @@ def rounds_of_sums(*, on_all: bool) -> None:
             receivers = (d, d ^ 2**done) if on_all else (d - d % 2 ** (done + 1),)
             for receiver in receivers if done < 3 else ():
                 arrow(axes, (left + 0.9, 0.9 + 1.7 * done), (3.3 + 1.95 * receiver, 1.8 + 1.7 * done), device=d)
-    plt.show()

@@ -1,6 +1,7 @@
 """Every lesson: its notebook is what its source says, and it keeps to its limits. test_alone.py runs them."""
 
 import ast
+import html
 import inspect
 import re
 
@@ -18,10 +19,13 @@ def source_cells(notebook) -> list[tuple[str, str]]:
     return [(cell.cell_type, cell.source) for cell in notebook.cells]
 
 
+def has(cell, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", [])
+
+
 def code_lines(notebook) -> int:
     """Lines of code without comments and imports; the cell to take home, which stands by itself, is not counted."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    cells = [cell for cell in cells if build.TAKE_HOME not in cell.metadata.get("tags", [])]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and not has(cell, build.TAKE_HOME)]
     lines = [line.strip() for cell in cells for line in cell.source.splitlines()]
     return sum(bool(line) and not line.startswith(("#", "import ", "from ")) for line in lines)
 
@@ -46,9 +50,7 @@ def test_notebook_is_in_step_with_its_source(lesson):
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
-    assert any("image/png" in output.get("data", {}) for output in outputs), "a lesson has a picture"
-    # JupyterLab shows no SVG of a notebook that came from elsewhere until its reader trusts it.
-    assert not any("image/svg+xml" in output.get("data", {}) for output in outputs), again
+    assert not any("\x1b" in output.get("text", "") for output in outputs), "a colour of a terminal"
     assert lesson.with_suffix(".ipynb").stat().st_size < MOST_BYTES
 
 
@@ -69,7 +71,7 @@ def test_printed_code_of_the_package_is_todays(lesson):
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_lesson_keeps_to_its_limits(lesson):
     notebook = jupytext.read(lesson)
-    assert len(notebook.cells) <= MOST_CELLS
+    assert len([cell for cell in notebook.cells if not has(cell, build.PROOF)]) <= MOST_CELLS  # proofs are folded
     assert code_lines(notebook) <= MOST_CODE_LINES
     assert words(notebook) <= MOST_WORDS
 
@@ -83,11 +85,50 @@ def test_a_lesson_that_does_not_exist_is_not_built(number, capsys):
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_pictures_have_an_alternative_text(lesson):
+    """As HTML elements, because JupyterLab gives an output of the type image/png or image/svg+xml none."""
+    cells = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells
+    data = [output.data for cell in cells for output in cell.get("outputs", []) if "data" in output]
+    assert not [kind for each in data for kind in each if kind.startswith("image/")]
+    pictures = [each for each in data if "<img" in each.get("text/html", "")]
+    assert pictures, "a lesson has a picture"
+    for each in pictures:
+        (description,) = re.findall(r'<img alt="([^"]+)"', each["text/html"])
+        assert len(description.split()) > 7
+        assert html.unescape(description) == each["text/plain"]
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_what_answers_a_prediction_is_folded(lesson):
-    for cell in nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells:
-        folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
-        assert folded == (build.PREDICTION in cell.metadata.get("tags", [])), cell.source
-        assert not folded or cell.outputs[0].data == {"text/plain": build.FOLDED}, "its first line is shown"
+    cells = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells
+    for number, cell in enumerate(cells):
+        folded = cell.metadata.get("jupyter", {})
+        assert folded.get("outputs_hidden", False) == has(cell, build.PREDICTION), cell.source
+        assert folded.get("source_hidden", False) == has(cell, build.PROOF), cell.source
+        if has(cell, build.PREDICTION):
+            assert cell.outputs[0].data == {"text/plain": build.FOLDED}, "its first line is shown"
+            following = next(each for each in cells[number:] if each.cell_type == "markdown")
+            assert following.source.startswith("<details><summary>Answer</summary>\n\n"), following.source
+
+
+def checks(cell) -> list[str]:
+    """The asserts of a cell that are not inside a function, as code."""
+    found, nodes = [], list(ast.parse(cell.source).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and "np.testing." in ast.unparse(node)):
+            found.append(ast.unparse(node))
+        elif not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_no_assert_gives_a_prediction_away(lesson):
+    """They stand in a cell of their own with the tag `proof`, which is folded."""
+    for cell in jupytext.read(lesson).cells:
+        if has(cell, build.PREDICTION) and not has(cell, build.TAKE_HOME):
+            assert not checks(cell)
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)

@@ -6,18 +6,22 @@ import numpy as np
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def digits(images: np.ndarray, labels: np.ndarray) -> None:
-    """The first image of each class; images `[n, 64]`, scans of 8 x 8 pixels, labels `[n]`."""
+    """Ten scans of handwritten digits, 8 x 8 grey pixels each, one of each class from 0 to 9.
+
+    Images are `[n, 64]`, labels `[n]`.
+    """
     _, places = plt.subplots(1, 10, figsize=(7, 0.9))
     for digit, axes in enumerate(places):
         axes.imshow(images[labels == digit][0].reshape(8, 8), cmap="Greys", interpolation="nearest")
         axes.set_title(digit, fontsize=9)
         axes.set_axis_off()
-    plt.show()
 
 
+@drawing.picture
 def forward_and_backward() -> None:
-    """Two layers with the shapes of the activations; gradients go the other way."""
+    """From x [B, 64] through hidden [B, 32] and logits [B, 10] to the loss; the gradients go back in the same steps."""
     axes = drawing.canvas(17, 3.6)
     stations = ((0, "x\n[B, 64]"), (4.6, "hidden\n[B, 32]"), (9.2, "logits\n[B, 10]"), (13.8, "loss\n[ ]"))
     for place, text in stations:
@@ -32,11 +36,11 @@ def forward_and_backward() -> None:
         drawing.arrow(axes, (place + 1.8, 2.1), (place, 2.1), dashed=True)
         axes.text(place + 0.9, 0.7, forward, ha="center", fontsize=9)
         axes.text(place + 0.9, 3.1, backward, ha="center", fontsize=9)
-    plt.show()
 
 
+@drawing.picture
 def eight_parts() -> None:
-    """A batch of 64 is cut into eight; each part has a gradient; their mean is the gradient of the batch."""
+    """A batch of 64 is cut into eight parts of 8 rows; each has a gradient; their mean is the gradient of the whole batch."""
     axes = drawing.canvas(18.9, 5.2)
     for top, label in {0.5: "batch", 2.25: "backward", 4.55: "mean"}.items():
         axes.text(0, top, label, va="center")
@@ -47,4 +51,3 @@ def eight_parts() -> None:
         drawing.arrow(axes, (left + 0.87, 0.95), (left + 0.87, 1.75), device=d)
         drawing.box(axes, left, 1.8, f"g{d}\n8 rows", device=d, width=1.78, height=1.1)
         drawing.arrow(axes, (left + 0.87, 2.95), (left + 0.87, 4.05), device=d)
-    plt.show()

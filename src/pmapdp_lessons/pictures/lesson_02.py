@@ -1,12 +1,11 @@
 """Pictures of lesson 02."""
 
-import matplotlib.pyplot as plt
-
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def trace() -> None:
-    """From a Python function to a program: traced and compiled once for each shape, then called without Python."""
+    """First call: a Python function is traced to a jaxpr and compiled. Later calls go from the arrays straight to the program."""
     axes = drawing.canvas(19, 3.9)
     stations = ((0, "Python function"), (6.9, "jaxpr: a list\nof operations"), (13.8, "compiled program"))
     for left, text in stations:
@@ -20,11 +19,11 @@ def trace() -> None:
     drawing.arrow(axes, (5.0, 3.25), (16.3, 3.25), device=0)
     drawing.arrow(axes, (16.3, 3.25), (16.3, 1.95), device=0)
     axes.text(5.4, 2.9, "every later call with these shapes", va="center", weight="bold")
-    plt.show()
 
 
+@drawing.picture
 def vectorized() -> None:
-    """One image through predict_one, and three images through its vmap, on one device."""
+    """One image goes through predict_one and gives one row of logits; three images go through its vmap; all on one device."""
     axes = drawing.canvas(15, 4.6)
     drawing.box(axes, 0, 0.2, "image [D]", device=0, width=2.8)
     drawing.arrow(axes, (2.8, 0.6), (4.2, 0.6), device=0)
@@ -37,4 +36,3 @@ def vectorized() -> None:
         drawing.arrow(axes, (9.8, 3.0), (11.2, 2.0 + row), device=0)
         drawing.box(axes, 11.2, 1.6 + row, f"logits {row}", device=0, width=2.8)
     drawing.box(axes, 4.2, 2.4, "vmap(predict_one,\n in_axes=(None, 0))", width=5.6, height=1.2)
-    plt.show()

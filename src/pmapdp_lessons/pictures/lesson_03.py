@@ -1,12 +1,11 @@
 """Pictures of lesson 03."""
 
-import matplotlib.pyplot as plt
-
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def step() -> None:
-    """What goes into a training step on one device, what it does, and what comes out."""
+    """Model, optimizer state and batch go into train_step: gradients, optimizer update, apply. Out come the new ones, and sums."""
     axes = drawing.canvas(19, 4.4)
     rows = ("model", "optimizer state", "batch: x, y, weights")
     for top, name in zip((0.0, 1.7, 3.4), rows, strict=True):
@@ -18,4 +17,3 @@ def step() -> None:
     for top, name in zip((0.0, 1.7, 3.4), ("new model", "new optimizer state", "sums"), strict=True):
         drawing.arrow(axes, (11.9, top + 0.48), (13.2, top + 0.48), device=0)
         drawing.box(axes, 13.3, top, name, device=0, width=5.6, height=0.95)
-    plt.show()

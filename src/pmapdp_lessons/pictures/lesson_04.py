@@ -1,13 +1,16 @@
 """Pictures of lesson 04."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def dot_products(results: np.ndarray) -> None:
-    """Two rows go to each of eight devices, which return one number each; `results` `[8]`."""
+    """Each of eight devices gets a row of xs and a row of ys, and computes one number of the result, their dot product.
+
+    `results` are `[8]`.
+    """
     axes = drawing.canvas(18.9, 5.4)
     for row, label in enumerate(["xs [8, 10]", "ys [8, 10]", "", "result [8]"]):
         axes.text(0.1, 0.6 + 1.4 * row, label, va="center")
@@ -18,11 +21,11 @@ def dot_products(results: np.ndarray) -> None:
         drawing.arrow(axes, (left + 0.85, 2.45), (left + 0.85, 4.35), device=d)
         axes.text(left + 1.0, 3.3, "dot", va="center")
         drawing.box(axes, left, 4.4, f"{result:.0f}", device=d, width=1.7)
-    plt.show()
 
 
+@drawing.picture
 def mesh_and_specs() -> None:
-    """A mesh of eight devices in a row, and one array of eight rows placed by two specs."""
+    """A mesh of eight devices. With the spec "data", row d of an array is on device d; with an empty spec, all is on each."""
     axes = drawing.canvas(22, 8.4)
     axes.text(0, 0.6, 'Mesh, axis "data"', va="center")
     for d in range(8):
@@ -34,4 +37,3 @@ def mesh_and_specs() -> None:
     axes.text(0, 6.5, "PartitionSpec()\narray [10]:\nreplicated", va="center")
     for d in range(8):
         drawing.box(axes, 6.2 + 1.95 * d, 5.8, "all\n[10]", device=d, width=1.75, height=1.4)
-    plt.show()

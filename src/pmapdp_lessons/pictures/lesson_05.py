@@ -6,8 +6,9 @@ import numpy as np
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def data_parallel_step() -> None:
-    """A global batch of 64 images on eight devices: split, gradients, all-reduce, update."""
+    """A batch of 64 rows is split over eight devices. Each computes a gradient; pmean averages them; each updates its model."""
     axes = drawing.canvas(18.9, 8.2)
     for row, label in {0.4: "batch", 2.05: "split", 3.95: "gradient", 5.7: "all-reduce", 7.6: "update"}.items():
         axes.text(0, row, label, va="center")
@@ -20,11 +21,11 @@ def data_parallel_step() -> None:
         drawing.box(axes, left, 7.1, "model", device=d, width=1.75, height=0.9)
         for start, end in ((0.8, 1.5), (2.6, 3.4), (4.3, 5.2), (6.2, 7.1)):
             drawing.arrow(axes, (left + 0.87, start), (left + 0.87, end), device=d)
-    plt.show()
 
 
+@drawing.picture
 def drift(distances: np.ndarray, with_pmean: float) -> None:
-    """How far each device's parameters are from those of one device, after every update.
+    """Eight curves, one a device, rise from update to update away from the parameters of one device; with pmean it stays 0.
 
     Args:
         distances: `[updates, N]`, without an all-reduce.
@@ -36,11 +37,11 @@ def drift(distances: np.ndarray, with_pmean: float) -> None:
     plt.axhline(with_pmean, color=drawing.INK, linestyle="--", label="with pmean")
     plt.gca().set(xlabel="update", ylabel="distance from one device", xticks=range(0, updates + 1, 5))
     plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    plt.show()
 
 
+@drawing.picture
 def overlap() -> None:
-    """One device's time: one all-reduce of everything at the end, or one for each layer during the backward pass."""
+    """Time runs to the right. Combined: one all-reduce of three layers after all gradients. By layer: three, during the others."""
     axes = drawing.canvas(20.6, 6.9)
     layers = ("layer 3", "layer 2", "layer 1")
     for top, name in ((0.0, "combined"), (3.4, "by layer")):
@@ -56,4 +57,3 @@ def overlap() -> None:
         drawing.box(axes, 17.7 if late else 14.1, top, "update", device=0, width=2.0, height=1.3)
     axes.annotate("", (20.5, 6.8), (4.2, 6.8), arrowprops={"arrowstyle": "-|>", "color": drawing.INK})
     axes.text(2.2, 6.8, "time", va="center")
-    plt.show()

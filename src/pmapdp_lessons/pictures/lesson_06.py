@@ -6,8 +6,9 @@ import numpy as np
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
-    """The ring all-reduce step by step: a row is a device, a column a chunk of one number.
+    """The ring all-reduce in seven tables of 4 devices by 4 chunks: after three steps each has one sum, after six all four.
 
     Args:
         states: what the devices hold before and after every step, each `[N, N]`.
@@ -38,11 +39,11 @@ def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
                 ink = ("white" if sender == 0 else "black") if arrived else drawing.INK
                 weight = "bold" if number == sums[chunk] else "normal"
                 axes.text(chunk, d, number, ha="center", va="center", weight=weight, color=ink, fontsize=10)
-    plt.show()
 
 
+@drawing.picture
 def collectives() -> None:
-    """Five collectives on three devices: what each device holds before and after, and what adds up between them."""
+    """Three devices before and after psum, pmean, psum_scatter, all_gather and ppermute; the first three pass an addition."""
     axes = drawing.canvas(27, 10.2, inches=9.5)
     panels = {
         "psum": ("abc", "a+b+c", ("sum",) * 3),
@@ -68,4 +69,3 @@ def collectives() -> None:
                 continue
             for source in range(3) if name == "all_gather" else [(d - 1) % 3]:
                 drawing.arrow(axes, (left + first, top + 1.3 + 1.2 * source), (right, row + 0.4), device=source)
-    plt.show()

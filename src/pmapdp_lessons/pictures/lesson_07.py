@@ -1,12 +1,11 @@
 """Pictures of lesson 07."""
 
-import matplotlib.pyplot as plt
-
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def sums_and_counts() -> None:
-    """Four examples on two devices: values and padding, sums and counts, an all-reduce, one mean."""
+    """Device 0 has 1, 2, 3: sum 6, count 3. Device 1 has 7 and padding: sum 7, count 1. After psum both have 13 / 4."""
     axes = drawing.canvas(14, 5)
     rows = [["1", "2", "3"], ["7", "pad", "pad"]]
     for d, top in enumerate([0.9, 3.1]):
@@ -19,4 +18,3 @@ def sums_and_counts() -> None:
         drawing.arrow(axes, (11.2, [2.1, 2.7][d]), (12.0, top + 0.4), device=d)
         drawing.box(axes, 12.1, top, "13 / 4", device=d, width=1.7)
     drawing.box(axes, 8.5, 1.9, "psum:\n13 and 4", width=2.6, height=1.0)
-    plt.show()

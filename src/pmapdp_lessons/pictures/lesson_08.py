@@ -7,8 +7,9 @@ from matplotlib.colors import to_rgba
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
-    """Which activations are kept: a row of pictures for each scheme, a column for each number of devices.
+    """Masks of eight examples, for three ways to choose keys on 1, 2 and 4 devices; a key per example gives equal masks.
 
     Args:
         of_schemes: name of a scheme to {N: bool `[examples, activations]`}; kept ones are drawn in the device's colour.
@@ -24,4 +25,3 @@ def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
             axes.set(xticks=[], yticks=[])
             axes.set_title(f"{name}, N = {N}", fontsize=9)
     grid[len(of_schemes) // 2, 0].set_ylabel("8 examples, one a row")
-    plt.show()

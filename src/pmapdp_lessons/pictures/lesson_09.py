@@ -5,8 +5,9 @@ from jax.sharding import PartitionSpec
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def shards(arrays) -> None:
-    """Which rows and columns of each array every device holds.
+    """Three arrays of 16 rows and 4 columns: split by rows over 8 devices, replicated, and split by rows and columns.
 
     Args:
         arrays: placed arrays `[16, 4]`, drawn beside each other under their PartitionSpec.
@@ -32,8 +33,9 @@ def shards(arrays) -> None:
             )
 
 
+@drawing.picture
 def training_step() -> None:
-    """What is placed, what each device computes, and what the compiler adds; four of the devices."""
+    """Each device has W and a slice of the batch, and computes its gradient; the compiler's all-reduce gives each the new W."""
     axes = drawing.canvas(23, 5.4)
     columns = {2.7: "W, replicated", 7.1: "batch, split", 11.5: "its gradient", 19.7: "new W, replicated"}
     for x, heading in columns.items():

@@ -9,8 +9,9 @@ from IPython.display import HTML, IFrame
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def three_ways() -> None:
-    """Which array goes in, how much of it the program sees, and who adds up; four of the devices."""
+    """pmap: you pass [N, b, D], the step sees [b, D], you add up. jit: [B, D], seen whole, the compiler adds up. shard_map: [B, D] in, [b, D] seen, you add up."""
     axes = drawing.canvas(21, 8)
     for x, text in ((3.6, "you pass"), (9.4, "your function sees"), (16, "who adds up")):
         axes.text(x, 0.5, text, weight="bold")

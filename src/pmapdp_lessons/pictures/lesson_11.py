@@ -18,8 +18,9 @@ WAYS = (
 )
 
 
+@drawing.picture
 def types() -> None:
-    """The types of a network's arrays; `@` names the mesh axis over which an axis is split."""
+    """x [512@data, 784] and W1 [784, 64@model] give hidden [512@data, 64@model]; with W2 [64@model, 10] logits [512@data, 10]."""
     axes = drawing.canvas(31, 6.4)
     for name, (left, top, text) in ARRAYS.items():
         axes.text(left + 4.7, top - 0.2, name, ha="center", weight="bold")

@@ -9,8 +9,9 @@ ROWS = (
 )
 
 
+@drawing.picture
 def before_and_after() -> None:
-    """State and batch as arrays, and the all-reduce; four of the devices."""
+    """A kernel is [8, 784, 64] under pmap, [784, 64] and replicated under shard_map and jit; images lose their device axis, too."""
     axes = drawing.canvas(35.6, 8.6)
     for x, text in ((6.6, "state (a kernel)"), (16.4, "batch (images)"), (25, "inside the step")):
         axes.text(x, 0.5, text, weight="bold")

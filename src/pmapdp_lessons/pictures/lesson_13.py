@@ -5,8 +5,9 @@ from pmapdp_lessons import drawing
 N, K, ROWS = 8, 4, 32
 
 
+@drawing.picture
 def accumulation() -> None:
-    """Three of the devices: the micro-batches one after the other, one all-reduce, the update."""
+    """Each device computes four micro-batches one after the other; then one all-reduce, and the update on every device."""
     axes = drawing.canvas(22, 5.4)
     axes.text(3.1, 0.5, "micro-batch (forward, backward, add)", va="center")
     for row, d in enumerate((0, 1, 7)):
@@ -20,8 +21,9 @@ def accumulation() -> None:
     drawing.box(axes, 11.9, 2.4, "one all-reduce", width=4.4, height=1.2)
 
 
+@drawing.picture
 def cuts() -> None:
-    """Which rows of a batch of 32, four on each device, are in each of the four micro-batches."""
+    """32 rows, four on each device, in four micro-batches: reshape(K, -1) puts each on two devices, the swap on all eight."""
     axes = drawing.canvas(31, 7.4)
     titles = {"reshape(K, -1)": lambda k, i: 8 * k + i, "reshape(-1, K), swapped": lambda k, i: 4 * i + k}
     notes = "each on two devices", "each on all eight devices"

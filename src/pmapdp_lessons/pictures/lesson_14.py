@@ -3,8 +3,9 @@
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def two_starts() -> None:
-    """A run that is killed, and the start that resumes it."""
+    """The first start saves a checkpoint at update 20 and is killed at 25. The second start restores it and goes to update 40."""
     axes = drawing.canvas(15, 4.4)
     for y, name, steps in (
         (0.2, "first start", ("update 0", "update 20", "killed at 25")),

@@ -3,8 +3,9 @@
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def layouts(names, shapes, sharding_of) -> None:
-    """The shards of the network's arrays, one row a layout.
+    """The arrays x, W1, h, W2 and y in three layouts: data splits the rows, model also hidden units, two axes also features.
 
     Args:
         names: of the layouts, from the top down.

@@ -30,8 +30,9 @@ def stage(axes: Axes, left: float, top: float, text: str, length: float, communi
     axes.text(left + length / 2, top + 0.85, text, ha="center", va="center", fontsize=8, color=colour)
 
 
+@drawing.picture
 def zero_over_time() -> None:
-    """What a device does during a step, from left to right."""
+    """Stages of a step: replicated has an all-reduce; ZeRO-1 a reduce-scatter and an all-gather; ZeRO-3 two all-gathers, too."""
     axes = drawing.canvas(27, 8)
     for row, (name, stages) in enumerate(STAGES.items()):
         left, top = 5, 0.3 + 2.2 * row
@@ -42,8 +43,9 @@ def zero_over_time() -> None:
     axes.text(5, 7.5, "time \u2192 (outlined: communication; the thin bar updates 1/N of the parameters)")
 
 
+@drawing.picture
 def bytes_on_a_device(rest: dict[str, float], peak: dict[str, float]) -> None:
-    """A bar for each way of keeping the state: MB at rest, and what is added at the peak of a step."""
+    """MB on a device as bars, at rest and at the peak of a step: most if replicated, less with split optimizer state, least if all is split."""
     _, axes = plt.subplots(figsize=(7, 2))
     names = list(rest)
     axes.barh(names, [rest[name] for name in names], color=drawing.INK, label="at rest")

@@ -3,8 +3,9 @@
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def one_array() -> None:
-    """A global array `[16, 3]` over four devices of two processes."""
+    """A global array of 16 rows: process 0 gives rows 0 to 7 to devices 0 and 1, process 1 rows 8 to 15 to devices 2 and 3."""
     axes = drawing.canvas(14, 3.2)
     for device in range(4):
         drawing.box(axes, 1 + 3.2 * device, 0.4, f"rows {4 * device}-{4 * device + 3}", device=device, width=2.4)

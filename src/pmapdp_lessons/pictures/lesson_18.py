@@ -3,8 +3,9 @@
 from pmapdp_lessons import drawing
 
 
+@drawing.picture
 def three_durations() -> None:
-    """Python and the device over time, and the durations that a clock around a call can give."""
+    """Over time, Python traces, compiles and calls, and a device runs two steps. A clock can see the first call, dispatch, or a step."""
     axes = drawing.canvas(21, 5.4)
     rows = {
         "Python": (2.6, [("trace", 2.2), ("compile", 4.6), ("call", 1.4), ("call", 1.4)]),
