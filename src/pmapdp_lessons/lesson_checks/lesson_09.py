@@ -47,7 +47,7 @@ def make_trainer(answer):
         return jnp.square(batch["x"] @ params["w"] + params["offset"] - batch["y"]).mean()
 
     found = require_split(answer(loss, mesh), (params, batch), jax.value_and_grad(loss))
-    require(isinstance(found, tuple) and len(found) == 2, "the step returns (params, loss)")
+    require(isinstance(found, tuple | list) and len(found) == 2, "the step returns (params, loss)")
     value, gradients = jax.value_and_grad(loss)(params, batch)
     wanted = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
     require(

@@ -65,7 +65,7 @@ def ported(answer):
     new, old = placed[0], w
     for update in (1, 2, 3):
         result = step(new, *placed[1:])
-        require(isinstance(result, tuple) and len(result) == 2, "the step returns (w, loss)")
+        require(isinstance(result, tuple | list) and len(result) == 2, "the step returns (w, loss)")
         before = np.asarray(new)
         (new, value), (wanted, wanted_value) = result, old_step(old, x, y)
         require(np.shape(new) == (3,), f"w has the shape (3,) again, without a device axis; yours has {np.shape(new)}")

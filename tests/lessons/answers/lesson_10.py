@@ -1,6 +1,7 @@
 """Answers to the exercises of lesson 10; see ../test_exercises.py."""
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import P, lax
 
@@ -67,6 +68,24 @@ def in_jit(loss, optimizer, mesh):
     return jax.jit(lambda params, state, x, y: (params, state, loss(params, x, y)))
 
 
+def mean_of_the_loss(loss, params, x, y):
+    return jax.grad(lambda params: lax.pmean(loss(params, x, y), "data"))(params)
+
+
+def cast_first(loss, optimizer, mesh):
+    """With the check on; the decorator's form, and arrays that are placed inside the compiled function."""
+
+    @jax.jit
+    @jax.shard_map(mesh=mesh, in_specs=(P(), P(), P("data"), P("data")), out_specs=P())
+    def step(params, state, x, y):
+        found = jax.value_and_grad(loss)(varying(params), x, y)
+        value, gradients = jax.tree.map(lambda leaf: lax.psum(leaf, "data") / lax.axis_size("data"), found)
+        updates, state = optimizer.update(gradients, state, params)
+        return jax.tree.map(jnp.add, params, updates), state, value
+
+    return step
+
+
 WRONG = {
     "fixed_gradient": [
         ("this is the trap", mean_of_gradient),
@@ -87,4 +106,5 @@ WRONG = {
 
 RIGHT = {
     "fixed_gradient": [mean_of_varying_gradients, divided_sum],
+    "make_step": [step_with(mean_of_the_loss, check_vma=True), cast_first],
 }

@@ -49,6 +49,26 @@ def gathered(mesh):
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 
 
+def unstacked_by_leaves(tree, mesh):
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, [replicate(leaf[-1], mesh) for leaf in leaves])  # all copies are equal
+
+
+def unstacked_under_jit(tree, mesh):
+    one = jax.tree.map(lambda x: np.take(x, 0, axis=0), tree)
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))(one)
+
+
+def variance_of_squares(x):
+    """E[x^2] - E[x]^2, which is exact enough for these numbers."""
+    mean, square = lax.pmean((x.mean(0), jnp.square(x).mean(0)), "batch")
+    return square - jnp.square(mean)
+
+
+def variance_of_all_rows(x):
+    return lax.all_gather(x, "batch", tiled=True).var(0)
+
+
 WRONG = {
     "unstacked": [
         ("still has the shape", lambda tree, mesh: replicate(tree, mesh)),
@@ -69,5 +89,7 @@ WRONG = {
 }
 
 RIGHT = {
+    "unstacked": [unstacked_by_leaves, unstacked_under_jit],
+    "mended_variance": [variance_of_squares, variance_of_all_rows],
     "ported": [mapped(averaged), mapped(loss_averaged, check_vma=True)],
 }

@@ -41,8 +41,14 @@ def gathers_the_partial_sums(x, W1, W2):
     return lax.all_gather(nn.relu(x @ W1) @ W2, "model").sum(0)
 
 
+def as_a_list():
+    """Of specs that are built from the names of the axes."""
+    specs = {"D": None, "H": "model", "C": None}
+    return [P(*(specs[axis] for axis in axes)) for axes in ("DH", "HC")]
+
+
 RIGHT = {
-    "split_in_pairs": [lambda: (P(None, ("model",)), P("model"))],
+    "split_in_pairs": [lambda: (P(None, ("model",)), P("model")), as_a_list],
     "two_layers": [
         lambda x, W1, W2: lax.pmean(nn.relu(x @ W1) @ W2, "model") * lax.axis_size("model"),
         gathers_the_partial_sums,
