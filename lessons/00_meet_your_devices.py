@@ -78,6 +78,7 @@ print(jnp.ones(1), jnp.ones(1).devices())
 back = jax.device_get(doubled)  # a list of NumPy arrays again, on the host
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert doubled[3] == 6
 assert doubled[3].devices() == {eight[3]}
 assert jnp.ones(1).devices() == {jax.devices()[0]}
@@ -156,6 +157,7 @@ run = subprocess.run([sys.executable, "-c", program], env=fresh, capture_output=
 print(run.stdout + run.stderr.strip().splitlines()[-1])
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert run.stdout.split("\n")[:2] == ["at the start: 1", "after XLA_FLAGS: 1"]
 assert run.stderr.strip().splitlines()[-1].startswith("RuntimeError")
 

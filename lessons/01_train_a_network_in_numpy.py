@@ -94,6 +94,7 @@ parameters = initialise((64, 32, 10), seed=0, scale=1e-2)
 print(f"loss {loss(parameters, x, labels):.4f}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert abs(loss(parameters, x, labels) - np.log(10)) < 0.01
 
 # %% [markdown]
@@ -200,6 +201,7 @@ for _ in range(300):
 print(f"300 updates with the wrong gradient: loss {loss(misled, x[:256], labels[:256]):.3f}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert difference(wrong[:1], measured[:1]) > 1e-3
 assert difference(wrong[1:], measured[1:]) < 1e-8
 assert loss(misled, x[:256], labels[:256]) < 1
@@ -282,6 +284,7 @@ trained = train(x, labels, classes=10)
 print(f"test accuracy {accuracy(trained, x_test, labels_test):.3f}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert accuracy(trained, x_test, labels_test) > 0.93
 
 # %% [markdown]
@@ -315,6 +318,7 @@ print(f"eight equal parts: largest difference {difference(equal, whole):.1e}")
 print(f"one of 29 and seven of 5: largest difference {difference(unequal, whole):.1e}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert difference(equal, whole) < 1e-12
 assert difference(unequal, whole) > 1e-4
 

@@ -57,6 +57,7 @@ third = jax.grad(second)
 print(cube(2.0), first(2.0), second(2.0), third(2.0))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 
 # %% [markdown]
@@ -86,6 +87,7 @@ of_numpy[[1, 1]] += 1
 print(numbers, changed, twice, "| NumPy:", of_numpy)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
 
 # %% [markdown]
@@ -194,6 +196,7 @@ for function in (by_loop, by_scan):
 print(jaxpr.pretty_print(use_color=False))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_allclose(by_scan(square, row), jax.jit(by_loop)(square, row), rtol=1e-6)
 
 # %% [markdown]
@@ -261,6 +264,7 @@ print("rate 0.5:", shrink(1.0))
 shrink_by = jax.jit(lambda w, rate: w - rate * w)  # <- changed: an argument
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert np.isclose(shrink(1.0), 0.9)
 assert np.isclose(shrink_by(1.0, 0.5), 0.5)
 
@@ -301,6 +305,7 @@ except FloatingPointError as error:
     print(f"FloatingPointError in the line `{line}`: {str(error).splitlines()[0]}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert line == "terms = p * logarithm"
 
 # %% [markdown]
@@ -328,6 +333,7 @@ for name, each in keys.items():
     print(f"{name:9s}", draws[name])
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert (draws["key"] == draws["key again"]).all()
 assert (draws["key"] != draws["split"]).all()
 

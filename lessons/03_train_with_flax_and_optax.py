@@ -71,6 +71,7 @@ count = sum(leaf.size for leaf in jax.tree.leaves(model))
 print(count, "parameters")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert count == 64 * 64 + 64 + 64 * 10 + 10
 
 # %% [markdown]
@@ -96,6 +97,7 @@ print(f"loss {loss:.3f}; the gradients are a {type(gradients).__name__}")
 print("the gradient of its first kernel:", gradients.hidden.kernel.shape)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert isinstance(gradients, Network)
 
 # %% [markdown]
@@ -157,6 +159,7 @@ print("gradient:    ", five)
 print("first update:", update)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_allclose(update, [-3e-3, -3e-3, 3e-3, -1.5e-3, 0], rtol=1e-4)
 
 # %% [markdown]
@@ -349,6 +352,7 @@ loss, accuracy = evaluate(digit_model, data.test)
 print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits that the program never saw")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert accuracy > 0.95
 
 # %% [markdown]
@@ -372,6 +376,7 @@ except Exception as error:
 print(outcome.split("\n")[0])
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert outcome.startswith("RuntimeError: Array has been deleted")
 
 # %% [markdown]

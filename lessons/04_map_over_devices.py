@@ -75,6 +75,7 @@ for shard in dots.addressable_shards:
     print(f"  device {shard.device.id} holds row {shard.index[0].start}: {shard.data}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert np.array_equal(dots, 45 + 100 * np.arange(N))
 
 # %% [markdown]
@@ -106,6 +107,7 @@ products = jax.pmap(jnp.multiply, out_axes=1)(xs, ys)  # <- new: [10] from each 
 print(one_for_all.shape, columns.shape, products.shape)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_allclose(jax.pmap(jnp.dot)(xs, ys), np.einsum("nd,nd->n", xs, ys), atol=1e-5)
 np.testing.assert_allclose(one_for_all, xs @ y, atol=1e-5)
 np.testing.assert_allclose(columns, np.einsum("nd,nd->n", xs, ys), atol=1e-5)
@@ -175,6 +177,7 @@ except ValueError as error:
     print(f"pmap of an array that is committed to 5: ValueError: {str(error)[:77]} ...")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert (jnp.ones(10) + five).devices() == {jax.devices()[5]}
 
 # %% [markdown]
@@ -249,6 +252,7 @@ print("JAX shows row", *np.flatnonzero((xs == np.asarray(lie)).all(1)))
 print("device 7 holds row", *np.flatnonzero((xs == np.asarray(on_device_7)).all(1)))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert lie.is_fully_replicated
 assert np.array_equal(lie, xs[0])
 assert np.array_equal(on_device_7, xs[7])
@@ -278,6 +282,7 @@ program = jax.jit(lambda a: a[0]).lower(stacked).compile().as_text()
 print("stacked[0] makes the devices communicate:", "all-reduce(" in program)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert "all-reduce(" in program
 assert len(by_index.sharding.device_set) == N
 assert by_shard.sharding.device_set == {jax.devices()[0]}
@@ -309,6 +314,7 @@ for rows in (6, 12, 16):
         print(textwrap.shorten(f"{rows} rows: {type(error).__name__}: {error}", 420), "\n")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert ran == {6: 6}
 
 # %% [markdown]

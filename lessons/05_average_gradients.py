@@ -68,6 +68,7 @@ averaged = jax.pmap(averaged_gradient, axis_name="data", in_axes=(None, 0, 0))(0
 print("one device:", one_device, "| local:", local, "| averaged:", averaged)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 
 # %% [markdown]
@@ -242,6 +243,7 @@ print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits, {mesh.size} 
 print("device 7 holds the kernel", model.hidden.kernel[...].addressable_shards[7].data.shape)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert abs(accuracy - 0.969) < 0.01
 
 # %% [markdown]
@@ -301,6 +303,7 @@ print(f"loss in the last update: one device {loss_alone:.6f}, eight {loss_togeth
 print(f"parameters moved by up to {distance(alone, start):.3f}, and differ by up to {distance(alone, together):.0e}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert distance(alone, together) < 1e-5
 assert distance(alone, start) > 1e-2
 
@@ -341,6 +344,7 @@ for device, copy in enumerate(copies(bias)[:3]):
 lesson_05.drift(np.array(drift), distance(alone, together))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert losses[-1] < losses[0]
 assert bias.is_fully_replicated
 assert min(drift[-1]) > 1e-3
@@ -380,6 +384,7 @@ reports = [verify(step=step, **case) for step in (data_parallel, forgotten, jax.
 print(reports[0], *reports[1].failed, *reports[2].failed, sep="\n\n")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
 
 # %% [markdown]
@@ -400,6 +405,7 @@ one, eight = map(optax.tree.norm, moves)
 print(f"Adam's update is {eight / one:.3f} times as long")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_allclose(eight, one, rtol=0.02)
 
 # %% [markdown]
@@ -435,6 +441,7 @@ for average in (mean_of_means, sum_over_count):
     print(f"{average.__name__:14s}", averages[-1])
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert [result.tolist() for result in averages] == [[-3.5, -3.5], [-3, -3]]
 
 # %% [markdown]
@@ -477,6 +484,7 @@ all_reduces = re.findall(r" all-reduce(?:-start)?\(", program)
 print(len(all_reduces), "all-reduce in the compiled step")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert len(all_reduces) == 1
 
 # %% [markdown]

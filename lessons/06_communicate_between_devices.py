@@ -104,6 +104,7 @@ for n in (2, 4, 8, 64):
     print(f"{n:4d} devices: each sends {shares[n]:.3f} times the vector, in {2 * (n - 1)} steps")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for n, share in shares.items():
     assert np.isclose(share, 2 * (n - 1) / n)
 
@@ -260,6 +261,7 @@ halves = jax.pmap(in_two_halves, axis_name="data", devices=four)(rows)
 print("psum_scatter, then all_gather:", jax.device_get(halves).tolist()[0])
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_array_equal(halves, result["psum"])
 
 # %% [markdown]
@@ -306,6 +308,7 @@ compiled = by_psum.lower(x).compile().as_text()
 print("psum:    ", *re.findall(r"(f32\[[\d,]+\])\S* (all-reduce)\(", compiled))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_allclose(by_ring(x), by_psum(x), rtol=1e-4, atol=1e-4)
 assert 4 * sum(map(int, sends)) == 2 * 7 * x[0].nbytes // 8
 
@@ -330,6 +333,7 @@ except Exception as error:
 print(outcome.split("\n")[0])
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert outcome.startswith("NameError")
 
 # %% [markdown]

@@ -65,6 +65,7 @@ print("synchronized", synchronized.ravel().round(3))
 print("one device  ", alone.ravel().round(3))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_allclose(local.ravel(), [-1, 1, -1, 1])
 np.testing.assert_allclose(synchronized.ravel(), alone.ravel(), atol=1e-6)
 
@@ -111,6 +112,7 @@ for name, ((mean, variance), right) in cases.items():
 found = {name: (float(mean[0]), float(variance[0])) for name, ((mean, variance), _) in cases.items()}
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert found["full"] == (6, 26)
 assert found["ragged"][0] == 4.5
 assert abs(found["around 20,000"][1] - 26) > 1
@@ -298,6 +300,8 @@ for shift, running_mean in ((0.0, 0.0), (20_000.0, 0.0), (20_000.0, 20_000.0)):
 print(f"right is {ragged[weights > 0].var():.4f};", "the numbers are", variance.dtype)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
+assert variance.dtype == jnp.float32
 np.testing.assert_allclose(variance, ragged[weights > 0].var(), rtol=1e-3)
 np.testing.assert_allclose(mean, 20_003.25, rtol=1e-6)
 
@@ -373,6 +377,7 @@ print(f"parameters differ from those of one device by {distance(wrong_params, re
 kernel = wrong_params["hidden"]["kernel"][...]
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards)
 assert running_mean.is_fully_replicated
 assert losses[-1] < losses[0]
@@ -408,6 +413,7 @@ for name, function in {"synchronized": step, "local": forgetful}.items():
     print(f"{name}: {counts[name]} all-reduces in the compiled step")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert counts["synchronized"] == counts["local"] + 2
 
 # %% [markdown]

@@ -81,6 +81,7 @@ masks = {way.__name__: {N: mask(way, N) for N in (1, 2, 4)} for way in ways}
 lesson_08.masks(masks)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for name, of_counts in masks.items():
     assert all((each == of_counts[1]).all() for each in of_counts.values()) == (name == "key_per_example")
 assert (masks["same_key"][2][:4] == masks["same_key"][2][4:]).all()
@@ -109,6 +110,7 @@ equal = bool((over_eight == masks["same_key"][1]).all())
 print(f"under jit on {len(over_eight.devices())} devices: the mask of one device = {equal}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert equal
 
 # %% [markdown]
@@ -149,6 +151,7 @@ correct, count = jax.pmap(device_sums, in_axes=(None, 0, 0, 0))(kernel, *test_ba
 print("the last batch, by device: valid", count.astype(int), "right", correct.astype(int))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert count.tolist() == [13, 13, 13, 9, 0, 0, 0, 0]
 
 # %% [markdown]
@@ -182,6 +185,7 @@ print(f"sums: {totals[0]:.0f} of {totals[1]:.0f} = {totals[0] / totals[1]:.4f}")
 print(f"NumPy, on the host:         {(guesses == y_test).mean():.4f}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert totals.tolist() == [(guesses == y_test).sum(), len(y_test)]
 assert np.isnan(means[-1])
 

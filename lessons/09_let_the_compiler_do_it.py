@@ -61,6 +61,7 @@ for sharding in (split, replicated):
     print(f"{sharding.spec!s:23s} the array {placed.shape}, its shard on {shard.device} {shard.data.shape}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert jax.device_put(x, split).addressable_shards[3].data.shape == (2, 4)
 assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
 
@@ -103,6 +104,7 @@ for name, function in (
     print(f"{name:10s} result {compiled.output_shardings.spec!s:22s} collectives: {needed[name]}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert needed == {"2 * x + 1": [], "x.sum(1)": [], "x.sum(0)": ["all-reduce"]}
 np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 
@@ -147,6 +149,7 @@ found = collectives(program.as_text())
 print("psum in the source:", "psum" in inspect.getsource(step), "| in the program:", *found)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert [(each.kind, each.count, each.bytes) for each in found] == [("all-reduce", 1, 4 * 784 * 10)]
 
 # %% [markdown]
@@ -196,6 +199,7 @@ except Exception as error:
 print("device 0    ", " ".join(outcome.split())[:100], "...")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert outcome.startswith("ValueError: Received incompatible devices")
 assert work["NumPy"] == work["jnp.asarray"]
 assert 7.5 < work["NumPy"] / work["split"] < 8.5
@@ -280,6 +284,7 @@ for strategy, count in (("single", 1), ("jit", 8)):
     print(f"{strategy:6s} on {devices.describe(chosen[:count])}: {flops[strategy] / 1e6:.0f} MFLOP on each device")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for a, b in zip(*map(jax.tree.leaves, results.values()), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 assert 6 < flops["single"] / flops["jit"] < 8

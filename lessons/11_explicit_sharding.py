@@ -59,6 +59,7 @@ for name, array in (("x", x), ("2 * x", 2 * x), ("x.sum(1)", x.sum(1)), ("x.sum(
     print(f"{name:9s} {jax.typeof(array)}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert mesh.axis_types == (AxisType.Explicit,)
 assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
 assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
@@ -113,6 +114,7 @@ with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
 print(*types, *found, sep="\n")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert types == ["float32[512@data,64@model]", "float32[512@data,10]"]
 assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
@@ -151,6 +153,7 @@ for name, function in (
     print(f"{name:18s} {errors[name]}: {textwrap.shorten(message, 80, placeholder=' ...')}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert set(errors.values()) == {"ShardingTypeError"}
 
 # %% [markdown]
@@ -178,6 +181,7 @@ program = jax.jit(lambda y: jax.reshard(y, P("data", None))).lower(by_column).co
 print("reshard from columns to rows:", *collectives(program.as_text()))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_array_equal(total, 2 * square)
 np.testing.assert_array_equal(first, np.arange(4))
 assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
@@ -229,6 +233,7 @@ for name, call in CALLS.items():
         print(f"{name:19s}{raised[name]}: {textwrap.shorten(str(error), 80, placeholder=' ...')}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert list(raised) == ["Embed", "RNN", "rows[:10]", "sort by examples", "reshape(4, -1)"]
 assert raised["Embed"] == "ShardingTypeError"
 np.testing.assert_array_equal(jnp.asarray(table).at[tokens].get(out_sharding=P("data")), table[np.asarray(tokens)])
@@ -296,6 +301,7 @@ per_device = jax.smap(lambda x: x.sum(keepdims=True), in_axes=0, out_axes=0, axi
 print(jax.typeof(summed), np.asarray(summed), "|", jax.typeof(per_device), np.asarray(per_device))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_array_equal(summed, x.sum(0))
 np.testing.assert_array_equal(per_device, np.arange(64).reshape(8, -1).sum(1))
 

@@ -214,6 +214,7 @@ means = [np.asarray(shard.data)[0] for shard in careless.batch_stats["BatchNorm_
 print("running mean of the first unit, by device:", np.round(means, 3))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert len(set(map(float, means))) > 1
 
 # %% [markdown]
@@ -260,6 +261,7 @@ report = verify(step=shard_map_step, reference=plain_step, state=without_dropout
 print("one device:", *(line for line in str(report).splitlines() if line.startswith("FAILED")), sep="\n\n")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert not report.ok
 
 # %% [markdown]

@@ -96,6 +96,7 @@ growth = planned[8192] - planned[4096]
 print(f"another 4,096 examples take {growth:.2f} MB, by hand {4e-6 * L * 512 * W:.2f} MB")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert 0.8 < growth / (4e-6 * L * 512 * W) < 1.2
 
 # %% [markdown]
@@ -173,6 +174,7 @@ for step in (plain, in_a_loop, unrolled, pmean_inside):
 mapped = jax.pmap(in_a_loop, "data", in_axes=(None, 0, 0), out_axes=None)  # the same function under pmap
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for found in results.values():
     np.testing.assert_allclose(found, results[plain], rtol=0, atol=1e-6)
 np.testing.assert_allclose(mapped(weights, x.reshape(8, -1, W), y.reshape(8, -1, W)), results[plain], rtol=0, atol=1e-6)
@@ -234,6 +236,7 @@ for cut in (neighbours, every_fourth):
 print(f"in a loop: {temporary(step_with(every_fourth, unroll=1), weights, x, y):.2f} MB temporary")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert flops[neighbours] > 3.5 * flops["plain"] > 3.4 * flops[every_fourth]
 for cut in (neighbours, every_fourth):
     np.testing.assert_allclose(step_with(cut)(weights, x, y), results[plain], rtol=0, atol=1e-6)
@@ -307,6 +310,7 @@ for loss_of in (loss, mixed_loss):
 print(f"loss at the start {loss(weights, x[:1024], y[:1024]):.4f}, after 20 updates {ends[loss]:.4f}, mixed {ends[mixed_loss]:.4f}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert jnp.bfloat16(1) + jnp.bfloat16(0.001) == 1
 assert gradient.dtype == jnp.float32
 assert "f32[12,128,128]" in line
@@ -364,6 +368,7 @@ for name, around in POLICIES.items():
     print(f"{name:15s} {products[name]} products a layer, {memory:4.0f} MB kept, {peaks[name]:5.2f} MB planned on a device")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert list(products.values()) == [3, 3, 4]
 assert peaks["keep inputs"] < peaks["keep products"] < peaks["keep everything"]
 
@@ -388,6 +393,7 @@ for f in (loss, jax.checkpoint(loss)):
     print(f"{written[-1]} products written, {work[-1]:.0f} MFLOP compiled, {temporary_bytes / 1e6:.2f} MB temporary")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert written == [35, 47]
 assert work[1] < 1.01 * work[0]
 

@@ -134,6 +134,7 @@ pairs = list(zip(*map(jax.tree.leaves, (straight, resumed)), strict=True))
 print("largest difference", max(np.abs(a - b).max() for a, b in pairs))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for a, b in pairs:
     np.testing.assert_array_equal(a, b)
 
@@ -156,6 +157,7 @@ difference = max(np.abs(straight["params"][name] - forgetful["params"][name]).ma
 print(f"largest difference {difference:.4f}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert 0.005 < difference < 0.03
 
 # %% [markdown]
@@ -203,6 +205,7 @@ answer = json.loads(subprocess.run(command, capture_output=True, text=True, chec
 print("another process says", answer, "| here", np.asarray(probabilities(images[:5])).argmax(1).tolist())
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert answer == np.asarray(probabilities(images[:5])).argmax(1).tolist()
 
 # %% [markdown]
@@ -279,6 +282,7 @@ pairs = list(zip(*map(jax.tree.leaves, (never_killed.state, end)), strict=True))
 print("equal to the run that was never killed:", sum(np.array_equal(a, b) for a, b in pairs), "of", len(pairs), "arrays")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for a, b in pairs:
     np.testing.assert_array_equal(a, b)
 

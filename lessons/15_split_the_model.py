@@ -73,6 +73,7 @@ for name, x_spec, w_spec in (
     print(f"{name:12s} a device holds x {shapes[0]} and w {shapes[1]}; collectives: {kinds[-1]}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_array_equal(product(*arguments), [[10, 10]])
 assert kinds == [["all-reduce"], []]
 assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
@@ -151,6 +152,7 @@ for layout in RULES:
     print(f"{layout:8s} collectives: {counts[layout]}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert counts["data"] == []
 assert counts["model"] == [("all-reduce", 1, 4 * (B // 4) * C)]  # y, of the 16 examples on a device
 assert counts["two axes"] == [("all-reduce", 2, 4 * (B // 2) * (H // 2 + C))]  # half of h, then y
@@ -193,6 +195,7 @@ for pairs in (1, 2, 3):
     print(f"{pairs} pairs: {found[0]} all-reduces of [32, 64] forward, {found[1]} forward and backward")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for pairs, found in of_pairs.items():
     assert found == [pairs, 2 * pairs - 1]
 
@@ -239,6 +242,7 @@ for layout in RULES:
     print(f"{layout:8s} a device holds {held / 1e6:.2f} MB of weights and all-reduces {reduced[layout] / 1e6:.2f} MB")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for trained in after.values():
     for name in weights:
         np.testing.assert_allclose(trained[name], alone[name], rtol=0, atol=1e-5)
@@ -267,6 +271,7 @@ found = collectives(wasteful.lower(placed, x).compile().as_text())
 print(*found)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert [(each.kind, each.bytes) for each in found] == [("all-gather", 4 * (B // 4) * H)]
 np.testing.assert_allclose(wasteful(placed, x), forward(weights, images), rtol=0, atol=1e-5)
 
@@ -300,6 +305,7 @@ found = collectives(split_convolution.lower(*placed).compile().as_text())
 print(*found, "| one row of 8 images has", 4 * 8 * 32 * 4, "bytes")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert [(each.kind, each.count, each.bytes) for each in found] == [("collective-permute", 2, 2 * 4 * 8 * 32 * 4)]
 np.testing.assert_allclose(split_convolution(*placed), convolve(pixels, kernel), rtol=0, atol=1e-4)
 
@@ -332,6 +338,7 @@ difference = max(float(np.abs(np.asarray(running[name]) - np.asarray(single[name
 print(f"largest difference to one device: {difference:.1e}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert difference < 1e-5
 
 # %% [markdown]

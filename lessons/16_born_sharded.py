@@ -85,6 +85,7 @@ with jax.set_mesh(mesh), nnx.logical_axis_rules(tuple(rules.items())):
     print("mesh and rules:", by_rules.spec)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert by_rules.is_equivalent_to(sharding, 2)
 
 # %% [markdown]
@@ -139,6 +140,7 @@ for name, place in (("replicated", everywhere), ("in shards", (of_params, of_sta
     print(f"created {name:10s} with at most {created[name]:4.1f} MB on a device")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_array_equal(born["first"], plain["first"])
 assert born_state[0].mu["first"].sharding.is_equivalent_to(of_params["first"], 2)
 assert 3.5 < created["replicated"] / created["in shards"] < 4.5
@@ -226,6 +228,7 @@ for name, places in PLACES.items():
 lesson_16.bytes_on_a_device(rest, peak)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for name in SHAPES:
     for params in after.values():
         np.testing.assert_allclose(params[name], jax.jit(step)(*start, x, y)[0][name], rtol=0, atol=1e-5)
@@ -291,6 +294,7 @@ for name, (place, loss_of) in LOSSES.items():
     print(f"{name:24s} at rest {rest_here:4.1f} MB, peak {peaks[name]:4.1f} MB, {products[name]} products and {gathers[name]} all-gathers in the program")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for W_after in updated.values():
     np.testing.assert_allclose(W_after, updated["replicated"], rtol=0, atol=1e-5)
 assert list(products.values()) == [3, 3, 3, 4, 3, 3]
@@ -346,6 +350,7 @@ for f in (all_reduced, in_shards):
     print(f"{f.__name__:12s} {both[-1].round(2)} by {kinds}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for new in both:
     np.testing.assert_allclose(new, w - 2.8, rtol=1e-6)
 
@@ -375,6 +380,7 @@ lengths = [float(jnp.linalg.norm(f(gradient))) for f in (broken_clip, by_shards)
 print(f"length on one device {lengths[0]:.3f}, on eight {lengths[1]:.3f}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 
 # %% [markdown]

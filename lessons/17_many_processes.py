@@ -166,6 +166,7 @@ first, second = lines_of(2, program)
 print("process 0:", *first, "process 1:", *second, sep="\n  ")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert second == []
 assert abs(float(first[-2].split()[-1]) - float(loss)) < 1e-4
 
@@ -230,6 +231,7 @@ for arguments in ("", "local_device_ids=range(8)"):
     print(f"initialize({arguments}): JAX shows this process the GPUs {visible}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert seen == ["0", "0,1,2,3,4,5,6,7"]
 
 # %% [markdown]
@@ -278,6 +280,7 @@ lines, _ = lines_of(2, MESHES)
 print(*lines, sep="\n")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert lines == ["hybrid [[0, 0, 0, 0], [1, 1, 1, 1]]", "wrong [[0, 0, 1, 1], [0, 0, 1, 1]]"]
 
 # %% [markdown]
@@ -327,6 +330,7 @@ for function, spec in ((ddp_gradient, PartitionSpec()), (hsdp_gradient, w_spec))
 print({name: f"{count:,} bytes" for name, count in crossing.items()})
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 for result in results:
     np.testing.assert_allclose(result, jax.grad(mean_square)(w, x), rtol=1e-4, atol=1e-4)
 assert crossing["data parallel"] == w.nbytes == 4 * crossing["HSDP"]
@@ -377,6 +381,7 @@ print((message.partition("] ")[2] or message)[:84], "...")  # without the time a
 both[1].communicate();
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert both[0].returncode in (4, -signal.SIGABRT)
 
 # %% [markdown]

@@ -83,6 +83,7 @@ for name, wait, repeats in (("first call", True, 1), ("without waiting", False, 
     print(f"{name:16s} {milliseconds[name]:8.2f} ms")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert traced == [(1500, 1500)]
 
 # %% [markdown]
@@ -102,6 +103,7 @@ for rows in (64, 64, 64, 29):
 print("traced for", traced[1:])
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert traced[1:] == [(64, 64), (29, 29)]
 
 # %% [markdown]
@@ -146,6 +148,7 @@ for name, function in {
     print(f"{name:25s} {counted[name]:.2f} times the forward pass by hand")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert 2.9 < counted["written out"] < 3.1
 assert 0.24 < counted["scan"] < 0.26
 assert 1.3 < counted["scan with jax.checkpoint"] / counted["scan"] < 1.4
@@ -222,6 +225,7 @@ for count in (2, 4, 8):
     exchanged.append(found.bytes)
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert exchanged == [4 * parameters] * 3
 
 # %% [markdown]
@@ -245,6 +249,7 @@ print(f"a pmean of three arrays: {before} all-reduces as written, {after} as com
 print("asynchronous all-reduces in the program:", program.count("all-reduce-start"))
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert (len(lines), before, after) == (1, 3, 1)
 assert "all-reduce-start" not in program
 
@@ -324,6 +329,7 @@ for N in (2, 4, 64, 4096):
     print(f"{N:5d} devices: 4 MB takes {1e3 * ring_seconds(4e6, N, 1e-6, 1e9):6.3f} ms, 4 bytes {1e3 * ring_seconds(4, N, 1e-6, 1e9):6.3f} ms")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert np.isclose(ring_seconds(4e6, 4, 1e-6, 1e9), 6e-3 + 6e-6)
 
 # %% [markdown]
@@ -360,6 +366,7 @@ for name, (size, flops, share) in NETWORKS.items():
     print(f"{name:9s} attains {share:.0%}: all-reduce {1e3 * reduce:.2f} ms, hidden from {least:,} examples per device, {64 * least:,} in a batch")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert 64 * least > 60_000
 
 # %% [markdown]
@@ -408,6 +415,7 @@ for name, (predicted, found) in LINES.items():
     print(f"{name:31s} predicted {predicted:12,.3f}  found {found:12,.3f}  error {errors[name]:+.1%}")
 
 # %% tags=["proof"]
+# The asserts behind the answer.
 assert errors["bytes of the all-reduce"] == 0
 assert abs(errors["operations of the products"]) < 0.1
 assert abs(errors["256 over 8 GPUs, Goyal et al."]) < 0.05 > abs(errors["8 over 1 A100, TF32"])

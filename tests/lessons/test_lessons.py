@@ -105,6 +105,7 @@ def test_what_answers_a_prediction_is_folded(lesson):
         folded = cell.metadata.get("jupyter", {})
         assert folded.get("outputs_hidden", False) == has(cell, build.PREDICTION), cell.source
         assert folded.get("source_hidden", False) == has(cell, build.PROOF), cell.source
+        assert not has(cell, build.PROOF) or cell.source.startswith("# The asserts"), "its first line is shown"
         if has(cell, build.PREDICTION):
             assert cell.outputs[0].data == {"text/plain": build.FOLDED}, "its first line is shown"
             following = next(each for each in cells[number:] if each.cell_type == "markdown")
