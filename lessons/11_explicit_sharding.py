@@ -403,6 +403,7 @@ train_step = jax.jit(train_step, donate_argnums=(0, 1))
 random = np.random.default_rng(0)
 tokens = random.integers(0, 100, (10_000, 20))
 labels = np.stack([(tokens % 4 == c).sum(1) for c in range(4)], 1).argmax(1)  # the most frequent remainder
+# The number of test examples divides by the devices, as BATCH does; lesson 08 pads what does not.
 train, test = (tokens[:9_000], labels[:9_000]), (tokens[9_000:], labels[9_000:])
 predict = jax.jit(lambda model, tokens: model(tokens).argmax(1))
 

@@ -480,6 +480,7 @@ train_step = jax.jit(mapped, donate_argnums=(0, 1))
 random = np.random.default_rng(0)
 inputs = random.normal(size=(20_000, 32)).astype(np.float32)
 labels = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
+# The number of test examples divides by the devices, as BATCH does; lesson 08 pads what does not.
 train, test = (inputs[:18_000], labels[:18_000]), (inputs[18_000:], labels[18_000:])
 predict = jax.jit(lambda model, x: model(x).argmax(1), in_shardings=(replicated, split))
 

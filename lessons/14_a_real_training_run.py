@@ -377,6 +377,7 @@ split = NamedSharding(mesh, PartitionSpec("data"))
 random = np.random.default_rng(0)
 inputs = random.normal(size=(10_000, 32)).astype(np.float32)
 targets = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
+# The number of test examples divides by the devices, as BATCH does; lesson 08 pads what does not.
 train_x, train_y, test_x, test_y = inputs[:9_000], targets[:9_000], inputs[9_000:], targets[9_000:]
 
 

@@ -12,7 +12,9 @@ from pmapdp_lessons.checks import require
 def split_in_pairs(answer):
     """Half of each matrix on a device, and a single all-reduce in the compiled forward pass."""
     found = answer()
-    require(isinstance(found, tuple | list) and not isinstance(found, P) and len(found) == 2, "return two PartitionSpecs")
+    require(
+        isinstance(found, tuple | list) and not isinstance(found, P) and len(found) == 2, "return two PartitionSpecs"
+    )
     require(all(isinstance(each, P) for each in found), "both are PartitionSpecs: from jax import P")
     mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
     sizes = {"W1": (12, 8), "W2": (8, 6)}

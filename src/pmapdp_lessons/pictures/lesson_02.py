@@ -9,7 +9,7 @@ def trace() -> None:
     axes = drawing.canvas(19, 3.9)
     stations = ((0, "Python function"), (6.9, "jaxpr: a list\nof operations"), (13.8, "compiled program"))
     for left, text in stations:
-        drawing.box(axes, left, 0.7, text, width=5.0, height=1.2)
+        drawing.box(axes, left, 0.6, text, width=5.0, height=1.5)
     drawing.arrow(axes, (5.0, 1.3), (6.9, 1.3))
     drawing.arrow(axes, (11.9, 1.3), (13.8, 1.3))
     axes.text(5.95, 0.4, "trace", ha="center")
@@ -17,7 +17,7 @@ def trace() -> None:
     axes.text(0, 0.25, "first call", va="center", weight="bold")
     drawing.box(axes, 0, 2.8, "arrays", device=0, width=5.0, height=0.9)
     drawing.arrow(axes, (5.0, 3.25), (16.3, 3.25), device=0)
-    drawing.arrow(axes, (16.3, 3.25), (16.3, 1.95), device=0)
+    drawing.arrow(axes, (16.3, 3.25), (16.3, 2.15), device=0)
     axes.text(5.4, 2.9, "every later call with these shapes", va="center", weight="bold")
 
 

@@ -23,5 +23,6 @@ def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
                 picture[example, kept] = to_rgba(drawing.DEVICE_COLOURS[example * N // len(mask)])
             axes.imshow(picture, aspect="auto")
             axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(True)
             axes.set_title(f"{name}, N = {N}", fontsize=9)
     grid[len(of_schemes) // 2, 0].set_ylabel("8 examples, one a row")

@@ -26,7 +26,11 @@ def shards(arrays) -> None:
                 axes,
                 left + 1.1 * (columns.start or 0),
                 0.7 + 0.28 * (rows.start or 0),
-                f"device {shard.device.id}" if split else "a copy\non each device",
+                f"device {shard.device.id}"
+                if width > 2
+                else f"{shard.device.id}"
+                if split
+                else "a copy\non each device",
                 device=shard.device.id if split else None,
                 width=1.1 * width - 0.08,
                 height=0.28 * height - 0.06,
@@ -36,17 +40,17 @@ def shards(arrays) -> None:
 @drawing.picture
 def training_step() -> None:
     """Each device has W and a slice of the batch, and computes its gradient; the compiler's all-reduce gives each the new W."""
-    axes = drawing.canvas(23, 5.4)
-    columns = {2.7: "W, replicated", 7.1: "batch, split", 11.5: "its gradient", 19.7: "new W, replicated"}
+    axes = drawing.canvas(24.2, 5.4)
+    columns = {3.2: "W, replicated", 7.6: "batch, split", 12.0: "its gradient", 20.9: "new W, replicated"}
     for x, heading in columns.items():
         axes.text(x + 1.5, 0.3, heading, ha="center")
     for d in range(4):
         y = 0.8 + 1.1 * d
         axes.text(0.1, y + 0.4, f"device {d}", va="center")
         for x in columns:
-            drawing.box(axes, x, y, "[64, 784]" if x == 7.1 else "[784, 10]", device=d, width=3)
-        for start, end in (((5.7, y + 0.4), (7.1, y + 0.4)), ((10.1, y + 0.4), (11.5, y + 0.4))):
+            drawing.box(axes, x, y, "[64, 784]" if x == 7.6 else "[784, 10]", device=d, width=3)
+        for start, end in (((6.2, y + 0.4), (7.6, y + 0.4)), ((10.6, y + 0.4), (12.0, y + 0.4))):
             drawing.arrow(axes, start, end, device=d)
-        drawing.arrow(axes, (14.5, y + 0.4), (15.5, 2.8), device=d)
-        drawing.arrow(axes, (18.7, 2.8), (19.7, y + 0.4), device=d)
-    drawing.box(axes, 15.5, 2.3, "all-reduce", width=3.2, height=1.0)
+        drawing.arrow(axes, (15.0, y + 0.4), (16.0, 2.8), device=d)
+        drawing.arrow(axes, (19.9, 2.8), (20.9, y + 0.4), device=d)
+    drawing.box(axes, 16.0, 2.3, "all-reduce", width=3.9, height=1.0)

@@ -12,12 +12,12 @@ def layouts(names, shapes, sharding_of) -> None:
         shapes: name of an array to its shape `[rows, columns]`, from left to right.
         sharding_of: (layout, array) to its `NamedSharding`.
     """
-    axes = drawing.canvas(22, 9.6)
+    axes = drawing.canvas(22.6, 9.6)
     for row, layout in enumerate(names):
         top = 0.6 + 3.1 * row
         axes.text(0, top + 1.2, layout, weight="bold")
         for column, (name, shape) in enumerate(shapes.items()):
-            array(axes, 3 + 3.9 * column, top, name, shape, sharding_of(layout, name))
+            array(axes, 3.6 + 3.9 * column, top, name, shape, sharding_of(layout, name))
 
 
 def array(axes, left, top, name, shape, sharding) -> None:
