@@ -90,6 +90,6 @@ WRONG = {
 
 RIGHT = {
     "unstacked": [unstacked_by_leaves, unstacked_under_jit],
-    "mended_variance": [variance_of_squares, variance_of_all_rows],
+    "corrected_variance": [variance_of_squares, variance_of_all_rows],
     "ported": [mapped(averaged), mapped(loss_averaged, check_vma=True)],
 }
