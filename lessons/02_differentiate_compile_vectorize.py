@@ -228,25 +228,24 @@ for function, arguments in ((power, (2.0, 3)), (clipped, (3.0,))):
     except jax.errors.JAXTypeError as error:
         print(f"{function.__name__}: {type(error).__name__}: {str(error).splitlines()[0]}")
 
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Both: Python's `range` and `if` would have to look at the value of a tracer.
-#
-# </details>
-#
-# There are two cures. Declare the argument **static**: then `jit` compiles once for each *value*. Or stay with arrays:
-# `jnp.where` computes both branches and then chooses. (`lax.cond` computes only one of them.)
-
-# %%
-static = jax.jit(power, static_argnums=1)  # <- changed
-chosen = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))  # <- changed
-print("static:", static(2.0, 3), static(2.0, 4), "| where:", chosen(3.0), chosen(0.5))
+# %% tags=["proof"]
+# The asserts behind the answer, and its two cures.
+static = jax.jit(power, static_argnums=1)
+chosen = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))
 assert (static(2.0, 3), static(2.0, 4), chosen(3.0), chosen(0.5)) == (8, 16, 1, 0.5)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Both fail: Python's `range` and `if` would have to look at the value of a tracer. There are two cures. Declare the argument
+# **static**, `jax.jit(power, static_argnums=1)`: then `jit` compiles once for each *value*. Or stay with arrays,
+# `jnp.where(x > 1, 1.0, x)`: it computes both branches and then chooses. (`lax.cond` computes only one of them.)
+#
+# </details>
+#
 # Static arguments are for what changes rarely: a shape, a number of layers, "training or evaluation". What changes in each
-# step must be an ordinary argument. That includes the learning rate: a compiled function keeps the value that a global variable had while JAX traced. **Predict** the second line.
+# step must be an ordinary argument. That includes the learning rate: a compiled function keeps the value that a global
+# variable had while JAX traced. **Predict** the second line.
 
 # %% tags=["prediction"]
 rate = 0.1
