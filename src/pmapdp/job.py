@@ -266,10 +266,10 @@ def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
         if isinstance(error, OSError) and not own_fault(error):  # of JAX, which writes where its environment says
             raise
         why = own_fault(error) or ("it ends Python" if isinstance(error, SystemExit) else reason(error))
-        raise UserError(
-            f"{shown(model)} cannot be built ({why}): give a class or function of rngs, and perhaps of dtype and "
-            "param_dtype"
-        ) from error
+        works = "give a class or function of rngs, and perhaps of dtype and param_dtype"
+        if "static attribute" in why:  # of Flax, about layers in a list
+            why, works = why.partition("'. ")[0] + "'", "keep layers and arrays in nnx.List or nnx.Dict"
+        raise UserError(f"{shown(model)} cannot be built ({why}): {works}") from error
     if not isinstance(built, nnx.Module):
         raise UserError(f"{shown(model)} gives {shown(built)}: give a class or function that makes a flax.nnx.Module")
     if config.dtype != "float32" and not takes(model, "dtype"):
