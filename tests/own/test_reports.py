@@ -53,7 +53,7 @@ class OneLogit(nnx.Module):
         return self.out(x)
 
     def loss(self, batch, context):
-        z, y = self(batch.inputs), batch.labels.reshape(len(batch.labels), -1)
+        z, y = self(batch.inputs), batch.labels.reshape(batch.labels.shape[0], -1)
         losses, right = (jnp.logaddexp(0, z) - z * y).mean(1), ((z > 0) == (y > 0)).mean(1)
         return MetricSums((batch.weights * losses).sum(), (batch.weights * right).sum(), batch.weights.sum())
 
