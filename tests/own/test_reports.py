@@ -32,7 +32,9 @@ class Nothing(Net):
 
 
 @pytest.mark.parametrize(
-    "build", [Nothing, functools.partial(Nothing, width=8), lambda rngs: Nothing(rngs=rngs, width=8)], ids=str
+    "build",
+    [Nothing, functools.partial(Nothing, width=8), lambda rngs: Nothing(rngs=rngs, width=8)],
+    ids=["class", "partial", "function"],
 )
 def test_a_models_own_loss_is_used_however_it_is_built(build):
     """Case 02: of a partial or a function it was ignored, and the cross-entropy was trained."""
