@@ -201,7 +201,9 @@ class Config:
         "Write a checkpoint after this many updates, beside the one after each epoch.",
         (1, MOST, "100"),
     )
-    keep_checkpoints: int = setting("workdir", 3, "Number of newest checkpoints to keep.", (1, MOST, "3"))
+    keep_checkpoints: int = setting(
+        "workdir", 3, "Number of newest checkpoints to keep, beside that of the best epoch.", (1, MOST, "3")
+    )
     check_replicas: int | None = setting(
         "workdir",
         None,
