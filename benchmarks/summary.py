@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.comparisons import Comparison, comparisons
-from pmapdp.compare.pictures import INK, STRATEGY_COLOURS, drawing, svg
+from benchmarks.pictures import drawing, svg
+from pmapdp.compare.pictures import INK, STRATEGY_COLOURS
 
 RESULTS = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).with_name("results.svg")

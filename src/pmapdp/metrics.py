@@ -41,6 +41,15 @@ class Totals:
         return {f"{prefix}{name}": value / self.count for name, value in sums.items()}
 
 
+def require_finite(loss: float, step: int) -> None:
+    """A `DivergedError` where the loss of update `step` is not a finite number."""
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the loss is {loss} at step {step}: try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1",
+            step,
+        )
+
+
 class Meter:
     """Adds up the metrics of updates and times them. Reads metrics two updates late, so that the devices never wait for
     the host; this also bounds how far the host can run ahead of them.
@@ -84,12 +93,7 @@ class Meter:
         """Wait for the oldest update that is not read yet and add its metrics."""
         step, sums, examples = self.waiting.popleft()
         self.totals = self.totals.add(jax.device_get(sums), examples)
-        if not math.isfinite(self.totals.loss):
-            raise DivergedError(
-                f"the loss is {self.totals.loss} at step {step}: try a lower --learning-rate, --warmup-steps 100, or "
-                "--clip-norm 1",
-                step,
-            )
+        require_finite(self.totals.loss, step)
 
     def finish(self) -> Totals:
         """Wait for all updates; the sums over them."""

@@ -1,1 +1,1 @@
-"""Every strategy side by side on one job: `python -m pmapdp.compare`."""
+"""The ways to train side by side, or steps of the reader's own: `python -m pmapdp.compare`."""

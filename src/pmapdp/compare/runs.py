@@ -1,7 +1,8 @@
-"""The runs of a comparison, one after the other, because they share the cores."""
+"""The ways to run a step of ours, one after the other, each in a process of its own."""
 
 import itertools
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,48 +10,60 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.compare.collectives import collectives
-from pmapdp.compare.table import Runs, run_name
+from pmapdp.compare import stacked
+from pmapdp.compare.apart import apart
+from pmapdp.compare.collectives import instructions
+from pmapdp.compare.held import held, memory
 from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.errors import UserError
 from pmapdp.job import Job, prepare
-from pmapdp.metrics import Meter
+from pmapdp.metrics import require_finite
 from pmapdp.state import create_state
 from pmapdp.steps import make_strategy
 from pmapdp.verify import Layout, verify
 from pmapdp.verify.trees import distance
 
 LARGEST_GROUP = 20
+STACKED = "pmap, stacked"
+Runs = list[dict[str, Any]]
 
 
-def compare(plan: Sequence[Config], say: Callable[[str], None]) -> Runs:
-    """The results of the runs of `plan`, whose first has the most devices and whose last is the reference. `say` takes
-    a line about each that is done.
-
-    Each gets the global batch that the first comes to on its devices.
+def compare(plan: Sequence[tuple[str, Config]], say: Callable[[str], None]) -> Runs:
+    """The results of the ways of `plan`, by name and configuration. The first is a single device, to which the others
+    are compared; the second has the most devices, and all get its global batch. `say` takes a line about each.
     """
-    runs: Runs = []
-    parameters: list[Any] = []  # of each run, after the last update, on the host
+    found: dict[int, tuple[dict[str, Any], Any]] = {}
     batch: dict[str, Any] = {}
-    for config in plan:
-        job = prepare(replace(config, **batch))
-        batch = {"global_batch_size": job.global_batch_size, "per_device_batch_size": None}
+    for done, place in enumerate([*range(1, len(plan)), 0], start=1):
+        way, config = plan[place]
+        found[place] = apart(run_way, way, replace(config, **batch))
+        run = found[place][0]
+        batch = {"global_batch_size": run["global_batch_size"], "per_device_batch_size": None}
+        say(f"run {done} of {len(plan)} is done: {run['name']}")
+    single = found[0][1]
+    for run, trained in found.values():
+        run["largest_difference"] = max(jax.tree.leaves(jax.tree.map(distance, trained, single)))
+    return [found[place][0] for place in range(len(plan))]
+
+
+def run_way(way: str, config: Config) -> tuple[dict[str, Any], Any]:
+    """One way: what it is, what it holds, compiles and takes, and its last parameters on the host."""
+    with jax.enable_x64(config.dtype == "float64"):
+        job = prepare(config)
+        if way == STACKED:
+            job = replace(job, strategy=stacked.make_strategy(job.task, job.devices))
+        N = len(job.devices)
         facts = {
-            "strategy": config.strategy,
-            "devices": len(job.devices),
+            "strategy": way,
+            "name": way if config.strategy == "single" else f"{way} \u00d7 {N}",
+            "devices": N,
             "global_batch_size": job.global_batch_size,
-            "simulated": len(job.devices) > 1 and job.devices[0].platform == "cpu",
+            "simulated": N > 1 and job.devices[0].platform == "cpu",
             "machine": f"{describe(job.devices)}, jax {jax.__version__}, Python {platform.python_version()}",
         }
         results, trained = measure(job)
-        found = [] if config.strategy == "single" else causes(job)
-        runs.append(facts | {"causes": found} | results)
-        parameters.append(trained)
-        say(f"run {len(runs)} of {len(plan)} is done: {run_name(runs[-1])}")
-    for run, trained in zip(runs, parameters, strict=True):
-        run["largest_difference"] = max(jax.tree.leaves(jax.tree.map(distance, trained, parameters[-1])))
-    return runs
+        return facts | results | {"causes": [] if way == "single" else causes(job)}, trained
 
 
 def causes(job: Job) -> list[str]:
@@ -71,7 +84,7 @@ def causes(job: Job) -> list[str]:
 
 
 def measure(job: Job) -> tuple[dict[str, Any], Any]:
-    """Train; losses, times and collectives, and the last parameters.
+    """Train; losses, times, collectives, memory and what the devices hold, and the last parameters.
 
     A step's time includes taking its batch on the host and placing it. The devices' work overlaps with that as in
     training: the host waits for all of it only at the end of a group of updates, which are timed together. The first
@@ -83,29 +96,35 @@ def measure(job: Job) -> tuple[dict[str, Any], Any]:
     """
     if job.total_steps < 2:
         raise UserError("a single update is too few to time: try --steps 100, with a smaller batch")
-    strategy, meter = job.strategy, Meter()
+    strategy = job.strategy
     train_step: Any = strategy.train_step
-    state = create_state(job.task, strategy.state_sharding)
+    state = strategy.place_state(create_state(job.task))
     first = strategy.place_batch(next(job.train_batches.epoch(0)))
-    program = train_step.lower(state, first).compile().as_text()  # the calls below find this program and use it
+    program = train_step.lower(state, first).compile()  # the calls below find this program and use it
     epochs = (job.train_batches.epoch(number) for number in itertools.count())
     batches = itertools.islice(itertools.chain.from_iterable(epochs), job.total_steps)
-    every_sums, groups = [], []
     size = min(LARGEST_GROUP, max(1, job.total_steps // 10))
-    for step, batch in enumerate(batches, start=1):
-        state, sums = train_step(state, strategy.place_batch(batch))
-        every_sums.append(sums)
-        meter.add(step, sums, batch.examples)
-        if step % size == 0:
-            meter.finish()
-            groups.append((meter.step_ms, meter.examples_per_second))
-            meter.restart_clock()
-    meter.finish()
-    milliseconds, rates = zip(*groups[1:], strict=True)
-    low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
+    losses, milliseconds, rates = [], [], []
+    for _ in range(0, job.total_steps, size):
+        started, examples, every_sums = time.perf_counter(), 0, []
+        for batch in itertools.islice(batches, size):
+            state, sums = train_step(state, strategy.place_batch(batch))
+            every_sums.append(sums)
+            examples += batch.examples
+        jax.block_until_ready((state, every_sums))
+        seconds = time.perf_counter() - started
+        milliseconds.append(1000 * seconds / len(every_sums))
+        rates.append(examples / seconds)
+        for here in strategy.fetch(every_sums):
+            losses.append(float(here.loss) / float(here.count))
+            require_finite(losses[-1], len(losses))
+    low, median, high = np.percentile(milliseconds[1:], (25, 50, 75)).tolist()
+    saved = strategy.fetch(state)
     return {
-        "losses": [float(sums.loss) / float(sums.count) for sums in strategy.fetch(every_sums)],
+        "losses": losses,
         "step_ms": {"median": median, "low": low, "high": high},
-        "examples_per_second": float(np.median(rates)),
-        "collectives": [each._asdict() for each in collectives(program)],
-    }, strategy.fetch(state.params)
+        "examples_per_second": float(np.median(rates[1:])),
+        "collectives": instructions(program.as_text()),
+        "memory": memory(program.memory_analysis()),
+        "held": {"state": held(state), "batch": held(first), "metric": held(sums.loss), "saved": held(saved)},
+    }, saved.params

@@ -1,57 +1,79 @@
-"""The table of a comparison: one row a run. Printed with rich, and part of the page."""
+"""The comparison in text of at most 100 columns: the same rows, figures and cases as in the page."""
 
+import textwrap
 from typing import Any
 
-from rich.filesize import decimal
+from rich import box
 from rich.table import Table
 
-Runs = list[dict[str, Any]]
+from pmapdp.compare import text
+
+WIDTH = 100
 
 
 def summary(report: dict[str, Any]) -> str:
     """One line on what was compared."""
     config, first = report["config"], report["runs"][0]
+    machine = report["runs"][-1]["machine"]
+    if config is None:
+        return f"{len(report['runs'])} programs, {first['global_batch_size']:,} examples an update; {machine}"
     return (
         f"{config['recipe']}: {config['model']} on {config['dataset']}, {len(first['losses']):,} updates of "
         f"{first['global_batch_size']:,} examples by {config['optimizer']} at {config['learning_rate']:g}, "
-        f"{config['dtype']}, seed {config['seed']}; {first['machine']}"
+        f"{config['dtype']}, seed {config['seed']}; {machine}"
     )
 
 
-def verified(runs: Runs) -> str:
+def verified(runs: list[dict[str, Any]]) -> str:
     """One line on what `pmapdp.verify` finds."""
-    wrong = [f"{run_name(run)}: {', '.join(run['causes'])}" for run in runs if run["causes"]]
+    wrong = [
+        f"{run['name']}: {text.verified(run)}" for run in runs if text.verified(run) not in ("equal", "the reference")
+    ]
     return "pmapdp.verify finds " + ("; ".join(wrong) or "that each step equals that of a single device") + "."
 
 
-def run_name(run: dict[str, Any]) -> str:
-    """For example `pmap x 8`; the multiplication sign reads as "on 8 devices"."""
-    return run["strategy"] if run["strategy"] == "single" else f"{run['strategy']} \u00d7 {run['devices']}"
-
-
-def rows(runs: Runs) -> list[list[str]]:
-    """A row for each run; `page.html` says what exactly each column is."""
-    return [
-        [
-            run_name(run),
-            f"{run['losses'][-1]:.4f}",
-            f"{run['largest_difference']:.1e}",
-            "{median:.3g} ms ({low:.3g} to {high:.3g})".format(**run["step_ms"]),
-            f"{run['examples_per_second']:,.0f}",
-            "; ".join(map(exchanged, run["collectives"])) or "none",
-        ]
-        for run in runs
-    ]
-
-
-def exchanged(collective: dict[str, Any]) -> str:
-    """For example `1 all-reduce, 1.4 MB`."""
-    return f"{collective['count']} {collective['kind']}, {decimal(collective['bytes'])}"
-
-
-def table(runs: Runs) -> Table:
-    """The table, to print."""
-    table = Table("run", "loss", "difference", "step", "examples/s", "collectives")
-    for row in rows(runs):
+def plain(columns: list[str], rows: list[list[str]]) -> Table:
+    """A table that fits."""
+    table = Table(*columns, box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1))
+    for row in rows:
         table.add_row(*row)
     return table
+
+
+def tables(report: dict[str, Any]) -> list[Table | str]:
+    """What is printed: figures, then what each run holds and exchanges row by row, then where the ways part."""
+    runs = report["runs"]
+    first = ["loss", "difference", "step", "examples/s", "verify"]
+    names = [name for name in first if name in text.figures(runs[0])]
+    found: list[Table | str] = [
+        plain(["run", *names], [[run["name"], *(text.figures(run)[name] for name in names)] for run in runs])
+    ]
+    for run in runs:
+        found += [textwrap.fill(f"{run['name']}, {each}", WIDTH) for each in run.get("findings", ())]
+    for row in report["rows"]:
+        if row["below"]:
+            found.append("\n" + textwrap.fill(f"{text.heading(row['role'])}. {row['why']}", WIDTH))
+            found.append(plain(["run", "what ran"], [[run["name"], ran(row["below"], run)] for run in runs]))
+    if report["parting"]:
+        found.append("\nWhere the ways part: loss and gradient beside one device, in float64.")
+        found.append(plain(["case", "lines", "pmap", "shard_map", "jit"], list(map(list, parted(report["parting"])))))
+    return found
+
+
+def ran(what: str, run: dict[str, Any]) -> str:
+    """What the arrays or the compiled program of a run say to a row."""
+    return "\n".join(f"{fact.head}; {fact.detail} {fact.line}".rstrip() for fact in text.ran(what, run))
+
+
+def parted(cases: list[dict[str, Any]]) -> Any:
+    """A row for each program: case, lines, and what each way gives."""
+    for case in cases:
+        for program in case["programs"]:
+            pmap = program["results"].get("pmap")
+            yield (
+                case["name"],
+                program["name"],
+                text.verdict(pmap) if pmap else "",
+                text.verdict(program["results"]["shard_map"]),
+                text.verdict(case["results"]["jit"]),
+            )

@@ -13,19 +13,14 @@ if __name__ == "__main__":  # before the imports, which take a second: a signal 
     run("pmapdp.verify.__main__")
 
 import dataclasses
-import inspect
-import os
 from dataclasses import dataclass
 
 from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
 from pmapdp.devices import choose
-from pmapdp.errors import UserError
 from pmapdp.files.outputs import JSON, Output, check_outputs
-from pmapdp.files.python_files import from_python_file
 from pmapdp.files.writing import write_file
-from pmapdp.verify import verify
-from pmapdp.verify.trial import blame
+from pmapdp.verify.program_file import FailedError, full_path, verify_program
 
 
 @dataclass(frozen=True)
@@ -44,12 +39,6 @@ class Options:
     json: str | None = setting("options", None, "Write the report to this file, too.")
 
 
-class FailedError(UserError):
-    """The user's program is wrong."""
-
-    status = 1
-
-
 def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(
@@ -57,24 +46,9 @@ def main(arguments: list[str]) -> None:
     )
     # Before the file is run, which may change the current folder.
     (report_file,) = check_outputs(Output("--json", options.json, JSON), inputs=[options.target.rpartition(":")[0]])
-    path, _, name = options.target.rpartition(":")
-    target = f"{os.path.realpath(path)}:{name}" if path else options.target
+    target = full_path(options.target)
     devices = choose(options.devices)  # before the file, which may use JAX when it is run
-    function = from_python_file(target, options.target)
-    try:
-        given = function()
-        try:
-            call = inspect.signature(verify).bind(**{"devices": devices, **given})
-        except TypeError as error:
-            raise UserError(
-                f"{options.target} does not return the arguments of verify ({error}): return them in a dictionary, "
-                "for example dict(reference=..., step=..., state=..., batch=...)"
-            ) from None
-        report = verify(**call.arguments)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise FailedError(f"{options.target} fails, {blame(error)}") from error
+    _, report = verify_program(target, options.target, devices)
     print(report)
     if report_file:
         write_file(report_file, report.to_json() + "\n")

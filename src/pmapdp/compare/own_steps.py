@@ -1,0 +1,127 @@
+"""Steps of the reader's own, `file.py:program`: each is verified, compiled, measured, and set beside the first."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmapdp.compare.apart import apart
+from pmapdp.compare.collectives import instructions
+from pmapdp.compare.held import held, memory
+from pmapdp.compare.runs import Runs
+from pmapdp.devices import choose, describe
+from pmapdp.verify import trees
+from pmapdp.verify.case import step_updates
+from pmapdp.verify.plain_step import PlainStep
+from pmapdp.verify.program_file import FailedError, full_path, verify_program
+from pmapdp.verify.references import Grouped
+from pmapdp.verify.report import NotCheckedError, Report
+from pmapdp.verify.rounding import Update, leaves_of
+from pmapdp.verify.trial import Trial
+from pmapdp.verify.verification import chosen_layout
+
+WARM_UP, TIMED = 3, 20  # calls
+
+
+def compare_programs(targets: Sequence[str], count: int | None, say: Callable[[str], None]) -> Runs:
+    """What each program is, one after the other, each in a process of its own. The state after an update is compared
+    with that of the first, where both start from the same."""
+    found = []
+    for number, target in enumerate(targets, start=1):
+        found.append(apart(run_program, full_path(target), target, count))
+        say(f"program {number} of {len(targets)} is done: {target}")
+    short = [os.path.basename(target) for target in targets]
+    (first, start, end), runs = found[0], []
+    for (run, other_start, other_end), name in zip(found, short, strict=True):
+        same = list(start) == list(other_start) and all(map(np.array_equal, start.values(), other_start.values()))
+        comparable = same and all(end[name].shape == other_end[name].shape for name in end)
+        far = max(trees.distance(end[name], other_end[name]) for name in end) if comparable else None
+        named = {"name": name if short.count(name) == 1 else run["name"]}
+        runs.append(run | named | {"largest_difference": 0.0 if run is first else far})
+    return runs
+
+
+def run_program(target: str, given: str, count: int | None) -> tuple[dict[str, Any], trees.Leaves, trees.Leaves]:
+    """One program: the facts; its state before an update, and after it, by the name of each leaf."""
+    chosen = choose(count)  # before the file, which may use JAX when it is run
+    arguments, report = verify_program(target, given, chosen)
+    try:
+        return measured(given, report, *trial_of(arguments))
+    except NotCheckedError as error:
+        raise FailedError(f"{given} cannot be compared: {error}") from error
+
+
+def measured(
+    name: str, report: Report, trial: Trial, update: Update
+) -> tuple[dict[str, Any], trees.Leaves, trees.Leaves]:
+    """What `run_program` returns, of a step and an update of it."""
+    jax.clear_caches()  # so that the programs that the step runs are compiled again, and seen
+    case = step_updates(trial, [update])[0]
+    if not case.programs:
+        raise NotCheckedError("its compiled programs are gone after a call: keep the jitted function")
+    program = max(case.programs, key=lambda each: len(each.hlo_modules()[0].to_string()))
+    hlo = [text for each in case.programs for text in (module.to_string() for module in each.hlo_modules())]
+    placed = trial.place(update)
+    before = {"state": placed[0], "batch": placed[1]}
+    before = {part: held(tree) for part, tree in before.items() if jax.tree.leaves(tree)}
+    returned = trial.call(*placed)
+    after = {"saved": returned["state"], "metric": returned["metrics"]}
+    after = {part: held(tree) for part, tree in after.items() if jax.tree.leaves(tree)}
+    milliseconds = timed(trial, update)
+    low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
+    run = {
+        "strategy": name,
+        "name": name,
+        "devices": trial.N,
+        "global_batch_size": update.examples,
+        "simulated": trial.N > 1 and trial.devices[0].platform == "cpu",
+        "machine": f"{describe(list(trial.devices))}, jax {jax.__version__}, Python {platform.python_version()}",
+        "step_ms": {"median": median, "low": low, "high": high},
+        "examples_per_second": update.examples / median * 1000,
+        "collectives": [each for text in hlo for each in instructions(text)],
+        "memory": memory(program.get_compiled_memory_stats()),
+        "held": before | after,
+        "verdict": report.verdict,
+        "findings": [f"{check.name}: {check.sentence}" for check in [*report.failed, *report.missing]],
+        "causes": report.causes,
+    }
+    end = {name: copies[0] for name, copies in case.got["state"].items()}
+    return run, trees.values(trees.arrays(update.state)), end
+
+
+def trial_of(arguments: dict[str, Any]) -> tuple[Trial, Update]:
+    """The step on its devices, and one update of it, in the types that were given."""
+    reference, batch, key = (arguments[name] for name in ("reference", "batch", "key"))
+    own = [arguments["per_device"]] if isinstance(arguments["per_device"], str) else arguments["per_device"]
+    devices = arguments["devices"] or jax.devices()
+    groups = reference.groups if isinstance(reference, Grouped) and reference.groups > 1 else len(devices)
+    devices = devices[: max(arguments["counts"] or [groups])]
+    batch, key = (value(0) if callable(value) else value for value in (batch, key))
+    keys = () if key is None else (key,)
+    state = trees.as_arrays(arguments["state"])
+    plain = PlainStep(reference, state, own, arguments["batch_axis"])
+    convention = plain.convention(batch, keys)
+    step = arguments["step"] or arguments["make_step"](devices)
+    layout = chosen_layout(arguments["layout"], arguments["batch_axis"])
+    made = plain.reference(convention)
+    host_state, host_batch = trees.to_host((trees.arrays(state), batch))
+    with jax.transfer_guard("allow"):  # the reference is given arrays of the host
+        values = leaves_of(made.raw((host_state, host_batch, *keys)))
+    trial = Trial(step, made, convention, layout, devices, lambda name: trees.matches(name, own))
+    return trial, Update(host_state, host_batch, keys, values, {}, {}, arguments["batch_axis"])
+
+
+def timed(trial: Trial, update: Update) -> list[float]:
+    """Milliseconds of calls in a row, each waited for, on a batch that is placed once."""
+    state, batch, *key = trial.place(update)
+    found = []
+    for _ in range(WARM_UP + TIMED):
+        started = time.perf_counter()
+        returned = trial.call(state, batch, *key)
+        found.append(1000 * (time.perf_counter() - started))
+        state, key = returned["state"], [returned["key"]] if "key" in returned else key
+    return found[WARM_UP:]

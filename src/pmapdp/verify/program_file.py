@@ -1,0 +1,57 @@
+"""The arguments of `verify` from a function in a file of the user's: `my_step.py:verification`."""
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pmapdp.errors import UserError
+from pmapdp.files.python_files import from_python_file
+from pmapdp.verify.report import Report
+from pmapdp.verify.trial import blame
+from pmapdp.verify.verification import verify
+
+
+class FailedError(UserError):
+    """The user's program is wrong."""
+
+    status = 1
+
+
+def full_path(target: str) -> str:
+    """FILE.py:FUNCTION with the file's whole path, because code of the user's may change the current folder."""
+    path, _, name = target.rpartition(":")
+    return f"{os.path.realpath(path)}:{name}" if path else target
+
+
+def verify_program(target: str, given: str, devices: Sequence[jax.Device]) -> tuple[dict[str, Any], Report]:
+    """The arguments that a function returns, with those that it leaves out, and what `verify` finds.
+
+    Args:
+        target: FILE.py:FUNCTION, with the file's whole path.
+        given: as the command line has it.
+        devices: those to use, unless the function names others.
+
+    Raises:
+        FailedError: the program raises an error.
+        UserError: there is no such function, or it does not return the arguments of `verify`.
+    """
+    function = from_python_file(target, given)
+    try:
+        found = function()
+        try:
+            call = inspect.signature(verify).bind(**{"devices": devices, **found})
+        except TypeError as error:
+            raise UserError(
+                f"{given} does not return the arguments of verify ({error}): return them in a dictionary, "
+                "for example dict(reference=..., step=..., state=..., batch=...)"
+            ) from None
+        report = verify(**call.arguments)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise FailedError(f"{given} fails, {blame(error)}") from error
+    call.apply_defaults()
+    return call.arguments, report
