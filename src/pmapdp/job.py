@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from flax import linen, nnx
 
@@ -19,13 +20,17 @@ from pmapdp import steps
 from pmapdp.config import Config, flag
 from pmapdp.cpu import fast
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet, Texts, fingerprint
+from pmapdp.data.dataset import DataSet, Texts
 from pmapdp.errors import DivergedError, EvaluationError, UserError, reason, shown
 from pmapdp.files.python_files import own_fault
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
-from pmapdp.own.checks import check_data, check_own, check_task
+from pmapdp.own.arrays import check_data
+from pmapdp.own.augmentation import augmented
+from pmapdp.own.checks import check_own, check_task
+from pmapdp.own.content import fingerprint
+from pmapdp.own.data_sets import as_data_set
 from pmapdp.own.stock_layers import exchange
 from pmapdp.own.training import (
     check_best,
@@ -58,7 +63,8 @@ class Job:
         data: the data set, in arrays.
         task: what is trained.
         train_batches: the training set in its order, epoch by epoch.
-        test_batches: the test set.
+        test_batches: the test set; None where there is none.
+        validation_batches: what is measured after each epoch in its place; None where there is none.
         total_steps: number of updates after which the run ends.
         schedule: number of updates made to learning rate.
         strategy: the five functions of `config.strategy`.
@@ -72,7 +78,8 @@ class Job:
     data: DataSet
     task: Task
     train_batches: Batches
-    test_batches: Batches
+    test_batches: Batches | None
+    validation_batches: Batches | None
     total_steps: int
     schedule: Callable[[Any], Any]
     strategy: Strategy
@@ -98,18 +105,27 @@ class Job:
         for batch, _ in zip(batches, range(step, self.total_steps), strict=False):
             yield self.strategy.place_batch(batch)
 
-    def evaluate(self, state: Any) -> Totals:
-        """Loss and metrics of a placed state over exactly the test set.
+    @property
+    def measured(self) -> str:
+        """What is measured after each epoch: validation, test, or, where there is neither, train."""
+        return "validation" if self.validation_batches else "test" if self.test_batches else "train"
+
+    def evaluate(self, state: Any, part: str | None = None) -> Totals:
+        """Loss and metrics of a placed state over exactly one part of the data set: `validation` or `test`, or what is
+        measured after each epoch. Without such a part there are no figures.
 
         Raises:
             DivergedError: the state is no longer finite.
             EvaluationError: the loss is not finite, though the state is.
         """
-        meter = Meter()
+        meter, part = Meter(), part or self.measured
+        batches = self.validation_batches if part == "validation" else self.test_batches
+        if batches is None:
+            return Totals()
         try:
-            for step, batch in enumerate(self.test_batches.epoch(0)):
+            for step, batch in enumerate(batches.epoch(0)):
                 sums = self.strategy.eval_step(state, self.strategy.place_batch(batch))
-                meter.add(step + 1, sums, self.test_batches.examples_in(step))
+                meter.add(step + 1, sums, batches.examples_in(step))
             return meter.finish()
         except DivergedError as error:
             if not is_finite(state):
@@ -117,10 +133,10 @@ class Job:
                     "the state is not finite after an update whose loss was: try a lower --learning-rate, "
                     "--warmup-steps 100, or --clip-norm 1"
                 ) from None
-            first = (error.step - 1) * self.test_batches.batch_size
+            first = (error.step - 1) * batches.batch_size
             raise EvaluationError(
-                f"the test loss is not finite, though the state is: look at the test examples from {first} to "
-                f"{min(first + self.test_batches.batch_size, self.test_batches.examples) - 1}, counted from 0"
+                f"the {part} loss is not finite, though the state is: look at the {part} examples from {first} to "
+                f"{min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
             ) from None
 
 
@@ -143,7 +159,7 @@ def prepare(
         config: what to do.
         peers: the processes that take part.
         model: builds the network, in the place of the one that the configuration names; see `pmapdp.state.build`.
-        data: arrays in the place of the data set that the configuration names.
+        data: in the place of the data set that the configuration names; see `pmapdp.own.data_sets.as_data_set`.
         loss: in the place of the model's own, `model.loss`, or else of the cross-entropy; see `Task.loss`.
         metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
         optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
@@ -153,7 +169,7 @@ def prepare(
     Raises:
         UserError: the configuration fits neither the machine nor the data, or the processes differ.
     """
-    check_own(model, data, loss, metrics)
+    check_own(model, loss, metrics)
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise UserError(
@@ -165,7 +181,7 @@ def prepare(
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
     if data is not None:
-        config = dataclasses.replace(config, dataset="arrays")
+        data, config = as_data_set(data), dataclasses.replace(config, dataset="arrays")
     else:  # before code of the user's, which may change the current folder
         data = load_data(config.dataset, config.data_dir)
     rate = find_rule("schedule", config.schedule) if schedule is None else schedule
@@ -175,7 +191,7 @@ def prepare(
     task = make_task(config, model, loss, metrics, trainable)
     source = data
     data, _ = viewed(data, task.model)
-    data = check_data(data)
+    data = check_data(data, classifies=task.classifies)
     compared = config.workdir is not None or peers.count > 1
     content = fingerprint(source if isinstance(source.train, Texts) else data) if compared else None
     own = config.model not in MODELS or any(each is not None for each in (model, loss, metrics))
@@ -191,19 +207,23 @@ def prepare(
         peers.require_same({f"the content of the data set {config.dataset}": content})
     devices = device_module.of_all_processes(local)
     asked: dict[str, Any] = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
-    layout = fit_layout(devices, task, data.train.inputs.shape[1:], **asked)
+    inputs = jax.tree.leaves(data.train.take(np.arange(1)).inputs)
+    layout = fit_layout(devices, task, inputs[0].shape[1:], **asked)
     shards, here = layout.batch_shards, layout.shards_on(local, task)
-    B = global_batch_size(config, shards, len(data.train.labels))
+    B = global_batch_size(config, shards, data.train.examples)
     train_batches = Batches(
         data.train, B, devices=shards, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
     )
-    test_batches = Batches(data.test, max(B, EVALUATION_BATCH_PER_DEVICE * shards), devices=shards, here=here)
+    test_batches, validation_batches = (
+        None if part is None else Batches(part, max(B, EVALUATION_BATCH_PER_DEVICE * shards), devices=shards, here=here)
+        for part in (data.test, data.validation)
+    )
     check_best(config.best, task, train_batches)
     all_steps = config.epochs * train_batches.per_epoch
     schedule = rate or make_schedule(config, B, train_batches.per_epoch, all_steps)
     if rule is not None:
         check_optimizer(rule, schedule, task)
-    task = dataclasses.replace(task, optimizer=make_optimizer(config, schedule, rule))
+    task = augmented(dataclasses.replace(task, optimizer=make_optimizer(config, schedule, rule)), data.augment)
     if config.fast_cpu:
         if (platform := devices[0].platform) != "cpu":
             raise UserError(f"--fast-cpu rewrites the step for CPUs, and these devices are {platform}: leave it out")
@@ -215,6 +235,7 @@ def prepare(
         task=task,
         train_batches=train_batches,
         test_batches=test_batches,
+        validation_batches=validation_batches,
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=jax.jit(schedule),  # operation by operation it would be a dozen programs to compile
         strategy=make_strategy(config.strategy, task, devices, layout),

@@ -36,9 +36,9 @@ class Totals:
         return Totals(self.loss + float(sums.loss), self.count + float(sums.count), self.examples + examples, others)
 
     def means(self, prefix: str = "") -> dict[str, float]:
-        """The mean loss and the other means over the count, by name, each name behind `prefix`."""
+        """The mean loss and the other means over the count, by name, each name behind `prefix`; none of no example."""
         sums = {"loss": self.loss, **self.others}
-        return {f"{prefix}{name}": value / self.count for name, value in sums.items()}
+        return {f"{prefix}{name}": value / self.count for name, value in sums.items() if self.examples}
 
 
 def require_finite(loss: float, step: int) -> None:

@@ -23,6 +23,8 @@ from pmapdp.models.speedrun import Speedrun
 from pmapdp.models.text_mlp import TextMLP
 from pmapdp.models.transformer import Transformer
 from pmapdp.own.data_file import data_from_file
+from pmapdp.own.data_sets import as_data_set
+from pmapdp.own.folder import data_from_folder
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
     "mlp": MLP,
@@ -85,7 +87,8 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     """Read a data set, downloading it first where it is missing and that is possible.
 
     Args:
-        name: one of `DATA_SETS`, or a file of one's own, `my_data.npz`.
+        name: one of `DATA_SETS`, or of one's own: a file, `my_data.npz`, a folder of images, or a function without
+            arguments in a file, `my_data.py:make`, that returns what `train` takes as `data`.
         data_dir: folder of downloaded data sets; default: `default_data_dir()`.
 
     Raises:
@@ -93,8 +96,13 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     """
     if name.endswith(".npz"):
         return data_from_file(Path(name))
+    if ".py:" in name:
+        return as_data_set(from_python_file(name, f"--dataset {name}")())
+    if name not in DATA_SETS and (name.endswith("/") or os.path.isdir(name)):
+        return data_from_folder(Path(name))
     if name not in DATA_SETS:
-        raise unknown("dataset", name, [*DATA_SETS, "my_data.npz (your own; from Python data=...)"])
+        own = "my_data.npz, folder/ or my_data.py:make (your own; from Python data=...)"
+        raise unknown("dataset", name, [*DATA_SETS, own])
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
 
 
@@ -112,5 +120,8 @@ def viewed(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
     if not texts:
         return data, None
     fitted, inputs = VIEWS[view].fit(data.train.texts)
-    test = Split(fitted(data.test.texts), data.test.labels)
-    return DataSet(Split(inputs, data.train.labels), test, data.classes), fitted
+
+    def arrays(name: str, part: Texts) -> Split:
+        return Split(inputs if name == "train" else fitted(part.texts), part.labels)
+
+    return data.map(arrays), fitted

@@ -4,9 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pmapdp.data.dataset import DataSet, Split, Texts, fingerprint
+from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError
-from pmapdp.own.checks import check_data
+from pmapdp.own.arrays import check_data
+from pmapdp.own.content import fingerprint
 
 INPUTS = np.arange(12).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -126,7 +127,8 @@ def test_the_content_of_a_data_set_is_told_apart(monkeypatch):
     ]
     assert len({fingerprint(each) for each in (DataSet(part, part), *others)}) == 7
     assert fingerprint(DataSet(part, part)) == fingerprint(DataSet(*(Split(*map(np.copy, part)) for _ in range(2))))
-    monkeypatch.setattr("pmapdp.data.dataset.HASHED", INPUTS.nbytes // 2)
+    for name in ("LARGE", "SAMPLE"):
+        monkeypatch.setattr(f"pmapdp.own.content.{name}", INPUTS.nbytes // 2)
     assert fingerprint(DataSet(part, part)).endswith(", from one in 2 examples")
     for row, told in ((0, True), (1, False)):
         changed = INPUTS.copy()

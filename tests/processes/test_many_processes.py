@@ -17,8 +17,9 @@ from running import run
 
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
-from pmapdp.data.dataset import DataSet, Split, fingerprint
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
+from pmapdp.own.content import fingerprint
 from pmapdp.processes.options import ProcessesOptions, check_options
 from pmapdp.run.trained import load_run
 

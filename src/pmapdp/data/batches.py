@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmapdp.data.dataset import Split
+from pmapdp.data.dataset import Split, Weighted
 
 
 class Batch(NamedTuple):
     """A global batch; padded at its end so that it divides by the devices. Arrays of the host or of devices.
 
     Attributes:
-        inputs: `[B, ...]` examples.
+        inputs: `[B, ...]` examples, or a dictionary of such arrays.
         labels: `[B]` int32 classes.
         indices: `[B]` int32 positions of the examples in the data set; dropout draws its masks from them.
-        weights: `[B]` float32, 1 for an example, 0 for padding.
+        weights: `[B]` float32, 0 for padding, 1 for an example, or the weight that the data give it.
     """
 
     inputs: Any
@@ -42,7 +42,7 @@ class Batches:
     serves all.
 
     Args:
-        split: the examples.
+        split: the examples, a `Split` or what has its methods.
         batch_size: B, examples per batch; the last batch of an epoch holds what is left.
         devices: N, over which a batch is split.
         here: numbers (from 0) of those of the N devices whose rows are wanted; None for all. With several processes
@@ -53,7 +53,7 @@ class Batches:
 
     def __init__(
         self,
-        split: Split,
+        split: Split | Weighted | Any,
         batch_size: int,
         *,
         devices: int = 1,
@@ -64,7 +64,7 @@ class Batches:
         self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
         self.devices, self.accumulate = devices, accumulate
         self.here = here or range(devices)
-        self.examples = len(split.labels)
+        self.examples = split.examples
         self.per_epoch = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
         self.share = math.ceil(self.micro_batch / devices)  # rows of one micro-batch on one device
@@ -92,7 +92,9 @@ class Batches:
         order = self.rows(indices).reshape(-1)
         weights = (order >= 0).astype(np.float32)
         order = np.maximum(order, 0)
-        return Batch(self.split.inputs[order], self.split.labels[order], order, weights)
+        taken = self.split.take(order)
+        weights = weights if taken.weights is None else weights * taken.weights
+        return Batch(taken.inputs, taken.labels, order, weights)
 
     def examples_in(self, step: int) -> int:
         """Examples in the batch of `step` (from 0) of the run, over all devices and without padding."""
@@ -101,6 +103,6 @@ class Batches:
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` (from 0), starting at its step `first_step` (from 0)."""
-        order = self.order(epoch)
-        for step in range(first_step, self.per_epoch):
-            yield self.take(order[step * self.batch_size : (step + 1) * self.batch_size])
+        order, B = self.order(epoch), self.batch_size
+        steps = range(first_step, self.per_epoch)
+        return self.split.in_order(lambda step: self.take(order[step * B : (step + 1) * B]), steps)

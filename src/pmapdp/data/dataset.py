@@ -1,11 +1,11 @@
 """What every source of data gives: arrays on the host, or texts that a view turns into arrays. Lesson 03 uses it."""
 
-import hashlib
-import json
-import math
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 
@@ -14,12 +14,56 @@ class Split(NamedTuple):
 
     Attributes:
         inputs: `[n, ...]`, of a type that stays as it is until it is on the device: `[n, 28, 28, 1]` uint8 images,
-            `[n, 1200]` float32 tf-idf weights or `[n, 128]` int32 token ids.
-        labels: `[n]` int32 classes.
+            `[n, 1200]` float32 tf-idf weights or `[n, 128]` int32 token ids; or a dictionary of such arrays.
+        labels: `[n]` int32 classes, or what a loss of one's own takes.
     """
 
-    inputs: np.ndarray
-    labels: np.ndarray
+    inputs: Any
+    labels: Any
+
+    @property
+    def weights(self) -> None:
+        """Each counts 1."""
+        return None
+
+    @property
+    def examples(self) -> int:
+        """n."""
+        return len(self.labels)
+
+    def take(self, order: np.ndarray) -> Any:
+        """The examples of these numbers, in this order."""
+        return jax.tree.map(lambda array: array[order], self)
+
+    def in_order(self, make: Callable[[int], Any], steps: range) -> Iterator[Any]:
+        """What `make` makes of each step, each when it is asked for."""
+        return map(make, steps)
+
+
+class Weighted(NamedTuple):
+    """A `Split` of which each example counts as much as its weight.
+
+    Attributes:
+        inputs, labels: as of a `Split`.
+        weights: `[n]`, each more than 0.
+    """
+
+    inputs: Any
+    labels: Any
+    weights: Any
+
+    @property
+    def examples(self) -> int:
+        """n."""
+        return len(self.labels)
+
+    def take(self, order: np.ndarray) -> Any:
+        """As of a `Split`."""
+        return jax.tree.map(lambda array: array[order], self)
+
+    def in_order(self, make: Callable[[int], Any], steps: range) -> Iterator[Any]:
+        """As of a `Split`."""
+        return map(make, steps)
 
 
 class Texts(NamedTuple):
@@ -36,34 +80,29 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training and a test set.
+    """A training set, and what the model is measured with.
 
     Attributes:
-        train: to learn from.
-        test: to measure with.
+        train: to learn from: a `Split`, `Weighted`, `Texts` before a view has made arrays of them, or what has the
+            methods of a `Split`.
+        test: to measure with; None where there is none.
         classes: names of the classes, in the order of their numbers.
+        validation: measured after each epoch in the place of the test set, which then waits for `pmapdp.evaluate`.
+        augment: a function of the inputs of one example and a random key, for training alone.
     """
 
-    train: Any  # a `Split`, or `Texts` before a view has made arrays of them
-    test: Any
+    train: Any
+    test: Any = None
     classes: tuple[str, ...] = ()
+    validation: Any = None
+    augment: Callable[[Any, jax.Array], Any] | None = None
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts that are there, by name."""
+        named = {"train": self.train, "test": self.test, "validation": self.validation}
+        return {name: part for name, part in named.items() if part is not None}
 
-HASHED = 2**30  # bytes of one array, at most; SHA-256 takes a second for each GB
-
-
-def fingerprint(data: DataSet) -> str:
-    """What tells the content of data sets apart: 16 digits of the SHA-256 of all texts, inputs and labels.
-
-    Of an array of more than 1 GiB every k-th example is taken, and the largest k is named.
-    """
-    content, most = hashlib.sha256(), 1
-    for each in (*data.train, *data.test):
-        if isinstance(each, list):
-            content.update(json.dumps(each).encode())
-        else:
-            every = math.ceil(each.nbytes / HASHED)
-            content.update(f"{each.dtype} {each.shape} ".encode())
-            content.update(np.ascontiguousarray(each[::every]).data)
-            most = max(most, every)
-    return content.hexdigest()[:16] + (f", from one in {most} examples" if most > 1 else "")
+    def map(self, change: Callable[[str, Any], Any]) -> "DataSet":
+        """With `change(name, part)` in the place of each part."""
+        return dataclasses.replace(self, **{name: change(name, part) for name, part in self.parts.items()})

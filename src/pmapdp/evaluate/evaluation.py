@@ -16,7 +16,7 @@ from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.loss import MetricSums, metric_sums, named_sums
 from pmapdp.metrics import Totals
-from pmapdp.own.checks import check_split
+from pmapdp.own.arrays import check_part
 from pmapdp.registry import load_data
 from pmapdp.run.checkpoint import load_state
 from pmapdp.run.trained import read_config
@@ -33,15 +33,15 @@ def respread(config: Config, strategy: str | None, devices: int | None) -> Confi
     return dataclasses.replace(config, **spread, mesh=None, layout="data", shard_state="none", check_replicas=None)
 
 
-def evaluate_exported(exported: Exported, split: Split | Texts) -> Totals:
+def evaluate_exported(exported: Exported, split: Any) -> Totals:
     """The model's loss and metrics over exactly the examples of `split`; texts go through the view in its file, as
     strings do in use."""
     split = Split(exported.view(split.texts), split.labels) if isinstance(split, Texts) else split
-    arrays, totals = check_split("the test", split), Totals()
+    part, totals = check_part("the test", split, exported.classifies), Totals()
     with exported.precision():
         held = jax.device_put(exported.arrays)
         sums = jax.jit(exported.loss.call if exported.loss else classified(exported))
-        for batch in Batches(arrays, EVALUATION_BATCH_PER_DEVICE).epoch(0):
+        for batch in Batches(part, EVALUATION_BATCH_PER_DEVICE).epoch(0):
             found = sums(held, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
             named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)
             totals = totals.add(named, batch.examples)
@@ -82,7 +82,9 @@ def evaluate_run(
         state, _ = load_state(workdir, job.task, best=best)
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
-        return job.evaluate(job.strategy.place_state(state)), facts
+        if job.test_batches is None:
+            raise without_test(config.dataset)
+        return job.evaluate(job.strategy.place_state(state), "test"), facts
 
 
 def evaluate_file(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
@@ -90,8 +92,16 @@ def evaluate_file(path: str, data_dir: str | None = None) -> tuple[Totals, dict[
     exported = load_exported(path)
     match exported.metadata:
         case {"dataset": str(dataset), "step": int(step)}:
-            totals = evaluate_exported(exported, load_data(dataset, data_dir).test)
+            data = load_data(dataset, data_dir)
+            if data.test is None:
+                raise without_test(dataset)
+            totals = evaluate_exported(exported, data.test)
         case _:
             raise UserError(f"{path} does not name its data set and its step: name a file of python -m pmapdp.export")
     facts = {"dataset": dataset, "step": step, "strategy": "exported"}
     return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
+
+
+def without_test(dataset: str) -> UserError:
+    """What to say of a data set without a test set."""
+    return UserError(f"{dataset} has no test set, so there is nothing to evaluate: give one, DataSet(train, test)")

@@ -54,7 +54,7 @@ class Exported:
         """Lets JAX compute in the type in which the model was trained, float64 too."""
         return jax.enable_x64(self.metadata["dtype"] == "float64")
 
-    def outputs(self, inputs: np.ndarray) -> dict[str, np.ndarray]:
+    def outputs(self, inputs: Any) -> dict[str, np.ndarray]:
         """`logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs as `metadata["input"]` says; of a model that is
         no classifier its `outputs`, `[n, ...]`.
 
@@ -62,22 +62,34 @@ class Exported:
             UserError: the model does not take such inputs, or does not answer with finite numbers.
         """
         jax.devices()  # where JAX cannot start, that is no fault of the inputs
+
+        def answer(start: int) -> dict[str, np.ndarray]:
+            some = jax.tree.map(lambda x: x[start : start + EXAMPLES_PER_CALL], inputs)
+            return jax.device_get(self.compiled(jax.device_put(some)))
+
         try:
             with self.precision():
-                parts = [
-                    jax.device_get(self.compiled(jax.device_put(inputs[start : start + EXAMPLES_PER_CALL])))
-                    for start in range(0, len(inputs), EXAMPLES_PER_CALL)
-                ]
+                parts = [answer(start) for start in range(0, len(jax.tree.leaves(inputs)[0]), EXAMPLES_PER_CALL)]
         except Exception as error:  # JAX has several for what it cannot call
-            shape = list(inputs.shape)
+            given = jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": list(x.shape)}, inputs)
             raise UserError(
-                f"the model does not take inputs {shape} of {inputs.dtype} ({reason(error)}): give it what it was "
-                f"trained on, {self.metadata['input']['shape']} of {self.metadata['input']['dtype']}"
+                f"the model does not take inputs {described(given)} ({reason(error)}): give it what it was trained on, "
+                f"{described(self.metadata['input'])}"
             ) from error
         outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if not all(np.isfinite(each).all() for each in outputs.values()):
             raise UserError("the model answers with nan: train it again with a lower --learning-rate")
         return outputs
+
+
+def described(arrays: dict[str, Any]) -> str:
+    """Shape and type of an array, from what `metadata["input"]` has of it, or of each in a dictionary."""
+    match arrays:
+        case {"dtype": str(dtype), "shape": [*shape]}:
+            return f"{shape} of {dtype}"
+        case {**others} if not others:
+            raise ValueError("its input has no shape and type")
+    return ", ".join(f"{name!r} {described(each)}" for name, each in arrays.items())
 
 
 def load_exported(path: str | Path) -> Exported:
@@ -100,13 +112,14 @@ def load_exported(path: str | Path) -> Exported:
                     "format": _,
                     "jax": str(),
                     "dtype": str(),
-                    "input": {"dtype": str(), "shape": [*_]},
+                    "input": dict(),
                     "labels": [*labels],
                 }:
                     if not all(isinstance(label, str) for label in labels):
                         raise ValueError("its labels are not all texts")
                 case _:
                     raise ValueError(f"{METADATA} has another form")
+            described(metadata["input"])
             loss = [LOSS] if LOSS in archive.namelist() else []
             programs = [bytearray(archive.read(name)) for name in (PROGRAM, *loss)]
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}

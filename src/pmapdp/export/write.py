@@ -60,8 +60,9 @@ from pmapdp.files.outputs import ZIP, Output, check_outputs
 from pmapdp.files.writing import write_file
 from pmapdp.loss import named_sums
 from pmapdp.models.layers import Context, call
-from pmapdp.own.checks import check_data
+from pmapdp.own.arrays import check_data
 from pmapdp.own.data_file import own_files
+from pmapdp.own.data_sets import as_data_set
 from pmapdp.registry import load_data, view_of, viewed
 from pmapdp.run.checkpoint import load_state
 from pmapdp.run.trained import read_config, trained_task
@@ -93,7 +94,8 @@ def export_run(
     (file,) = check_outputs(Output("FILE", path, ZIP), inputs=own_files(config))
     assert file is not None
     # Before code of the user's, which may change the current folder.
-    folder, data = os.path.abspath(workdir), data or load_data(config.dataset, data_dir or config.data_dir)
+    folder = os.path.abspath(workdir)
+    data = as_data_set(data) if data is not None else load_data(config.dataset, data_dir or config.data_dir)
     with jax.enable_x64(config.dtype == "float64"):
         task = trained_task(config, **own)
         state, progress = load_state(folder, task)
@@ -106,11 +108,12 @@ def export_run(
         "labels": data.classes,
         "step": int(state.step),
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
-        "metrics": {name: value for name, value in metrics.items() if name.startswith("test_")}
+        "metrics": {name: value for name, value in metrics.items() if name.startswith(("test_", "validation_"))}
         if metrics.get("step") == int(state.step)
         else {},
     }
-    export_model(task, state, file, examples=check_data(data).train, metadata=metadata, view=view)
+    example = check_data(data, classifies=task.classifies).train.take(np.arange(1))
+    export_model(task, state, file, examples=example, metadata=metadata, view=view)
     return metadata
 
 
@@ -123,7 +126,7 @@ def export_model(
         task: what was trained.
         state: `TrainState` on the host.
         path: overwritten if it exists.
-        examples: as the model takes them; it is asked about the first, to see whether it answers with numbers.
+        examples: one or more as the model takes them; it is asked, to see whether it answers with numbers.
         metadata: JSON to keep beside the model; `labels` are the names of the C classes, empty for their numbers.
         view: of a text model, the `Tfidf` or `Tokens` that was fitted to the training set.
 
@@ -136,7 +139,7 @@ def export_model(
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
 
-    def forward(arrays: dict[str, jax.Array], inputs: jax.Array) -> dict[str, jax.Array]:
+    def forward(arrays: dict[str, jax.Array], inputs: Any) -> dict[str, jax.Array]:
         model = built(arrays)
         if not task.classifies:
             asked = getattr(model, "predict", None)
@@ -145,7 +148,7 @@ def export_model(
         logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
-    def sums(arrays: dict[str, jax.Array], inputs: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str, Any]:
+    def sums(arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array) -> dict[str, Any]:
         indices = jnp.zeros(weights.shape, jnp.int32)  # which examples they are matters in training alone
         return named_sums(task.loss(built(arrays), Batch(inputs, labels, indices, weights), Context(weights)))
 
@@ -157,7 +160,7 @@ def export_model(
         return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), array.dtype)
 
     scope = jax.export.SymbolicScope()
-    inputs, labels, weights = map(of_any_number, (*examples, np.ones(1, np.float32)))
+    inputs, labels, weights = jax.tree.map(of_any_number, (examples.inputs, examples.labels, np.ones(1, np.float32)))
     locations = getattr(jax.config, LOCATIONS)
     jax.config.update(LOCATIONS, 0)
     try:
@@ -189,16 +192,14 @@ def export_model(
         "platforms": PLATFORMS,
         "dtype": task.dtype,
         "view": view_of(task.model),
-        "input": {"dtype": inputs.dtype.name, "shape": ["batch", *examples.inputs.shape[1:]]},
+        "input": jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, examples.inputs),
         "classifies": task.classifies,
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
         "labels": classes,
     }
-    Exported(metadata, model, arrays).outputs(
-        examples.inputs[:1]
-    )  # finite parameters may be too large for finite answers
+    Exported(metadata, model, arrays).outputs(examples.inputs)  # finite parameters may be too large for finite answers
     files = {METADATA: json.dumps(metadata, indent=2).encode(), **programs}
     if view:
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()

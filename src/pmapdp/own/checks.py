@@ -16,90 +16,30 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet, Split, Texts
+from pmapdp.data.dataset import DataSet, Split, Weighted
 from pmapdp.errors import UserError, reason, shown
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.models.layers import Context, call, example_keys
+from pmapdp.own.augmentation import check_augment
+from pmapdp.own.labels import how_to_number
 from pmapdp.state import Task
 
 ROWS = 4  # examples with which a loss is tried
 
 
-def check_own(model: Any, data: Any, loss: Any, metrics: Any = None) -> None:
+def check_own(model: Any, loss: Any, metrics: Any = None) -> None:
     """Refuse values from Python that are of no use as these arguments of `train`."""
     kinds = {"model": "class", "loss": "function of (model, batch, context)", "metrics": "function of (logits, batch)"}
     for (name, example), value in zip(kinds.items(), (model, loss, metrics), strict=True):
         if value is not None and (not callable(value) or isinstance(value, nnx.Module)):
             raise UserError(f"{name}={shown(value)} cannot be called to make one: give a {example}, no instance of it")
-    splits = (data.train, data.test) if isinstance(data, DataSet) else (None,)
-    if data is not None and not all(isinstance(each, Split | Texts) for each in splits):
-        raise UserError(
-            f"data={shown(data)} is no data set: give pmapdp.data.dataset.DataSet(Split(inputs, labels), "
-            "Split(test_inputs, test_labels))"
-        )
-
-
-def check_data(data: DataSet) -> DataSet:
-    """Refuse arrays that do not fit together; returns the data set with the types that the devices get: those of JAX,
-    in this machine's byte order, and integer labels as int32.
-
-    Raises:
-        UserError: with the array, what is wrong with it, and what works.
-    """
-    splits = [check_split("the training", data.train), check_split("the test", data.test)]
-    shapes = [[list(array.shape) for array in split] for split in splits]
-    if [shape[1:] for shape in shapes[0]] != [shape[1:] for shape in shapes[1]]:
-        raise UserError(f"inputs and labels have shapes {shapes[0]}, and {shapes[1]} for testing: only n may differ")
-    if not isinstance(data.classes, list | tuple) or not all(isinstance(each, str) for each in data.classes):
-        raise UserError(f"classes={shown(data.classes)} are no names: give a tuple of texts, or leave it out")
-    return DataSet(splits[0], splits[1], tuple(data.classes))
-
-
-def check_split(name: str, split: Split) -> Split:
-    """The arrays of one part of a data set, called `name`; errors and types as of `check_data`."""
-    inputs, labels = (as_array(f"{name} {what}", each) for what, each in split._asdict().items())
-    if inputs.shape[:1] != labels.shape[:1] or inputs.shape[:1] in ((), (0,)):
-        raise UserError(
-            f"{name} inputs have shape {list(inputs.shape)} and the labels {list(labels.shape)}: give both one row for "
-            "each example, and at least one"
-        )
-    as_int32 = np.int32 if labels.dtype.kind in "biu" else None
-    return Split(converted(f"{name} inputs", inputs), converted(f"{name} labels", labels, as_int32))
-
-
-def as_array(what: str, values: Any) -> np.ndarray:
-    """The array of these values, called `what`."""
-    try:
-        array = np.asarray(values)
-    except Exception as error:  # lists of different lengths, or whatever an object's own conversion raises
-        raise UserError(f"{what} are no array ({reason(error)}): give a NumPy array") from None
-    masked = np.ma.is_masked(values)
-    if array.dtype.kind not in "biuf" or masked:
-        kind = "are masked in part" if masked else f"are of type {array.dtype}"
-        raise UserError(f"{what} {kind}: give whole numbers, real numbers or truth values, and all of them")
-    return array
-
-
-def converted(what: str, array: np.ndarray, dtype: Any = None) -> np.ndarray:
-    """An array, called `what`, in `dtype`, or in the type that JAX has for it; refused where a number does not fit."""
-    if not np.isfinite(array).all():
-        raise UserError(f"{what} ({array.dtype}) are not all finite numbers: replace the others")
-    if dtype is None:
-        native = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
-        dtype = jax.dtypes.canonicalize_dtype(native)
-    with np.errstate(all="ignore"):
-        result = array.astype(dtype, copy=False)
-    if not (np.isfinite(result).all() if result.dtype.kind == "f" else np.array_equal(result, array)):
-        numbers = f"from {array.min()} to {array.max()}"
-        raise UserError(f"{what} ({array.dtype}) are {numbers}, which do not fit in {result.dtype}: give smaller ones")
-    return result
 
 
 def check_task(task: Task, data: DataSet, *, own: bool) -> None:
     """Refuse a model or a loss that does not take the data; with `own`, when they are the user's, also a loss that does
     not keep its contract on a few examples, and a layer that keeps none. Errors as of `check_data`."""
-    name, labels = task.name, data.train.labels
-    example = Batches(data.train, min(ROWS, len(labels))).take(np.arange(min(ROWS, len(labels))))
+    name, rows = task.name, min(ROWS, data.train.examples)
+    example = Batches(data.train, rows).take(np.arange(rows))
     params, model_state = task.arrays_of(task.model)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -118,31 +58,47 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
     except Exception as error:
         what = "does not take" if task.classifies else "and its loss do not take"
         raise UserError(
-            f"{name} {what} inputs {list(example.inputs.shape)} of {example.inputs.dtype} ({reason(error)}): give "
+            f"{name} {what} inputs {described(example.inputs)} ({reason(error)}): give "
             "inputs of its shape, or correct its __call__, which gets (inputs) or (inputs, context)"
         ) from error
     if task.classifies:
-        check_classes(name, returned, labels, data.test.labels)
+        check_classes(name, returned, example.labels, data)
     elif not isinstance(returned, MetricSums):
         raise UserError(f"the loss returns {type(returned).__name__}: return pmapdp.loss.MetricSums")
+    check_augment(data.augment, example)
     if own:
         check_loss(task, example)
         check_layers(task, example)
 
 
-def check_classes(name: str, logits: Any, *labels: np.ndarray) -> None:
-    """Refuse logits that are not of a classifier, or labels that are none of its classes."""
-    if getattr(logits, "ndim", 0) != 2 or labels[0].ndim != 1 or labels[0].dtype.kind == "f":
+def described(inputs: Any) -> str:
+    """Shape and type of an array, or of each in a dictionary."""
+    if isinstance(inputs, dict):
+        return ", ".join(f"{name!r} {described(each)}" for name, each in inputs.items())
+    return f"{list(inputs.shape)} of {inputs.dtype}"
+
+
+def check_classes(name: str, logits: Any, labels: np.ndarray, data: DataSet) -> None:
+    """Refuse logits that are not of a classifier, and labels, some of which are `labels`, that are none of its classes.
+    What is read example by example is told how many there are."""
+    if getattr(logits, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
+        n = data.train.examples
         raise UserError(
             f"a classifier has logits [n, C] for n examples and whole numbers [n] as labels, but {name} gives "
-            f"{list(getattr(logits, 'shape', []))} and the labels are {labels[0].dtype} {list(labels[0].shape)}: give "
-            "these, or a loss of your own"
+            f"{list(getattr(logits, 'shape', []))} and the labels are {labels.dtype} {[n, *labels.shape[1:]]}: give "
+            f"these{', labels.argmax(1)' if labels.ndim == 2 else ''}, or a loss of your own"
         )
-    C, found = logits.shape[1], np.concatenate(labels)
+    C = logits.shape[1]
+    known = [labels]
+    for part in data.parts.values():
+        if isinstance(part, Split | Weighted):
+            known.append(part.labels)
+        else:
+            part.logits = C
+    found = np.concatenate(known)
     if found.min() < 0 or found.max() >= C:
         raise UserError(
-            f"the labels are from {found.min()} to {found.max()}, and {name} has {C} logits: "
-            + ("subtract 1 from the labels" if found.min() == 1 and found.max() == C else f"use 0 to {C - 1}")
+            f"the labels are from {found.min()} to {found.max()}, and {name} has {C} logits: {how_to_number(found, C)}"
             if C > 1
             else f"{name} has a single logit: give it one for each class, or a loss of your own"
         )

@@ -1,13 +1,18 @@
-"""A data set of one's own in an .npz file: `python -m pmapdp.train --dataset my_data.npz`."""
+"""A data set of one's own in an .npz file: `python -m pmapdp.train --dataset my_data.npz`.
+
+It holds `train_inputs` and `train_labels`, and may hold `train_weights`, the same of `test` and of `validation`, and
+`classes`, the names of the classes.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pmapdp.data.dataset import DataSet, Split
+from pmapdp.data.dataset import DataSet
 from pmapdp.errors import reason
 from pmapdp.files.reading import open_file
+from pmapdp.own.data_sets import as_data_set
 
 ARRAYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 
@@ -21,15 +26,19 @@ def data_from_file(path: Path) -> DataSet:
     with open_file(path, advice=f"write it with numpy.savez(file, {', '.join(ARRAYS)})") as opened:
         try:
             with np.lib.npyio.NpzFile(opened) as file:  # refuses Python objects: they are code
-                arrays = {name: file[name] for name in ARRAYS}
-                classes = tuple(map(str, file["classes"])) if "classes" in file else ()
+                arrays = {name: file[name] for name in file}
+            parts: dict[str, Any] = {}
+            for name in ("train", "test", "validation"):
+                inputs, labels, weights = (f"{name}_{each}" for each in ("inputs", "labels", "weights"))
+                if name == "train" or inputs in arrays or labels in arrays:
+                    parts[name] = (arrays[inputs], arrays[labels], *([arrays[weights]] if weights in arrays else []))
         except Exception as error:  # NumPy has several errors for damaged bytes
             raise ValueError(reason(error)) from None
-    train, test = (Split(arrays[f"{part}_inputs"], arrays[f"{part}_labels"]) for part in ("train", "test"))
-    return DataSet(train, test, classes)
+    return as_data_set(DataSet(**parts, classes=tuple(map(str, arrays.get("classes", ())))))
 
 
 def own_files(config: Any) -> list[str]:
     """The files of the user's own that a configuration names: that of its model, and that of its data set."""
     model, dataset = config.model, config.dataset
-    return [model.rpartition(":")[0]] * (".py:" in model) + [dataset] * dataset.endswith(".npz")
+    files = [name.rpartition(":")[0] for name in (model, dataset) if ".py:" in name]
+    return files + [dataset] * dataset.endswith(".npz")

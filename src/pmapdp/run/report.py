@@ -19,6 +19,7 @@ from pmapdp.run.log import LinesFile
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState, count_parameters
 
+PARTS = ("train", "validation", "test")
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_REFRESHES = 0.2
 
@@ -31,7 +32,7 @@ def facts(job: Job, state: TrainState) -> dict[str, Any]:
         "per_device_batch_size": job.per_device_batch_size,
         "parameters": count_parameters(state.params),
         "train_examples": job.train_batches.examples,
-        "test_examples": job.test_batches.examples,
+        **{f"{name}_examples": part.examples for name, part in job.data.parts.items() if name != "train"},
         "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
         "jax": jax.__version__,
     }
@@ -44,6 +45,8 @@ def header(job: Job, state: TrainState) -> list[str]:
     micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
     processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
     rewritten = ", --fast-cpu: convolutions are rewritten, unlike the step that is printed" if config.fast_cpu else ""
+    uses = {"train": "to train", "test": "to test", "validation": "to validate"}
+    sizes = [f"{part.examples:,} {uses[name]}" for name, part in job.data.parts.items()]
     shown = {
         "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}{rewritten}",
         "devices": describe(job.devices) + layout + started_before(job),
@@ -53,8 +56,7 @@ def header(job: Job, state: TrainState) -> list[str]:
         "step": "convolutions are rewritten for the CPU (--fast-cpu)" if config.fast_cpu else "",
         "layers": exchanged(job.task.model),
         "state": state_line(state),
-        "data": f"{config.dataset}, {train_batches.examples:,} to train, {job.test_batches.examples:,} to test"
-        + (f", content {job.content}" if job.content else ""),
+        "data": ", ".join([config.dataset, *sizes, *([f"content {job.content}"] if job.content else [])]),
         "updates": f"{job.total_steps:,}, {train_batches.per_epoch:,} an epoch",
         "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
     }
@@ -148,8 +150,8 @@ class Reporter:
         speed, step_ms = results["examples_per_second"], results["step_ms"]
         self.line(
             f"epoch {results['epoch']}/{self.epochs}"
-            f" | train {in_words(means_of('train', results))} | test {in_words(means_of('test', results))}"
-            f" | lr {results['learning_rate']:.3g}"
+            + "".join(f" | {part} {in_words(means)}" for part in PARTS if (means := means_of(part, results)))
+            + f" | lr {results['learning_rate']:.3g}"
             + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one update, not timed")
         )
 
@@ -164,9 +166,9 @@ class Reporter:
 
 
 def means_of(part: str, results: dict[str, Any]) -> dict[str, float]:
-    """The loss and the other metrics of the training or the test set, out of the results of an epoch."""
+    """The loss and the other metrics of a part of the data set, out of the results of an epoch."""
     means = {name.removeprefix(f"{part}_"): value for name, value in results.items() if name.startswith(f"{part}_")}
-    means.pop("examples")
+    means.pop("examples", None)
     return means
 
 

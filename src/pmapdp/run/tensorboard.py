@@ -14,7 +14,7 @@ from pmapdp.files.writing import WRITE_ADVICE
 from pmapdp.run.log import FULL_ADVICE
 
 # Of the results of an epoch, those that are no figure of TensorBoard's.
-LEFT_OUT = ("epoch", "step", "train_examples", "test_examples", "step_ms")
+LEFT_OUT = ("epoch", "step", "train_examples", "test_examples", "validation_examples", "step_ms")
 
 
 class TensorBoard:
@@ -29,7 +29,7 @@ class TensorBoard:
         """Write an epoch's results (the keys of the metrics file)."""
         # TensorBoard groups them by what stands before a `/`.
         figures = {
-            name.replace("_", "/", 1) if name.startswith(("train_", "test_")) else name: value
+            name.replace("_", "/", 1) if name.startswith(("train_", "test_", "validation_")) else name: value
             for name, value in results.items()
             if name not in LEFT_OUT and value is not None
         }
