@@ -23,7 +23,9 @@ from pmapdp.export.__main__ import main as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_run
 from pmapdp.loss import MetricSums
+from pmapdp.own.arrays import check_data
 from pmapdp.own.data_file import ARRAYS, data_from_file
+from pmapdp.own.data_sets import as_data_set
 from pmapdp.state import build, count_parameters
 from pmapdp.train import main as train_command
 from pmapdp.train import train
@@ -232,7 +234,7 @@ def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme, page = ((Path(__file__).parents[2] / name).read_text() for name in ("README.md", "docs/own.md"))
     names = arrays_of(REGRESSION)
-    training, loss = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    training, loss, *data = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     model = re.search(r"```python\n(.*?)\ndata = ", readme, re.DOTALL)[1]
     for code in (model, loss, training):
         exec(code, names)
@@ -241,6 +243,18 @@ def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
     totals, _ = evaluate_run("runs/own", model=names["Net"], data=REGRESSION, loss=names["my_loss"])
     wanted = {name: pytest.approx(last[f"test_{name}"], rel=1e-5) for name in ("loss", "absolute error")}
     assert totals.means() == wanted
+
+    columns = {"sizes": np.ones((9, 1)), "places": np.ones((9, 2)), "values": np.ones(9)}
+    names |= columns | {f"test_{name}": each for name, each in columns.items()}
+    names |= {"errors": np.arange(1, 10), "numpy": np, "jax": jax}
+    for code in examples:
+        exec(code, names)
+    found = {name: check_data(as_data_set(names[name])).train for name in ("measured", "photos", "augmented")}
+    assert [part.examples for part in found.values()] == [9, 100, 100]
+    np.testing.assert_allclose(found["measured"].weights, 1 / np.arange(1, 10) ** 2, rtol=1e-6)
+    assert found["augmented"].take(np.array([7])).inputs.max() == 7
+    key, image = jax.random.key(0), np.arange(3)[None]
+    np.testing.assert_array_equal(names["flip"](image, key), image[:, :: -1 if jax.random.bernoulli(key) else 1])
 
 
 def test_files_on_the_command_line(tmp_path):

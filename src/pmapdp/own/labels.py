@@ -25,8 +25,8 @@ def numbers_of(what: str, labels: Any, classes: tuple[str, ...]) -> np.ndarray:
     for name in array.reshape(-1):
         if name not in number:
             raise UserError(
-                f"{what} have {shown(str(name))}, which is none of the {len(classes)} classes: name all of them in their "
-                "order, DataSet(..., classes=(...)); without it they are those of the training labels"
+                f"{what} have {shown(str(name))}, which is none of the {len(classes)} classes: name all of them in "
+                "their order, DataSet(..., classes=(...)); without it they are those of the training labels"
             )
     return np.array([number[name] for name in array.reshape(-1)], np.int32).reshape(array.shape)
 

@@ -1,0 +1,53 @@
+"""The programs in examples/ reach what they say, on every strategy, and are short."""
+
+import contextlib
+import importlib
+import io
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"devices": 2, "progress": False, "compile_cache": False}
+STRATEGIES = ["pmap", "jit", "shard_map", "single"]
+
+
+def program(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module(name)
+
+
+def run(main, *arguments, strategy="jit", **settings):
+    devices = {"devices": 1} if strategy == "single" else {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        return main(*arguments, strategy=strategy, **SETTINGS | devices | settings).epochs[-1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_a_program_has_at_most_60_lines(path):
+    assert len(path.read_text().splitlines()) <= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_images_in_folders(strategy, tmp_path, monkeypatch):
+    last = run(program("images_in_folders", monkeypatch).main, tmp_path, strategy=strategy)
+    assert (last["test_examples"], last["test_accuracy"] > 0.97) == (360, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_next_token(strategy, monkeypatch):
+    last = run(program("next_token", monkeypatch).main, ROOT / "LICENSE", strategy=strategy)
+    assert last["test_loss"] < 2.65
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_weighted_table(strategy, tmp_path, monkeypatch):
+    assert run(program("weighted_table", monkeypatch).main, tmp_path, strategy=strategy)["test_loss"] < 0.025
+
+
+@pytest.mark.slow
+def test_without_the_weights_the_table_is_learnt_worse(tmp_path, monkeypatch):
+    assert run(program("weighted_table", monkeypatch).main, tmp_path, weighted=False)["test_loss"] > 0.035
