@@ -234,7 +234,7 @@ def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme, page = ((Path(__file__).parents[2] / name).read_text() for name in ("README.md", "docs/own.md"))
     names = arrays_of(REGRESSION)
-    training, loss, *data = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    training, loss, *examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     model = re.search(r"```python\n(.*?)\ndata = ", readme, re.DOTALL)[1]
     for code in (model, loss, training):
         exec(code, names)
