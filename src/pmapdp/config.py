@@ -45,8 +45,8 @@ class Config:
     dataset: str = setting(
         "data",
         "digits",
-        "digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (made-up texts); your "
-        "own: my_data.npz, a folder of images with a subfolder for each class, or my_data.py:make.",
+        "digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (made-up texts); "
+        "of your own: my_data.npz, a folder of images with a subfolder for each class, or my_data.py:make.",
     )
     data_dir: str | None = setting(
         "data", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."

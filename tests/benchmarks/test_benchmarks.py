@@ -13,7 +13,7 @@ from flax import nnx
 from marks import quick
 from running import run
 
-from benchmarks import bare, summary
+from benchmarks import bare, images, summary
 from benchmarks.comparisons import comparisons
 from pmapdp import steps
 from pmapdp.command.ending import run_command
@@ -110,3 +110,14 @@ def test_a_mistake_is_one_sentence(name, options, said, capsys):
     assert (output.out, output.err.count("\n")) == ("", 1)
     assert output.err.startswith("error: ")
     assert said in output.err
+
+
+@pytest.mark.slow
+def test_reading_images_is_measured(capsys):
+    images.main(["--images", "130"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "decoding",
+        "training",
+        "both",
+        "both",
+    ]

@@ -107,20 +107,19 @@ def check_classes(name: str, logits: Any, labels: np.ndarray, data: DataSet) -> 
 def check_loss(task: Task, example: Batch) -> None:
     """Hold the loss to its contract in evaluation, on a few examples: its fields are real scalars; examples of weight 0
     add nothing; and that of the examples is the sum of those of its halves."""
-    params, model_state = task.arrays_of(task.model)
+    arrays = task.arrays_of(task.model)
 
-    @jax.jit
-    def sums(weights: jax.Array) -> MetricSums:
-        model, batch = task.model_with(params, model_state), example._replace(weights=weights)
-        return task.loss(model, batch, Context(weights))
+    @jax.jit  # of arguments: what it closes over is a constant, and XLA would compute with it as it compiles
+    def sums(arrays: Any, batch: Batch) -> MetricSums:
+        return task.loss(task.model_with(*arrays), batch, Context(batch.weights))
 
     def of(*weights: float) -> dict[str, float]:
-        found = sums(np.asarray(weights, np.float32))
+        found = sums(arrays, example._replace(weights=np.asarray(weights, np.float32)))
         return {name: float(value) for name, value in named_sums(found).items()}
 
     n = len(example.labels)
     try:
-        returned = sums(np.ones(n, np.float32))
+        returned = sums(arrays, example._replace(weights=np.ones(n, np.float32)))
         found = named_sums(returned)
     except Exception as error:
         raise UserError(
@@ -166,7 +165,7 @@ def check_layers(task: Task, example: Batch) -> None:
     structure, random = task.constant
 
     @jax.jit
-    def trained(random: Any) -> tuple[jax.Array, Any]:
+    def trained(random: Any, params: Any, model_state: Any, example: Batch) -> tuple[jax.Array, Any]:
         arrays = jax.tree.map(jnp.asarray, (params, random, model_state))
         model = nnx.merge(structure, *arrays, copy=True)
         keys = example_keys(task.seed, jnp.int32(0), example.indices)
@@ -176,7 +175,7 @@ def check_layers(task: Task, example: Batch) -> None:
         return sums.loss, task.arrays_of(model)[1]
 
     try:
-        loss, after = trained(random)
+        loss, after = trained(random, params, model_state, example)
     except Exception as error:
         raise UserError(f"{task.name} fails in training ({reason(error)}): correct its __call__ or its loss") from error
     before, after = (
@@ -193,7 +192,7 @@ def check_layers(task: Task, example: Batch) -> None:
             other[tuple(path)] = variable.replace(
                 jax.vmap(jax.random.fold_in, (0, None))(variable[...].reshape(-1), 1).reshape(variable[...].shape)
             )
-            if trained(nnx.from_flat_state(other))[0] != loss:
+            if trained(nnx.from_flat_state(other), params, model_state, example)[0] != loss:
                 layer = ".".join(map(str, path[:-1]))
                 raise UserError(
                     f"{task.name} draws random numbers from {layer} in training, which would be the same on every "
