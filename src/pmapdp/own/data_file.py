@@ -38,7 +38,8 @@ def data_from_file(path: Path) -> DataSet:
 
 
 def own_files(config: Any) -> list[str]:
-    """The files of the user's own that a configuration names: that of its model, and that of its data set."""
-    model, dataset = config.model, config.dataset
-    files = [name.rpartition(":")[0] for name in (model, dataset) if ".py:" in name]
-    return files + [dataset] * dataset.endswith(".npz")
+    """The files of the user's own that a configuration names: of its model, data set, optimizer and schedule."""
+    named = (config.model, config.dataset, config.optimizer, config.schedule)
+    return [each.rpartition(":")[0] for each in named if ".py:" in each] + [config.dataset] * (
+        config.dataset.endswith(".npz")
+    )
