@@ -121,6 +121,14 @@ def test_inputs_in_a_dictionary_and_weights(read):
     np.testing.assert_array_equal(batch.weights, [WEIGHTS[5], WEIGHTS[3], *[0] * 7])
 
 
+def test_examples_of_64_bits_stay_so_in_a_run_of_float64():
+    """Grain's threads do not know of `jax.enable_x64` around the run."""
+    pairs = [(INPUTS[i].astype(float), LABELS[i]) for i in range(N)]
+    with jax.enable_x64(True):
+        assert_same_batches(part(DataSet(pairs)), Split(INPUTS.astype(float), LABELS))
+        assert next(Batches(part(DataSet(pairs)), 8).epoch(0)).inputs.dtype == np.float64
+
+
 def test_the_content_of_examples_is_told_apart():
     other = [(x, (y + (i == 9)) % 3) for i, (x, y) in enumerate(PAIRS)]
     found = [fingerprint(check_data(as_data_set(DataSet(each)))) for each in (PAIRS, list(PAIRS), other, PAIRS[:20])]

@@ -38,6 +38,7 @@ class Examples:
     def __init__(self, source: Any, name: str, classes: tuple[str, ...] = ()):
         self.source, self.name, self.classes, self.classifies = source, name, classes, False
         self.logits: int | None = None
+        self.wide = jax.config.read("jax_enable_x64")  # of this thread: those of Grain have their own setting
         self.examples = len(source)
         if self.examples == 0:
             raise UserError(f"{name} data have no examples: give at least one")
@@ -83,7 +84,8 @@ class Examples:
                     f"{', '.join(form(self.first))}: give all of them one shape and type"
                 )
         rows: Split | Weighted = jax.tree.map(lambda *rows: np.stack(rows), *(read[index] for index in order.tolist()))
-        split = check_split(self.name, rows, classifies=self.classifies)
+        with jax.enable_x64(self.wide):
+            split = check_split(self.name, rows, classifies=self.classifies)
         if self.logits and not ((split.labels >= 0) & (split.labels < self.logits)).all():
             raise UserError(
                 f"{self.name} labels have {split.labels.min()} and {split.labels.max()}, and the model has "
