@@ -22,15 +22,12 @@ def shards(arrays) -> None:
         for shard in array.addressable_shards if split else array.addressable_shards[:1]:
             rows, columns = shard.index
             height, width = shard.data.shape
+            name = f"device {shard.device.id}" if width > 2 else f"{shard.device.id}"
             drawing.box(
                 axes,
                 left + 1.1 * (columns.start or 0),
                 0.7 + 0.28 * (rows.start or 0),
-                f"device {shard.device.id}"
-                if width > 2
-                else f"{shard.device.id}"
-                if split
-                else "a copy\non each device",
+                name if split else "a copy\non each device",
                 device=shard.device.id if split else None,
                 width=1.1 * width - 0.08,
                 height=0.28 * height - 0.06,

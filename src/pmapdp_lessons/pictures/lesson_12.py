@@ -12,7 +12,7 @@ ROWS = (
 @drawing.picture
 def before_and_after() -> None:
     """A kernel is [8, 784, 64] under pmap, [784, 64] and replicated under shard_map and jit; images lose their device axis, too."""
-    axes = drawing.canvas(35.6, 8.6)
+    axes = drawing.canvas(35.6, 8.6, inches=10)
     for x, text in ((6.6, "state (a kernel)"), (16.4, "batch (images)"), (25, "inside the step")):
         axes.text(x, 0.5, text, weight="bold")
     for row, (name, kernel, images) in enumerate(ROWS):
