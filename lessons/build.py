@@ -3,7 +3,8 @@
 Each `lessons/NN_name.py` (jupytext's percent format) is run from top to bottom in a fresh kernel, in an empty folder,
 and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells:
 
-    # %% tags=["prediction"]   the outputs answer a "Predict": they are folded until the reader unfolds or runs the cell
+    # %% tags=["prediction"]   the outputs answer a "Predict": folded until the reader unfolds or runs the cell.
+                               The next text begins with the answer in words, inside <details>
     # %% tags=["proof"]        asserts that would give a prediction away: the cell itself is folded
     # %% tags=["take-home"]    the lesson's subject from imports to result, which needs jax, flax, optax and numpy alone
 """
@@ -19,6 +20,7 @@ PACKAGES = FOLDER.parent / "src"
 SECONDS_ALLOWED = 300
 PREDICTION, PROOF, TAKE_HOME = "prediction", "proof", "take-home"
 FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the first line of outputs that are folded
+ANSWER = "<details><summary>Answer</summary>\n\n"  # begins the text after a prediction
 
 
 def sources() -> list[Path]:

@@ -109,7 +109,7 @@ def test_what_answers_a_prediction_is_folded(lesson):
         if has(cell, build.PREDICTION):
             assert cell.outputs[0].data == {"text/plain": build.FOLDED}, "its first line is shown"
             following = next(each for each in cells[number:] if each.cell_type == "markdown")
-            assert following.source.startswith("<details><summary>Answer</summary>\n\n"), following.source
+            assert following.source.startswith(build.ANSWER), "the answer in words is folded, too"
 
 
 def checks(cell) -> list[str]:
