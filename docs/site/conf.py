@@ -1,0 +1,83 @@
+"""How Sphinx shows the site. `docs/build.py` lays out what it reads, and calls it.
+
+Sphinx with MyST-NB and sphinx-book-theme is what the documentation of JAX, Flax, Optax and Orbax is made with. The
+theme brings the search, the dark mode, the previous and the next page.
+"""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+
+from pmapdp import __version__, verify
+
+# Sphinx asks only for names that it sees, and the package imports each when it is asked for.
+vars(verify).update({name: getattr(verify, name) for name in verify.__all__})
+
+REPOSITORY = os.environ.get("PMAPDP_REPOSITORY", "")
+
+project = "pmapdp"
+author = "The pmapdp contributors"
+release = version = __version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "index"
+html_theme = "sphinx_book_theme"
+html_title = f"pmapdp {__version__}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_sourcelink_suffix = ""
+html_show_copyright = False
+html_theme_options: dict[str, Any] = {
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "use_download_button": True,
+    "navigation_with_keys": False,
+}
+if REPOSITORY:
+    html_theme_options |= {
+        "repository_url": REPOSITORY,
+        "repository_branch": os.environ.get("PMAPDP_BRANCH", "main"),
+        "use_repository_button": True,
+        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
+    }
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_inline"]
+nb_execution_mode = "off"
+nb_merge_streams = True
+nb_code_prompt_show = "Predict, then unfold the {type}"
+nb_code_prompt_hide = "Fold the {type}"
+highlight_language = "text"
+smartquotes = False  # they make a dash of the two hyphens of a flag
+
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "separated"
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+python_maximum_signature_line_length = 88
+
+
+def docstring(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Show indented lines of a docstring as code, and add what `--help` says of a dataclass's settings."""
+    shown: list[str] = []
+    for line in lines:
+        if line.startswith("    ") and len(shown) > 1 and not shown[-1] and not shown[-2].startswith(" "):
+            shown += ["::", ""]
+        shown.append(line)
+    lines[:] = shown
+    if what == "class" and dataclasses.is_dataclass(found):
+        told = [field for field in dataclasses.fields(found) if "about" in field.metadata]
+        lines += ["", "Attributes:"] * bool(told)
+        lines += [f"    {field.name}: {field.metadata['about']}" for field in told]
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", docstring, priority=1)  # before napoleon reads it

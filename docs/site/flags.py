@@ -1,0 +1,102 @@
+"""docs/flags.md, made from the settings of the command lines: `python docs/site/flags.py > docs/flags.md`."""
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pmapdp.command.program import COMMANDS
+from pmapdp.config import Config, flag
+from pmapdp.recipes import RECIPES
+
+TOP = """# Flags
+
+This page is made by `python docs/site/flags.py` from the settings in [config.py](../src/pmapdp/config.py) and in the
+commands, whose `--help` says the same. A flag of several words may be written with hyphens or underscores. Flags and
+arguments come in any order. A flag that is a yes or no has a form with `--no-`. From Python, a flag of the trainer is
+a field of `pmapdp.config.Config`, with underscores.
+"""
+SHARED = {
+    "compare": "It takes the recipes and the flags of the trainer's sections data, model and optimization, too.",
+    "scaling": "It takes the recipes and the flags of the trainer's section model, too.",
+}
+KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
+
+
+def options(command: str) -> list[type]:
+    """The dataclasses of a command's own settings."""
+    module = importlib.import_module("pmapdp.train" if command == "train" else f"pmapdp.{command}.__main__")
+    found = [each for each in vars(module).values() if isinstance(each, type) and each.__name__.endswith("Options")]
+    return [*([Config] if command == "train" else []), *found]
+
+
+def values(hint: Any, limits: tuple[float, float, str] | None) -> str:
+    """What a flag takes, in words."""
+    several = typing.get_origin(hint) is tuple
+    if several or typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is typing.Literal:
+        text = ", ".join(f"`{each}`" for each in typing.get_args(hint))
+    else:
+        text = KINDS[hint]
+    if limits and limits[0] > 1e-30:
+        text += f", at least {limits[0]:g}"
+    return f"{text}; several" if several else text
+
+
+def rows(of: list[type]) -> Iterator[tuple[str, str]]:
+    """The section of each setting, and its row of a table."""
+    for group in of:
+        hints = typing.get_type_hints(group)
+        for field in dataclasses.fields(group):
+            place = field.metadata["place"]
+            default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{shown(field.default)}`"
+            taken = values(hints[field.name], field.metadata["limits"])
+            name = place.strip("[]") if place else flag(field.name)
+            yield field.metadata["section"], f"| `{name}` | {taken} | {default} | {field.metadata['about']} |"
+
+
+def shown(value: Any) -> str:
+    """A value as it stands on a command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def table(of: list[type]) -> str:
+    """The settings of some dataclasses, a table for each section of the help."""
+    sections: dict[str, list[str]] = {}
+    for section, row in rows(of):
+        sections.setdefault(section, []).append(row)
+    head = "| flag | takes | default | what it does |\n| --- | --- | --- | --- |\n"
+    title = "\n### {}\n\n" if len(sections) > 1 else "\n"
+    return "".join(title.format(name.capitalize()) + head + "\n".join(lines) + "\n" for name, lines in sections.items())
+
+
+def recipes() -> str:
+    """The recipes, and where each differs from the first."""
+    lines = []
+    for name, recipe in RECIPES.items():
+        set_here = {
+            field.name: getattr(recipe.config, field.name)
+            for field in dataclasses.fields(Config)
+            if field.name != "recipe" and getattr(recipe.config, field.name) != field.default
+        }
+        flags = " ".join(f"{flag(key)} {shown(value)}" for key, value in set_here.items())
+        lines.append(f"| `{name}` | {recipe.summary} | {f'`{flags}`' if flags else 'the defaults'} |\n")
+    return "| recipe | what it is | its settings |\n| --- | --- | --- |\n" + "".join(lines)
+
+
+def page() -> str:
+    """docs/flags.md."""
+    text = f"{TOP}\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. Flags replace its settings.\n\n{recipes()}"
+    for command in COMMANDS:
+        said = f"\n{SHARED[command]}\n" if command in SHARED else ""
+        text += f"\n## pmapdp.{command}\n{said}{table(options(command))}"
+    return text
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,158 @@
+"""Lay out what Sphinx reads: the pages and notebooks of the repository, with links that lead to pages of the site.
+
+A README.md becomes the index of its folder. A link to a source file leads to a page that shows the file, a link to a
+folder to a list of its files. docs/README.md gives the four kinds of pages, and docs/api.md the modules whose
+docstrings are shown. Everything else follows from the links.
+"""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\(\s*([^)\s]+)\)")
+PICTURES = (".png", ".svg")
+LEXERS = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
+FENCE = "`" * 10
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WIDEST = 120  # characters of a line of a block without a language, or it is wrapped
+HIDDEN = "---\norphan: true\nnosearch: true\nhtml_theme.sidebar_secondary.remove: true\n---\n"
+
+
+def page_of(path: PurePosixPath) -> PurePosixPath:
+    """The place of a page of the repository on the site."""
+    return path.with_name("index.md") if path.name == "README.md" else path
+
+
+def repository_pages() -> dict[PurePosixPath, PurePosixPath]:
+    """Every page and notebook, by its path in the repository; the value is its place on the site."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("lessons/*.ipynb")]
+    paths = sorted(PurePosixPath(path.relative_to(ROOT)) for path in found)
+    return {path: page_of(path) for path in paths}
+
+
+def kinds() -> dict[str, list[str]]:
+    """The pages of docs/README.md by its headings, as names of documents seen from the front page."""
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    result = {}
+    for section in text.split("\n## ")[1:]:
+        paths = [os.path.normpath(f"docs/{link}") for link in LINK.findall(section)]
+        result[section.splitlines()[0]] = [str(page_of(PurePosixPath(path)).with_suffix("")) for path in paths]
+    return result
+
+
+def toctree(entries: list[str], caption: str = "") -> str:
+    """A hidden table of contents, which the sidebar and the buttons for the previous and next page follow."""
+    lines = ["", f"{FENCE}{{toctree}}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *entries, FENCE]
+    return "\n".join(lines) + "\n"
+
+
+class Stage:
+    """What is laid out in the folder `target`, and the source files that its links name."""
+
+    def __init__(self, target: Path, repository: str):
+        self.target, self.repository, self.pages = target, repository, repository_pages()
+        self.sources: set[PurePosixPath] = set()
+
+    def write(self, page: PurePosixPath, text: str) -> None:
+        """Write a page of the site."""
+        file = self.target / page
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+    def place(self, path: PurePosixPath) -> PurePosixPath:
+        """Where the site shows a file or folder of the repository."""
+        if path in self.pages:
+            return self.pages[path]
+        if path.suffix in PICTURES:
+            (self.target / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, self.target / path)
+            return path
+        self.sources.add(path)
+        return PurePosixPath("source") / (path / "index.md" if (ROOT / path).is_dir() else f"{path}.md")
+
+    def relink(self, text: str, path: PurePosixPath, place: PurePosixPath) -> str:
+        """The text of a page of the repository, at its place on the site."""
+
+        def link(match: re.Match[str]) -> str:
+            target, mark, anchor = match[1].partition("#")
+            file = ROOT / path.parent / target
+            if not target or "://" in target or not file.exists():
+                return match[0]  # Sphinx warns of a file that does not exist
+            there = self.place(PurePosixPath(os.path.relpath(file, ROOT)))
+            return f"]({os.path.relpath(there, place.parent)}{mark}{anchor})"
+
+        def wrap(match: re.Match[str]) -> str:
+            language, code = match.groups()
+            if language or max(map(len, code.splitlines()), default=0) <= WIDEST:
+                return match[0]
+            return f"{FENCE}{{code-block}} text\n:class: wrapped\n\n{code}{FENCE}"
+
+        text = BLOCK.sub(wrap, re.sub(r'<a id="([\w-]+)"></a>', r"[]{#\1}", LINK.sub(link, text)))
+        return text.replace("git clone ADDRESS", f"git clone {self.repository}") if self.repository else text
+
+    def notebook(self, path: PurePosixPath) -> None:
+        """Lay out a notebook; what a prediction asks for is folded, as `outputs_hidden` folds it in JupyterLab."""
+        notebook = json.loads((ROOT / path).read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                cell["source"] = self.relink("".join(cell["source"]), path, self.pages[path])
+            elif "prediction" in cell["metadata"].get("tags", []):
+                cell["metadata"]["tags"].append("hide-output")
+                del cell["outputs"][0]  # what JupyterLab shows of folded outputs; the site has a button
+        self.write(self.pages[path], json.dumps(notebook))
+
+    def page(self, path: PurePosixPath) -> None:
+        """Lay out a page of text."""
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if path == PurePosixPath("docs/api.md"):
+            text = self.modules(text)
+        text = self.relink(text, path, self.pages[path])
+        if path == PurePosixPath("README.md"):
+            text += "".join(toctree(entries, kind) for kind, entries in kinds().items())
+        elif path == PurePosixPath("lessons/README.md"):
+            text += toctree([each.stem for each in self.pages if each.suffix == ".ipynb"])
+        elif path == PurePosixPath("docs/README.md"):
+            text = "---\norphan: true\n---\n" + text
+        self.write(self.pages[path], text)
+
+    def modules(self, text: str) -> str:
+        """docs/api.md with a page for each module whose source it links, made from the docstrings."""
+        modules = re.findall(r"\[`(pmapdp[\w.]*)`\]\(\.\./(\S+)\)", text)
+        for name, source in modules:
+            shown = os.path.relpath(self.place(PurePosixPath(source)), "docs/api")
+            directive = f"{FENCE}{{eval-rst}}\n.. automodule:: {name}\n   :members:\n{FENCE}\n"
+            self.write(
+                PurePosixPath(f"docs/api/{name}.md"),
+                f"# {name}\n\nSource: [`{source}`]({shown})\n\n{directive}",
+            )
+            text = text.replace(f"](../{source})", f"](api/{name}.md)")
+        return text + toctree([f"api/{name}" for name, _ in modules])
+
+    def source(self, path: PurePosixPath) -> None:
+        """A page that shows a source file, or lists a folder."""
+        if (ROOT / path).is_dir():
+            files = sorted(each for each in (ROOT / path).rglob("*") if each.suffix in LEXERS and each.stat().st_size)
+            names = [PurePosixPath(each.relative_to(ROOT)) for each in files]
+            text = "".join(f"- [`{name.relative_to(path)}`]({os.path.relpath(name, path)}.md)\n" for name in names)
+            self.sources.update(names)
+            self.write(PurePosixPath("source") / path / "index.md", f"{HIDDEN}# `{path}`\n\n{text}")
+        else:
+            code = (ROOT / path).read_text(encoding="utf-8")
+            lexer = LEXERS.get(path.suffix, "text")
+            block = f"{FENCE}{{code-block}} {lexer}\n:linenos:\n\n{code}\n{FENCE}\n"
+            self.write(PurePosixPath("source") / f"{path}.md", f"{HIDDEN}# `{path}`\n\n{block}")
+
+
+def stage(target: Path, repository: str = "") -> None:
+    """Lay out the site's sources in the folder `target`."""
+    laid = Stage(target, repository)
+    for path in laid.pages:
+        (laid.notebook if path.suffix == ".ipynb" else laid.page)(path)
+    done: set[PurePosixPath] = set()
+    while left := laid.sources - done:  # the list of a folder names more files
+        for path in left:
+            laid.source(path)
+        done |= left

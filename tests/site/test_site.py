@@ -1,0 +1,114 @@
+"""The site: what docs/build.py lays out for Sphinx, its reference pages, and the check of its links. `.ci/run` builds it."""
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+
+import check
+import flags
+import pytest
+import stage
+import yaml
+
+import pmapdp
+from pmapdp.command.ending import CLOSED_PIPE
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError
+from pmapdp.processes.peers import LostError
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = "https://example.org/someone/pmapdp"
+
+
+@pytest.fixture(scope="module")
+def laid(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    stage.stage(folder, REPOSITORY)
+    return folder
+
+
+def test_every_page_and_notebook_is_reached_from_the_front_page(laid):
+    pages = {path.relative_to(laid).with_suffix("") for path in laid.rglob("*.*") if path.suffix in (".md", ".ipynb")}
+    pages = {page for page in pages if page.parts[0] != "source"} - {Path("docs/index")}  # the list of the four kinds
+    reached, left = set(), ["index"]
+    while left:
+        page = Path(left.pop())
+        reached.add(page)
+        file = laid / f"{page}.md"
+        trees = re.findall(r"\{toctree\}\n(.*?)`", file.read_text(), re.DOTALL) if file.exists() else []
+        left += [str(page.parent / line) for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
+    assert reached == pages
+    assert list(stage.kinds()) == ["Learn", "Do", "Know", "Reference"]
+
+
+def test_every_link_within_the_repository_leads_to_a_page_that_is_laid_out(laid):
+    links = 0
+    for page in laid.rglob("*.md"):
+        for link in stage.LINK.findall(re.sub(r"`{3,}.*?`{3,}", "", page.read_text(), flags=re.DOTALL)):
+            target = link.partition("#")[0]
+            if target and "://" not in target:
+                links += 1
+                assert (page.parent / target).is_file(), (page, link)
+    assert links > 200
+
+
+def test_a_source_file_is_shown_as_it_is(laid):
+    shown = (laid / "source" / "src" / "pmapdp" / "steps" / "pmap.py.md").read_text()
+    assert (ROOT / "src" / "pmapdp" / "steps" / "pmap.py").read_text() in shown
+
+
+def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):
+    folded = 0
+    for original in ROOT.glob("lessons/*.ipynb"):
+        before = json.loads(original.read_text())["cells"]
+        after = json.loads((laid / "lessons" / original.name).read_text())["cells"]
+        for cell, shown in zip(before, after, strict=True):
+            if hidden := cell["metadata"].get("jupyter", {}).get("outputs_hidden", False):
+                folded += 1
+                assert [*cell["outputs"][0]["data"]] == ["text/plain"]
+                assert cell["outputs"][1:] == shown["outputs"]
+            assert ("hide-output" in shown["metadata"].get("tags", [])) == hidden
+            assert cell["cell_type"] == "markdown" or cell["source"] == shown["source"]
+    assert folded > 50
+
+
+def test_the_address_of_the_repository_is_in_the_clone_line(laid, tmp_path):
+    assert f"git clone {REPOSITORY} pmapdp" in (laid / "index.md").read_text()
+    stage.stage(tmp_path)
+    assert "git clone ADDRESS pmapdp" in (tmp_path / "index.md").read_text()
+
+
+def test_a_line_too_long_is_wrapped_and_others_are_not(tmp_path):
+    page, path = stage.Stage(tmp_path, ""), PurePosixPath("README.md")
+    long, short, code = f"```\n{'x' * 200}\n```", "```\nx\n```", f"```python\n{'x' * 200}\n```"
+    shown = page.relink(f"{long}\n{short}\n{code}\n", path, path)
+    assert shown.count(":class: wrapped") == 1
+    assert short in shown
+    assert code in shown
+
+
+def test_the_page_of_flags_is_that_of_the_settings():
+    assert (ROOT / "docs" / "flags.md").read_text() == flags.page(), "python docs/site/flags.py > docs/flags.md"
+
+
+def test_the_page_of_statuses_has_each():
+    page = (ROOT / "docs" / "statuses.md").read_text()
+    listed = {int(each) for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for each in row.split(",")}
+    errors = (UserError, DivergedError, ReplicasError, LostError)
+    signals = {128 + number for number in (1, 2, 15)}  # what StoppedError carries
+    assert issubclass(StoppedError, Exception)
+    assert listed == {0, 1, 134, CLOSED_PIPE, *signals, *(error.status for error in errors)}
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    other = '<a id="here"></a><p>text</p>'
+    (tmp_path / "other.html").write_text(other)
+    links = ["other.html", "other.html#here", "#mine", "https://example.org/x", "gone.html", "other.html#gone", "#gone"]
+    text = '<p id="mine"></p>' + "".join(f'<a href="{link}">x</a>' for link in links) + '<img src="gone.png">'
+    (tmp_path / "index.html").write_text(text)
+    wrong = ["gone.html", "other.html#gone", "#gone", "gone.png"]
+    assert check.broken_links(tmp_path) == [f"index.html: {link}" for link in wrong]
+
+
+def test_the_citation_and_the_changes_name_the_version():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == pmapdp.__version__
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == pmapdp.__version__
