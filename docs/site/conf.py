@@ -6,9 +6,12 @@ theme brings the search, the dark mode, the previous and the next page.
 
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from docutils import nodes
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "src"))
@@ -58,7 +61,6 @@ smartquotes = False  # they make a dash of the two hyphens of a flag
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_class_signature = "separated"
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
@@ -78,6 +80,28 @@ def docstring(app: Any, what: str, name: str, found: Any, options: Any, lines: l
         lines += [f"    {field.name}: {field.metadata['about']}" for field in told]
 
 
+def skip(app: Any, what: str, name: str, found: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out the fields of a NamedTuple, which its signature and the docstring of the class have."""
+    return True if (getattr(found, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
+def signature(
+    app: Any, what: str, name: str, found: Any, options: Any, given: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Write a default that is a function as its name, which Sphinx can read."""
+    return given and re.sub(r"<function (\w+)[^>]*>", r"\1", given), returns
+
+
+def dashes(app: Any, doctree: Any, name: str) -> None:
+    """Put the dash between a name and its description, which `smartquotes` would."""
+    for text in list(doctree.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" – "))
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("doctree-resolved", dashes)
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-docstring", docstring, priority=1)  # before napoleon reads it

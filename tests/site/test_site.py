@@ -1,4 +1,5 @@
-"""The site: what docs/build.py lays out for Sphinx, its reference pages, and the check of its links. `.ci/run` builds it."""
+"""The site: what docs/build.py lays out for Sphinx, its reference pages, and the check of its links. `.ci/run` builds
+it."""
 
 import json
 import re
