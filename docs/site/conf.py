@@ -44,7 +44,7 @@ html_theme_options: dict[str, Any] = {
 if REPOSITORY:
     html_theme_options |= {
         "repository_url": REPOSITORY,
-        "repository_branch": os.environ.get("PMAPDP_BRANCH", "main"),
+        "repository_branch": "main",
         "use_repository_button": True,
         "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     }

@@ -1,0 +1,64 @@
+"""Pages of the built site of which something sticks out, on a phone and on a laptop: `python docs/site/look.py`.
+
+Headless Chromium opens each page in a frame of 400 and of 1,280 pixels. What scrolls by itself, such as a wide table or
+a block of code, may be wider.
+"""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SITE = Path(__file__).parents[2] / "site"
+WIDTHS = 400, 1280
+FRAME = """<title>begun</title><iframe id="frame" style="width:WIDTHpx;height:1200px;border:0"></iframe><script>
+const pages = PAGES, out = [];
+const scrolls = element => /auto|scroll|hidden/.test(getComputedStyle(element).overflowX);
+function inside(element) { while (element = element.parentElement) if (scrolls(element)) return true; return false; }
+function look() {
+  const page = frame.contentDocument, wide = page.documentElement.clientWidth;
+  const wider = [...page.querySelectorAll(".bd-article *")].filter(
+    element => element.getBoundingClientRect().right > wide + 1 && !inside(element));
+  if (page.documentElement.scrollWidth > wide + 1 || wider.length)
+    out.push(`${pages[0]} at ${wide} pixels: ${wider.slice(0, 3).map(each => each.tagName + "." + each.className)}`);
+  pages.shift();
+  next();
+}
+function next() { if (pages.length) frame.src = pages[0]; else document.title = JSON.stringify(out); }
+frame.onload = () => setTimeout(look, 100);
+next();
+</script>"""
+OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync"]
+OPTIONS += ["--disable-background-networking", "--disable-component-update", "--allow-file-access-from-files"]
+OPTIONS += ["--window-size=1500,1400", "--virtual-time-budget=300000", "--dump-dom"]
+
+
+def too_wide(site: Path, width: int) -> list[str]:
+    """One line for each page of which something sticks out of a frame of `width` pixels."""
+    paths = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
+    pages = [str(path) for path in paths if path.parts[0] not in ("_static", "source")]  # the theme's, and plain code
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("no Chromium here: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as profile, tempfile.NamedTemporaryFile("w", dir=site, suffix=".html") as frame:
+        frame.write(FRAME.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages)))
+        frame.flush()
+        command = [chromium, *OPTIONS, f"--user-data-dir={profile}", Path(frame.name).as_uri()]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
+    title = html.unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1])
+    return json.loads(title)  # "begun" where Chromium did not come to the end
+
+
+def main() -> None:
+    """The command."""
+    found = [line for width in WIDTHS for line in too_wide(SITE, width)]
+    print(*found, sep="\n", end="\n" * bool(found))
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
