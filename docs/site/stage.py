@@ -94,14 +94,18 @@ class Stage:
         return text.replace("git clone ADDRESS", f"git clone {self.repository}") if self.repository else text
 
     def notebook(self, path: PurePosixPath) -> None:
-        """Lay out a notebook; what a prediction asks for is folded, as `outputs_hidden` folds it in JupyterLab."""
+        """Lay out a notebook; what a prediction asks for, and its proof, are folded as they are in JupyterLab."""
         notebook = json.loads((ROOT / path).read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = self.relink("".join(cell["source"]), path, self.pages[path])
-            elif "prediction" in cell["metadata"].get("tags", []):
-                cell["metadata"]["tags"].append("hide-output")
+                continue
+            tags = cell["metadata"].get("tags", [])
+            if "prediction" in tags:
+                tags.append("hide-output")
                 del cell["outputs"][0]  # what JupyterLab shows of folded outputs; the site has a button
+            if "proof" in tags:
+                tags.append("hide-input")
         self.write(self.pages[path], json.dumps(notebook))
 
     def page(self, path: PurePosixPath) -> None:

@@ -67,7 +67,8 @@ def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):
                 folded += 1
                 assert [*cell["outputs"][0]["data"]] == ["text/plain"]
                 assert cell["outputs"][1:] == shown["outputs"]
-            assert ("hide-output" in shown["metadata"].get("tags", [])) == hidden
+            tags, jupyter = shown["metadata"].get("tags", []), cell["metadata"].get("jupyter", {})
+            assert ("hide-output" in tags, "hide-input" in tags) == (hidden, jupyter.get("source_hidden", False))
             assert cell["cell_type"] == "markdown" or cell["source"] == shown["source"]
     assert folded > 50
 
