@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from marks import quick
 from pmap_examples import PER_DEVICE, REPLICATED, SECOND, SPLIT, N, example
 from pmap_mistakes import MISTAKES
 from pmap_programs import NAMES, run, stand_ins
@@ -22,7 +23,7 @@ def page_pmap():
     return names["my_pmap"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@quick(3, "name", NAMES)
 def test_the_drop_in_of_the_page_gives_the_numbers_of_pmap(name):
     before, after = (jax.tree.leaves(run(name, pmap=pmap)) for pmap in (None, page_pmap()))
     for x, y in zip(before, after, strict=True):

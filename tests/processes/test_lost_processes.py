@@ -142,6 +142,7 @@ def test_a_signal_saves_and_stops_all(faults, name):
     assert (workdir / "checkpoints" / str(step)).is_dir()
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_ends_all(tmp_path):
     """Its disk gets full. The other process sees that it is gone."""
     job = ["--model", "mlp", "--devices", 2, "--epochs", 1000, "--no-progress"]

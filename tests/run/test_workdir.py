@@ -111,9 +111,9 @@ def test_reading_a_run_prints_no_warnings_and_leaves_what_is_being_written(finis
 
 def test_another_configuration_is_refused_with_its_fields(finished):
     folder, _ = finished
-    message = refused("--model", "cnn", "--devices", 2, "--epochs", 3, "--workdir", folder)
+    message = refused("--model", "cnn", "--devices", 2, "--epochs", 2, "--seed", 1, "--workdir", folder)
     assert "model ('mlp' there, 'cnn' now)" in message
-    assert "epochs (2 there, 3 now)" in message
+    assert "seed (0 there, 1 now)" in message
     assert "use the same or another folder" in message
 
 

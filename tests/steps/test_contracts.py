@@ -21,7 +21,7 @@ from pmapdp.state import TrainState
 
 # Numbers of devices.
 QUICK, *SLOW = "8", "1,3,5,7", "2,4"
-MODELS = ("mlp,text_mlp,transformer", "cnn,convnet")
+MODELS = ("cnn,convnet", "mlp,text_mlp,transformer")
 
 
 def worker(*arguments: str) -> dict[str, dict[str, list[str]]]:
@@ -41,8 +41,7 @@ def reports(request):
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("models", MODELS)
-@pytest.mark.parametrize("run", [QUICK, *(pytest.param(run, marks=pytest.mark.slow) for run in SLOW)])
+@quick(1, ("run", "models"), [(run, models) for run in (QUICK, *SLOW) for models in MODELS])
 def test_every_strategy_equals_one_device_on_the_whole_batch(reports, run, models):
     report, counts = reports[run, models].result(), {int(count) for count in run.split(",")}
     cases = {case.name: set(case.counts or counts) & counts for case in CASES if case.model in models.split(",")}
