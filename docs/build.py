@@ -28,14 +28,15 @@ def build(repository: str) -> list[str]:
     """Write the site and return its links that lead nowhere; Sphinx's warnings end the program."""
     from sphinx.cmd.build import main as sphinx
 
-    shutil.rmtree(HTML, ignore_errors=True)
     os.environ["PMAPDP_REPOSITORY"] = repository
     os.environ["JAX_PLATFORMS"] = "cpu"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:  # where Sphinx and MyST-NB also leave what they need themselves
         stage.stage(Path(folder, "source"), repository)
         options = ["-q", "-W", "--keep-going", "-c", str(Path(__file__).parent / "site"), "-d", f"{folder}/doctrees"]
-        if status := sphinx([*options, f"{folder}/source", str(HTML)]):
+        if status := sphinx([*options, f"{folder}/source", f"{folder}/html"]):
             sys.exit(status)
+        shutil.rmtree(HTML, ignore_errors=True)
+        shutil.move(f"{folder}/html", HTML)
     for notebook in stage.ROOT.glob("lessons/*.ipynb"):  # what "download" gives is the notebook of the repository
         shutil.copy(notebook, HTML / "_sources" / "lessons")
     return check.broken_links(HTML)
