@@ -1,6 +1,7 @@
 """The last net: whatever happens, a command ends with one line on standard error and its status."""
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -10,7 +11,10 @@ from launch import environment, python
 from marks import quick
 from trained import train_briefly
 
+from pmapdp.command.environment import changed
+from pmapdp.command.shadows import shadow
 from pmapdp.export.write import export_model
+from pmapdp.run.report import header
 
 COMMAND = """
 import sys
@@ -146,13 +150,43 @@ def test_environments_that_jax_cannot_start_in(variable, value, said):
     ],
 )
 def test_environments_in_which_no_run_works(variable, value, said):
-    """Each ends soon, with a sentence that names the variable."""
-    flags = ["--no-compile-cache", "--model", "mlp", "--devices", 1, "--steps", 1]
+    """Each ends within 10 s, with a sentence that names the variable."""
+    flags, before = ["--no-compile-cache", "--model", "mlp", "--devices", 1, "--steps", 1], seconds_of_children()
     done = python("-m", "pmapdp.train", *flags, env={variable: value}, timeout=60)
     assert done.returncode == 2, done
+    assert seconds_of_children() - before < 10  # of computing; how long it waits is up to what else runs
     assert done.stderr.count("\n") == 1
     assert f"{variable}={value}" in done.stderr
     assert done.stderr.endswith(f": {said}\n")
+
+
+def seconds_of_children() -> float:
+    """That the processes which have ended have computed."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_a_run_shows_the_variables_that_may_change_its_results(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/tmp/cache")
+    before = changed()
+    for name, value in {"JAX_RANDOM_SEED_OFFSET": "3", "JAX_DEFAULT_MATMUL_PRECISION": "float32"}.items():
+        monkeypatch.setenv(name, value)
+    assert set(changed()) - set(before) == {"JAX_RANDOM_SEED_OFFSET=3", "JAX_DEFAULT_MATMUL_PRECISION=float32"}
+    assert not any("PLATFORMS" in each or "CACHE" in each for each in before)
+    job, state = train_briefly(model="mlp", steps=0)
+    lines = header(job, job.strategy.place_state(state))
+    (shown,) = (line for line in lines if line.startswith("environ"))
+    assert "JAX_RANDOM_SEED_OFFSET=3" in shown
+    assert shown.endswith(": the results may be others than without")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["/proc/none", "/dev/null/none"])
+def test_a_cache_that_cannot_be_written_is_left_out(folder):
+    flags = ["--model", "mlp", "--devices", 1, "--steps", 1]
+    done = python("-m", "pmapdp.train", *flags, env={"XDG_CACHE_HOME": folder})
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("kilobytes", [300_000, 700_000, 1_200_000, 1_700_000])
@@ -177,6 +211,20 @@ def test_a_file_in_the_place_of_a_module_is_named(tmp_path, name, content):
     assert done.returncode == 2, done
     assert done.stderr.startswith(f"error: {tmp_path / name}.py stands in the place of the module {name} (")
     assert done.stderr.count("\n") == 1
+
+
+def test_looking_for_such_a_file_changes_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "optax.py"
+    path.write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(sys.modules), list(sys.path)
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile(path.read_text(), str(path), "exec"))
+    assert shadow(caught.value) == (
+        f"{path} stands in the place of the module optax (ZeroDivisionError): rename it, or move it"
+    )
+    assert shadow(ZeroDivisionError()) is None
+    assert (dict(sys.modules), list(sys.path)) == before
 
 
 def test_a_model_is_not_blamed_for_an_environment_that_jax_cannot_start_in(tmp_path):

@@ -54,6 +54,14 @@ class OfItsOwnTypes(nnx.Module):
         return self.out(inputs)
 
 
+class WholeNumbers(Net):
+    """Has a parameter without a gradient."""
+
+    def __init__(self, *, rngs):
+        super().__init__(rngs=rngs)
+        self.places = nnx.Param(jnp.arange(3))
+
+
 class OneNumber(Net):
     """Gives `[b]` instead of logits."""
 
@@ -194,6 +202,7 @@ def nan(x):
         ({"model": OneLogit}, "OneLogit has a single logit: give it one for each class, or a loss of your own"),
         ({"model": OneNumber}, r"OneNumber gives \[4\]"),
         ({"data": with_labels(lambda part: part.inputs[:, :2])}, r"labels are float32 \[100, 2\]"),
+        ({"model": WholeNumbers}, "has the parameter places of int32, which has no gradient: make it of float32"),
         ({"data": with_labels(lambda part: part.labels / 2)}, r"labels are float32 \[100\]"),
         ({"loss": lambda model, batch, context: model(batch.inputs, context).sum()}, "MetricSums"),
         (

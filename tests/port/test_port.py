@@ -70,7 +70,7 @@ MAPPED = "import jax\np = jax.pmap(lambda x: x, 'i')\n"  # two lines, which find
     ],
 )
 def test_pmap_under_every_name(tmp_path, source, wanted):
-    assert found(tmp_path, main=source) == wanted
+    assert sorted(found(tmp_path, main=source)) == sorted(wanted)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,12 @@ def test_pmap_under_every_name(tmp_path, source, wanted):
         ("q = jax.pmap(lambda x: (x, x), 'i'); y = q(x)[0]", ["pmap"]),  # a part of the result, and no row
         ("q = jax.pmap(lambda x: (x, x), 'i'); y, z = q(x); y[0]", ["pmap", "first-copy"]),
         ("q = jax.pmap(f, 'i', out_axes=None); y = q(x); y[0]", ["axes-none", "pmap"]),
+        ("y = p(x); n = y.shape[0]; z = y.addressable_shards[0]", []),
+        ("y = p(x); z = y.params['w'][0]", ["first-copy"]),
+        ("y = p(x); z = y.mean(1)[0]", []),
+        ("import jax.numpy as jnp; x = jnp.repeat(x[None], n_devices, 0)", ["replicate"]),
+        ("import jax.numpy as jnp; x = jnp.array(devices)", []),
+        ("import tools; tools.pmap(f, devices=d)", []),
         ("y = x.device_buffers", ["device-buffers"]),
         ("jax.shard_map(f, check_rep=False)", ["check-rep"]),
         ("from jax.experimental.shard_map import shard_map; shard_map(f)", ["old-shard-map"]),
@@ -152,7 +158,7 @@ def test_pmap_under_every_name(tmp_path, source, wanted):
 def test_a_line(tmp_path, line, wanted):
     lines = found(tmp_path, main=MAPPED + line)
     assert lines[0] == "2 pmap"
-    assert lines[1:] == [f"3 {row}" for row in wanted]
+    assert sorted(lines[1:]) == sorted(f"3 {row}" for row in wanted)
 
 
 def test_what_an_error_is_caught_for_does_not_fail(tmp_path):
@@ -238,17 +244,16 @@ def test_no_false_line_on_our_own_package():
     assert [each for each in findings if each.row.status != "fine"] == []
     assert {"pmap", "pmean", "axes-none"} <= {each.row.id for each in findings}
     for each in findings:
-        lines = Path(each.path).read_text().splitlines()
-        assert any(name.rpartition(".")[2] in lines[each.line - 1] for name in each.row.names) or not each.row.names, (
-            each
-        )
+        line = Path(each.path).read_text().splitlines()[each.line - 1]
+        called = [name.partition("(")[0].rpartition(".")[2] for name in each.row.names]
+        assert any(name in line for name in called), each
         assert "steps/pmap.py" in each.path or "pmap" in Path(each.path).read_text(), each
 
 
 def test_names_that_are_gone_are_gone_and_others_are_not():
     for row in TABLE.values():
         for name in row.names:
-            if name.split(".")[0] in ("jax", "flax"):
+            if name.split(".")[0] in ("jax", "flax") and "(" not in name:
                 assert missing(name) == (row.status == "gone") or name == "jax.config.config", name
 
 

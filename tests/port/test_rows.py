@@ -236,7 +236,7 @@ def test_a_pmap_inside_a_pmap():
 def test_names_that_are_gone_and_what_takes_their_place():
     for row in TABLE.values():
         if row.status == "gone":
-            assert all(map(missing, row.names)) or row.id == "old-config", row.id
+            assert all(missing(name) for name in row.names if name[0] != "?") or row.id == "old-config", row.id
     assert missing("jax.numpy.msort")
     state, parts = numbers(3), list(numbers(N, 2, 3))
     same(jax_utils.replicate(state), np.stack([state] * N))

@@ -1,6 +1,7 @@
 import io
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -78,6 +79,18 @@ def test_shapes_of_arrays(tmp_path, shape):
     read = read_examples(tmp_path / "array.npy", (28, 28, 1))
     np.testing.assert_array_equal(read, noise(*shape).reshape(-1, 28, 28, 1))
     assert read.dtype == np.uint8
+
+
+@pytest.mark.filterwarnings("error")
+def test_headers_of_other_versions(tmp_path):
+    """NumPy warns of those that Python 2 wrote; what is read is the same."""
+    today, third = npy(noise(28, 28)), io.BytesIO()
+    with warnings.catch_warnings(action="ignore"):
+        np.lib.format.write_array(third, noise(28, 28), version=(3, 0))
+    for content in (third.getvalue(), today.replace(b"(28, 28), }  ", b"(28L, 28L), }")):
+        assert content != today
+        (tmp_path / "array.npy").write_bytes(content)
+        np.testing.assert_array_equal(read_images(tmp_path / "array.npy", 28, 28)[0, ..., 0], noise(28, 28))
 
 
 def test_colours_become_luma(tmp_path):

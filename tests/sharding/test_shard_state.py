@@ -17,6 +17,7 @@ from pmapdp.train import main, train
             "--mesh 'data:8' is not a list of different axes with their sizes",
         ),
         (["--mesh", "data=2,data=4", "--strategy", "jit"], "is not a list of different axes"),
+        (["--mesh", "data=" + "9" * 5000, "--strategy", "jit"], "...9999999999999' is not a list of different axes"),
         (["--mesh", "data=4,model=2", "--strategy", "jit", "--devices", "4"], "has 8 places for 4 device(s): try"),
         (["--layout", "modle", "--strategy", "jit"], "did you mean 'model'?"),
         (["--layout", "hidden=", "--strategy", "jit"], "unknown layout 'hidden='"),

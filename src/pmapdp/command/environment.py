@@ -9,8 +9,8 @@ import warnings
 from pmapdp.errors import reason
 
 VARIABLES = ("JAX_", "XLA_", "CUDA_VISIBLE_DEVICES")
-# Those of JAX that say where it computes and what it keeps, not how it computes.
-ORDINARY = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS")
+# Those of JAX that say where it computes, and what it keeps and prints, not how; of 64 bits a run decides itself.
+ORDINARY = re.compile("JAX_(PLATFORM|NUM_|.*CACHE|COORDINATOR|PROCESS|LOCAL_DEVICE|LOG|TRACEBACK|ENABLE_X64)")
 LEAST_ADDRESSES = 1.8e9  # bytes; with less C++ ends the process. A run of the digits on two devices takes 2.0e9.
 MOST_DEVICES = 1024
 
@@ -71,7 +71,12 @@ def cannot_start(error: BaseException) -> str | None:
         return (
             f"JAX cannot start with {' '.join(given.values())} in the environment ({said}): unset what is wrong there"
         )
-    unusual = [text for name, text in given.items() if name.startswith("JAX_") and name not in ORDINARY]
-    if not unusual:
+    if not (unusual := changed()):
         return None
     return f"{type(error).__name__} with {' '.join(unusual)} in the environment ({reason(error)}): unset it"
+
+
+def changed() -> list[str]:
+    """The variables of the environment, as `NAME=value`, that let JAX compute in another way than by default."""
+    given = sorted(os.environ.items())
+    return [f"{name}={value}" for name, value in given if name.startswith("JAX_") and not ORDINARY.match(name)]

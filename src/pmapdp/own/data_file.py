@@ -4,6 +4,7 @@ It holds `train_inputs` and `train_labels`, and may hold `train_weights`, the sa
 `classes`, the names of the classes.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def data_from_file(path: Path) -> DataSet:
     """
     with open_file(path, advice=f"write it with numpy.savez(file, {', '.join(ARRAYS)})") as opened:
         try:
-            with np.lib.npyio.NpzFile(opened) as file:  # refuses Python objects: they are code
+            # NumPy warns of headers that Python 2 wrote, and refuses Python objects, which are code.
+            with warnings.catch_warnings(action="ignore"), np.lib.npyio.NpzFile(opened) as file:
                 arrays = {name: file[name] for name in file}
             parts: dict[str, Any] = {}
             for name in ("train", "test", "validation"):

@@ -1,22 +1,24 @@
 """What the names in a file stand for, followed through imports, aliases, partials and assignments; nothing is run.
 
-A value is a dotted path: `jnp.sum` stands for "jax.numpy.sum", what it returns for "jax.numpy.sum()", and an element of
-that for "jax.numpy.sum()[]". So a pmapped function is "jax.pmap()", and "jax.pmap()()" is what it returns, `[N, ...]`.
-"jax.pmap(,)" returns a tuple. "jax.pmap PLACE" is a partial of pmap, "def PLACE" a function of the program, and
-"dict PLACE" a dictionary; None is what cannot be read.
+A value is a dotted path (`jnp.sum` stands for "jax.numpy.sum", and what it returns for "jax.numpy.sum()"), a `File`,
+the definition of a function, a dictionary that is written out, or a `Pmap`. An array `[N, ...]`, or a tree of such, is
+STACKED, and a tuple of these TUPLE. None is what cannot be read.
 """
 
 import ast
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
 
 PMAPS = ("jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap")
 LIBRARIES = ("jax", "flax", "optax", "numpy", "functools", "haiku", "equinox", "chex")
-THROUGH = ("jax.vmap", "jax.jit", "jax.checkpoint", "jax.remat", "functools.partial")  # of their first argument
-STACKED = (
-    "jax.pmap()()", "jax.pmap(,)()[", "flax.jax_utils.replicate()", "flax.training.common_utils.shard()",
-    "flax.jax_utils.prefetch_to_device()[", "jax.device_put_replicated()", "jax.device_put_sharded()",
-)  # fmt: skip
+STACKED, TUPLE = "[N]", "([N])"
+RETURNS = {
+    "flax.jax_utils.replicate": STACKED, "flax.training.common_utils.shard": STACKED,
+    "flax.jax_utils.prefetch_to_device": TUPLE, "jax.device_put_replicated": STACKED,
+    "jax.device_put_sharded": STACKED,
+}  # fmt: skip
 
 
 class File:
@@ -24,8 +26,8 @@ class File:
 
     def __init__(self, path: str, tree: ast.Module, cells: tuple[tuple[int, int], ...] = ()):
         self.path, self.tree, self.cells = path, tree, cells
-        self.names: dict[str, str | None] = {}
-        self.members: dict[str, dict[str, str | None]] = {}
+        self.names: dict[str, Any] = {}
+        self.members: dict[int, dict[str, Any]] = {}  # by the line of the class
 
     def place(self, line: int) -> str:
         """A line's number, in a notebook behind that of its cell; `cells` are pairs of the line before and a number."""
@@ -33,17 +35,38 @@ class File:
         return f"cell {cell} line {line - start}" if self.cells else str(line)
 
 
-class Names(ast.NodeVisitor):
-    """Binds the names of a file. The files of a program share `functions`, and `returned`: what these return."""
+class Pmap(NamedTuple):
+    """pmap with the keywords that are known so far; also a pmapped function."""
 
-    def __init__(self, file: File, files: dict[str, File], functions: dict[str, Any], returned: dict[str, str | None]):
-        self.file, self.files, self.functions, self.returned = file, files, functions, returned
-        self.scopes: list[dict[str, str | None]] = [file.names]
-        self.own: dict[str, str | None] = {}
-        self.inside: list[str] = []
+    name: str
+    keywords: dict[str | None, ast.expr]
+    mapped: bool = False
+    function: Any = None  # the definition of what is mapped, where it is found
 
-    def value(self, node: ast.AST | None) -> str | None:
+    def result(self) -> str | None:
+        """What the pmapped function returns; a tuple where that is not known, for its [0] is a part and no row."""
+        if "out_axes" in self.keywords and ast.unparse(self.keywords["out_axes"]) == "None":
+            return None
+        body = getattr(self.function, "body", None)
+        returns = [each.value for each in ast.walk(self.function or ast.Pass()) if isinstance(each, ast.Return)]
+        tuples = any(isinstance(each, ast.Tuple) for each in [*returns, body])
+        return TUPLE if tuples or self.function is None else STACKED
+
+
+class Names:
+    """Binds the names of a file. The files of a program share `returned`: what the functions return."""
+
+    def __init__(self, file: File, files: dict[str, File], returned: dict[Any, Any]):
+        self.file, self.files, self.returned = file, files, returned
+        self.scopes, self.own, self.inside = [file.names], dict[str, Any](), list[Any]()
+
+    def value(self, node: Any) -> Any:
         """What an expression stands for."""
+        found = self.read(node)
+        return Pmap(found, {}) if found in PMAPS else found
+
+    def read(self, node: Any) -> Any:
+        """The same, where pmap itself is a path."""
         match node:
             case ast.Name(id=name):
                 return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
@@ -51,63 +74,53 @@ class Names(ast.NodeVisitor):
                 return self.own.get(name)
             case ast.Attribute(value=inner, attr=name):
                 base = self.value(inner)
-                return self.files[base].names.get(name) if base in self.files else base and f"{base}.{name}"
-            case ast.Call():
-                return self.result(node)
-            case ast.Subscript(value=inner, slice=index):
-                base = self.value(inner) or ""
-                return None if not base or (is_zero(index) and base.startswith(STACKED)) else f"{base}[]"
-            case ast.Dict(keys=keys) if all(isinstance(key, ast.Constant) for key in keys):
-                return self.register("dict", node)
+                if base in (STACKED, TUPLE):
+                    return None if hasattr(jax.Array, name) else base  # x.shape is no array
+                return base.names.get(name) if isinstance(base, File) else f"{base}.{name}" if path_of(base) else None
+            case ast.Subscript(value=inner, slice=index):  # a leaf of a tree, or rows
+                base, leaf = self.value(inner), isinstance(index, ast.Name) or isinstance(literal(index), str)
+                return STACKED if base == TUPLE or (base == STACKED and leaf) else None
             case ast.Constant(value=str() | int() as constant):
                 return repr(constant)
-            case ast.BoolOp(values=parts):
+            case ast.BoolOp(values=parts) | ast.IfExp(body=ast.expr(), orelse=ast.expr(), _fields=parts):
+                parts = parts if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
                 return next(filter(None, map(self.value, parts)), None)
-            case ast.IfExp(body=first, orelse=second):
-                return self.value(first) or self.value(second)
+            case ast.Lambda() | ast.Dict():
+                return node
+            case ast.Call(func=function, args=args):
+                return self.result(node, self.value(function), [self.value(each) for each in args])
         return None
 
-    def register(self, kind: str, node: Any) -> str:
-        """A value for a node that is looked up later."""
-        key = f"{kind} {self.file.path}:{node.lineno}:{node.col_offset}"
-        self.functions[key] = node
-        return key
-
-    def result(self, node: ast.Call) -> str | None:
+    def result(self, node: ast.Call, function: Any, args: list[Any]) -> Any:
         """What a call returns."""
-        function, first = self.value(node.func), self.value(node.args[0]) if node.args else None
-        if function is None and isinstance(node.func, ast.Name) and node.func.id in ("len", "int", "tuple", "list"):
-            return "jax.device_count()" if first in ("jax.devices()", "jax.local_devices()") else first
-        if function == "functools.partial":
-            return self.register(first, node) if first and is_pmap(first) else first
-        if function and is_pmap(function):
-            if not node.args:  # a decorator with arguments
-                return self.register(function.split(" ")[0], node)
-            if ast.unparse(self.keywords(node).get("out_axes", node)) == "None":
-                return "jax.pmap(None)"
-            return f"jax.pmap({',' * returns_tuple(self.mapped_function(node))})"
-        return self.returned.get(function or "", function and f"{function}()")
+        if isinstance(function, Pmap):
+            if function.mapped:
+                return function.result()
+            given = function.keywords | self.keywords(node) | dict(zip(["axis_name"], node.args[1:2], strict=False))
+            body = args[0] if args and isinstance(args[0], FUNCTION) else None
+            return Pmap(function.name, given, bool(args), body)
+        if function == "functools.partial" and args and isinstance(args[0], Pmap):
+            return args[0]._replace(keywords=args[0].keywords | self.keywords(node))
+        if function in ("jax.vmap", "jax.jit", "jax.checkpoint", "jax.remat", "functools.partial") and args:
+            return args[-1] if args[0] == "jax.lax.scan" else args[0]
+        if function is None and getattr(node.func, "id", "") in ("len", "int", "tuple", "list") and args:
+            return "jax.device_count()" if args[0] in ("jax.devices()", "jax.local_devices()") else args[0]
+        if isinstance(function, FUNCTION):
+            return self.returned.get(function)
+        if function == STACKED and getattr(node.func, "attr", "") in ("get", "replace"):  # of a tree
+            return STACKED
+        return RETURNS.get(function, f"{function}()") if path_of(function) else None
 
-    def keywords(self, node: Any) -> dict[str | None, ast.expr]:
-        """The keywords of a call, with those of partials before it and of dictionaries that are written out."""
-        call = node if isinstance(node, ast.Call) else self.functions.get(self.value(node) or "")
-        if not isinstance(call, ast.Call):
-            return {}
-        given = self.keywords(call.func) if is_pmap(self.value(call.func)) else {}
-        for each in call.keywords:
-            known = self.functions.get(self.value(each.value) or "") if each.arg is None else None
+    def keywords(self, node: ast.Call) -> dict[str | None, ast.expr]:
+        """The keywords of a call, with those of dictionaries that are written out."""
+        given: dict[str | None, ast.expr] = {}
+        for each in node.keywords:
+            known = self.value(each.value) if each.arg is None else None
             pairs = zip(known.keys, known.values, strict=True) if isinstance(known, ast.Dict) else ()
-            given |= {key.value: value for key, value in pairs} or {each.arg: each.value}  # type: ignore[union-attr]
+            given |= {literal(key): value for key, value in pairs} or {each.arg: each.value}
         return given
 
-    def mapped_function(self, call: ast.Call) -> Any:
-        """The function that a pmap maps, through `vmap`, `partial` and the like: its definition, or a lambda."""
-        node: Any = call.args[0] if call.args else None
-        while isinstance(node, ast.Call) and node.args and self.value(node.func) in THROUGH:
-            node = node.args[-1 if self.value(node.args[0]) == "jax.lax.scan" else 0]
-        return node if isinstance(node, ast.Lambda) else self.functions.get(self.value(node) or "")
-
-    def bind(self, target: ast.AST, value: str | None, node: ast.AST | None = None) -> None:
+    def bind(self, target: Any, value: Any, node: Any = None) -> None:
         """Assign, part by part where both sides are tuples."""
         match target:
             case ast.Name(id=name):
@@ -117,101 +130,83 @@ class Names(ast.NodeVisitor):
             case ast.Starred(value=inner):
                 self.bind(inner, value)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                pairs = isinstance(node, ast.Tuple) and len(node.elts) == len(targets)
-                for each, part in zip(targets, node.elts if pairs else [None] * len(targets), strict=True):  # type: ignore[union-attr]
-                    self.bind(each, self.value(part) if pairs else value and f"{value}[]", part)
+                parts = getattr(node, "elts", ())
+                parts = parts if len(parts) == len(targets) else [None] * len(targets)
+                for each, part in zip(targets, parts, strict=True):
+                    self.bind(each, self.value(part) if part else STACKED if value in (STACKED, TUPLE) else None, part)
 
-    def generic_visit(self, node: ast.AST) -> None:
-        """Visit what stands inside, and bind the names."""
-        if isinstance(node, ast.For | ast.comprehension):
-            value = self.value(node.iter)
-            self.bind(node.target, value and f"{value}[]")
-        for each in getattr(node, "generators", ()):  # of a comprehension: they bind what its element reads
+    def visit(self, node: Any) -> None:
+        """Bind the names in a statement or an expression, in the order in which it runs."""
+        match node:
+            case ast.Import(names=names):
+                for each in names:
+                    path = each.name if each.asname else each.name.partition(".")[0]
+                    self.scopes[-1][each.asname or path] = self.local(path) or path
+            case ast.ImportFrom(module=module, names=names, level=level):
+                file = self.local(module or "", level)
+                for each in names:
+                    inner = self.local(".".join(filter(None, (module, each.name))), level)
+                    outside = None if file or level else f"{module}.{each.name}"
+                    known = file.names if file else {}
+                    name, value = each.asname or each.name, known.get(each.name) or inner or outside
+                    self.scopes[-1].update(known if name == "*" else {name: value})
+            case ast.ClassDef():
+                outer, self.own = self.own, self.file.members.setdefault(node.lineno, {})
+                self.scopes.append({})
+                self.children(node)
+                self.own |= {name: value for name, value in self.scopes.pop().items() if value}
+                self.own = outer
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                decorators = getattr(node, "decorator_list", [])
+                for part in [*decorators, node.args, getattr(node, "returns", None)]:
+                    self.visit(part or ast.Pass())
+                maps = [each for each in map(self.value, decorators) if isinstance(each, Pmap)]
+                if not isinstance(node, ast.Lambda):
+                    self.scopes[-1][node.name] = Pmap(*maps[0][:2], True, node) if maps else node
+                self.inside.append(node)  # its parameters hide the names outside
+                self.scopes.append(dict.fromkeys(each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)))
+                for part in node.body if isinstance(node.body, list) else [node.body]:
+                    self.visit(part)
+                results = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+                self.returned[node] = self.value(results[0]) if results else None
+                self.scopes.pop()
+                self.inside.pop()
+            case ast.For() | ast.comprehension():
+                self.visit(node.iter)
+                self.bind(node.target, STACKED if self.value(node.iter) == TUPLE else None)
+                self.children(node)
+            case _:
+                for each in getattr(node, "generators", ()):  # they bind what the element of a comprehension reads
+                    self.visit(each)
+                self.children(node)
+                if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+                    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                        self.bind(target, self.value(node.value), node.value)
+
+    def children(self, node: ast.AST) -> None:
+        """Visit what stands inside."""
+        for each in ast.iter_child_nodes(node):
             self.visit(each)
-        super().generic_visit(node)
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                self.bind(target, self.value(node.value), node.value)
 
-    def visit_Import(self, node: ast.Import) -> None:
-        """A library, or a file of the program."""
-        for name in node.names:
-            path = name.name if name.asname else name.name.partition(".")[0]
-            self.scopes[-1][name.asname or path] = self.local(path) or path
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """A name of either."""
-        file = self.local(node.module or "", node.level)
-        known = self.files[file].names if file else {}
-        for name in node.names:
-            if name.name == "*":
-                self.scopes[-1].update(known)
-                continue
-            inner = self.local(".".join(filter(None, (node.module, name.name))), node.level)
-            outside = None if file or node.level else f"{node.module}.{name.name}"
-            self.scopes[-1][name.asname or name.name] = known.get(name.name) or inner or outside
-
-    def local(self, module: str, level: int = 0) -> str | None:
+    def local(self, module: str, level: int = 0) -> File | None:
         """The file of the program that an import names, the nearest one where several would do."""
         if not level and module.partition(".")[0] in LIBRARIES:  # also beside a file of that name
             return None
-        folders = [Path(self.file.path).parent, *Path(self.file.path).parents[1:]]
+        folders = Path(self.file.path).parents
         tail = module.replace(".", "/")
         names = [f"{tail}.py", f"{tail}/__init__.py"] if tail else ["__init__.py"]
         tried = (str(each / name) for each in (folders[level - 1 : level] if level else folders) for name in names)
-        return next((path for path in tried if path in self.files), None)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """A class binds what its methods find on self."""
-        outer, self.own = self.own, self.file.members.setdefault(f"{node.name}:{node.lineno}", {})
-        self.scopes.append({})
-        self.generic_visit(node)
-        self.own.update({name: value for name, value in self.scopes.pop().items() if value})
-        self.own = outer
-
-    def visit_FunctionDef(self, node: Any) -> None:
-        """A function stands for its place, or for a pmapped function."""
-        key = self.register("def", node)
-        for each in node.decorator_list:
-            self.visit(each)
-        pmapped = any(is_pmap(self.value(each)) for each in node.decorator_list)
-        self.scopes[-1][node.name] = f"jax.pmap({',' * returns_tuple(node)})" if pmapped else key
-        self.body(node, key)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        """A function without a name."""
-        self.body(node, self.register("def", node))
-
-    def body(self, node: Any, key: str) -> None:
-        """Visit a function with its parameters, which hide the names outside."""
-        self.visit(node.args)
-        if getattr(node, "returns", None):
-            self.visit(node.returns)
-        names = [each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)]
-        self.scopes.append(dict.fromkeys(names))
-        self.inside.append(key)
-        for each in node.body if isinstance(node.body, list) else [node.body]:
-            self.visit(each)
-        result = next((each.value for each in ast.walk(node) if isinstance(each, ast.Return)), None)
-        if result:
-            self.returned[key] = self.value(result)
-        self.inside.pop()
-        self.scopes.pop()
+        return next((self.files[path] for path in tried if path in self.files), None)
 
 
-def is_pmap(value: str | None) -> bool:
-    """Whether a value is pmap itself, or a partial of it, which has its place behind the name."""
-    return value is not None and value.split(" ")[0] in PMAPS
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def is_zero(node: ast.AST) -> bool:
-    """Whether an index is 0."""
-    return isinstance(node, ast.Constant) and node.value == 0 and node.value is not False
+def path_of(value: Any) -> bool:
+    """Whether a value is a dotted path."""
+    return isinstance(value, str) and value not in (STACKED, TUPLE)
 
 
-def returns_tuple(function: Any) -> bool:
-    """Whether a function may return a tuple, so that [0] of its result is a part and no row."""
-    if function is None or isinstance(function, ast.Lambda):
-        return function is None or isinstance(function.body, ast.Tuple)
-    returns = (each.value for each in ast.walk(function) if isinstance(each, ast.Return))
-    return any(isinstance(each, ast.Tuple) for each in returns)
+def literal(node: Any) -> Any:
+    """The value of a constant."""
+    return node.value if isinstance(node, ast.Constant) else None

@@ -38,42 +38,38 @@ def needs(mapped: list[Mapped], files: dict[str, File]) -> dict[str, Any] | None
     if not steps:
         return None
     step = min(steps, key=lambda each: (not TRAINS.search(each.name), "step" not in each.name, "lambda" in each.name))
-    source, name = ast.unparse(files[step.path].tree), step.name if step.name.isidentifier() else "step"
-    key = [each for each in step.parameters if KEY.search(each)]
+    source, key = ast.unparse(files[step.path].tree), [each for each in step.parameters if KEY.search(each)]
     batch = [each for each in step.parameters if BATCH.search(each) and each not in key]
     state = [each for each in step.parameters if each not in key + batch]
     axis = step.axis if step.axis and step.axis[0] in "'\"" else "..."
     given, per_device = STATE.search(source), [leaf for leaf in ("batch_stats", "dropout_rng") if leaf in source]
-    optional = [f"    key=jax.random.key(0),  # {', '.join(key)}\n"] * bool(key)
-    optional += [f"    per_device={per_device},\n"] * bool(per_device)
     harness = HARNESS.format(
         module=re.sub(r"\W", "_", Path(step.path).stem),
-        step=name,
+        step=step.name if step.name.isidentifier() else "step",
         axis=axis,
         keywords="".join(KEYWORDS.findall(step.call)),
         given=given[1] if given else "...",
         state=", ".join(state) or "the state",
         batch=", ".join(batch) or "the batch",
-        optional="".join(optional),
+        optional=f"    key=jax.random.key(0),  # {', '.join(key)}\n" * bool(key)
+        + f"    per_device={per_device},\n" * bool(per_device),
         layout="replicated" if "in_axes=(None" in step.call else "stacked",
     )
-    return {
-        "step": step.name, "path": step.path, "axis_name": axis.strip("'\""), "state": state, "batch": batch,
-        "key": key, "per_device": per_device, "harness": harness,
-    }  # fmt: skip
+    found = {"step": step.name, "path": step.path, "axis_name": axis.strip("'\""), "state": state, "batch": batch}
+    return found | {"key": key, "per_device": per_device, "harness": harness}
 
 
 def as_json(findings: list[Finding], mapped: list[Mapped], files: dict[str, File], unread: list[str]) -> dict[str, Any]:
     """The report as one object."""
-    lines = [
-        {"path": each.path, "line": files[each.path].place(each.line), "construct": each.row.id, "code": each.code,
-         "status": each.row.status, "today": each.row.today, "shard_map": each.row.shard_map, "jit": each.row.jit,
-         "link": each.row.link} for each in findings
-    ]  # fmt: skip
-    fewest = sorted(mapped, key=lambda each: sum(each.key in found.inside for found in findings))
+    fields = ("status", "today", "shard_map", "jit", "link")
+    fewest = sorted(mapped, key=lambda each: sum(each.function in found.inside for found in findings))
     return {
         "jax": version("jax"),
-        "lines": lines,
+        "lines": [
+            {"path": each.path, "line": files[each.path].place(each.line), "construct": each.row.id, "code": each.code}
+            | {name: getattr(each.row, name) for name in fields}
+            for each in findings
+        ],
         "unread": unread,
         "summary": {status: sum(each.row.status == status for each in findings) for status in ORDER},
         "order": [f"{each.path}:{files[each.path].place(each.line)} {each.name}" for each in fewest],
@@ -87,15 +83,14 @@ def as_text(report: dict[str, Any]) -> str:
     if not lines:
         return "\n".join([*out, "No construct of pmap was found."])
     for each in lines:
-        if each["path"] != path:
-            path = each["path"]
-            out += ["", path]
-        code = each["code"] if len(each["code"]) < 80 else f"{each['code'][:77]}..."
+        out += ["", each["path"]] if each["path"] != path else []
+        path, code = each["path"], each["code"]
+        code = code if len(code) < 80 else f"{code[:77]}..."
         out.append(f"  {each['line']:>6}  {each['status']:5}  {each['construct']:14}  {code}")
     out += ["", "What stands there instead"]
     for row in sorted({each["construct"]: each for each in lines}.values(), key=lambda row: ORDER.index(row["status"])):
-        parts = ("today", "shard_map", "jit", "link")
-        out += [f"  {row['construct']}", *(f"    {part + ':':10} {row[part]}" for part in parts)]
+        out += [f"  {row['construct']}"]
+        out += [f"    {part + ':':10} {row[part]}" for part in ("today", "shard_map", "jit", "link")]
     said = ", ".join(f"{count} {status}" for status, count in report["summary"].items() if count)
     out += ["", f"Constructs: {said}."]
     steps = ["Correct the lines that are gone or fail."] * any(report["summary"][each] for each in ORDER[:2])

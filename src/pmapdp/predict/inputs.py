@@ -41,7 +41,8 @@ def read_examples(path: str | Path, shape: tuple[int, ...], dtype: Any = np.uint
 def read_array(path: str | Path, content: bytes, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """The examples in the `content` of a .npy file; the axis of a single channel may be left out."""
     try:
-        array = np.load(io.BytesIO(content))  # which reads no pickle, for it is code
+        with warnings.catch_warnings(action="ignore"):  # of headers that Python 2 wrote
+            array = np.load(io.BytesIO(content))  # which reads no pickle, for it is code
     except Exception as error:  # NumPy parses the header as Python, with whatever error that brings
         why = reason(error)
         raise UserError(f"{path} is no array that can be read ({why}): write it with numpy.save") from None
