@@ -17,10 +17,11 @@ import training_programs as programs
 
 from pmapdp.devices import simulate
 
-# What is true of a mistake besides its own sentence. Under jit, the plant of "nonlinear" makes N gradients.
+# What is true of a mistake besides its own sentence. Under jit, the plant of "nonlinear" makes N gradients. Where every
+# device computes everything, sums over the devices are N times as large.
 TRUE_TOO = {
     "left out": {"drift"}, "no all-reduce": {"drift"}, "same mask": {"other random numbers"},
-    "nonlinear": {"every device computes everything"},
+    "nonlinear": {"every device computes everything"}, "every device computes everything": {"scaled metrics"},
 }  # fmt: skip
 KEYS, FLOATS, METRICS = ("state", "none"), (True, False), (False, True)
 

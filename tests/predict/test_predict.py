@@ -90,7 +90,8 @@ def test_headers_of_other_versions(tmp_path):
     for content in (third.getvalue(), today.replace(b"(28, 28), }  ", b"(28L, 28L), }")):
         assert content != today
         (tmp_path / "array.npy").write_bytes(content)
-        np.testing.assert_array_equal(read_images(tmp_path / "array.npy", 28, 28)[0, ..., 0], noise(28, 28))
+        read = read_examples(tmp_path / "array.npy", (28, 28, 1))
+        np.testing.assert_array_equal(read[0, ..., 0], noise(28, 28))
 
 
 def test_colours_become_luma(tmp_path):
