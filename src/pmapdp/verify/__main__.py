@@ -1,7 +1,7 @@
 """`python -m pmapdp.verify FILE.py:FUNCTION`: verify a step in a file of your own.
 
-    python -m pmapdp.verify examples/mnist.py:verification
-    python -m pmapdp.verify examples/mnist.py:verification --devices 4 --json report.json
+    python -m pmapdp.verify examples/sum_of_means.py:check
+    python -m pmapdp.verify examples/sum_of_means.py:check --devices 4 --json report.json
 
 Exit status 0 where every check passed and all was compared, 1 where one failed, something was not compared or the
 program raised an error, 2 where the command is wrong.

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from pmapdp.verify.program import Operation, Program, evaluate
-from pmapdp.verify.rounding import Reference, Update
+from pmapdp.verify.reference_program import Reference
+from pmapdp.verify.rounding import Update
 
 ELEMENTWISE = {
     "abs", "acos", "add", "add_any", "and", "asin", "atan", "cbrt", "ceil", "clamp", "convert_element_type", "copy",

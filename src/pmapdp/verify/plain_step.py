@@ -10,9 +10,9 @@ import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.convention import Convention, find_convention
+from pmapdp.verify.reference_program import Reference
 from pmapdp.verify.references import Grouped, over_groups
 from pmapdp.verify.report import ArgumentsError
-from pmapdp.verify.rounding import Reference
 
 UNEQUAL = 1e-3  # of the largest number of a leaf: how far the groups of an old program may be apart
 

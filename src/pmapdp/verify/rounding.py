@@ -1,8 +1,8 @@
 """The reference's updates, and how far each leaf of a step may be off.
 
 The program computes in float64 where it keeps that type. Every update starts from the reference's state. The reference
-runs again, three times, with other rounding wherever numbers are added or are stored in a narrow type (`Rounding`); the
-largest change of a leaf is its spread. A leaf may be off by the sum of
+runs again, three times, with other rounding wherever numbers are added or are stored in a narrow type
+(`other_rounding`); the largest change of a leaf is its spread. A leaf may be off by the sum of
 
 - 4 times its spread;
 - a fraction of its own change in the update, for formulas that differ by more than rounding at the start: 1e-7 if its
@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 
 from pmapdp.verify import trees
-from pmapdp.verify.program import SUMS, Program, Rounding, evaluate, trace
+from pmapdp.verify.reference_program import Reference, leaves_of, unit_of
 from pmapdp.verify.report import ArgumentsError
 from pmapdp.verify.trees import Leaves
 
@@ -62,66 +61,6 @@ class Update(NamedTuple):
         return np.shape(leaves[0])[self.axis] if leaves else 0
 
 
-class Reference:
-    """The plain step, as a function of (state, batch, key) that names what it returns, and its programs."""
-
-    def __init__(self, function: Callable[..., dict[str, Any]], whole: bool = False):
-        self.function, self.jitted = function, jax.jit(function)
-        self.whole = whole  # whether it cuts the batch into groups itself, so that a part of it means something else
-        self.known: dict[tuple, Any] = {}
-
-    def once(self, what: str, arguments: tuple, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made once for arguments of these shapes and types."""
-        leaves = map(trees.plain, jax.tree.leaves(arguments))
-        form = (what, jax.tree.structure(arguments), *((np.shape(x), jnp.result_type(x)) for x in leaves))
-        if form not in self.known:
-            self.known[form] = make()
-        return self.known[form]
-
-    def compiled(self, arguments: tuple) -> Any:
-        """The compiled program for arguments of these shapes."""
-        return self.once("compiled", arguments, lambda: self.jitted.lower(*arguments).compile())
-
-    def __call__(self, arguments: tuple) -> dict[str, Leaves]:
-        """The leaves of the new state and of the metrics, on the host."""
-        return leaves_of(self.raw(arguments))
-
-    def raw(self, arguments: tuple) -> dict[str, Any]:
-        """State, metrics and key as trees on the host."""
-        return trees.to_host(self.compiled(arguments)(*trees.to_host(arguments)))
-
-    def program(self, arguments: tuple) -> tuple[Program, Any]:
-        """The traced program for arguments of these shapes, and the form of what it returns."""
-        return self.once("traced", arguments, lambda: trace(self.function, *arguments))
-
-    def coarsest_type(self, arguments: tuple) -> np.dtype:
-        """The coarsest type in which it adds numbers, or returns what it was given in a finer one."""
-        program, returned = self.program(arguments)
-        pairs = zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(returned["state"]), strict=True)
-        kept = [new.dtype for old, new in pairs if trees.is_float(new) and new.dtype != jnp.result_type(old)]
-        units = set(unit_of(program).values())
-        found = [dtype for dtype in map(np.dtype, FLOATS) if float(jnp.finfo(dtype).eps) in units] + kept
-        return max(found, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.dtype(np.float64))
-
-    def rounded(self, arguments: tuple, seed: int) -> dict[str, Any]:
-        """What it returns with other rounding."""
-        program, returned = self.program(arguments)
-
-        def run(seed: Any, *flat: Any) -> list[Any]:
-            known = dict(zip(program.inputs, flat, strict=True))
-            return evaluate(program, known, program.outputs, Rounding(seed))
-
-        jitted = self.once("rounded", arguments, lambda: jax.jit(run))
-        found = jitted(np.uint32(seed * 977 + 1), *jax.tree.leaves(trees.to_host(arguments)))
-        return trees.to_host(jax.tree.unflatten(jax.tree.structure(returned), found))
-
-
-def leaves_of(returned: dict[str, Any]) -> dict[str, Leaves]:
-    """The leaves of the "state", with a new key that was returned, and of the "metrics"."""
-    state = {name: trees.numbers(leaf) for name, leaf in trees.with_key(returned).items()}
-    return {"state": state, "metrics": trees.values(returned["metrics"])}
-
-
 def reference_updates(
     reference: Reference, state: Any, batches: list[Any], keys: Sequence[tuple], axis: int, ignored: Callable
 ) -> list[Update]:
@@ -154,26 +93,6 @@ def reference_updates(
         state, carried = new["state"], new.get("key")
         chains = [(row["state"], row.get("key")) for row in rows]
     return updates
-
-
-FLOATS = (jnp.float64, jnp.float32, jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2)
-
-
-def unit_of(program: Program) -> dict[int, float]:
-    """For each value the unit of the coarsest type in which numbers are added on the way to it; 0 where none are."""
-    unit: dict[int, float] = {}
-
-    def own(equation: Any) -> float:
-        counts = equation.primitive.name in SUMS
-        types = [v.aval.dtype for v in (*equation.invars, *equation.outvars) if hasattr(v.aval, "dtype")]
-        units = [jnp.finfo(t) for t in types if jnp.issubdtype(t, jnp.inexact)]
-        inner = (own(each) for jaxpr in jaxprs_in_params(equation.params) for each in jaxpr.eqns)
-        return max([float(each.eps) for each in units if counts] + list(inner), default=0.0)
-
-    for each in program.operations:
-        found = max([own(each.equation), *(unit.get(value, 0.0) for value in each.inputs)])
-        unit.update(dict.fromkeys(each.outputs, found))
-    return unit
 
 
 def sum_units(reference: Reference, arguments: tuple, new: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -14,8 +14,9 @@ from pmapdp.verify import trees
 from pmapdp.verify.convention import Convention, few
 from pmapdp.verify.layouts import Layout, sharding
 from pmapdp.verify.mistakes import named
+from pmapdp.verify.reference_program import Reference
 from pmapdp.verify.report import NotCheckedError, StepFailedError
-from pmapdp.verify.rounding import Reference, Update
+from pmapdp.verify.rounding import Update
 
 Copies = dict[str, list[np.ndarray]]  # what the devices hold of each leaf
 # A part of a message of JAX -> the mistake that it is about.

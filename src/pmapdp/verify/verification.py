@@ -17,9 +17,10 @@ from pmapdp.verify.compared import compared, gaps
 from pmapdp.verify.layouts import LAYOUTS, Layout, on_mesh
 from pmapdp.verify.mistakes import named
 from pmapdp.verify.plain_step import PlainStep
+from pmapdp.verify.reference_program import Reference
 from pmapdp.verify.references import Grouped
 from pmapdp.verify.report import FAILED, NOT_CHECKED, ArgumentsError, Check, Compared, NotCheckedError, Report
-from pmapdp.verify.rounding import Reference, Update, reference_updates
+from pmapdp.verify.rounding import Update, reference_updates
 from pmapdp.verify.trial import Trial, user_code
 
 COUNTS = (1, 2, 4, 8)
