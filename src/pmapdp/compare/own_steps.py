@@ -18,9 +18,10 @@ from pmapdp.verify import trees
 from pmapdp.verify.case import step_updates
 from pmapdp.verify.plain_step import PlainStep
 from pmapdp.verify.program_file import FailedError, full_path, verify_program
+from pmapdp.verify.reference_program import leaves_of
 from pmapdp.verify.references import Grouped
 from pmapdp.verify.report import NotCheckedError, Report
-from pmapdp.verify.rounding import Update, leaves_of
+from pmapdp.verify.rounding import Update
 from pmapdp.verify.trial import Trial
 from pmapdp.verify.verification import chosen_layout
 
