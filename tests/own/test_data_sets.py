@@ -199,6 +199,11 @@ def test_an_example_that_cannot_be_read_is_named():
         list(Batches(part(DataSet(Broken())), 8).epoch(0))
 
 
+def test_classes_that_are_an_array_are_refused():
+    with pytest.raises(UserError, match=r"classes=array.* are no names: give a tuple of texts"):
+        check_data(as_data_set(DataSet((INPUTS, LABELS), classes=np.unique(LABELS))))
+
+
 def test_a_label_of_the_test_set_that_no_training_example_has():
     with pytest.raises(UserError, match="the test labels have 'pig', which is none of the 3 classes: name all of them"):
         as_data_set(DataSet((INPUTS, NAMES[LABELS]), (INPUTS, ["pig"] * N)))

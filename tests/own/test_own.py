@@ -201,6 +201,10 @@ def nan(x):
         ({"data": DataSet(DATA.train, Split(DATA.test.inputs[:, :5], DATA.test.labels))}, "only n may differ"),
         ({"model": OneLogit}, "OneLogit has a single logit: give it one for each class, or a loss of your own"),
         ({"model": OneNumber}, r"OneNumber gives \[4\]"),
+        (
+            {"data": DataSet(DATA.train, DATA.test, ("a", "b"))},
+            "the data name 2 classes, and Net has 3 logits: name all",
+        ),
         ({"data": with_labels(lambda part: part.inputs[:, :2])}, r"labels are float32 \[100, 2\]"),
         ({"model": WholeNumbers}, "has the parameter places of int32, which has no gradient: make it of float32"),
         ({"data": with_labels(lambda part: part.labels / 2)}, r"labels are float32 \[100\]"),

@@ -28,9 +28,10 @@ def as_data_set(data: Any) -> DataSet:
             "Split(test_inputs, test_labels))"
         )
     classes: Any = data.classes
-    if not classes and isinstance(names := getattr(data.train, "classes", None), list | tuple) and are_names(names):
+    unnamed = isinstance(classes, list | tuple) and len(classes) == 0
+    if unnamed and isinstance(names := getattr(data.train, "classes", None), list | tuple) and are_names(names):
         classes = tuple(names)  # as of torchvision's data sets
-    if not classes and isinstance(data.train, tuple) and len(data.train) > 1 and are_names(data.train[1]):
+    elif unnamed and isinstance(data.train, tuple) and len(data.train) > 1 and are_names(data.train[1]):
         classes = names_of(data.train[1])
 
     def part(name: str, value: Any) -> Any:
