@@ -262,6 +262,7 @@ def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
     names |= {"errors": np.arange(1, 10), "numpy": np, "jax": jax}
     for code in examples:
         exec(code, names)
+    assert names["longer"].epochs[0]["test_loss"] < first["test_loss"]
     found = {name: check_data(as_data_set(names[name])).train for name in ("measured", "photos", "augmented")}
     assert [part.examples for part in found.values()] == [9, 100, 100]
     np.testing.assert_allclose(found["measured"].weights, 1 / np.arange(1, 10) ** 2, rtol=1e-6)
