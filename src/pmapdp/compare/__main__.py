@@ -91,6 +91,10 @@ def main(arguments: list[str]) -> None:
     own = any(".py:" in each and flag != "--model" for flag, each in zip(before, arguments, strict=False))
     make = own_programs if own and not any(each.startswith("--model=") for each in arguments) else four_ways
     report, json_file, html_file = make(arguments)
+    if json_file:  # before anything is printed, whose reader may go away
+        write_file(json_file, json.dumps(report, indent=2) + "\n")
+    if html_file:
+        write_file(html_file, page(report))
     print(textwrap.fill(summary(report), WIDTH))
     console = Console(highlight=False, width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH)
     for each in tables(report):
@@ -98,10 +102,7 @@ def main(arguments: list[str]) -> None:
     print(f"\n{verified(report['runs'])}")
     if any(run["simulated"] for run in report["runs"]):
         print("Simulated devices share the cores: they show equal results, not a speed-up.")
-    if json_file:
-        write_file(json_file, json.dumps(report, indent=2) + "\n")
     if html_file:
-        write_file(html_file, page(report))
         print(f"Open {html_file.name} in a browser: a page with the sources row by row.")
     else:
         print("Add --html page.html for a page with the sources row by row.")

@@ -14,7 +14,7 @@ WIDTH = 100
 def summary(report: dict[str, Any]) -> str:
     """One line on what was compared."""
     config, first = report["config"], report["runs"][0]
-    machine = report["runs"][-1]["machine"]
+    machine = report["runs"][1]["machine"]  # of the most devices
     if config is None:
         return f"{len(report['runs'])} programs, {first['global_batch_size']:,} examples an update; {machine}"
     return (
