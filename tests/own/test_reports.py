@@ -106,3 +106,40 @@ def test_layers_in_a_plain_list():
         UserError, match=r"static attribute 'layers' .*: keep layers and arrays in nnx.List or nnx.Dict"
     ):
         run(Listed)
+
+
+def of_kind(change):
+    """The data with both arrays of each part in another form."""
+    return DataSet(*(change(part) for part in (DATA.train, DATA.test)))
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (of_kind(lambda part: tuple(part)), "012"),
+        (of_kind(lambda part: Split(part.inputs.tolist(), part.labels.tolist())), "012"),
+        (of_kind(lambda part: Split(part.inputs, np.array(["a", "b", "c"])[part.labels])), "abc"),
+        (DataSet(DATA.train, DATA.test, np.array(["a", "b", "c"])), "abc"),
+    ],
+    ids=["tuples", "lists", "names as labels", "an array of names"],
+)
+def test_what_trains_is_exported(tmp_path, data, names):
+    """Case 13: tuples and lists trained and were evaluated, and could not be exported."""
+    last = run(own={"data": data}, workdir=str(tmp_path / "run")).epochs[-1]
+    assert last["test_loss"] == run().epochs[-1]["test_loss"]
+    export_run(str(tmp_path / "run"), tmp_path / "model.zip", model=Net, data=data)
+    assert load_exported(tmp_path / "model.zip").metadata["labels"] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("classes", "sentence"),
+    [
+        ({"0": "a"}, "classes={'0': 'a'} are no names: give a tuple of texts, or leave it out"),
+        (("a", "b"), "the data set names 2 classes, for labels up to 2 and 3 logits of Net: name all, or none"),
+        (np.unique(DATA.train.labels), r"classes=\(0, 1, 2\) are no names: give a tuple of texts"),
+    ],
+)
+def test_names_of_classes_that_are_none(classes, sentence):
+    """Case 13: they were looked at when the exported file was read."""
+    with pytest.raises(UserError, match=sentence):
+        run(own={"data": DataSet(DATA.train, DATA.test, classes)})

@@ -6,6 +6,7 @@ from typing import Any
 
 from pmapdp.errors import UserError
 from pmapdp.job import Job
+from pmapdp.run.best_epoch import ends_early
 from pmapdp.run.checkpoint import Checkpoint, Checkpoints
 from pmapdp.run.start_weights import with_weights
 from pmapdp.run.workdir import DEFAULTS, changes, claimed, identity, in_words, require_shared
@@ -73,11 +74,6 @@ def changes_after_end(job: Job, found: Checkpoint) -> dict[str, list[Any]]:
         f"the run in --workdir {job.config.workdir} {why}, and differs in {in_words(different)}: {works}, or name "
         "another folder"
     )
-
-
-def ends_early(progress: dict[str, Any], patience: int | None) -> bool:
-    """Whether the last epochs, `patience` in number, were no better than the best."""
-    return bool(patience and progress["last"] and progress["last"]["epoch"] - progress["best"]["epoch"] >= patience)
 
 
 def last_finite(job: Job, checkpoints: Checkpoints, most: int) -> Checkpoint | None:

@@ -17,10 +17,11 @@ import numpy as np
 from pmapdp.errors import DivergedError, StoppedError, UserError, shown
 from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
+from pmapdp.run.best_epoch import better, chosen_metric, ends_early
 from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
 from pmapdp.run.report import Reporter, facts, header
-from pmapdp.run.resume import beginning, ends_early, last_finite, open_checkpoints
+from pmapdp.run.resume import beginning, last_finite, open_checkpoints
 from pmapdp.run.start_weights import sentence
 from pmapdp.run.stop_request import StopRequest
 from pmapdp.run.workdir import in_words, update_schedule
@@ -231,23 +232,3 @@ class Run:
         best, last = self.kept["best"], self.kept["last"]
         key = chosen_metric(best, self.config.best)[1] if best else ""
         self.report.end(best, last, key, self.compile_seconds, seconds)
-
-
-def chosen_metric(results: dict[str, Any], best: str | None) -> tuple[str, str]:
-    """Which epoch is the best: `highest` or `lowest`, and of which key of the results. Of the validation set where
-    there is one, else of the test set, else of the training set.
-
-    Args:
-        results: of an epoch.
-        best: the setting `--best`; with None it is the highest accuracy, or the lowest loss where there is none.
-    """
-    part = next(part for part in ("validation", "test", "train") if f"{part}_loss" in results)
-    usual = "highest:accuracy" if f"{part}_accuracy" in results else "lowest:loss"
-    order, _, name = (best or usual).partition(":")
-    return order, f"{part}_{name}"
-
-
-def better(results: dict[str, Any], than: dict[str, Any], best: str | None) -> bool:
-    """Whether an epoch is better than the best so far; `best` as for `chosen_metric`."""
-    order, key = chosen_metric(results, best)
-    return results[key] > than[key] if order == "highest" else results[key] < than[key]
