@@ -94,9 +94,8 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"config={shown(config)} is no configuration: give pmapdp.config.Config(devices=8)")
     if first:
-        rules = [each.rpartition(":")[0] for each in (config.optimizer, config.schedule) if ".py:" in each]
         metrics = Output("--metrics-file", config.metrics_file, JSON)
-        check_outputs(metrics, inputs=[*own_files(config), *rules, config.init_from], run=config.workdir)
+        check_outputs(metrics, inputs=[*own_files(config), config.init_from], run=config.workdir)
     paths = {name: getattr(config, name) for name in ("workdir", "data_dir", "metrics_file", "init_from")}
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
