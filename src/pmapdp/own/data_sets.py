@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from pmapdp.data.dataset import DataSet, Split, Texts, Weighted
 from pmapdp.errors import UserError, shown
 from pmapdp.own.arrays import NAMES
@@ -29,7 +27,7 @@ def as_data_set(data: Any) -> DataSet:
             f"data={shown(data)} is no data set: give pmapdp.data.dataset.DataSet(Split(inputs, labels), "
             "Split(test_inputs, test_labels))"
         )
-    classes: Any = tuple(data.classes.tolist()) if isinstance(data.classes, np.ndarray) else data.classes
+    classes: Any = data.classes
     unnamed = isinstance(classes, list | tuple) and len(classes) == 0
     if unnamed and isinstance(names := getattr(data.train, "classes", None), list | tuple) and are_names(names):
         classes = tuple(names)  # as of torchvision's data sets
