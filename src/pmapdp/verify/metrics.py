@@ -21,9 +21,12 @@ def explain_metrics(case: Case, alike: bool, facts: str = "") -> Cause:
         cause: sum(cause in found for found in possible.values()) for found in possible.values() for cause in found
     }
     cause = max(count, key=lambda cause: count[cause], default=unnamed)
-    if cause == "mean of means" and count[cause] < len(wrong):
+    leaves = [name for name in wrong if cause in possible[name]]
+    of_parts = cause in ("mean of means", "one device's metrics") and not any(apart(case, n, *wrong[n]) for n in leaves)
+    if of_parts and count[cause] < len(wrong):
         cause = unnamed  # by chance, as an accuracy of few values is explained where the loss is not
-    leaves = [name for name in wrong if cause in possible[name]] or list(wrong)
+        leaves = []
+    leaves = leaves or list(wrong)
     rows = (search.found.get("padded") or (0, 0))[1]
     facts = f"{'It is wrong on one device, too. ' * alike}{times(case, leaves[0])}{facts}"
     name, _, ratio = cause.partition(": ")
@@ -35,7 +38,7 @@ def causes_of(search: Search, name: str, far: float, tolerance: float) -> list[s
     case, copies, right = search.case, search.case.got["metrics"][name], search.case.update.values["metrics"][name]
     if (search.wrong and not all(np.isfinite(copy).all() for copy in copies)) or far <= CLEAR * tolerance:
         return []
-    if max(trees.distance(copy, copies[0]) for copy in copies) > max(tolerance, REST * far):
+    if apart(case, name, far, tolerance):
         return ["one device's metrics"]
     guesses: list[tuple[str, Any]] = []
     if not search.alike:
@@ -54,6 +57,12 @@ def causes_of(search: Search, name: str, far: float, tolerance: float) -> list[s
     within = [cause for rest, cause in rests if rest <= tolerance / 4]
     rest, cause = min(rests, default=(np.inf, ""), key=lambda pair: pair[0])
     return list(dict.fromkeys(within)) or [cause] * (rest <= REST / 5 * far)
+
+
+def apart(case: Case, name: str, far: float, tolerance: float) -> bool:
+    """Whether the devices hold different values of a wrong metric."""
+    copies = case.got["metrics"][name]
+    return max(trees.distance(copy, copies[0]) for copy in copies) > max(tolerance, REST * far)
 
 
 def times(case: Case, name: str) -> str:

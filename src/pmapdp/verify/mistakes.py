@@ -58,7 +58,8 @@ MISTAKES = {
         "{leaves}: this is the mean of what each device computes from its own examples, and it depends on how the "
         "batch is cut. If the devices hold different numbers of valid examples, divide sums: lax.psum(sum of "
         "gradients, axis_name) / lax.psum(count, axis_name). If each device normalises its examples alone, as batch "
-        "norm does, average their mean and their mean of squares (lax.pmean; in Flax, axis_name).",
+        "norm does, average their mean and their mean of squares (lax.pmean; in Flax, axis_name). If all draw the same "
+        "random numbers, fold the index of the example in the global batch into the key (jax.random.fold_in).",
     ),
     "local statistics": Mistake(
         EVERYWHERE,

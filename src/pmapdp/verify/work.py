@@ -47,10 +47,14 @@ def work_is_split(cases: list[Case]) -> Cause | None:
         for device in program.local_devices():
             busy[device] = busy.get(device, 0.0) + operations(program) * step.longer
     ratio = max(busy.values()) / (total or 1)
+    most = TOO_MUCH * share
+    fixed = (share - 1 / N) / (1 - 1 / N)  # of the whole, what does not depend on the number of examples
+    if most <= ratio < most + 2 * fixed:
+        raise NotCheckedError(f"{fixed:.0%} of the work is the same for any number of examples: give a larger batch")
     looped = max(step.longer, whole.longer) > 1.01
-    if looped and TOO_MUCH * share <= ratio < SURE * share:
+    if looped and most <= ratio < SURE * share:
         raise NotCheckedError(f"the work in loops is an estimate, {ratio:.0%} of the whole on the busiest device")
-    return named("every device computes everything", ratio=ratio, part=share) if ratio >= TOO_MUCH * share else None
+    return named("every device computes everything", ratio=ratio, part=share) if ratio >= most else None
 
 
 def part_of(case: Case, whole: "Work") -> float | None:
