@@ -422,11 +422,16 @@ np.testing.assert_allclose(state["params"]["w"], np.asarray(stack["params"]["w"]
 print(f"after 20 updates both have the loss {float(new_loss):.4f}, with the same dropout masks")
 
 # %% [markdown]
-# ## Let a command read your program
+# ## Let two commands read your program
 #
 # `python -m pmapdp.port PATH` reads a program, a notebook or a folder. It runs nothing. It lists each construct of pmap with its
 # line and what JAX does with it today, and says what stands there under shard_map and jit, in which order to port, and what verify
 # needs. Here is what it says about the old program. The part about each construct is left out; the [page](../docs/porting.md) has it.
+#
+# `python -m pmapdp.compare old.py:program new.py:program` shows to colleagues what a port has changed, and what it has not. Each
+# program is a function that returns the arguments of `verify`. The command verifies it, and sets sources, what the devices
+# hold, the compiled collectives, memory and time beside each other. The file
+# [port_example.py](../src/pmapdp_lessons/programs/port_example.py) has a small step before and after its port to jit.
 
 # %%
 from pmapdp.port.constructs import find
@@ -439,8 +444,31 @@ lines, rest = as_text(report).replace(old.__file__, "pmap_program.py").split("Wh
 print(lines, rest[rest.index("\n\n") :], sep="")
 assert report["summary"]["gone"] == report["summary"]["fails"] == 0
 
+# %%
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pmapdp_lessons.pictures import lesson_10
+from pmapdp_lessons.programs import port_example
+
+page = Path(tempfile.mkdtemp()) / "page.html"
+programs = [f"{port_example.__file__}:{name}" for name in ("old", "new")]
+files = ["--html", str(page), "--json", str(page.with_suffix(".json"))]
+subprocess.run([sys.executable, "-m", "pmapdp.compare", *programs, *files], capture_output=True, check=True)
+for run in json.loads(page.with_suffix(".json").read_text())["runs"]:
+    exchanged = sum(each["bytes"] for each in run["collectives"])
+    shape = run["held"]["state"]["largest"]["shape"]
+    print(f"{run['name']:20s} verify: {run['verdict']}; largest array of the state {shape}; exchanges {exchanged:,} bytes")
+    assert run["verdict"] == "passed"
+lesson_10.page(page)
+
 # %% [markdown]
-# No line fails, so the program still runs. The harness at the end is the one that we wrote above, as far as the command can read it.
+# No line of the old program fails, so it still runs. The harness at the end is the one that we wrote above, as far as the command
+# can read it. The two small programs exchange the same bytes, the gradients and the loss. The device axis is gone from the state,
+# and in the page the line with the `pmean` is marked as one that the new program does not have.
 #
 # ## Exercises
 #
@@ -503,7 +531,8 @@ for exercise in (unstacked, ported, corrected_variance):
 # - Put `my_pmap` in first; then one function at a time: shard_map drops the device axis, jit drops the collectives as well.
 # - JAX does not check that a replicated array is equal on all devices; your step must make it so. Look first at batch
 #   statistics, keys in the state and metrics, because there a port differs most often.
-# - Verify twice: against the old program, and against one device, because the old program may depend on their number.
+# - Verify twice: against the old program, and against one device, because the old program may depend on their number. Then
+#   show both with `pmapdp.compare`.
 #
 # Read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html),
 # [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html), and our page on [verify](../docs/verify.md). Next:

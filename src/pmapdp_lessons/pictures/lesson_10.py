@@ -1,11 +1,13 @@
 """The pictures of lesson 10: the three ways, and the sources of a step in columns."""
 
+import ast
 import difflib
 import html
 import inspect
 
 from IPython.display import HTML, IFrame
 
+from pmapdp.compare.lines import marked, plain_lines, unindented
 from pmapdp_lessons import drawing
 
 
@@ -37,20 +39,49 @@ def changed(old, new) -> set[int]:
     return {row + 1 for row in range(len(lines[1])) if row not in same}
 
 
-def columns(single, *others) -> HTML:
-    """The sources beside each other; the lines that differ from `single` are marked."""
-    cells = ""
-    for function in (single, *others):
-        marked = changed(single, function) if function is not single else set()
-        rows = ""
-        for row, line in enumerate(inspect.getsource(function).splitlines()):
-            colour = "background:#d9770633;" if row in marked else ""
-            rows += f'<div style="{colour}white-space:pre-wrap;min-height:1.3em">{html.escape(line)}</div>'
-        cells += f"<div>{rows}</div>"
-    frame = "display:grid;grid-template-columns:1fr 1fr;gap:1em;font:10px/1.3 monospace;text-align:left"
-    return HTML(f'<div style="{frame}">{cells}</div>')
+def columns(**ways) -> HTML:
+    """The sources beside each other, row by row as in the page of `pmapdp.compare`: the step, the placing, the wrapper.
+
+    What is not in the first is marked. Lines that do not fit are wrapped, and on a narrow page columns stand below each
+    other.
+    """
+    parts = {name: by_role(way) for name, way in ways.items()}
+    first = next(iter(parts.values()))
+    rows = ""
+    for role, plain in first.items():
+        cells = "".join(
+            f'<div><b style="color:#767676;font-size:0.9em">{html.escape(name)}</b>{lines(marked(plain, found[role]))}</div>'
+            for name, found in parts.items()
+        )
+        grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:0 1.2em;text-align:left"
+        title = f'<div style="margin:0.8em 0 0.2em;border-top:1px solid #76767666;text-align:left"><b>{role}</b></div>'
+        rows += f'{title}<div style="{grid}">{cells}</div>'
+    return HTML(f"<div>{rows}</div>")
+
+
+def by_role(way) -> dict[str, list[str]]:
+    """The lines of a function that returns a step and how to place a batch."""
+    source = inspect.getsource(way)
+    body = ast.parse(source).body[0].body
+    step, place = (each for each in body if isinstance(each, ast.FunctionDef))
+    rest = [each for each in body if each not in (step, place)]
+    parts = {"The step": [step], "Place a batch": [place], "The wrapper": rest}
+    return {role: plain_lines(source, nodes) for role, nodes in parts.items()}
+
+
+def lines(found) -> str:
+    """Lines with their marks; one that is too long is wrapped below its own beginning."""
+    shown = ""
+    for spaces, line in map(unindented, found):
+        pieces = (
+            f'<span style="background:#d9770640">{html.escape(piece)}</span>' if mark else html.escape(piece)
+            for piece, mark in line
+        )
+        style = f"padding-left:{spaces + 2}ch;text-indent:-2ch;white-space:pre-wrap"
+        shown += f'<div style="{style}">{"".join(pieces)}</div>'
+    return f'<div style="font:10px/1.4 monospace;overflow-wrap:anywhere">{shown}</div>'
 
 
 def page(path) -> IFrame:
     """An HTML page that needs nothing beside itself, in a frame of its own, so that it travels with the notebook."""
-    return IFrame("about:blank", "100%", 500, extras=[f'srcdoc="{html.escape(path.read_text())}"'])
+    return IFrame("about:blank", "100%", 700, extras=[f'srcdoc="{html.escape(path.read_text())}"'])
