@@ -119,30 +119,23 @@ print("the first shard:", first.shape, first.devices())
 # takes the axis away, calls the step, and adds it again. We put it into the old program, and change nothing else.
 
 # %%
-import functools
-
 import jax.numpy as jnp
 
 
 def my_pmap(step, axis_name="batch", in_axes=0, out_axes=0, donate_argnums=()):
     """A step over arrays [N, ...]; an axis is 0, or None for what is equal on all devices; axes may be tuples of these."""
+    where = {0: P(axis_name), None: P()}
+    in_specs, out_specs = jax.tree.map(where.get, (in_axes, out_axes), is_leaf=lambda axis: axis is None)
+
+    def change(function, specs, tree):  # what has a device axis
+        return jax.tree.map(lambda spec, part: part if spec == P() else jax.tree.map(function, part), specs, tree)
+
+    def one_device(*arguments):  # from [1, ...] to [...] and back
+        result = step(*change(lambda x: x[0], in_specs, arguments))
+        return change(lambda x: jnp.asarray(x)[None], out_specs, result)
+
     mesh = Mesh(np.array(jax.local_devices()), (axis_name,))
-
-    def map_axes(function, axes, *trees):
-        return jax.tree.map(function, axes, *trees, is_leaf=lambda axis: axis is None)
-
-    def inside(axis, tree):  # [1, ...] to [...]
-        return tree if axis is None else jax.tree.map(lambda x: x[0], tree)
-
-    def outside(axis, tree):
-        return tree if axis is None else jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
-
-    @functools.wraps(step)
-    def one_device(*arguments):
-        return map_axes(outside, out_axes, step(*map_axes(inside, in_axes, arguments)))
-
-    specs = [map_axes(lambda axis: P() if axis is None else P(axis_name), axes) for axes in (in_axes, out_axes)]
-    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate_argnums)
 
 wanted = jax.device_get(jax_utils.unreplicate(old_state))

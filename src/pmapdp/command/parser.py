@@ -93,12 +93,10 @@ def add(section: Any, field: dataclasses.Field[Any], hint: Any, default: Any) ->
     if hint is bool:
         section.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=text)
         return
-    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    kind = typing.get_args(hint)[0] if several or optional else hint
+    kind = typing.get_args(hint)[0] if several or typing.get_origin(hint) in (types.UnionType, typing.Union) else hint
     section.add_argument(
         flag(field.name),
-        action="extend" if several else "store",
-        nargs="+" if several else None,
+        **{"action": "extend", "nargs": "+"} if several else {},
         type=functools.partial(convert, flag(field.name), kind),
         choices=typing.get_args(kind) or None,
         metavar=VALUES[kind][0] if kind in VALUES else None,
