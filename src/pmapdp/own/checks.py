@@ -89,7 +89,7 @@ def check_classes(name: str, logits: Any, labels: np.ndarray, data: DataSet) -> 
             f"these{', labels.argmax(1)' if labels.ndim == 2 else ''}, or a loss of your own"
         )
     C = logits.shape[1]
-    if data.classes and len(data.classes) != C:
+    if C > 1 and data.classes and len(data.classes) != C:
         raise UserError(
             f"the data name {len(data.classes)} classes, and {name} has {C} logits: name all of them in their order, "
             "DataSet(..., classes=(...)), or none"
