@@ -321,8 +321,12 @@ for case in compared["parting"]:
         print(f"{case['name']:34s} {program['name']:28s}", shown)
 
 # %% [markdown]
-# Under jit all of these cases equal one device, because the program is that of one device. (The row with `check_vma=True` is the
-# next section.)
+# <details><summary>Answer</summary>
+#
+# Clipping before the average and a key folded with the number of the device differ; accumulation is equal. Under jit all of these
+# cases equal one device, because the program is that of one device. (The row with `check_vma=True` is the next section.)
+#
+# </details>
 #
 # ## The trap
 #
