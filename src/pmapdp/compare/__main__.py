@@ -119,6 +119,8 @@ def four_ways(arguments: list[str]) -> tuple[Report, Path | None, Path | None]:
         CompareOptions, arguments, program="python -m pmapdp.compare", sections=("data", "model", "optimization")
     )
     config = replace(config, steps=options.steps, mesh=None, layout="data")
+    if options.global_batch_size is not None:
+        config = replace(config, global_batch_size=options.global_batch_size, per_device_batch_size=None)
     json_file, html_file = outputs(options, own_files(config))
     return report_of_ways(config, options.strategies, options.devices, say), json_file, html_file
 

@@ -9,9 +9,8 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from pmapdp.errors import UserError
@@ -27,35 +26,36 @@ def apart(function: Callable[..., Any], *arguments: Any, **environment: str) -> 
     Raises:
         UserError: the one that the function raised, or the process died.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "call")
-        path.write_bytes(pickle.dumps((function.__module__, function.__qualname__, arguments)))
-        command = [sys.executable, "-m", "pmapdp.compare.apart", str(path)]
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
-        # What code of the user's prints goes to standard error: standard output has the table alone.
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=variables)
-        if done.returncode:
-            raise UserError(
-                f"the process that was to run {function.__name__} ended with status {done.returncode}: see its message "
-                "above, or free some memory"
-            )
-        result, error = pickle.loads(path.read_bytes())
+    call = pickle.dumps((function.__module__, function.__qualname__, arguments))
+    command = [sys.executable, "-m", "pmapdp.compare.apart"]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
+    # By pipes, which leave nothing behind when a signal ends this process.
+    done = subprocess.run(command, input=call, stdout=subprocess.PIPE, env=variables)
+    if done.returncode:
+        raise UserError(
+            f"the process that was to run {function.__name__} ended with status {done.returncode}: see its message "
+            "above, or free some memory"
+        )
+    result, error = pickle.loads(done.stdout)
     if error is not None:
         raise error
     return result
 
 
-def main(path: Path) -> None:
-    """Read a call from a file, make it, and write its result, or the error that is the user's, to the same file."""
-    module, name, arguments = pickle.loads(path.read_bytes())
-    result = error = None
-    try:
-        result = getattr(importlib.import_module(module), name)(*arguments)
-    except UserError as raised:
-        error = raised.with_traceback(None)
-        error.__cause__ = error.__context__ = None  # which may not be pickled
-    path.write_bytes(pickle.dumps((result, error)))
+def main() -> None:
+    """Read a call from standard input, make it, and write its result, or the error that is the user's, to standard
+    output. What the user's code prints goes to standard error."""
+    module, name, arguments = pickle.load(sys.stdin.buffer)
+    with suppress(BrokenPipeError), os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:  # the caller has ended
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        result = error = None
+        try:
+            result = getattr(importlib.import_module(module), name)(*arguments)
+        except UserError as raised:
+            error = raised.with_traceback(None)
+            error.__cause__ = error.__context__ = None  # which may not be pickled
+        pickle.dump((result, error), output)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
