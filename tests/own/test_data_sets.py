@@ -49,12 +49,12 @@ def memory_mapped(folder):
 
 
 def tensors_of_torch(folder):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tensors are NOT TESTED")
     return torch.from_numpy(INPUTS), torch.from_numpy(LABELS).long()
 
 
 def data_set_of_torch(folder):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tensors are NOT TESTED")
     return torch.utils.data.TensorDataset(*tensors_of_torch(folder))
 
 
