@@ -13,9 +13,9 @@ INPUTS = np.arange(12).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
 
 
-def checked(inputs=INPUTS, labels=LABELS) -> Split:
+def checked(inputs=INPUTS, labels=LABELS, classifies=False) -> Split:
     """The training split of a data set whose both parts are these arrays."""
-    return check_data(DataSet(Split(inputs, labels), Split(inputs, labels))).train
+    return check_data(DataSet(Split(inputs, labels), Split(inputs, labels)), classifies=classifies).train
 
 
 INTEGERS = [f"{order}{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8) for order in "<>"]
@@ -35,6 +35,7 @@ def test_numbers_stay_what_they_are(dtype, what):
         assert found.dtype == np.int32
 
 
+@pytest.mark.parametrize("classifies", [True, False])
 @pytest.mark.parametrize("what", ["inputs", "labels"])
 @pytest.mark.parametrize(
     ("dtype", "number"),
@@ -46,11 +47,11 @@ def test_numbers_stay_what_they_are(dtype, what):
     ],
     ids=str,
 )
-def test_a_number_that_does_not_fit_is_refused(what, dtype, number):
+def test_a_number_that_does_not_fit_is_refused(what, dtype, number, classifies):
     array = (INPUTS if what == "inputs" else LABELS).astype(dtype)
     array[0] = number
     with pytest.raises(UserError, match=f"the training {what} .* are from .* which do not fit in .*32"):
-        checked(**{what: array})
+        checked(**{what: array}, classifies=classifies)
 
 
 def test_labels_of_32_bits_without_a_sign_are_refused_where_they_do_not_fit():

@@ -9,7 +9,7 @@ import numpy as np
 from pmapdp.data.dataset import DataSet, Split, Weighted
 from pmapdp.errors import UserError, reason, shown
 from pmapdp.own.content import sampled
-from pmapdp.own.labels import of_a_classifier
+from pmapdp.own.labels import are_whole, of_a_classifier
 
 NAMES = {"train": "the training", "test": "the test", "validation": "the validation"}
 
@@ -60,7 +60,8 @@ def check_split(name: str, split: Split | Weighted, classifies: bool = False) ->
         inputs = checked("inputs", inputs)
     labels = as_array(f"{name} labels", split.labels)
     labels = of_a_classifier(labels) if classifies else labels
-    labels = checked("labels", labels, np.int32 if labels.dtype.kind in "biu" else None)
+    numbered = labels.dtype.kind in "biu" or (classifies and are_whole(labels))
+    labels = checked("labels", labels, np.int32 if numbered else None)
     weights = None if split.weights is None else checked("weights", split.weights, np.float32)
     for each in jax.tree.leaves(inputs):
         if each.shape[:1] != labels.shape[:1] or each.shape[:1] in ((), (0,)):

@@ -32,14 +32,17 @@ def numbers_of(what: str, labels: Any, classes: tuple[str, ...]) -> np.ndarray:
 
 
 def of_a_classifier(labels: np.ndarray) -> np.ndarray:
-    """Labels `[n]` from `[n, 1]`, from one-hot rows `[n, C]` and from floating-point numbers that are whole; others as
-    they are."""
+    """Labels `[n]` from `[n, 1]` and from one-hot rows `[n, C]`; others as they are."""
     if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    elif labels.ndim == 2 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
-        labels = labels.argmax(1)
-    whole = labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.rint(labels)).all()
-    return labels.astype(np.int32) if whole or labels.dtype.kind in "iu" else labels
+        return labels[:, 0]
+    if labels.ndim == 2 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
+        return labels.argmax(1)
+    return labels
+
+
+def are_whole(labels: np.ndarray) -> bool:
+    """Whether labels `[n]` of floating-point numbers are whole numbers."""
+    return labels.dtype.kind == "f" and labels.ndim == 1 and bool((labels == np.rint(labels)).all())
 
 
 def how_to_number(found: np.ndarray, C: int) -> str:
