@@ -12,7 +12,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pmapdp.errors import UserError, unknown
+from pmapdp.errors import UserError, shown, unknown
 
 MOST = 2**31 - 1  # what JAX counts with
 FLOAT32 = 3.4e38
@@ -250,19 +250,20 @@ def check_values(config: Config) -> None:
     for field in dataclasses.fields(config):
         name, value, kind = field.name, getattr(config, field.name), types[field.name]
         if typing.get_origin(kind) is Literal:
-            if value not in (choices := typing.get_args(kind)):
-                raise unknown(name.replace("_", " "), str(value), choices)
+            if not isinstance(value, str) or value not in typing.get_args(kind):
+                given = value if isinstance(value, str) else shown(value)
+                raise unknown(name.replace("_", " "), given, typing.get_args(kind))
         elif not is_a(kind, value):
             kind = getattr(kind, "__name__", kind)
             works = os.fspath(value) if isinstance(value, os.PathLike) else field.default
-            raise UserError(f"{name}={value!r} is not of type {kind}: try {name}={works!r}")
+            raise UserError(f"{name}={shown(value)} is not of type {kind}: try {name}={works!r}")
         limits = field.metadata.get("limits")
         if limits and value is not None and not limits[0] <= value <= limits[1]:
             least, most, example = limits
             why = f"must be at most {most}" if value > most else f"must be at least {least}"
-            if not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 why = "is not a finite number"
-            raise UserError(f"{flag(name)} {value} {why}: try {flag(name)} {example}")
+            raise UserError(f"{flag(name)} {shown(value)} {why}: try {flag(name)} {example}")
 
 
 def check_together(config: Config) -> None:

@@ -1,13 +1,16 @@
 """Arrays of every type for inputs and labels: used with the numbers that they hold, or refused in a sentence."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from pmapdp.data.dataset import DataSet, Split, Texts
+from pmapdp.data.dataset import DataSet, Split, Texts, Weighted
 from pmapdp.errors import UserError
 from pmapdp.own.arrays import check_data
 from pmapdp.own.content import fingerprint
+from pmapdp.own.data_sets import as_data_set
 
 INPUTS = np.arange(12).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -15,7 +18,8 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
 
 def checked(inputs=INPUTS, labels=LABELS, classifies=False) -> Split:
     """The training split of a data set whose both parts are these arrays."""
-    return check_data(DataSet(Split(inputs, labels), Split(inputs, labels)), classifies=classifies).train
+    data = as_data_set(DataSet(Split(inputs, labels), Split(inputs, labels)))
+    return check_data(data, classifies=classifies).train
 
 
 INTEGERS = [f"{order}{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8) for order in "<>"]
@@ -60,6 +64,13 @@ def test_labels_of_32_bits_without_a_sign_are_refused_where_they_do_not_fit():
     assert checked(inputs=np.full((6, 2), 2**32 - 1, np.uint32)).inputs.dtype == np.uint32
 
 
+class Failing:
+    """An object whose conversion to an array fails."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("first line\nsecond line")
+
+
 def refused_arrays() -> dict[str, object]:
     """What is no array of numbers, six examples of each."""
     six = np.arange(6)
@@ -77,6 +88,7 @@ def refused_arrays() -> dict[str, object]:
         "nan": np.array([np.nan] * 6),
         "infinity": np.array([np.inf] * 6),
         "ragged": [[1], [1, 2]] * 3,
+        "failing": Failing(),
         "None": None,
         "dictionary": {"a": 1},
         "generator": (each for each in range(6)),
@@ -85,11 +97,26 @@ def refused_arrays() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", refused_arrays())
-@pytest.mark.parametrize("what", ["inputs", "labels"])
+# Labels that are texts are names of classes.
+@pytest.mark.parametrize(
+    ("what", "name"), sorted({*itertools.product(["inputs", "labels"], refused_arrays())} - {("labels", "text")})
+)
 def test_what_is_no_array_of_numbers_is_refused(name, what):
     with pytest.raises(UserError, match=rf"the training (inputs|{what}) .*(give|replace)"):
         checked(**{what: refused_arrays()[name]})
+
+
+@pytest.mark.parametrize(
+    "weights", [np.zeros(6), np.ones(5), np.ones((6, 1)), [], np.zeros((0, 3)), -np.ones(6), [np.inf] * 6]
+)
+def test_weights_that_are_not_one_above_0_for_each_example_are_refused(weights):
+    with pytest.raises(UserError, match=r"the training weights .*(above 0|finite)"):
+        check_data(DataSet(Weighted(INPUTS, LABELS, weights)))
+
+
+def test_inputs_whose_names_are_not_all_texts_are_refused():
+    with pytest.raises(UserError, match=r"the training inputs have the names \['a', 1\]"):
+        checked({"a": INPUTS, 1: INPUTS})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,12 @@
 """Values of every kind for each argument of `train` from Python: a result, or a sentence that names the argument."""
 
+import contextlib
+import dataclasses
+import decimal
+import fractions
 import itertools
+import json
+from pathlib import Path
 
 import flax.nnx
 import jax
@@ -92,6 +98,17 @@ def test_a_value_of_another_kind_is_one_sentence(argument, name):
         train(**RIGHT | {argument: VALUES[name]()})
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+NUMBERS = [2**63, 2**70, 10**400, 10**5000, float("inf"), 1e-320, 1j, decimal.Decimal(8), fractions.Fraction(1, 2)]
+NUMBERS += [np.int64(8), np.float32(0.5), np.bool_(True), np.array(8), np.array([]), True, "8", "a\nb", Path("x")]
+
+
+def test_settings_of_another_kind_are_one_sentence():
+    """Of every kind for every setting: a configuration that JSON can keep, or a sentence."""
+    for setting, value in itertools.product(vars(Config()), [*NUMBERS, *(make() for make in VALUES.values())]):
+        with contextlib.suppress(UserError):
+            json.dumps(dataclasses.asdict(Config(**{setting: value})))
 
 
 def test_the_right_values_train():

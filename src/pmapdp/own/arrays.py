@@ -55,6 +55,8 @@ def check_split(name: str, split: Split | Weighted, classifies: bool = False) ->
 
     inputs: Any = split.inputs
     if isinstance(inputs, Mapping) and inputs:
+        if not all(isinstance(key, str) for key in inputs):
+            raise UserError(f"{name} inputs have the names {shown([*inputs])}, not all of them texts: give texts")
         inputs = {key: checked(f"inputs {key!r}", each) for key, each in inputs.items()}
     else:
         inputs = checked("inputs", inputs)
@@ -71,8 +73,8 @@ def check_split(name: str, split: Split | Weighted, classifies: bool = False) ->
             )
     if weights is not None and (weights.shape != labels.shape[:1] or not (weights > 0).all()):
         raise UserError(
-            f"{name} weights have shape {list(weights.shape)}, the smallest is {weights.min()}: give one above 0 for "
-            "each example, and leave out the examples that are not to count, inputs[weights > 0]"
+            f"{name} weights have shape {list(weights.shape)}: give one above 0 for each of the {len(labels)} "
+            "examples, and leave out those that are not to count, inputs[weights > 0]"
         )
     return Split(inputs, labels) if weights is None else Weighted(inputs, labels, weights)
 

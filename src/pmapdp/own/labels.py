@@ -9,8 +9,11 @@ from pmapdp.errors import UserError, shown
 
 def are_names(labels: Any) -> bool:
     """Whether labels are strings, in an array, a list or a table's column."""
-    array = np.asarray(labels)
-    return array.size > 0 and all(isinstance(each, str) for each in array.reshape(-1)[:1])
+    try:
+        array = np.asarray(labels)
+    except Exception:  # `as_array` says why it is none
+        return False
+    return array.size > 0 and isinstance(array.reshape(-1)[0], str)
 
 
 def names_of(labels: Any) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """The arguments of `verify`: what cannot be used is said in one sentence, before anything is computed."""
 
-import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from pmapdp.errors import shown
 from pmapdp.verify import trees
 from pmapdp.verify.convention import few
 from pmapdp.verify.report import ArgumentsError
@@ -18,7 +18,7 @@ KEY = "jax.random.key(0), or a function of the update's number that returns a ke
 
 def refuse(name: str, value: Any, why: str) -> ArgumentsError:
     """The error for an argument: the value given, in one short line, why not, and one that works."""
-    return ArgumentsError(f"{name}={' '.join(reprlib.repr(value).split())}{why}")
+    return ArgumentsError(f"{name}={shown(value)}{why}")
 
 
 def require_list(name: str, values: Any, fits: Callable[[Any], bool], example: str, empty: bool = False) -> None:
