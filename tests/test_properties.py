@@ -257,20 +257,20 @@ def test_outputs(cases, tmp_path):
     os.symlink("net.py", tmp_path / "link")
     os.symlink("run/checkpoints", tmp_path / "linked")
 
-    def check(name, start):
+    def check(name, kind):
         def write():
-            output = outputs.Output("--json", f"{tmp_path}/{name}", start)
+            output = outputs.Output("--json", f"{tmp_path}/{name}", kind)
             (path,) = outputs.check_outputs(output, inputs=[tmp_path / "data.npz"])
             assert path.is_relative_to(tmp_path) or ".." in name
             if path.is_relative_to(tmp_path):  # not where the name leads out of the test's folder
-                write_file(path, start + b"new")
-                assert path.read_bytes() == start + b"new"
+                write_file(path, b"new")
+                assert path.read_bytes() == b"new"
                 path.unlink()
 
         result_or_sentence(write)
         assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
 
-    hold(cases, check, name=NAMES, start=st.sampled_from([outputs.JSON, outputs.HTML, outputs.ZIP]))
+    hold(cases, check, name=NAMES, kind=st.sampled_from([outputs.JSON, outputs.LINES, outputs.HTML, outputs.MODEL]))
 
 
 @CASES

@@ -65,6 +65,7 @@ def error_of(capsys, *arguments: str, status: int = 2) -> str:
         (["--help=3"], ["-h/--help takes no value, here '3'"]),
         (["--workdir", "-x"], ["--workdir expected one argument"]),
         (["--devices="], ["--devices '' is not a whole number of 64 bits: try --devices 8"]),
+        (["--devices=--"], ["--devices ", ": try"]),
         (["--switch-epochs"], ["--switch-epochs expected at least one argument: try python -m pmapdp.train"]),
         (["--switch-epochs", "3", "x"], ["--switch-epochs 'x' is not a whole number"]),
         (["--steps", "5", "digits", "mnist"], ["unrecognized arguments: mnist: try python -m pmapdp.train"]),

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from pmapdp.errors import UserError
-from pmapdp.files.outputs import HTML, JSON, ZIP, Output, check_outputs
+from pmapdp.files.outputs import HTML, JSON, LINES, MODEL, Output, check_outputs
 
 FILES = {
     "mine.py": b"x = 1\n",
     "data.npz": b"PK\x03\x04data",
     "old.json": b'{"a": 1}',
+    "old.jsonl": b'{"event": "start"}\n',
     "old.html": b"<!DOCTYPE html><p>",
-    "old.zip": b"PK\x03\x04model",
+    "old.zip": b"PK\x03\x04" + 26 * b"." + b"arrays/",
+    "theirs.zip": b"PK\x03\x04" + 26 * b"." + b"train_inputs.npy",
     "empty": b"",
     "letter.txt": b"Dear",
     "run/config.json": b'{"format": "pmapdp run 1", "config": {}}',
@@ -47,7 +49,7 @@ OF_A_RUN = [name for name in FILES if name.startswith(("run/", "spoilt/"))]
 READ = "a file that this command reads"
 
 
-@pytest.mark.parametrize("start", [JSON, ZIP])
+@pytest.mark.parametrize("kind", [JSON, MODEL])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -60,29 +62,41 @@ READ = "a file that this command reads"
         ("new.py", READ),
         ("letter.txt", "a file of another kind, which would be lost"),
         ("old.html", "a file of another kind, which would be lost"),
+        ("theirs.zip", "a file of another kind, which would be lost"),
     ],
 )
-def test_what_is_not_to_be_lost_is_refused(place, name, said, start):
+def test_what_is_not_to_be_lost_is_refused(place, name, said, kind):
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     name = name.format(place=place)
     with pytest.raises(UserError) as caught:
-        check_outputs(Output("--json", name, start), inputs=["mine.py", None, "data.npz", "new.py", "\0"])
+        check_outputs(Output("--json", name, kind), inputs=["mine.py", None, "data.npz", "new.py", "\0"])
     assert str(caught.value).startswith(f"--json {name} is {said.format(place=place)}: name another file")
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
-    ("name", "start"),
+    ("name", "kind"),
     [
-        *(("new", start) for start in (JSON, HTML, ZIP)),
-        *(("empty", start) for start in (JSON, HTML, ZIP)),
-        *(("old.json", JSON), ("old.html", HTML), ("old.zip", ZIP)),
-        *(("run/report.json", JSON), ("run/checkpoints.zip", ZIP), ("other/config.json", JSON)),
+        *(("new", start) for start in (JSON, LINES, HTML, MODEL)),
+        *(("empty", start) for start in (JSON, LINES, HTML, MODEL)),
+        *(("old.json", JSON), ("old.jsonl", LINES), ("old.html", HTML), ("old.zip", MODEL)),
+        *(("run/report.json", JSON), ("run/checkpoints.zip", MODEL), ("other/config.json", JSON)),
         *(("other/log.txt", JSON), ("[a]{b}*?!~$%#&;'\" .json", JSON), ("\udcff.json", JSON)),
     ],
 )
-def test_what_may_be_written_is_not(place, name, start):
-    assert check_outputs(Output("--json", name, start), Output("--html", None, HTML)) == [place / name, None]
+def test_what_may_be_written_is_not(place, name, kind):
+    assert check_outputs(Output("--json", name, kind), Output("--html", None, HTML)) == [place / name, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("old.json", "of another kind"), ("hard metrics", "with several names"), ("empty link", "with")]
+)
+def test_lines_are_appended_to_those_of_other_runs_alone(place, name, said):
+    """A hard link to the metrics of a run would let two runs write to one file."""
+    os.link("run/metrics.jsonl", "hard metrics")
+    os.link("empty", "empty link")
+    with pytest.raises(UserError, match=f"--metrics-file {name} is a file {said}"):
+        check_outputs(Output("--metrics-file", name, LINES))
 
 
 def test_two_outputs_have_two_names(place):

@@ -70,7 +70,12 @@ class Parser(argparse.ArgumentParser):
         if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
         values = {name: value for name, value in vars(found).items() if name in fields}
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        for name, value in values.items():
+            if isinstance(value, list):
+                if typing.get_origin(hints[name]) is not tuple:  # argparse makes an empty list of `--flag=--`
+                    self.error(f"argument {flag(name)}: expected one argument")
+                values[name] = tuple(value)
+        return values
 
     def print_help(self, file: Any = None) -> None:
         """Called for --help; argparse's own passes over an output that takes nothing."""

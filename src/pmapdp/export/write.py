@@ -56,7 +56,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason
 from pmapdp.export.read import ARRAYS, FORMAT, LOSS, METADATA, PROGRAM, VIEW, Exported
-from pmapdp.files.outputs import ZIP, Output, check_outputs
+from pmapdp.files.outputs import MODEL, Output, check_outputs
 from pmapdp.files.writing import write_file
 from pmapdp.loss import named_sums
 from pmapdp.models.layers import Context, call
@@ -91,7 +91,7 @@ def export_run(
         data, own: `data`, `model`, `loss`, `metrics` and `optimizer` where `train` was given them as Python values.
     """
     config = read_config(workdir)
-    (file,) = check_outputs(Output("FILE", path, ZIP), inputs=own_files(config))
+    (file,) = check_outputs(Output("FILE", path, MODEL), inputs=own_files(config))
     assert file is not None
     # Before code of the user's, which may change the current folder.
     folder = os.path.abspath(workdir)

@@ -13,6 +13,7 @@ Code of the user's may change the current folder or the files, so the call comes
 """
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,9 @@ from pmapdp.errors import UserError
 from pmapdp.files.reading import saying
 from pmapdp.files.writing import WRITE_ADVICE, require_writable
 
-# How a file of each kind begins, in small letters.
-JSON, HTML, ZIP = b"{", b"<!doctype html>", b"pk\x03\x04"
+# How a file of each kind begins. Lines are appended, to those of other runs; files of the other kinds are replaced.
+JSON, LINES, HTML = (re.compile(start, re.IGNORECASE) for start in (rb"{", rb'{"event": ', b"<!doctype html>"))
+MODEL = re.compile(rb"PK\x03\x04.{26}arrays/", re.DOTALL)  # a zip, in which what is exported is first
 
 # What a run has in its folder.
 RUN_FILES = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock")
@@ -36,13 +38,12 @@ class Output(NamedTuple):
     Attributes:
         name: how the command line calls it, for example `--json`.
         path: as it was given; None where it was not.
-        start: the bytes, in small letters, with which a file of its kind begins. Only such a file is replaced, or
-            appended to.
+        kind: how such files begin. Only one of this kind, or an empty one, is replaced or appended to.
     """
 
     name: str
     path: str | Path | None
-    start: bytes
+    kind: re.Pattern[bytes]
 
 
 def check_outputs(
@@ -60,12 +61,14 @@ def check_outputs(
     """
     taken = {identity(path): "a file that this command reads" for path in inputs if path}
     return [
-        check_output(each.name, each.path, each.start, taken, run) if each.path is not None else None
+        check_output(each.name, each.path, each.kind, taken, run) if each.path is not None else None
         for each in outputs
     ]
 
 
-def check_output(name: str, path: str | Path, start: bytes, taken: dict[Any, str], run: str | Path | None) -> Path:
+def check_output(
+    name: str, path: str | Path, kind: re.Pattern[bytes], taken: dict[Any, str], run: str | Path | None
+) -> Path:
     """The path of one output, which is then added to those that are `taken`."""
     given = f"{name} {str(path) or repr('')}"
     with saying(given, "written", WRITE_ADVICE):
@@ -76,8 +79,10 @@ def check_output(name: str, path: str | Path, start: bytes, taken: dict[Any, str
         require_writable(path, named=given)
         if not what and target.exists():
             with saying(given, "read", WRITE_ADVICE), open(target, "rb") as file:
-                if not start.startswith(file.read(len(start)).lower()):
+                if (start := file.read(100)) and not kind.match(start):
                     what = "a file of another kind, which would be lost"
+                elif kind is LINES and os.fstat(file.fileno()).st_nlink > 1:
+                    what = "a file with several names, under each of which it would change"
     if what:
         raise UserError(f"{given} is {what}: name another file")
     taken[identity(path)] = f"also what {name} names"

@@ -23,7 +23,7 @@ from typing import Any
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError, shown
-from pmapdp.files.outputs import JSON, Output, check_outputs
+from pmapdp.files.outputs import LINES, Output, check_outputs
 from pmapdp.files.reading import open_regular, read_json, saying
 from pmapdp.files.writing import write_file
 from pmapdp.own.data_file import own_files
@@ -94,7 +94,7 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"config={shown(config)} is no configuration: give pmapdp.config.Config(devices=8)")
     if first:
-        metrics = Output("--metrics-file", config.metrics_file, JSON)
+        metrics = Output("--metrics-file", config.metrics_file, LINES)
         check_outputs(metrics, inputs=[*own_files(config), config.init_from], run=config.workdir)
     paths = {name: getattr(config, name) for name in ("workdir", "data_dir", "metrics_file", "init_from")}
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
