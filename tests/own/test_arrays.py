@@ -143,7 +143,7 @@ def test_classes_that_are_no_names_are_refused(classes):
 
 
 def test_the_content_of_a_data_set_is_told_apart(monkeypatch):
-    """By each number, type, shape and text; a large array by some of its examples."""
+    """By each number, type, shape and text, and the name of the augmentation; a large array by some of its examples."""
     part, texts = Split(INPUTS, LABELS), Texts(["a", "bc"], LABELS[:2])
     others = [
         DataSet(part, Split(INPUTS, LABELS[::-1])),
@@ -153,7 +153,8 @@ def test_the_content_of_a_data_set_is_told_apart(monkeypatch):
         DataSet(texts, texts._replace(texts=["ab", "c"])),
         DataSet(texts, texts._replace(texts=["a", "bc\udcff"])),
     ]
-    assert len({fingerprint(each) for each in (DataSet(part, part), *others)}) == 7
+    others += [DataSet(part, part, augment=augment) for augment in (np.flip, np.roll)]
+    assert len({fingerprint(each) for each in (DataSet(part, part), *others)}) == 9
     assert fingerprint(DataSet(part, part)) == fingerprint(DataSet(*(Split(*map(np.copy, part)) for _ in range(2))))
     for name in ("LARGE", "SAMPLE"):
         monkeypatch.setattr(f"pmapdp.own.content.{name}", INPUTS.nbytes // 2)

@@ -12,7 +12,9 @@ from points import DATA, Net, run
 from pmapdp.command.ending import run_command
 from pmapdp.errors import StoppedError, UserError
 from pmapdp.evaluate.__main__ import main as evaluate
-from pmapdp.evaluate.evaluation import evaluate_run
+from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
+from pmapdp.export.read import load_exported
+from pmapdp.export.write import export_run
 from pmapdp.loss import MetricSums
 
 # The rate rises until the loss does, so that the best epoch is one of the first.
@@ -27,7 +29,7 @@ def finished(tmp_path_factory):
     return folder, run(own=RISING, workdir=str(folder), **SETTINGS).epochs
 
 
-def test_the_best_checkpoint_is_kept_and_evaluated(finished):
+def test_the_best_checkpoint_is_kept_evaluated_and_exported(finished):
     folder, epochs = finished
     losses = [each["test_loss"] for each in epochs]
     best = int(np.argmin(losses)) + 1
@@ -37,6 +39,11 @@ def test_the_best_checkpoint_is_kept_and_evaluated(finished):
         totals, facts = evaluate_run(str(folder), best=asked, model=Net, data=DATA, **RISING)
         assert totals.means()["loss"] == pytest.approx(loss, rel=1e-5)
         assert facts["step"] == (5 * best if asked else 45)
+    file = folder.parent / "model.zip"
+    exported = export_run(str(folder), file, best=True, model=Net, data=DATA)
+    assert exported["step"] == 5 * best
+    assert exported["metrics"]["test_loss"] == min(losses)
+    assert evaluate_exported(load_exported(file), DATA.test).means()["loss"] == pytest.approx(min(losses), rel=1e-5)
     assert f"test loss: best {min(losses):.4f} (epoch {best}), last" in (folder / "log.txt").read_text()
 
 

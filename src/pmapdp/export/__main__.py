@@ -31,6 +31,7 @@ class Options:
         "The file to write, for example model.zip; replaced if it exists.",
         place="FILE",
     )
+    best: bool = setting("options", False, "The checkpoint of its best epoch instead of the newest.")
     data_dir: str | None = setting(
         "options",
         None,
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
     file = Path(options.file).absolute()
-    metadata = export_run(options.workdir, options.file, options.data_dir)
+    metadata = export_run(options.workdir, options.file, options.data_dir, best=options.best)
     megabytes = file.stat().st_size / 1e6
     print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
     if metrics := metadata["metrics"]:

@@ -79,10 +79,12 @@ def export_run(
     path: str | Path,
     data_dir: str | None = None,
     *,
+    best: bool = False,
     data: DataSet | None = None,
     **own: Any,
 ) -> dict[str, Any]:
-    """Write the model of the newest checkpoint of a run; returns what the file says of it.
+    """Write the model of the newest checkpoint of a run, or of that of its `best` epoch; returns what the file says of
+    it.
 
     Args:
         workdir: folder of the run.
@@ -98,7 +100,7 @@ def export_run(
     data = as_data_set(data) if data is not None else load_data(config.dataset, data_dir or config.data_dir)
     with jax.enable_x64(config.dtype == "float64"):
         task = trained_task(config, **own)
-        state, progress = load_state(folder, task)
+        state, progress = load_state(folder, task, best=best)
     metrics = progress["last"]
     data, view = viewed(data, task.model)
     metadata = {

@@ -61,8 +61,7 @@ def check_outputs(
     """
     taken = {identity(path): "a file that this command reads" for path in inputs if path}
     return [
-        check_output(each.name, each.path, each.kind, taken, run) if each.path is not None else None
-        for each in outputs
+        check_output(each.name, each.path, each.kind, taken, run) if each.path is not None else None for each in outputs
     ]
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from pmapdp.data.dataset import DataSet
+from pmapdp.own.training import own_name
 
 LARGE = 2**30  # bytes; SHA-256 takes a second for each GB
 SAMPLE = 2**26  # bytes
@@ -23,7 +24,8 @@ def sampled(array: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def fingerprint(data: DataSet) -> str:
-    """What tells the content of data sets apart: 16 digits of the SHA-256 of all texts, inputs, labels and weights.
+    """What tells the content of data sets apart: 16 digits of the SHA-256 of all texts, inputs, labels and weights, and
+    the name of the augmentation.
 
     Of an array of more than 1 GiB every k-th example is taken, of a part that is read example by example 64; the
     largest k is named.
@@ -42,4 +44,5 @@ def fingerprint(data: DataSet) -> str:
                 content.update(f"{each.dtype} {each.shape} ".encode())
                 content.update(np.ascontiguousarray(some).data)
                 most = max(most, every)
-    return content.hexdigest()[:16] + (f", from one in {most} examples" if most > 1 else "")
+    sample = f", from one in {most} examples" if most > 1 else ""
+    return content.hexdigest()[:16] + sample + (f", augmented by {own_name(data.augment)}" if data.augment else "")
