@@ -285,7 +285,7 @@ print(f"test accuracy {accuracy(trained, x_test, labels_test):.3f}")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert accuracy(trained, x_test, labels_test) > 0.93
+assert accuracy(trained, x_test, labels_test) > 0.95
 
 # %% [markdown]
 # <details><summary>Answer</summary>

@@ -135,9 +135,10 @@ print(len(first_epoch), "batches; the last has", rows, "rows and", examples, "ex
 assert sum(weights.sum() for _, _, weights in first_epoch) == len(data.train[0])
 
 # %% [markdown]
-# A PyTorch `DataLoader` works, too, if you give it a `collate_fn` that returns NumPy arrays and adds the weights. Two
-# things go wrong silently. `ToTensor` has already divided by 255, so do not divide again. And PyTorch's images are
-# `[B, C, H, W]`, where Flax wants `[B, H, W, C]`.
+# A PyTorch `DataLoader` works, too, if you give it a
+# [`collate_fn`](https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn) that returns NumPy arrays and adds the
+# weights. Two things go wrong silently. [`ToTensor`](https://docs.pytorch.org/vision/stable/generated/torchvision.transforms.ToTensor.html)
+# has already divided by 255, so do not divide again. And PyTorch's images are `[B, C, H, W]`, where Flax wants `[B, H, W, C]`.
 #
 # ## Step 3: the optimizer
 #
@@ -353,7 +354,7 @@ print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits that the prog
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert accuracy > 0.95
+assert abs(accuracy - 0.969) < 0.01  # lesson 05 asserts the same on eight devices; rounding may turn one or two of 360
 
 # %% [markdown]
 # <details><summary>Answer</summary>

@@ -165,10 +165,13 @@ pairs = {
     "uncommitted + replicated": (jnp.ones(10), w),
     "committed to 1 + replicated": (one, w),
 }
+found = {}
 for name, (left, right) in pairs.items():
     try:
-        print(f"{name}: on", sorted(device.id for device in (left + right).devices()))
+        found[name] = sorted(device.id for device in (left + right).devices())
+        print(f"{name}: on", found[name])
     except ValueError as error:
+        found[name] = "refused"
         print(f"{name}: ValueError: {str(error).split('. ')[0]}")
 
 try:
@@ -178,7 +181,7 @@ except ValueError as error:
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert (jnp.ones(10) + five).devices() == {jax.devices()[5]}
+assert list(found.values()) == [[5], [5], "refused", list(range(N)), "refused"]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -215,19 +218,20 @@ jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices o
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-N, b = mesh.size, 4
+N = mesh.size
+examples = np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)  # yours: [B, D] on the host, B a multiple of N
+b, D = len(examples) // N, examples.shape[1]
 
 
 def shrink(w, x):
-    """One device's step: the state `[10]` shrinks, and the device reports its dot products `[b]`."""
+    """One device's step: the state `[D]` shrinks, and the device reports its dot products `[b]`."""
     return 0.5 * w, jax.vmap(jnp.dot, in_axes=(None, 0))(w, x)
 
 
 step = jax.pmap(shrink, axis_name="data", in_axes=(None, 0), out_axes=(None, 0))
 
-examples = np.random.default_rng(0).normal(size=(N * b, 10)).astype(np.float32)  # [B, 10] on the host
-w = jax.device_put(np.ones(10, np.float32), replicated)  # [10], all of it on every device
-batch = jax.device_put(examples.reshape(N, b, 10), split)  # [N, b, 10], a slice on each device
+w = jax.device_put(np.ones(D, np.float32), replicated)  # [D], all of it on every device
+batch = jax.device_put(examples.reshape(N, b, D), split)  # [N, b, D], a slice on each device
 for _ in range(3):
     w, scores = step(w, batch)
 
@@ -236,7 +240,7 @@ for name, array in (("state", w), ("scores", scores)):
     print(name, array.shape, array.sharding.spec, "| the last device holds", on_last.shape)
 host_scores = jax.device_get(scores).reshape(-1)  # [B], on the host
 np.testing.assert_allclose(host_scores, 0.25 * examples.sum(1), rtol=1e-4, atol=1e-5)
-assert np.array_equal(w, np.full(10, 0.5**3))
+assert np.array_equal(w, np.full(D, 0.5**3))
 
 # %% [markdown]
 # The state keeps its shape `[10]`, and each device holds four of the scores.

@@ -15,8 +15,8 @@
 # %% [markdown]
 # # 05. Average gradients
 #
-# After this lesson you can train on eight devices with the program of lesson 03 and one line more, prove that each update
-# equals that of one device, and find an all-reduce that is missing or wrong.
+# After this lesson you can train on eight devices with the program of lesson 03 and one line more, show that each update
+# equals that of one device up to rounding, and find an all-reduce that is missing or wrong.
 #
 # About 40 minutes · you need [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb) · next:
@@ -77,7 +77,7 @@ assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 # The means on the devices are -2 and -6, and their mean is -4. **The mean of the local means is the mean over the
 # batch**, because both devices hold the same number of examples. This is the whole idea of data parallelism. The
 # averaged gradient is the gradient of the large batch, so the update is that of the large batch. Every device makes the
-# same update, so the copies of the parameters stay equal. They are sent only once, when training starts.
+# same update, so the copies of the parameters stay equal: they are sent once, when training starts, and never again.
 #
 # </details>
 #

@@ -17,8 +17,9 @@
 # After this lesson you can write the same training step with `pmap`, `jit` and `shard_map`, choose between them, and avoid the
 # gradient trap of `shard_map`.
 #
-# About 30 minutes · before: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · next:
-# [12 Port a pmap program](12_port_a_pmap_program.ipynb), or [14 A real training run](14_a_real_training_run.ipynb)
+# About 30 minutes · you need [05 Average gradients](05_average_gradients.ipynb) and
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · next: [11 Explicit sharding](11_explicit_sharding.ipynb),
+# or [12 Port a pmap program](12_port_a_pmap_program.ipynb), which does not need it
 #
 # Letters: N devices, B examples in the global batch, b = B / N on each device, D features, H hidden units, C classes.
 
@@ -56,7 +57,7 @@ lesson_10.three_ways()
 # the mean of `w * x`; for w = 1 that is 7.5. **Predict:** which shape of `x` does `loss` see in each of the three?
 
 
-# %%
+# %% tags=["prediction"]
 def loss(w, x):
     seen.append(x.shape)
     return (w * x).mean()
@@ -76,18 +77,25 @@ by_pmap = jax.pmap(mean_loss, axis_name="data", in_axes=(None, 0), out_axes=None
 by_jit = jax.jit(loss, out_shardings=replicated)(w, placed)
 by_shard_map = on_devices(mean_loss)(w, placed)
 print("results", by_pmap, by_jit, by_shard_map, "| shapes seen: pmap {}, jit {}, shard_map {}".format(*seen))
+
+# %% tags=["proof"]
+# The asserts behind the answer.
 assert by_pmap == by_jit == by_shard_map == x.mean()
 assert seen == [(2,), (2 * N,), (2,)]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Under jit the function sees all 16 numbers, so its mean is the global mean. Under pmap and shard_map it sees two, so it
 # needs the `pmean`.
 #
+# </details>
+#
 # ## One training step, four times
 #
-# Here is a whole training step for one device, and then for eight devices in three ways. The network has one hidden layer; the
-# optimizer is Optax's momentum. Parameters and momentum are donated, so that the new ones can take their memory. Each function returns the step and how to place a batch for it. You can copy any of them
-# into a program of your own: nothing here comes from pmapdp.
+# Here is a whole training step for one device, and then for eight devices in three ways. The network has one hidden layer,
+# and the optimizer is SGD with momentum from Optax. Parameters and momentum are donated, so that the new ones can take their
+# memory. Each function returns the compiled step, and a function that places a batch for it. Nothing here comes from pmapdp.
 
 # %%
 import optax
@@ -114,10 +122,11 @@ def single():
 
 
 # %% [markdown]
-# Now the three ways. **Predict:** how many lines of `single` must change for each?
+# Now the three ways. Compare each with `single`. **Predict:** in which of the three does the function `step` have a line that
+# `single` has not? And which two have the same `step`?
 
 
-# %%
+# %% tags=["prediction"]
 def with_pmap():
     def step(params, momentum, x, y):
         value, gradients = jax.value_and_grad(objective)(params, x, y)
@@ -162,21 +171,32 @@ def with_shard_map():
 WAYS = {"single": single, "pmap": with_pmap, "shard_map": with_shard_map, "jit": with_jit}
 for name, way in WAYS.items():
     print(f"{name:9s} {len(lesson_10.changed(single, way))} lines differ from single")
-assert [len(lesson_10.changed(single, way)) for way in WAYS.values()] == [0, 4, 4, 3]
 lesson_10.columns(**WAYS)
 
+# %% tags=["proof"]
+# The asserts behind the answer.
+assert [len(lesson_10.changed(single, way)) for way in WAYS.values()] == [0, 4, 4, 3]
+steps = {name: lesson_10.by_role(way)["The step"] for name, way in WAYS.items()}
+assert steps["single"] == steps["jit"] != steps["shard_map"] == steps["pmap"]
+
 # %% [markdown]
-# Marked is what the step of a single device does not have. From pmap to shard_map, the step itself stays the same: only the placing and the wrapper
-# change. From single to jit, the step stays the same, too. `in_shardings` splits also a batch that comes straight from
-# the host; without it such a batch would be replicated, and every device would compute all of it.
+# <details><summary>Answer</summary>
+#
+# The steps of pmap and shard_map have one line more, the `pmean`, and are equal. Under jit the step is that of one device. All
+# else that is marked in the columns is how a batch is placed, and the wrapper.
+#
+# </details>
+#
+# In `with_jit`, `in_shardings` also splits a batch that comes straight from the host. Without it such a batch would be
+# replicated, and every device would compute all of it.
 #
 # ## Proof
 #
-# We make twenty updates in each way, and compare them with one device (float32, tolerance 1e-5 because the sums are added up
-# in another order). We also list the collectives of each compiled program. **Predict:** how many bytes does a device
-# all-reduce?
+# We make twenty updates in each way, and compare the parameters with those of one device (float32, tolerance 1e-5, because the
+# sums are added up in another order). We also list the collectives of each compiled program. **Predict:** how many bytes does a
+# device all-reduce?
 
-# %%
+# %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # reads them from a compiled program
 from pmapdp.registry import load_data  # scikit-learn's scans
 
@@ -189,8 +209,7 @@ start = {
     "b1": np.zeros(H, np.float32),
     "W2": random.normal(0, 0.1, (H, C)).astype(np.float32),
 }
-numbers = sum(leaf.size for leaf in start.values()) + 1  # the gradients and the loss
-ends = {}
+ends, differences, exchanged = {}, {}, {}
 for name, way in WAYS.items():
     step, place = way()
     state = start, optimizer.init(start)
@@ -200,112 +219,141 @@ for name, way in WAYS.items():
         *state, value = step(*state, *place(images[first : first + 64], labels[first : first + 64]))
     ends[name] = jax.device_get(state[0])
     program = step.lower(*state, *place(images[:64], labels[:64])).compile()
-    found = collectives(program.as_text())
-    difference = max(np.abs(ends[name][leaf] - ends["single"][leaf]).max() for leaf in start)
-    print(f"{name:9s} loss {value:.6f}, differs by {difference:.0e},", *found)
-    assert difference < 1e-5
+    exchanged[name] = collectives(program.as_text())
+    differences[name] = max(np.abs(ends[name][leaf] - ends["single"][leaf]).max() for leaf in start)
+    print(f"{name:9s} loss {value:.6f}, differs by {differences[name]:.0e},", *exchanged[name])
+
+# %% tags=["proof"]
+# The asserts behind the answer.
+numbers = sum(leaf.size for leaf in start.values()) + 1  # the gradients and the loss
+for name, found in exchanged.items():
+    assert differences[name] < 1e-5
     assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 4 * numbers)] * (name != "single")
 
 # %% [markdown]
-# All three exchange the gradients and the loss, four bytes for each number, and nothing else. Here the compiler packed
-# all arrays into one all-reduce; larger networks may get several. So speed is rarely a reason to choose between the three.
-
-# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# All three all-reduce the gradients and the loss, four bytes for each number, and exchange nothing else: 4 x (784 x 64 + 64 +
+# 64 x 10 + 1) = 203,524 bytes. Here the compiler packed all arrays into one all-reduce; larger networks may get several. So speed
+# is rarely a reason to choose between the three.
+#
+# </details>
+#
 # ## To take home
 #
-# One program with all three: choose a line of its dictionary. It needs jax, optax and NumPy alone, and runs on as many
-# devices as there are.
+# One program with all three: train with the way that you choose, or with each, as here. It needs jax, optax and NumPy alone. For
+# data of your own, replace what stands under "yours". Without the two lines that simulate devices, it uses those that there are.
 
 # %% tags=["take-home"]
+import os
+
 import jax
 import numpy as np
 import optax
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
 
-count = jax.device_count()
-all_devices = Mesh(np.array(jax.devices()), ("data",))
-everywhere, by_rows = NamedSharding(all_devices, P()), NamedSharding(all_devices, P("data"))
-rule = optax.sgd(0.1, momentum=0.9)
+os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
+
+# Yours: the data, [examples, ...] and [examples]; parameters and the loss of a network; optimizer and batch size.
+random = np.random.default_rng(0)
+inputs = random.normal(size=(5000, 20)).astype(np.float32)
+targets = inputs[:, :3].argmax(1)
+train, test = slice(0, 4000), slice(4000, None)
+first_params = {"weights": np.zeros((20, 3), np.float32), "bias": np.zeros(3, np.float32)}
+rule, batch_size, epochs = optax.sgd(0.1, momentum=0.9), 64, 3
 
 
-def cross_entropy(weights, x, y):
-    return optax.softmax_cross_entropy_with_integer_labels(x @ weights, y).mean()
+def logits(params, x):
+    return x @ params["weights"] + params["bias"]
 
 
-def plain_step(weights, momentum, x, y):  # of one device, and under jit of all
-    value, gradient = jax.value_and_grad(cross_entropy)(weights, x, y)
-    changes, momentum = rule.update(gradient, momentum, weights)
-    return optax.apply_updates(weights, changes), momentum, value
+def cross_entropy(params, x, y):  # the mean over the examples that it is given
+    return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
 
 
-def averaged_step(weights, momentum, x, y):  # of one of many devices
-    value, gradient = lax.pmean(jax.value_and_grad(cross_entropy)(weights, x, y), "data")
-    changes, momentum = rule.update(gradient, momentum, weights)
-    return optax.apply_updates(weights, changes), momentum, value
+# The rest needs no change.
+mesh = Mesh(np.array(jax.devices()), ("data",))
+replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+assert batch_size % mesh.size == 0, "every device takes equally many examples of a batch"
 
 
-by_jit = jax.jit(
+def plain_step(params, momentum, x, y):  # of one device, and under jit of all
+    value, gradients = jax.value_and_grad(cross_entropy)(params, x, y)
+    changes, momentum = rule.update(gradients, momentum, params)
+    return optax.apply_updates(params, changes), momentum, value
+
+
+def averaged_step(params, momentum, x, y):  # of one of many devices
+    value, gradients = lax.pmean(jax.value_and_grad(cross_entropy)(params, x, y), "data")
+    changes, momentum = rule.update(gradients, momentum, params)
+    return optax.apply_updates(params, changes), momentum, value
+
+
+def stacked(array):  # [B, ...] to [N, b, ...]
+    return array.reshape(mesh.size, -1, *array.shape[1:])
+
+
+jit_step = jax.jit(
     plain_step,
-    in_shardings=(everywhere, everywhere, by_rows, by_rows),
-    out_shardings=everywhere,
+    in_shardings=(replicated, replicated, split, split),
+    out_shardings=replicated,
     donate_argnums=(0, 1),
 )
 on_shards = jax.shard_map(
     averaged_step,
-    mesh=all_devices,
+    mesh=mesh,
     in_specs=(P(), P(), P("data"), P("data")),
     out_specs=P(),
     check_vma=False,  # with the check, the pmean of gradients would be N times too large
 )
-by_shard_map = jax.jit(on_shards, donate_argnums=(0, 1))
-by_pmap = jax.pmap(
+shard_map_step = jax.jit(on_shards, donate_argnums=(0, 1))
+pmap_step = jax.pmap(
     averaged_step, axis_name="data", in_axes=(None, None, 0, 0), out_axes=None, donate_argnums=(0, 1)
 )
 
-points = np.random.default_rng(0).normal(size=(8 * count, 20)).astype(np.float32)
-classes = points[:, :3].argmax(1)
-losses = {}
-for name, way in {"jit": by_jit, "shard_map": by_shard_map, "pmap": by_pmap}.items():
-    rows = (count, -1) if name == "pmap" else (-1,)
-    weights = jax.device_put(np.zeros((20, 3), np.float32), everywhere)
-    momentum = jax.device_put(rule.init(weights), everywhere)
-    for _ in range(20):
-        weights, momentum, value = way(weights, momentum, points.reshape(*rows, 20), classes.reshape(rows))
-    losses[name] = float(value)
-print(losses)
-assert max(losses.values()) - min(losses.values()) < 1e-5
+last_losses = []
+for name, step in {"jit": jit_step, "shard_map": shard_map_step, "pmap": pmap_step}.items():
+    order = np.random.default_rng(1)
+    params, momentum = jax.device_put((first_params, rule.init(first_params)), replicated)
+    for _ in range(epochs):
+        shuffled = order.permutation(np.arange(len(targets))[train])
+        for first in range(0, len(shuffled) - batch_size + 1, batch_size):
+            rows = shuffled[first : first + batch_size]
+            batch = inputs[rows], targets[rows]
+            if name == "pmap":
+                batch = tuple(map(stacked, batch))
+            params, momentum, value = step(params, momentum, *batch)
+    params = jax.device_get(params)
+    accuracy = (logits(params, inputs[test]).argmax(-1) == targets[test]).mean()
+    print(f"{name:9s} last loss {value:.4f}, test accuracy {accuracy:.3f}")
+    last_losses.append(float(value))
+np.testing.assert_allclose(last_losses, last_losses[0], rtol=1e-4)
 
 # %% [markdown]
 # ## The comparison as a command
 #
-# `python -m pmapdp.compare` makes this comparison for a whole network and data set, each way in a process of its own. With
-# `--html` it writes a page with four columns like those above. Below each row stands what ran: what every device holds, the compiled
+# `python -m pmapdp.compare` makes this comparison for a whole network and data set, each way in a process of its own. That takes
+# about a minute. With `--html` it writes a page with four columns like those above. Below each row stands what ran: what every device holds, the compiled
 # collectives with the line that asks for them, and memory. pmap is there in the form of old programs, too, in which every array of
 # the state has a device axis.
 
 # %%
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+from pmapdp_lessons.programs.compared import compare  # runs the command; again, it shows the same page
 
-page = Path(tempfile.mkdtemp()) / "page.html"
-flags = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", "--steps", "20"]
-command = [sys.executable, "-m", "pmapdp.compare", *flags, "--html", str(page), "--json", str(page.with_suffix(".json"))]
-subprocess.run(command, capture_output=True, check=True)
-compared = json.loads(page.with_suffix(".json").read_text())
+page, compared = compare("--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", "--steps", "20")
 for run in compared["runs"]:
-    apart, time, held = run["largest_difference"], run["step_ms"]["median"], run["held"]["state"]["largest"]["shape"]
-    print(f"{run['name']:18s} differs by {apart:.0e}, {time:.0f} ms a step, the largest array is {held}")
+    apart, held = run["largest_difference"], run["held"]["state"]["largest"]["shape"]
+    sent = sum(each["bytes"] for each in run["collectives"])
+    print(f"{run['name']:18s} differs by {apart:.0e}, all-reduces {sent:9,} bytes, the largest array is {held}")
     assert apart < 1e-4
 lesson_10.page(page)
 
 # %% [markdown]
-# The differences are rounding. Compare the times of the last four with each other only: simulated devices share this
-# machine's cores, so there is no speed-up to see, and other programs disturb the times. Scroll in the page for the rest.
-# (It is shown once you have run the cell, or trust the notebook; the [README](../README.md) has a picture of it.)
+# The differences are rounding, and all four runs on eight devices all-reduce the same bytes. The page has times, too. Simulated
+# devices share this machine's cores, so there is no speed-up to see: compare the four runs on eight devices with each other.
+# (The page is shown once you have run the cell, or trust the notebook; the [README](../README.md) has a picture of it.)
 #
 # ## Where the ways part
 #
@@ -319,6 +367,14 @@ for case in compared["parting"]:
         far = {way: max(found["loss"], found["gradient"]) for way, found in program["results"].items()}
         shown = {way: "equal" if off < 1e-9 else f"{off:.0%} off" for way, off in far.items()}
         print(f"{case['name']:34s} {program['name']:28s}", shown)
+
+# %% tags=["proof"]
+# The asserts behind the answer.
+of_pmap = {}
+for case in compared["parting"]:
+    of_pmap |= {program["name"]: program["results"].get("pmap") for program in case["programs"]}
+assert min(of_pmap[name]["gradient"] for name in ("clipped before the average", "folded key")) > 0.1
+assert max(of_pmap[name]["gradient"] for name in ("averaged in each", "averaged once")) < 1e-9
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -336,11 +392,11 @@ for case in compared["parting"]:
 # of that one `w`, which is already the *sum* over all devices. A `pmean` of equal sums changes nothing, so the gradient is N
 # times too large.
 #
-# There are three right ways. The gradient of the mean of `w * x` with respect to `w` is the mean of `x`: 7.5.
-# **Predict:** what does each of these print, with the check and without?
+# Here are three functions that average, each in another place. The gradient of the mean of `w * x` with respect to `w` is the
+# mean of `x`: 7.5. **Predict:** which of them return it with the check, and which without?
 
 
-# %%
+# %% tags=["prediction"]
 def average_the_gradient(w, x):  # pmap's way
     return lax.pmean(jax.grad(loss)(w, x), "data")
 
@@ -362,17 +418,24 @@ for function in (average_the_gradient, average_the_loss, average_after_a_cast):
         values = found[function.__name__, checked]
         shown = values if len(values) < 3 else "another on each device"
         print(f"{function.__name__:21s} check_vma={checked!s:5}: {shown}")
+
+# %% tags=["proof"]
+# The asserts behind the answer.
 assert found["average_the_gradient", True] == [N * 7.5]  # the trap
 assert len(found["average_the_loss", False]) == N  # each device has the gradient of its own examples
 assert found["average_the_gradient", False] == found["average_the_loss", True] == [7.5]
 assert found["average_after_a_cast", True] == found["average_after_a_cast", False] == [7.5]
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # | | `check_vma=True` | `check_vma=False` |
 # | --- | --- | --- |
 # | `pmean(grad(loss))` | **N times too large** | right (pmap programs, pmapdp) |
 # | `grad(pmean(loss))` | right | **not averaged**: devices drift apart |
 # | `pcast(w, "data", to="varying")`, then `pmean(grad(loss))` | right | right |
+#
+# </details>
 #
 # The jaxpr, JAX's intermediate program of `jax.grad(loss)`, shows why. `V:data` marks a value that varies over the axis.
 # `pvary` is how a jaxpr writes the cast of `w`, which JAX inserts by itself. The derivative of that cast is a sum over the
@@ -397,8 +460,7 @@ except ValueError as error:
 # shard_map step with Adam, once with the check left on and once with it off. Adam divides each gradient by its own typical
 # size. **Predict:** can the trap be seen at all?
 
-
-# %%
+# %% tags=["prediction"]
 import textwrap
 
 from pmapdp.verify import verify  # compares a step with that of one device
@@ -421,12 +483,20 @@ trapped, right = (verify(step=on_devices(averaging, checked), **case) for checke
 for line in "\n".join(map(str, trapped.failed)).splitlines():
     print(textwrap.fill(line, 110, subsequent_indent=13 * " "))
 print(right)
+
+# %% tags=["proof"]
+# The asserts behind the answer.
 assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # It can. The factor N cancels in Adam's update (except for its epsilon), so no loss curve shows it. But it stays in the moments,
-# which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient. Lesson 12
-# verifies the steps of a whole program in the same way.
+# which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient.
+#
+# </details>
+#
+# Lesson 12 verifies the steps of a whole program in the same way.
 #
 # ## One more difference: random numbers
 #
@@ -508,5 +578,5 @@ for exercise in (fixed_gradient, make_step):
 # [jit.py](../src/pmapdp/steps/jit.py). Read on in JAX's documentation:
 # [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
-# [12 Port a pmap program](12_port_a_pmap_program.ipynb), or [14 A real training run](14_a_real_training_run.ipynb) if you have
-# none.
+# [11 Explicit sharding](11_explicit_sharding.ipynb), or [12 Port a pmap program](12_port_a_pmap_program.ipynb), or
+# [14 A real training run](14_a_real_training_run.ipynb) if you have none to port.

@@ -176,9 +176,9 @@ assert 0.005 < difference < 0.03
 # ## Export
 #
 # `jax.export` turns a jitted function into bytes: here the network with its parameters, for any number of images `n`,
-# on CPUs, NVIDIA GPUs and TPUs. To load them, one needs JAX and none of your code. JAX promises that it loads bytes
-# that are up to six months old. (For longer, keep the checkpoint and export again.) A new process gets these bytes
-# and five images. **Predict:** which classes does it print?
+# on CPUs, NVIDIA GPUs and TPUs. To load them, one needs JAX and none of your code. JAX
+# [promises](https://docs.jax.dev/en/latest/501/export.html) that it loads bytes that are up to six months old. (For longer,
+# keep the checkpoint and export again.) A new process gets these bytes and five images. **Predict:** which classes does it print?
 
 # %% tags=["prediction"]
 import json

@@ -506,6 +506,15 @@ def report(step, state, batch, *, devices, examples, flops, peak, latency, bandw
     return state
 
 
+# Yours: data, the parameters of a network, the operations that it needs for an example, and its loss.
+B, D, H, C = 64, 64, 256, 10  # examples on a device, features, hidden units, classes
+random = np.random.default_rng(0)
+inputs = random.normal(size=(1024, D)).astype(np.float32)
+labels = inputs[:, :C].argmax(1)
+created = {"first": random.normal(size=(D, H)) / np.sqrt(D), "second": random.normal(size=(H, C)) / np.sqrt(H)}
+needed = 3 * 2 * (D * H + H * C)  # by hand: a product of m x k takes 2 m k, and the backward pass twice as many
+
+
 def loss(params, x, y):
     logits = jax.nn.relu(x @ params["first"]) @ params["second"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
@@ -519,17 +528,16 @@ def update(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, *batch))
 
 
-needed = 3 * 2 * (64 * 256 + 256 * 10)  # operations of an example, by hand
 for used in (jax.devices()[:1], jax.devices()):
     mesh = Mesh(np.array(used), ("data",))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
     step = jax.jit(update, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
-    params = jax.device_put({"first": jnp.ones((64, 256)) / 8, "second": jnp.ones((256, 10)) / 16}, replicated)
-    B = 64 * len(used)
-    batch = jax.device_put((np.ones((B, 64), np.float32), np.zeros(B, np.int32)), split)
+    params = jax.device_put(jax.tree.map(np.float32, created), replicated)
+    rows = slice(0, B * len(used))
+    batch = jax.device_put((inputs[rows], labels[rows]), split)
     print(f"\n{len(used)} device(s)")
     # Put in your device and links: here a CPU of about 100 GFLOP/s, and 10 Gbit/s; an A100 has 156e12 in TF32.
-    report(step, params, batch, devices=used, examples=64, flops=needed, peak=1e11, latency=2e-5, bandwidth=1.25e9)
+    report(step, params, batch, devices=used, examples=B, flops=needed, peak=1e11, latency=2e-5, bandwidth=1.25e9)
 print("\ntraced for", traced)
 
 # %% [markdown]

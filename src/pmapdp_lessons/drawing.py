@@ -84,8 +84,10 @@ def canvas(width: float, height: float, *, inches: float = 7) -> Axes:
     return axes
 
 
-def box(axes: Axes, x: float, y: float, text: str, *, device: int | None = None, width=1.8, height=0.8) -> None:
-    """A rounded box with its corner at (x, y), in the colour of `device` (None: grey outline)."""
+def box(
+    axes: Axes, x: float, y: float, text: str, *, device: int | None = None, width=1.8, height=0.8, size: float = 10
+) -> None:
+    """A rounded box with its corner at (x, y), in the colour of `device` (None: grey outline), with text of `size` points."""
     colour = INK if device is None else DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
     axes.add_patch(
         FancyBboxPatch(
@@ -98,7 +100,7 @@ def box(axes: Axes, x: float, y: float, text: str, *, device: int | None = None,
         )
     )
     words = INK if device is None else "white" if device % len(DEVICE_COLOURS) == 0 else "black"  # by contrast
-    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=words)
+    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=words, fontsize=size)
 
 
 def arrow(

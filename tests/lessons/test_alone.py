@@ -8,8 +8,7 @@ import sys
 import build
 import jupytext
 import pytest
-
-from pmapdp_lessons import digits
+from launch import QUICK_COMPILATION
 
 LESSONS = build.sources()
 QUICK = (
@@ -25,7 +24,11 @@ LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, whi
     [pytest.param(each, marks=[] if each.name[:2] == "00" else pytest.mark.slow) for each in LESSONS],
     ids=lambda path: path.stem,
 )
-def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(lesson, tmp_path):
+def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(lesson, tmp_path, tmp_path_factory, monkeypatch):
+    # What the cells compile in the second round is what they compiled in the first, so it comes from a cache.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     notebook = build.execute(lesson, tmp_path, twice=True)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert "DeprecationWarning" not in str(outputs)
@@ -53,13 +56,14 @@ def test_take_home_cell_imports_the_four_libraries_alone(lesson):
     ids=lambda path: path.stem,
 )
 def test_take_home_cell_runs_alone(lesson, tmp_path):
-    variables = ("PYTHONPATH", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "NPROC")  # the cell itself asks for its devices
+    variables = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "NPROC")  # the cell itself asks for its devices
     environment = {name: value for name, value in os.environ.items() if name not in variables}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILATION}
     (tmp_path / "program.py").write_text(take_home(lesson))
     run = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", "program.py"],
         cwd=tmp_path,
-        env={**environment, "JAX_PLATFORMS": "cpu"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -79,16 +83,3 @@ def test_the_step_of_lesson_05_is_that_of_lesson_03_and_one_line_more():
     (added,) = [line for line in data_parallel if line not in one_device]
     assert added.strip() == "sums, gradients = lax.pmean((sums, gradients), 'data')"
     assert [line for line in data_parallel if line != added] == one_device
-
-
-def test_the_programs_of_lessons_03_and_05_train_to_the_same_test_accuracy():
-    accuracies = []
-    for number in (3, 5):
-        names: dict = {}
-        exec(compile(take_home(LESSONS[number]), LESSONS[number].name, "exec"), names)
-        data = digits.load()
-        model = names["Network"](64, 10, names["nnx"].Rngs(0))
-        model, evaluate = names["train"](model, data.train, data.validation, epochs=5)
-        accuracies.append(evaluate(model, data.test)[1])
-    assert accuracies[0] > 0.9
-    assert abs(accuracies[1] - accuracies[0]) < 0.01  # of 360 digits, rounding may turn one or two

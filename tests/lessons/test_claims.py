@@ -1,6 +1,7 @@
 """What the lessons say about JAX and do not show in a cell."""
 
 import inspect
+import signal
 
 import build
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from launch import python
 
 from pmapdp.steps import pmap
 
@@ -116,3 +118,22 @@ def test_modules_of_flax_have_train_and_eval():
     assert dropout.deterministic
     model.train()
     assert not dropout.deterministic
+
+
+WAITS = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+def step(x):
+    return jax.lax.cond(jax.lax.axis_index("data") == 0, lambda: jax.lax.psum(x, "data"), lambda: x)
+print(jax.pmap(step, axis_name="data")(jax.numpy.ones((2, 3))))
+"""
+
+
+@pytest.mark.slow
+def test_a_device_waits_for_those_that_never_reach_the_collective():
+    """Lesson 06: until XLA aborts the process, here after 2 s."""
+    stuck = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1"
+    run = python("-c", WAITS, env={"XLA_FLAGS": f"{stuck} --xla_cpu_collective_call_terminate_timeout_seconds=2"})
+    assert run.returncode == -signal.SIGABRT
+    assert "Expected 2 threads to join the rendezvous" in run.stderr
+    assert run.stdout == ""

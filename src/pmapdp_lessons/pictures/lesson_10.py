@@ -82,6 +82,6 @@ def lines(found) -> str:
     return f'<div style="font:10px/1.4 monospace;overflow-wrap:anywhere">{shown}</div>'
 
 
-def page(path) -> IFrame:
+def page(source: str) -> IFrame:
     """An HTML page that needs nothing beside itself, in a frame of its own, so that it travels with the notebook."""
-    return IFrame("about:blank", "100%", 700, extras=[f'srcdoc="{html.escape(path.read_text())}"'])
+    return IFrame("about:blank", "100%", 700, extras=[f'srcdoc="{html.escape(source)}"'])
