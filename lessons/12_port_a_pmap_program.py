@@ -53,7 +53,9 @@ lesson_12.before_and_after()
 #
 # [pmap_program.py](../src/pmapdp_lessons/programs/pmap_program.py) is written as such programs were from 2020 to 2023:
 #
-# - The network is a module of Flax Linen, the module system before NNX. Its parameters and its batch statistics are in a state.
+# - The network is a module of Flax Linen, the module system before NNX. Its parameters, its batch statistics and the state of
+#   the optimizer are in a `TrainState`, whose `apply_gradients` makes an update.
+# - `loss_and_update` returns the metrics, the gradients and the new batch statistics of one device, without any collective.
 # - `jax_utils.replicate` copies the state N times, so that each of its arrays is `[N, ...]`.
 # - `common_utils.shard` makes `[N, b, ...]` of a batch `[B, ...]`.
 # - The dropout key of a device is `fold_in(key, axis_index)`.
