@@ -3,9 +3,10 @@
 `command/ending.py` prints them. From Python they are ordinary exceptions.
 """
 
+import contextlib
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -63,6 +64,17 @@ def reason(error: BaseException) -> str:
     except Exception:  # of a class of the user's own
         said = ""
     return next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def explained(said: str, works: str) -> Iterator[None]:
+    """Make one sentence of whatever code of the user's raises: what `said` says, why, and what `works`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{said} ({reason(error)}): {works}") from error
 
 
 def shown(value: Any) -> str:

@@ -59,7 +59,7 @@ def check_outputs(
     Raises:
         UserError: one cannot be written, or is an input, another output, a file of any run, or a file of another kind.
     """
-    taken = {identity(path): "a file that this command reads" for path in inputs if path}
+    taken = {place_of(path): "a file that this command reads" for path in inputs if path}
     return [
         check_output(each.name, each.path, each.kind, taken, run) if each.path is not None else None for each in outputs
     ]
@@ -73,7 +73,7 @@ def check_output(
     with saying(given, "written", WRITE_ADVICE):
         target = Path(os.path.realpath(path))
         inside = run is not None and target.is_relative_to(os.path.realpath(run))
-    what = taken.get(identity(path)) or file_of_a_run(target, run)
+    what = taken.get(place_of(path)) or file_of_a_run(target, run)
     if not inside or target.parent.exists():  # the folder of a new run is made later
         require_writable(path, named=given)
         if not what and target.exists():
@@ -84,11 +84,11 @@ def check_output(
                     what = "a file with several names, under each of which it would change"
     if what:
         raise UserError(f"{given} is {what}: name another file")
-    taken[identity(path)] = f"also what {name} names"
+    taken[place_of(path)] = f"also what {name} names"
     return target
 
 
-def identity(path: str | Path) -> Any:
+def place_of(path: str | Path) -> Any:
     """What two names of one file have in common: its place on the disk, or the full path where there is none yet."""
     try:
         found = os.stat(path)

@@ -4,9 +4,12 @@ import contextlib
 import json
 import os
 import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from pmapdp.errors import UserError, reason
 
@@ -46,6 +49,19 @@ def read_file(path: str | Path, *, advice: str = READ_ADVICE) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST:
             raise ValueError(f"it has {size:,} bytes, more than {LARGEST:,}")
         return file.read()
+
+
+@contextlib.contextmanager
+def open_arrays(path: str | Path, *, advice: str) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays in a file of `numpy.savez`, by their names. Python objects, which are code, are not read; errors as of
+    `open_file`."""
+    with open_file(path, advice=advice) as opened:
+        try:
+            # NumPy warns of headers that Python 2 wrote.
+            with warnings.catch_warnings(action="ignore"), np.lib.npyio.NpzFile(opened) as file:
+                yield file
+        except Exception as error:  # NumPy and zipfile have several errors for damaged bytes
+            raise ValueError(reason(error)) from None
 
 
 def read_json(path: str | Path, *, advice: str) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, reason, shown
+from pmapdp.errors import UserError, explained, shown
 from pmapdp.loss import MetricSums
 from pmapdp.models.layers import Context, example_keys
 from pmapdp.state import Task
@@ -50,15 +50,14 @@ def check_augment(augment: Any, example: Batch) -> None:
         return
     inputs = jax.tree.map(lambda x: x[0], example.inputs)
     keys = example_keys(0, jax.numpy.int32(0), example.indices)
-    try:
+    shapes = jax.tree.map(np.shape, inputs)
+    with explained(
+        f"augment={shown(augment)} does not take the inputs of one example, {shapes}, and a random key",
+        "give a function of both that JAX can trace, or None",
+    ):
         # A random number of NumPy or of Python is a constant of the program, another one each time.
         traced = [jax.make_jaxpr(lambda *values: augment(*values))(inputs, keys[0]) for _ in range(2)]
         jax.eval_shape(lambda: changed(augment, example.inputs, keys))
-    except Exception as error:
-        raise UserError(
-            f"augment={shown(augment)} does not take the inputs of one example, {jax.tree.map(np.shape, inputs)}, and "
-            f"a random key ({reason(error)}): give a function of both that JAX can trace, or None"
-        ) from error
     (first, ones), (second, others) = ((str(each.jaxpr), each.consts) for each in traced)
     if first != second or not all(map(np.array_equal, ones, others)):
         raise UserError(

@@ -1,10 +1,7 @@
-"""A model and a data set of one's own: from values, or from files that are named on the command line.
+"""A model and a loss of one's own are tried on a few examples before anything is trained.
 
-    python -m pmapdp.train --model my_file.py:Net --dataset my_data.npz
-
-The file of data holds the arrays `train_inputs`, `train_labels`, `test_inputs` and `test_labels`, and may hold
-`classes`, their names. The model is built by a function of `rngs`, `dtype` and `param_dtype`, and takes
-(inputs, `Context`). Its method `loss` (batch, `Context`) returns `MetricSums`; without one it is a classifier.
+What does not take the data is refused, and what would train something else than one device does: a loss that counts
+padding or is no sum over the examples, a layer that draws random numbers of its own. `docs/own.md` lists the sentences.
 """
 
 import math
@@ -17,7 +14,7 @@ from flax import nnx
 
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet, Split, Weighted
-from pmapdp.errors import UserError, reason, shown
+from pmapdp.errors import UserError, explained, shown
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.models.layers import Context, call, example_keys
 from pmapdp.own.augmentation import check_augment
@@ -29,10 +26,13 @@ ROWS = 4  # examples with which a loss is tried
 
 def check_own(model: Any, loss: Any, metrics: Any = None) -> None:
     """Refuse values from Python that are of no use as these arguments of `train`."""
-    kinds = {"model": "class", "loss": "function of (model, batch, context)", "metrics": "function of (logits, batch)"}
-    for (name, example), value in zip(kinds.items(), (model, loss, metrics), strict=True):
+    for name, value, kind in (
+        ("model", model, "class or function that makes a flax.nnx.Module"),
+        ("loss", loss, "function of (model, batch, context)"),
+        ("metrics", metrics, "function of (logits, batch)"),
+    ):
         if value is not None and (not callable(value) or isinstance(value, nnx.Module)):
-            raise UserError(f"{name}={shown(value)} cannot be called to make one: give a {example}, no instance of it")
+            raise UserError(f"{name}={shown(value)} is no {kind}: give one")
 
 
 def check_task(task: Task, data: DataSet, *, own: bool) -> None:
@@ -53,14 +53,11 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
         model, context = task.model_with(params, model_state), Context(batch.weights)
         return call(model, batch.inputs, context) if task.classifies else task.loss(model, batch, context)
 
-    try:
+    with explained(
+        f"{name} {'does not' if task.classifies else 'and its loss do not'} take inputs {described(example.inputs)}",
+        "give inputs of its shape, or correct its __call__, which gets (inputs) or (inputs, context)",
+    ):
         returned = jax.eval_shape(outputs, params, model_state, example)
-    except Exception as error:
-        what = "does not take" if task.classifies else "and its loss do not take"
-        raise UserError(
-            f"{name} {what} inputs {described(example.inputs)} ({reason(error)}): give "
-            "inputs of its shape, or correct its __call__, which gets (inputs) or (inputs, context)"
-        ) from error
     if task.classifies:
         check_classes(name, returned, example.labels, data)
     elif not isinstance(returned, MetricSums):
@@ -123,14 +120,12 @@ def check_loss(task: Task, example: Batch) -> None:
         return {name: float(value) for name, value in named_sums(found).items()}
 
     n = len(example.labels)
-    try:
+    with explained(
+        f"the loss of {task.name}, or its metrics, fails",
+        "return further sums as a dictionary of names, for example {'errors': (batch.weights * errors).sum()}",
+    ):
         returned = sums(arrays, example._replace(weights=np.ones(n, np.float32)))
         found = named_sums(returned)
-    except Exception as error:
-        raise UserError(
-            f"the loss of {task.name}, or its metrics, fails ({reason(error)}): return further sums as a dictionary of "
-            "names, for example {'errors': (batch.weights * errors).sum()}"
-        ) from error
     for name in returned.others.keys() & {"loss", "count", "examples", *(["accuracy"] if "correct" in found else [])}:
         raise UserError(f"the loss of {task.name} has a further sum called {name}, which there is: use another name")
     for field, value in found.items():
@@ -179,10 +174,8 @@ def check_layers(task: Task, example: Batch) -> None:
             sums = task.loss(model, example, context)
         return sums.loss, task.arrays_of(model)[1]
 
-    try:
+    with explained(f"{task.name} fails in training", "correct its __call__ or its loss"):
         loss, after = trained(random, params, model_state, example)
-    except Exception as error:
-        raise UserError(f"{task.name} fails in training ({reason(error)}): correct its __call__ or its loss") from error
     before, after = (
         {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)}
         for tree in (model_state, after)

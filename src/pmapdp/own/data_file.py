@@ -4,15 +4,11 @@ It holds `train_inputs` and `train_labels`, and may hold `train_weights`, the sa
 `classes`, the names of the classes.
 """
 
-import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pmapdp.data.dataset import DataSet
-from pmapdp.errors import reason
-from pmapdp.files.reading import open_file
+from pmapdp.files.reading import open_arrays
 from pmapdp.own.data_sets import as_data_set
 
 ARRAYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
@@ -24,18 +20,13 @@ def data_from_file(path: Path) -> DataSet:
     Raises:
         UserError: it cannot be read or lacks an array.
     """
-    with open_file(path, advice=f"write it with numpy.savez(file, {', '.join(ARRAYS)})") as opened:
-        try:
-            # NumPy warns of headers that Python 2 wrote, and refuses Python objects, which are code.
-            with warnings.catch_warnings(action="ignore"), np.lib.npyio.NpzFile(opened) as file:
-                arrays = {name: file[name] for name in file}
-            parts: dict[str, Any] = {}
-            for name in ("train", "test", "validation"):
-                inputs, labels, weights = (f"{name}_{each}" for each in ("inputs", "labels", "weights"))
-                if name == "train" or inputs in arrays or labels in arrays:
-                    parts[name] = (arrays[inputs], arrays[labels], *([arrays[weights]] if weights in arrays else []))
-        except Exception as error:  # NumPy has several errors for damaged bytes
-            raise ValueError(reason(error)) from None
+    with open_arrays(path, advice=f"write it with numpy.savez(file, {', '.join(ARRAYS)})") as file:
+        arrays = {name: file[name] for name in file}
+        parts: dict[str, Any] = {}
+        for name in ("train", "test", "validation"):
+            inputs, labels, weights = (f"{name}_{each}" for each in ("inputs", "labels", "weights"))
+            if name == "train" or inputs in arrays or labels in arrays:
+                parts[name] = (arrays[inputs], arrays[labels], *([arrays[weights]] if weights in arrays else []))
     return as_data_set(DataSet(**parts, classes=tuple(map(str, arrays.get("classes", ())))))
 
 

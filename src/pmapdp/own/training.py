@@ -17,7 +17,7 @@ from flax import nnx
 
 from pmapdp.config import PYTHON_VALUE
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.errors import UserError, reason, shown, unknown
+from pmapdp.errors import UserError, explained, shown, unknown
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.models.layers import Context
 from pmapdp.state import Task, initial_state
@@ -35,10 +35,8 @@ def check_schedule(schedule: Any) -> None:
     given, works = f"schedule={shown(schedule)}", "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
     if not callable(schedule):
         raise UserError(f"{given} is no function of the number of updates: {works}")
-    try:
+    with explained(f"{given} fails for a number of updates", works):
         rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), jax.ShapeDtypeStruct((), jnp.int32))
-    except Exception as error:
-        raise UserError(f"{given} fails for a number of updates ({reason(error)}): {works}") from error
     if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
         raise UserError(f"{given} gives {rate.dtype} {list(rate.shape)}, not one real number: {works}")
 
@@ -59,14 +57,10 @@ def check_optimizer(given: Any, schedule: optax.Schedule, task: Task) -> Callabl
         return schedule(step)
 
     params, _ = jax.device_get(task.arrays_of(task.model))
-    try:
+    with explained(f"optimizer={shown(given)} fails", f"give a function of the schedule, {WORKS}"):
         rule = given(noted)
         kept = jax.eval_shape(rule.init, params)
         updates, after = jax.eval_shape(rule.update, params, kept, params)
-    except Exception as error:
-        raise UserError(
-            f"optimizer={shown(given)} fails ({reason(error)}): give a function of the schedule, {WORKS}"
-        ) from error
     for leaf in jax.tree.leaves(kept):
         if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
             raise UserError(

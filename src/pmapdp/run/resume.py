@@ -9,7 +9,7 @@ from pmapdp.job import Job
 from pmapdp.run.best_epoch import ends_early
 from pmapdp.run.checkpoint import Checkpoint, Checkpoints
 from pmapdp.run.start_weights import with_weights
-from pmapdp.run.workdir import DEFAULTS, changes, claimed, identity, in_words, require_shared
+from pmapdp.run.workdir import DEFAULTS, changes, claimed, identity, listed, require_shared
 from pmapdp.state import create_state, is_finite
 
 
@@ -71,7 +71,7 @@ def changes_after_end(job: Job, found: Checkpoint) -> dict[str, list[Any]]:
         epoch = found.progress["last"]["epoch"]
         why, works = f"has made its {epoch} epochs", f"give --epochs {epoch + 5} to train it on"
     raise UserError(
-        f"the run in --workdir {job.config.workdir} {why}, and differs in {in_words(different)}: {works}, or name "
+        f"the run in --workdir {job.config.workdir} {why}, and differs in {listed(different)}: {works}, or name "
         "another folder"
     )
 

@@ -24,7 +24,7 @@ from pmapdp.run.report import Reporter, facts, header
 from pmapdp.run.resume import beginning, last_finite, open_checkpoints
 from pmapdp.run.start_weights import sentence
 from pmapdp.run.stop_request import StopRequest
-from pmapdp.run.workdir import in_words, update_schedule
+from pmapdp.run.workdir import listed, update_schedule
 from pmapdp.state import TrainState
 from pmapdp.steps.placing import over_all_processes, place
 
@@ -80,7 +80,7 @@ class Run:
             self.report.line(sentence(taken))
         if changed := self.kept.get("changes") if self.kept.get("changed") == self.step else None:
             self.report.event("changes", step=self.step, **changed)
-            self.report.line(f"trained on after its end, with {in_words(changed)}")
+            self.report.line(f"trained on after its end, with {listed(changed)}")
         if job.config.draw_sharding and self.step == 0 and job.peers.first:
             labels = job.strategy.place_batch(next(job.train_batches.epoch(0))).labels
             print(f"labels {labels.shape} of the first batch on the devices:")

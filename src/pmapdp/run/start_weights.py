@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from pmapdp.errors import UserError, reason
-from pmapdp.files.reading import open_file
+from pmapdp.errors import UserError
+from pmapdp.files.reading import open_arrays
 from pmapdp.run.checkpoint import open_to_read
 from pmapdp.run.damage import DamagedError
 from pmapdp.state import Task
@@ -60,14 +60,10 @@ def of_run(path: str) -> tuple[dict[str, np.ndarray], int]:
 
 def of_file(path: str) -> tuple[dict[str, np.ndarray], int]:
     """The arrays of an exported file, by name, and its step. The program in it is not run."""
-    with open_file(path, advice=ADVICE) as opened:
-        try:
-            with np.lib.npyio.NpzFile(opened) as file:  # refuses Python objects: they are code
-                metadata = json.loads(bytes(file["metadata.json"]))
-                arrays = {name.replace("/", "."): file[ARRAYS + name] for name in metadata["arrays"]}
-                return arrays, int(metadata["step"])
-        except Exception as error:  # NumPy and zipfile have several errors for damaged bytes
-            raise ValueError(reason(error)) from None
+    with open_arrays(path, advice=ADVICE) as file:
+        metadata = json.loads(bytes(file["metadata.json"]))
+        arrays = {name.replace("/", "."): file[ARRAYS + name] for name in metadata["arrays"]}
+        return arrays, int(metadata["step"])
 
 
 def sentence(taken: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def changes(theirs: dict[str, Any], ours: dict[str, Any], *, scheduled: bool) ->
     }
 
 
-def in_words(changes: dict[str, list[Any]]) -> str:
+def listed(changes: dict[str, list[Any]]) -> str:
     """Changes for a sentence."""
     return ", ".join(f"{name} ({then!r} there, {now!r} now)" for name, (then, now) in changes.items())
 
@@ -78,7 +78,7 @@ def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Non
     which learning rate; the `UserError` names the settings."""
     if different := changes(theirs, ours, scheduled=False):
         raise UserError(
-            f"{what} is of another configuration, which differs in {in_words(different)}: use the same or another "
+            f"{what} is of another configuration, which differs in {listed(different)}: use the same or another "
             "folder (there --init-from starts from its weights), or delete that run yourself"
         )
 
