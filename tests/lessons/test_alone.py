@@ -16,7 +16,7 @@ QUICK = (
     "05",
     "09",
 )  # what the core teaches; plain `pytest` runs their take-home cells, and the shortest notebook
-COMPILING = ("12", "13")  # they spend most of their time on it
+COMPILING = ("10", "12", "13")  # they spend most of their time on it
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
 
 
