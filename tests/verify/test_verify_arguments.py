@@ -18,7 +18,17 @@ def with_key(state, batch, key):
         ({"step": halved, "counts": [9000]}, r"counts=\[9000\]: give a list of numbers from 1 to"),
         ({"step": halved, "counts": 4}, "counts=4: give a list of numbers from 1 to"),
         ({"step": halved, "devices": 4}, "devices=4: give a list of devices, for example"),
-        ({"step": halved, "updates": 0}, "updates=0: give a whole number of 1 or more, for example 3"),
+        ({"step": halved, "updates": 0}, "updates=0: give a whole number from 1 to 1000, for example 3"),
+        ({"step": halved, "updates": 2**70}, "updates=.*: give a whole number"),
+        *(
+            ({"step": halved, "batch_axis": axis}, "batch_axis=.*: give a whole number from 0")
+            for axis in (None, 1.0, -1, "0", True, np.ones(2))
+        ),
+        *(
+            ({"step": halved, name: array}, f"{name}=.* holds no arrays: give")
+            for name in ("state", "batch", "last_batch")
+            for array in (2**70, np.zeros(3, "i4,f4"), np.ma.array([1]), np.ones(2, np.longdouble), np.array([None]))
+        ),
         ({"step": halved, "updates": 2.5}, "updates=2.5: give a whole number"),
         ({"step": halved, "reference": None}, "reference=None cannot be called: give a function of"),
         ({"step": "halved"}, "step='halved' cannot be called: give a function of"),

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from pmapdp.errors import shown
 from pmapdp.verify import trees
 from pmapdp.verify.arguments import refuse, require_batch, require_key, require_list, require_names, require_state
 from pmapdp.verify.case import Case, step_updates
@@ -24,6 +25,7 @@ from pmapdp.verify.rounding import Update, reference_updates
 from pmapdp.verify.trial import Trial, user_code
 
 COUNTS = (1, 2, 4, 8)
+MOST = 1000  # updates, or axes
 # A mistake, and the causes that other checks then seem to find.
 SEEMS_TO_BE = {
     "key stands still": ("unknown", "other random numbers"),
@@ -108,8 +110,9 @@ def verify(
     possible = range(1, len(devices) + 1)
     example = f"a list of numbers from 1 to {len(devices)}, for example [1]"
     require_list("counts", counts, lambda N: isinstance(N, int) and N in possible, example)
-    if not isinstance(updates, int) or updates < 1:
-        raise refuse("updates", updates, ": give a whole number of 1 or more, for example 3")
+    for name, number, least, example in (("updates", updates, 1, 3), ("batch_axis", batch_axis, 0, 0)):
+        if type(number) is not int or not least <= number <= MOST:
+            raise refuse(name, number, f": give a whole number from {least} to {MOST}, for example {example}")
     layout = chosen_layout(layout, batch_axis)
     require_state(state)
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
@@ -178,7 +181,7 @@ def chosen_layout(layout: Any, batch_axis: int) -> Layout:
         )
     if not isinstance(layout, Layout):
         raise ArgumentsError(
-            f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}, or give the NamedSharding of the batch"
+            f"unknown layout {shown(layout)}: choose from {', '.join(LAYOUTS)}, or give the NamedSharding of the batch"
         )
     return layout
 
