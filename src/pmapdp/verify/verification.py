@@ -110,9 +110,9 @@ def verify(
     possible = range(1, len(devices) + 1)
     example = f"a list of numbers from 1 to {len(devices)}, for example [1]"
     require_list("counts", counts, lambda N: isinstance(N, int) and N in possible, example)
-    for name, number, least, example in (("updates", updates, 1, 3), ("batch_axis", batch_axis, 0, 0)):
+    for name, number, least, works in (("updates", updates, 1, 3), ("batch_axis", batch_axis, 0, 0)):
         if type(number) is not int or not least <= number <= MOST:
-            raise refuse(name, number, f": give a whole number from {least} to {MOST}, for example {example}")
+            raise refuse(name, number, f": give a whole number from {least} to {MOST}, for example {works}")
     layout = chosen_layout(layout, batch_axis)
     require_state(state)
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
