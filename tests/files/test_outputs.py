@@ -8,6 +8,8 @@ import pytest
 
 from pmapdp.errors import UserError
 from pmapdp.files.outputs import HTML, JSON, LINES, MODEL, Output, check_outputs
+from pmapdp.files.reading import read_file
+from pmapdp.run.workdir import read_run
 
 FILES = {
     "mine.py": b"x = 1\n",
@@ -97,6 +99,14 @@ def test_lines_are_appended_to_those_of_other_runs_alone(place, name, said):
     os.link("empty", "empty link")
     with pytest.raises(UserError, match=f"--metrics-file {name} is a file {said}"):
         check_outputs(Output("--metrics-file", name, LINES))
+
+
+@pytest.mark.parametrize("path", [0, True, b"x", [], {}, object(), 3.5, Path])
+def test_what_is_no_path_is_refused(path):
+    """By what reads and what writes."""
+    for use in (lambda: check_outputs(Output("--json", path, JSON)), lambda: read_run(path), lambda: read_file(path)):
+        with pytest.raises(UserError, match=r"is no path: give a text or a pathlib.Path"):
+            use()
 
 
 def test_two_outputs_have_two_names(place):

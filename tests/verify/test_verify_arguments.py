@@ -20,6 +20,7 @@ def with_key(state, batch, key):
         ({"step": halved, "devices": 4}, "devices=4: give a list of devices, for example"),
         ({"step": halved, "updates": 0}, "updates=0: give a whole number from 1 to 1000, for example 3"),
         ({"step": halved, "updates": 2**70}, "updates=.*: give a whole number"),
+        ({"step": halved, "float64": np.ones(2)}, "float64=.*: give True or False"),
         *(
             ({"step": halved, "batch_axis": axis}, "batch_axis=.*: give a whole number from 0")
             for axis in (None, 1.0, -1, "0", True, np.ones(2))

@@ -28,7 +28,7 @@ def respread(config: Config, strategy: str | None, devices: int | None) -> Confi
         return config
     if devices is None and strategy != "single":
         devices = config.devices
-    spread: dict[str, Any] = {"strategy": strategy or config.strategy, "devices": devices}
+    spread: dict[str, Any] = {"strategy": config.strategy if strategy is None else strategy, "devices": devices}
     # A mesh is for one number of devices, and the other settings do not go with every strategy.
     return dataclasses.replace(config, **spread, mesh=None, layout="data", shard_state="none", check_replicas=None)
 
@@ -75,7 +75,7 @@ def evaluate_run(
         own: `model`, `data` and the like where `train` was given them as Python values.
     """
     config = respread(read_config(workdir), strategy, devices)
-    config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
+    config = dataclasses.replace(config, data_dir=config.data_dir if data_dir is None else data_dir)
     workdir = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, **own)

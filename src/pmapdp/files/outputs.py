@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pmapdp.errors import UserError
-from pmapdp.files.reading import saying
+from pmapdp.files.reading import require_path, saying
 from pmapdp.files.writing import WRITE_ADVICE, require_writable
 
 # How a file of each kind begins. Lines are appended, to those of other runs; files of the other kinds are replaced.
@@ -69,6 +69,7 @@ def check_output(
     name: str, path: str | Path, kind: re.Pattern[bytes], taken: dict[Any, str], run: str | Path | None
 ) -> Path:
     """The path of one output, which is then added to those that are `taken`."""
+    require_path(path)
     given = f"{name} {str(path) or repr('')}"
     with saying(given, "written", WRITE_ADVICE):
         target = Path(os.path.realpath(path))

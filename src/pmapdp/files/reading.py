@@ -11,15 +11,22 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, reason, shown
 
 LARGEST = 2**31  # bytes
 READ_ADVICE = "name another file"
 
 
+def require_path(path: Any) -> None:
+    """Refuse what is neither a text nor a `pathlib.Path`."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"{shown(path)} is no path: give a text or a pathlib.Path")
+
+
 @contextlib.contextmanager
 def saying(path: str | Path, action: str, advice: str) -> Iterator[None]:
     """Turn what goes wrong with a file into a `UserError` that it cannot be `action`, for example read or written."""
+    require_path(path)
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:  # ValueError: also a name with a zero byte

@@ -24,7 +24,7 @@ from typing import Any
 from pmapdp.config import Config
 from pmapdp.errors import UserError, shown
 from pmapdp.files.outputs import LINES, Output, check_outputs
-from pmapdp.files.reading import open_regular, read_json, saying
+from pmapdp.files.reading import open_regular, read_json, require_path, saying
 from pmapdp.files.writing import write_file
 from pmapdp.own.data_file import own_files
 
@@ -182,6 +182,7 @@ def require_shared(path: str, seconds: float = 10) -> None:
 def read_run(path: str | Path) -> tuple[Config, int]:
     """The configuration of the run in a folder, settings that it lacks with their defaults, and its global batch size.
     A `UserError` says that there is none, or that its config.json is not as a run writes it."""
+    require_path(path)
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")

@@ -113,6 +113,8 @@ def verify(
     for name, number, least, works in (("updates", updates, 1, 3), ("batch_axis", batch_axis, 0, 0)):
         if type(number) is not int or not least <= number <= MOST:
             raise refuse(name, number, f": give a whole number from {least} to {MOST}, for example {works}")
+    if not isinstance(float64, bool):
+        raise refuse("float64", float64, ": give True or False")
     layout = chosen_layout(layout, batch_axis)
     require_state(state)
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
