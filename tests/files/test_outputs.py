@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pmapdp.errors import UserError
+from pmapdp.export.write import export_run
 from pmapdp.files.outputs import HTML, JSON, LINES, MODEL, Output, check_outputs
 from pmapdp.files.reading import read_file
 from pmapdp.run.workdir import read_run
@@ -104,7 +105,12 @@ def test_lines_are_appended_to_those_of_other_runs_alone(place, name, said):
 @pytest.mark.parametrize("path", [0, True, b"x", [], {}, object(), 3.5, Path])
 def test_what_is_no_path_is_refused(path):
     """By what reads and what writes."""
-    for use in (lambda: check_outputs(Output("--json", path, JSON)), lambda: read_run(path), lambda: read_file(path)):
+    for use in (
+        lambda: check_outputs(Output("--json", path, JSON)),
+        lambda: read_run(path),
+        lambda: read_file(path),
+        lambda: export_run("run", path),
+    ):
         with pytest.raises(UserError, match=r"is no path: give a text or a pathlib.Path"):
             use()
 

@@ -57,6 +57,7 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason
 from pmapdp.export.read import ARRAYS, FORMAT, LOSS, METADATA, PROGRAM, VIEW, Exported
 from pmapdp.files.outputs import MODEL, Output, check_outputs
+from pmapdp.files.reading import require_path
 from pmapdp.files.writing import write_file
 from pmapdp.loss import named_sums
 from pmapdp.models.layers import Context, call
@@ -92,6 +93,7 @@ def export_run(
         data_dir: folder of data sets, for the vocabulary of a text model; default: as in training.
         data, own: `data`, `model`, `loss`, `metrics` and `optimizer` where `train` was given them as Python values.
     """
+    require_path(path)
     config = read_config(workdir)
     (file,) = check_outputs(Output("FILE", path, MODEL), inputs=own_files(config))
     assert file is not None
