@@ -95,8 +95,10 @@ MISTAKES: dict[str, dict[str, dict[str, str]]] = {
         "sum in place of mean": {
             'jax.lax.pmean((loss, grads), axis_name="batch")': 'jax.lax.psum((loss, grads), axis_name="batch")'
         },
+        "labels not mixed": {"rng_local, (images, labels) = mixup(": "rng_local, (images, _) = mixup("},
     },
     "linen_image": {
+        "first example of each device dropped": {"return losses.mean(), logits": "return losses[1:].mean(), logits"},
         "no all-reduce": {'grads = pmean(grads, "batch")': "pass"},
         "sum in place of mean": {'grads = pmean(grads, "batch")': 'grads = psum(grads, "batch")'},
         "metrics of one device": {
@@ -107,6 +109,11 @@ MISTAKES: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "nnx_image": {
+        "averaged twice": {
+            'loss, grads = jax.lax.pmean((loss, grads), "data")': (
+                'loss, grads = jax.tree.map(lambda x: jax.lax.pmean(x / 8, "data"), (loss, grads))'
+            )
+        },
         "no all-reduce": {'loss, grads = jax.lax.pmean((loss, grads), "data")': "pass"},
         "sum in place of mean": {'jax.lax.pmean((loss, grads), "data")': 'jax.lax.psum((loss, grads), "data")'},
         "loss of one device": {

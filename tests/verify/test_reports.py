@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from right_programs import HALVED, halved
 
 from pmapdp.verify import Layout, verify
+from pmapdp.verify.mistakes import named
 
 
 def test_an_error_of_the_step_is_shown_with_its_line():
@@ -80,6 +81,26 @@ def test_what_is_sure_of_an_unknown_cause_is_said(change, cause, said):
     report = verify(reference=step, step=changed, layout="sharded", **HALVED | {"batch": batch}, counts=[2])
     assert set(report.causes) <= {cause, "another scale"}, str(report)
     assert said in str(report) or report.causes == ["another scale"], str(report)
+
+
+def test_a_sentence_in_which_nothing_more_is_sure_has_no_gap():
+    assert "several. Compare" in named("unknown", ["w"], facts="")[1]
+
+
+def test_a_key_that_stands_still_in_the_reference_too_hides_no_other_mistake():
+    def reference(state, batch, key):
+        state, loss = halved(state, batch)
+        return state, loss + jax.random.normal(key)
+
+    def shifted(state, batch, key):
+        state, loss = reference(state, batch, key)
+        return state + jnp.arange(3), loss
+
+    given = HALVED | {"key": jax.random.key(0), "layout": "sharded", "counts": [2]}
+    report = verify(reference=reference, step=jax.jit(shifted), **given)
+    assert report.causes == ["unknown", "key stands still"], str(report)
+    (metrics,) = (check for check in report.checks if check.name == "same metrics")
+    assert all(far <= most for far, most in metrics.leaves.values()), str(report)  # in a row they follow the state
 
 
 def test_a_cause_that_cannot_be_asked_of_part_of_the_batch_is_unknown():

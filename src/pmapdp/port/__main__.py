@@ -22,6 +22,7 @@ from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
 from pmapdp.errors import UserError
 from pmapdp.port.constructs import find
+from pmapdp.port.names import place
 from pmapdp.port.report import as_json, as_text
 from pmapdp.port.sources import read
 
@@ -52,5 +53,5 @@ def main(arguments: list[str]) -> None:
     broken = [each for each in findings if each.row.status in ("gone", "fails")]
     if broken:
         first, several = broken[0], f"{len(broken)} lines fail" if len(broken) > 1 else "1 line fails"
-        place = files[first.path].place(first.line)
-        raise FailsError(f"{several} with jax {version('jax')}, first {first.path}:{place}: {first.row.today}")
+        where = f"{first.path}:{place(first.line)}"
+        raise FailsError(f"{several} with jax {version('jax')}, first {where}: {first.row.today}")

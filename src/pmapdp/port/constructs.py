@@ -41,11 +41,6 @@ class Mapped(NamedTuple):
     axis: str | None
     call: str
 
-    @property
-    def parameters(self) -> list[str]:
-        """Its arguments' names."""
-        return [each.arg for each in self.function.args.args if each.arg not in ("self", "cls")]
-
 
 class Finder(Names):
     """Adds to `findings` and `mapped` while it follows the names."""

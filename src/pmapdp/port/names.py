@@ -14,6 +14,7 @@ import jax
 PMAPS = ("jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap")
 LIBRARIES = ("jax", "flax", "optax", "numpy", "functools", "haiku", "equinox", "chex")
 STACKED, TUPLE = "[N]", "([N])"
+CELL = 10**6  # line 7 of the second cell of a notebook has number 2_000_007
 RETURNS = {
     "flax.jax_utils.replicate": STACKED, "flax.training.common_utils.shard": STACKED,
     "flax.jax_utils.prefetch_to_device": TUPLE, "jax.device_put_replicated": STACKED,
@@ -24,15 +25,16 @@ RETURNS = {
 class File:
     """A module of the program: its syntax tree, and what is known of its names and of the members of its classes."""
 
-    def __init__(self, path: str, tree: ast.Module, cells: tuple[tuple[int, int], ...] = ()):
-        self.path, self.tree, self.cells = path, tree, cells
+    def __init__(self, path: str, tree: ast.Module):
+        self.path, self.tree = path, tree
         self.names: dict[str, Any] = {}
         self.members: dict[int, dict[str, Any]] = {}  # by the line of the class
 
-    def place(self, line: int) -> str:
-        """A line's number, in a notebook behind that of its cell; `cells` are pairs of the line before and a number."""
-        start, cell = max((each for each in self.cells if each[0] < line), default=(0, 0))
-        return f"cell {cell} line {line - start}" if self.cells else str(line)
+
+def place(line: int) -> str:
+    """A line's number, in a notebook behind that of its cell."""
+    cell, line = divmod(line, CELL)
+    return f"cell {cell} line {line}" if cell else str(line)
 
 
 class Pmap(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.port.constructs import Finding, Mapped
-from pmapdp.port.names import File
+from pmapdp.port.names import File, place
 from pmapdp.port.table import PAGE
 
 ORDER = ("gone", "fails", "slow", "fine")
@@ -38,9 +38,10 @@ def needs(mapped: list[Mapped], files: dict[str, File]) -> dict[str, Any] | None
     if not steps:
         return None
     step = min(steps, key=lambda each: (not TRAINS.search(each.name), "step" not in each.name, "lambda" in each.name))
-    source, key = ast.unparse(files[step.path].tree), [each for each in step.parameters if KEY.search(each)]
-    batch = [each for each in step.parameters if BATCH.search(each) and each not in key]
-    state = [each for each in step.parameters if each not in key + batch]
+    names = [each.arg for each in step.function.args.args if each.arg not in ("self", "cls")]
+    source, key = ast.unparse(files[step.path].tree), [each for each in names if KEY.search(each)]
+    batch = [each for each in names if BATCH.search(each) and each not in key]
+    state = [each for each in names if each not in key + batch]
     axis = step.axis if step.axis and step.axis[0] in "'\"" else "..."
     given, per_device = STATE.search(source), [leaf for leaf in ("batch_stats", "dropout_rng") if leaf in source]
     harness = HARNESS.format(
@@ -66,13 +67,13 @@ def as_json(findings: list[Finding], mapped: list[Mapped], files: dict[str, File
     return {
         "jax": version("jax"),
         "lines": [
-            {"path": each.path, "line": files[each.path].place(each.line), "construct": each.row.id, "code": each.code}
+            {"path": each.path, "line": place(each.line), "construct": each.row.id, "code": each.code}
             | {name: getattr(each.row, name) for name in fields}
             for each in findings
         ],
         "unread": unread,
         "summary": {status: sum(each.row.status == status for each in findings) for status in ORDER},
-        "order": [f"{each.path}:{files[each.path].place(each.line)} {each.name}" for each in fewest],
+        "order": [f"{each.path}:{place(each.line)} {each.name}" for each in fewest],
         "verify": needs(mapped, files),
     }
 

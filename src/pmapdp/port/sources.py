@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 from pmapdp.errors import UserError, reason
-from pmapdp.port.names import File
+from pmapdp.port.names import CELL, File
 
 LEFT_OUT = {"node_modules", "site-packages", "__pycache__", "venv", "env", "build"}
 
@@ -56,18 +56,14 @@ def parse(text: str) -> ast.Module:
 
 
 def of_cells(path: str, text: str, unread: list[str]) -> File:
-    """The code cells of a notebook as one module. A line's number is that in all code; `File.place` knows the cell."""
+    """The code cells of a notebook as one module, whose line numbers hold those of the cells."""
     body: list[ast.stmt] = []
-    starts, line = [], 0
     for number, cell in enumerate(json.loads(text)["cells"], 1):
-        if cell["cell_type"] == "code":
-            lines = "".join(cell["source"]).splitlines()
-            starts.append((line, number))
-            try:  # lines of IPython become empty statements, so that line numbers and blocks stay
-                code = "\n".join("pass" if each[:1] in ("%", "!", "?") else each for each in lines)
-                body += ast.increment_lineno(parse(code), line).body
-            except SyntaxError as error:
-                if not lines[0].startswith("%%"):  # a cell of another language
-                    unread.append(f"{path}: line {error.lineno} of cell {number} does not parse ({reason(error)})")
-            line += len(lines)
-    return File(path, ast.Module(body, []), tuple(starts))
+        lines = "".join(cell["source"]).splitlines() if cell["cell_type"] == "code" else []
+        try:  # lines of IPython become empty statements, so that line numbers and blocks stay
+            code = "\n".join("pass" if each[:1] in ("%", "!", "?") else each for each in lines)
+            body += ast.increment_lineno(parse(code), number * CELL).body
+        except SyntaxError as error:
+            if not lines[0].startswith("%%"):  # a cell of another language
+                unread.append(f"{path}: line {error.lineno} of cell {number} does not parse ({reason(error)})")
+    return File(path, ast.Module(body, []))

@@ -166,7 +166,8 @@ MISTAKES = {
 def named(cause: str, leaves: Sequence[str] = (), **found: Any) -> Cause:
     """A cause and its sentence, with what was found; of many leaves the first three are named."""
     more = f" and {len(leaves) - 3} more" if len(leaves) > 3 else ""
-    return cause, MISTAKES[cause].sentence.format(leaves=", ".join(leaves[:3]) + more, **found)
+    sentence = MISTAKES[cause].sentence.format(leaves=", ".join(leaves[:3]) + more, **found)
+    return cause, " ".join(sentence.split())  # where nothing was found for a brace, one space and not two
 
 
 def page() -> str:

@@ -13,7 +13,7 @@ from pmapdp.errors import shown
 from pmapdp.verify import trees
 from pmapdp.verify.arguments import refuse, require_batch, require_key, require_list, require_names, require_state
 from pmapdp.verify.case import Case, step_updates
-from pmapdp.verify.checks import other_checks, same_results
+from pmapdp.verify.checks import other_checks, reference_advances, same_results
 from pmapdp.verify.compared import compared, gaps
 from pmapdp.verify.layouts import LAYOUTS, Layout, on_mesh
 from pmapdp.verify.mistakes import named
@@ -216,6 +216,8 @@ def run_checks(
     found += same_results(runs, "state", "same update") + same_results(runs, "metrics", "same metrics")
     found += other_checks(runs[max(runs)])
     causes = {check.cause for check in found}
+    if "key stands still" in causes and not reference_advances(runs[max(runs)]):  # nothing follows from it
+        causes.remove("key stands still")
     following = {cause for causing in causes for cause in SEEMS_TO_BE.get(causing, ())}
     cause, text = named("follows")
     return [c._replace(cause=cause, sentence=text) if c.cause in following else c for c in found], summary
