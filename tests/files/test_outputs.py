@@ -115,6 +115,20 @@ def test_what_is_no_path_is_refused(path):
             use()
 
 
+@pytest.mark.parametrize("name", ["empty", "/dev/stdout"])
+def test_where_the_command_prints_is_no_output(place, name):
+    """As of `--json report.json > report.json`: the one would replace the other."""
+    kept = os.dup(1)
+    with open("empty") as printed:
+        os.dup2(printed.fileno(), 1)
+    try:
+        with pytest.raises(UserError, match=f"--json {name} is where this command prints: name another file"):
+            check_outputs(Output("--json", name, JSON))
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def test_two_outputs_have_two_names(place):
     os.symlink("page", "other name")
     with pytest.raises(UserError, match="--html other name is also what --json names"):

@@ -59,7 +59,8 @@ def check_outputs(
     Raises:
         UserError: one cannot be written, or is an input, another output, a file of any run, or a file of another kind.
     """
-    taken = {place_of(path): "a file that this command reads" for path in inputs if path}
+    taken = {place_of(stream): "where this command prints" for stream in ("/dev/stdout", "/dev/stderr")}
+    taken |= {place_of(path): "a file that this command reads" for path in inputs if path}
     return [
         check_output(each.name, each.path, each.kind, taken, run) if each.path is not None else None for each in outputs
     ]
