@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from right_programs import HALVED, halved
 
-from pmapdp.verify import Layout, verify
+from pmapdp.verify import Layout, old_program, verify
 from pmapdp.verify.mistakes import named
 
 
@@ -101,6 +101,18 @@ def test_a_key_that_stands_still_in_the_reference_too_hides_no_other_mistake():
     assert report.causes == ["unknown", "key stands still"], str(report)
     (metrics,) = (check for check in report.checks if check.name == "same metrics")
     assert all(far <= most for far, most in metrics.leaves.values()), str(report)  # in a row they follow the state
+
+
+def test_a_key_of_each_device_that_is_returned_as_that_of_all_is_no_statistic():
+    def step(params, rng, batch, own=False):
+        rng, _ = jax.random.split(rng)
+        gradient = jax.lax.pmean(jax.grad(lambda w: jnp.mean((batch["x"] @ w - batch["y"]) ** 2))(params), "data")
+        return params - 0.1 * gradient, jax.random.fold_in(rng, jax.lax.axis_index("data")) if own else rng
+
+    given = {"state": (HALVED["state"], jax.random.PRNGKey(0)), "batch": HALVED["batch"], "counts": [2]}
+    wrong = jax.pmap(functools.partial(step, own=True), "data")
+    report = verify(reference=old_program(step, "data", groups=2), step=wrong, **given)
+    assert report.causes == ["drift"], str(report)
 
 
 def test_a_cause_that_cannot_be_asked_of_part_of_the_batch_is_unknown():

@@ -51,8 +51,10 @@ def replicas(search: Search) -> Found:
     trained = [name for name in differ if name in search.trained]
     if found := [name for name in trained if name in local]:
         return named("no all-reduce", found), min(local[name] for name in found)
-    if trained:
-        return named("drift", trained), None
+    old = search.old
+    keys = [name for name in differ if name not in local and name in old and old[name].dtype.kind in "iu"]
+    if trained or keys == differ:  # whole numbers that do not come from a device's examples, as keys
+        return named("drift", trained or keys), None
     return named("local statistics", differ), min(local.values(), default=None)
 
 
