@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from flax import linen, nnx
+from flax import nnx
 
 from pmapdp import devices as device_module
 from pmapdp import steps
@@ -21,13 +21,13 @@ from pmapdp.config import Config, flag
 from pmapdp.cpu import fast
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet, Texts
-from pmapdp.errors import DivergedError, EvaluationError, UserError, reason, shown
-from pmapdp.files.python_files import own_fault
+from pmapdp.errors import DivergedError, EvaluationError, UserError
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.own.arrays import check_data
 from pmapdp.own.augmentation import augmented
+from pmapdp.own.built_model import built_model
 from pmapdp.own.checks import check_own, check_task
 from pmapdp.own.content import fingerprint
 from pmapdp.own.data_sets import as_data_set
@@ -47,7 +47,7 @@ from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
-from pmapdp.state import Task, build, is_finite, takes
+from pmapdp.state import Task, is_finite
 from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
@@ -254,7 +254,7 @@ def make_task(
 ) -> Task:
     """What is trained, without its optimizer, which depends on how the batch is split. The other arguments as for
     `prepare`."""
-    built = exchange(built_model(model or find_model(config.model), config))
+    built = exchange(built_model(model or find_model(config.model), config.seed, config.dtype))
     chosen = config.trainable if trainable is None else trainable
     check_trainable(built, chosen)
     usual = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=metrics)
@@ -269,36 +269,6 @@ def make_task(
         accumulate=config.accumulate,
         trainable=filter_of(chosen),
     )
-
-
-def built_model(model: Callable[..., nnx.Module], config: Config) -> nnx.Module:
-    """The model of a run, built; a `UserError` says why it cannot be, or that it takes no such type."""
-    kind: Any = model if isinstance(model, type) else type(model)
-    if issubclass(kind, linen.Module):
-        raise UserError(
-            f"model={shown(model)} is a module of Linen: give a function that makes it one of NNX, lambda rngs: "
-            "flax.nnx.bridge.lazy_init(flax.nnx.bridge.ToNNX(module, rngs=rngs), one_input)"
-        )
-    try:
-        built = build(model, config.seed, config.dtype)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, OSError) and not own_fault(error):  # of JAX, which writes where its environment says
-            raise
-        why = own_fault(error) or ("it ends Python" if isinstance(error, SystemExit) else reason(error))
-        works = "give a class or function of rngs, and perhaps of dtype and param_dtype"
-        if "static attribute" in why:  # of Flax, about layers in a list
-            why, works = why.partition("'. ")[0] + "'", "keep layers and arrays in nnx.List or nnx.Dict"
-        raise UserError(f"{shown(model)} cannot be built ({why}): {works}") from error
-    if not isinstance(built, nnx.Module):
-        raise UserError(f"{shown(model)} gives {shown(built)}: give a class or function that makes a flax.nnx.Module")
-    if config.dtype != "float32" and not takes(model, "dtype"):
-        raise UserError(
-            f"--dtype {config.dtype} has no effect on {shown(model)}, which takes no dtype: add dtype to its arguments "
-            "and give it to its layers, or leave --dtype out"
-        )
-    return built
 
 
 def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:

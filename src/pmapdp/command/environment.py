@@ -8,7 +8,7 @@ import warnings
 
 from pmapdp.errors import reason
 
-VARIABLES = ("JAX_", "XLA_", "CUDA_VISIBLE_DEVICES")
+VARIABLES = re.compile("JAX_(?!.*CACHE)|XLA_|CUDA_VISIBLE_DEVICES")  # with which JAX may be unable to start
 # Those of JAX that say where it computes, and what it keeps and prints, not how; of 64 bits a run decides itself.
 ORDINARY = re.compile("JAX_(PLATFORM|NUM_|.*CACHE|COORDINATOR|PROCESS|LOCAL_DEVICE|LOG|TRACEBACK|ENABLE_X64)")
 LEAST_ADDRESSES = 1.8e9  # bytes; with less C++ ends the process. A run of the digits on two devices takes 2.0e9.
@@ -59,7 +59,7 @@ def check_xla_flags() -> str | None:
 def cannot_start(error: BaseException) -> str | None:
     """The sentence about an error of a command whose environment lets JAX not start, or compute in another way than by
     default; None where it says neither."""
-    given = {name: f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES)}
+    given = [f"{name}={value}" for name, value in os.environ.items() if VARIABLES.match(name)]
     if not given:
         return None
     try:
@@ -69,7 +69,7 @@ def cannot_start(error: BaseException) -> str | None:
     except Exception:
         said = next(iter(str(error).splitlines()), "") or "no such device"
         return (
-            f"JAX cannot start with {' '.join(given.values())} in the environment ({said}): unset what is wrong there"
+            f"JAX cannot start with {' '.join(given)} in the environment ({said}): unset what is wrong there"
         )
     if not (unusual := changed()):
         return None

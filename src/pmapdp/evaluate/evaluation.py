@@ -18,8 +18,7 @@ from pmapdp.loss import MetricSums, metric_sums, named_sums
 from pmapdp.metrics import Totals
 from pmapdp.own.arrays import check_part
 from pmapdp.registry import load_data
-from pmapdp.run.checkpoint import load_state
-from pmapdp.run.trained import read_config
+from pmapdp.run.trained import load_state, read_config
 
 
 def respread(config: Config, strategy: str | None, devices: int | None) -> Config:

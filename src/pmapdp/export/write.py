@@ -65,8 +65,7 @@ from pmapdp.own.arrays import check_data
 from pmapdp.own.data_file import own_files
 from pmapdp.own.data_sets import as_data_set
 from pmapdp.registry import load_data, view_of, viewed
-from pmapdp.run.checkpoint import load_state
-from pmapdp.run.trained import read_config, trained_task
+from pmapdp.run.trained import load_state, read_config, trained_task
 from pmapdp.state import Task, TrainState, count_parameters
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -24,8 +24,9 @@ from pmapdp.files.reading import saying
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum
 from pmapdp.run.damage import DamagedError, require_intact, write_list
-from pmapdp.run.workdir import identity, read_run, require_literal, require_same
-from pmapdp.state import Task, TrainState, initial_state
+from pmapdp.run.shapes import require_same_model, shapes_of, template
+from pmapdp.run.workdir import require_literal, require_same
+from pmapdp.state import Task, TrainState
 
 PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
 LEFT = "it was left as it is; start the same command again when that is corrected, or move it away yourself"
@@ -255,60 +256,3 @@ def require_memory() -> None:
     """Take some memory for a moment, or raise an OSError: with less, CPython waits forever for a thread of Orbax that
     could not start, or C++ ends the process."""
     mmap.mmap(-1, MEMORY).close()
-
-
-def open_to_read(path: str | Path) -> Checkpoints:
-    """The checkpoints in the folder of a run. A `UserError` says that there are none."""
-    belongs_to, folder = identity(*read_run(path)), Path(path) / "checkpoints"
-    if not folder.is_dir():
-        raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
-    return Checkpoints(folder, only_read=True, belongs_to=belongs_to)
-
-
-def load_state(path: str | Path, task: Task, *, best: bool = False) -> tuple[TrainState, dict[str, Any]]:
-    """The newest intact checkpoint in the folder of a run of `task`, or that of its `best` epoch: state on the host,
-    and its progress. A `UserError` says that there is none, or that its config.json or the model is not that of the
-    checkpoint."""
-    checkpoints = open_to_read(path)
-    for found in checkpoints.newest_first(task):
-        if not best:
-            return found.state, found.progress
-        if (step := found.progress["best"].get("step")) not in checkpoints.steps():
-            raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")
-        try:
-            found = checkpoints.read(step, task)
-        except DamagedError as damage:
-            raise UserError(
-                f"the checkpoint of the best epoch in {path} is damaged ({damage}): leave --best out"
-            ) from None
-        return found.state, found.progress
-    raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
-
-
-def shapes_of(state: TrainState) -> dict[str, list[int]]:
-    """The shapes of the model's arrays, by their names."""
-    arrays = jax.tree_util.tree_leaves_with_path((state.params, state.model_state))
-    return {jax.tree_util.keystr(path[1:], simple=True, separator="."): list(leaf.shape) for path, leaf in arrays}
-
-
-def require_same_model(what: str, theirs: dict[str, list[int]] | None, ours: dict[str, list[int]]) -> None:
-    """Refuse a checkpoint, called `what`, of a model with other `shapes`; one of an earlier version has none."""
-    theirs = ours if theirs is None else theirs
-    for name in sorted(theirs.keys() | ours.keys()):
-        if (then := theirs.get(name)) != (now := ours.get(name)):
-            raise UserError(
-                f"{what} is of another model, in which {name} has the shape {then}, now {now}: use the model as it "
-                "was, or another folder"
-            )
-
-
-def template(task: Task, sharding: Any) -> TrainState:
-    """A state without its numbers: shape, type and place of each array; `sharding` as for `Checkpoints.read`."""
-    shapes = jax.eval_shape(lambda: initial_state(task))
-    if sharding is None:
-        return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        shapes,
-        jax.tree.broadcast(sharding, shapes),
-    )

@@ -11,8 +11,8 @@ from flax import nnx
 
 from pmapdp.errors import UserError
 from pmapdp.files.reading import open_arrays
-from pmapdp.run.checkpoint import open_to_read
 from pmapdp.run.damage import DamagedError
+from pmapdp.run.trained import open_to_read
 from pmapdp.state import Task
 
 ADVICE = "name the --workdir of a run, or a file of python -m pmapdp.export"

@@ -7,11 +7,13 @@ from typing import Any
 import jax
 
 from pmapdp.config import Config
+from pmapdp.errors import UserError
 from pmapdp.job import make_task
 from pmapdp.optimizer import make_optimizer
 from pmapdp.registry import find_rule
-from pmapdp.run.checkpoint import load_state
-from pmapdp.run.workdir import read_run
+from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.damage import DamagedError
+from pmapdp.run.workdir import identity, read_run
 from pmapdp.state import Task, TrainState
 
 
@@ -26,6 +28,34 @@ def trained_task(config: Config, *, optimizer: Any = None, **own: Any) -> Task:
     of the state."""
     rule = find_rule("optimizer", config.optimizer) if optimizer is None else optimizer
     return dataclasses.replace(make_task(config, **own), optimizer=make_optimizer(config, lambda step: 0.0, rule))
+
+
+def open_to_read(path: str | Path) -> Checkpoints:
+    """The checkpoints in the folder of a run. A `UserError` says that there are none."""
+    belongs_to, folder = identity(*read_run(path)), Path(path) / "checkpoints"
+    if not folder.is_dir():
+        raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
+    return Checkpoints(folder, only_read=True, belongs_to=belongs_to)
+
+
+def load_state(path: str | Path, task: Task, *, best: bool = False) -> tuple[TrainState, dict[str, Any]]:
+    """The newest intact checkpoint in the folder of a run of `task`, or that of its `best` epoch: state on the host,
+    and its progress. A `UserError` says that there is none, or that its config.json or the model is not that of the
+    checkpoint."""
+    checkpoints = open_to_read(path)
+    for found in checkpoints.newest_first(task):
+        if not best:
+            return found.state, found.progress
+        if (step := found.progress["best"].get("step")) not in checkpoints.steps():
+            raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")
+        try:
+            found = checkpoints.read(step, task)
+        except DamagedError as damage:
+            raise UserError(
+                f"the checkpoint of the best epoch in {path} is damaged ({damage}): leave --best out"
+            ) from None
+        return found.state, found.progress
+    raise UserError(f"{path} holds no intact checkpoint: let the training run finish an epoch first")
 
 
 def load_run(path: str | Path, **own: Any) -> tuple[Config, TrainState, dict[str, Any]]:
