@@ -1,13 +1,14 @@
 """Eight simulated devices for the tests that run in pytest's own process, and where the real MNIST and IMDB are.
 
-A process cannot change its number of devices: tests of other counts start processes of their own.
+A process cannot change its number of devices: tests of other counts start processes of their own. Many tests compile
+the same programs: these are kept in pytest's cache, and `pytest --cache-clear` begins anew.
 """
 
 import os
 import signal
 from pathlib import Path
 
-from launch import QUICK_COMPILATION
+from launch import COMPILED, QUICK_COMPILATION
 from marks import MNIST_REQUIRED
 
 os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
@@ -54,6 +55,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_configure(config):
+    settings = dict(zip(COMPILED, (str(config.cache.mkdir("compiled")), "0", "-1"), strict=True))
+    os.environ.update(settings)  # for the processes that tests start
+    for name, value in settings.items():
+        jax.config.update(name.lower(), value if name.endswith("DIR") else int(value))
     config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
     config.addinivalue_line("markers", "slow: what quick tests cover already, in more cases; `.ci/run` runs it too")
     config.addinivalue_line("markers", "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)")

@@ -37,9 +37,8 @@ def runs(tmp_path_factory):
         if strategy not in done:
             file = folder / f"{strategy}.jsonl"
             # A cache folder of its own, as on a fresh machine.
-            finished = train(
-                *("--strategy", strategy, "--metrics-file", file), env={"XDG_CACHE_HOME": str(folder / strategy)}
-            )
+            cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / strategy)}
+            finished = train("--strategy", strategy, "--metrics-file", file, env=cache)
             assert finished.returncode == 0, finished.stderr
             done[strategy] = ([json.loads(line) for line in file.read_text().splitlines()], finished.stdout)
         return done[strategy]

@@ -185,7 +185,7 @@ def test_a_run_shows_the_variables_that_may_change_its_results(monkeypatch):
 @pytest.mark.parametrize("folder", ["/proc/none", "/dev/null/none"])
 def test_a_cache_that_cannot_be_written_is_left_out(folder):
     flags = ["--model", "mlp", "--devices", 1, "--steps", 1]
-    done = python("-m", "pmapdp.train", *flags, env={"XDG_CACHE_HOME": folder})
+    done = python("-m", "pmapdp.train", *flags, env={"XDG_CACHE_HOME": folder, "JAX_COMPILATION_CACHE_DIR": None})
     assert (done.returncode, done.stderr) == (0, "")
 
 

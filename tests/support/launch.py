@@ -15,25 +15,30 @@ QUICK_COMPILATION = (
 )
 if version("jaxlib").startswith("0.10."):  # its older code generator, which later versions no longer have
     QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"
+# Where JAX keeps compiled programs, and that it keeps all: tests/conftest.py sets them.
+COMPILED = (
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
+)
 TESTS = Path(__file__).parent.parent
 JAX_VARIABLES = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA")
 
 
-def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what JAX or pmapdp read from it, then `changes`."""
+def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """The environment without what JAX or pmapdp read from it, then `changes`; None removes a variable."""
     kept = {
-        name: value for name, value in os.environ.items() if name not in JAX_VARIABLES and not name.startswith("JAX_")
+        name: value
+        for name, value in os.environ.items()
+        if name not in JAX_VARIABLES and (name in COMPILED or not name.startswith("JAX_"))
     }
     # Scripts of the tests import from `support`, and everything comes from this tree, wherever the command runs.
     paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS.parent, TESTS.parent / "src"))
-    return (
-        kept
-        | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": QUICK_COMPILATION}
-        | dict(changes or {})
-    )
+    ours = {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": QUICK_COMPILATION}
+    return {name: value for name, value in (kept | ours | dict(changes or {})).items() if value is not None}
 
 
-def python(*arguments: object, env: Mapping[str, str] | None = None, timeout: float = 300):
+def python(*arguments: object, env: Mapping[str, str | None] | None = None, timeout: float = 300):
     """Run this Python with `arguments` in the folder of the tests; the finished process with its output as text."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -47,6 +52,6 @@ def python(*arguments: object, env: Mapping[str, str] | None = None, timeout: fl
     )
 
 
-def train(*arguments: object, env: Mapping[str, str] | None = None, timeout: float = 300):
+def train(*arguments: object, env: Mapping[str, str | None] | None = None, timeout: float = 300):
     """Run `python -m pmapdp.train` with `arguments`."""
     return python("-m", "pmapdp.train", *arguments, env=env, timeout=timeout)
