@@ -68,9 +68,7 @@ def cannot_start(error: BaseException) -> str | None:
         jax.devices()
     except Exception:
         said = next(iter(str(error).splitlines()), "") or "no such device"
-        return (
-            f"JAX cannot start with {' '.join(given)} in the environment ({said}): unset what is wrong there"
-        )
+        return f"JAX cannot start with {' '.join(given)} in the environment ({said}): unset what is wrong there"
     if not (unusual := changed()):
         return None
     return f"{type(error).__name__} with {' '.join(unusual)} in the environment ({reason(error)}): unset it"
