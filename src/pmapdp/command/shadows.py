@@ -28,6 +28,8 @@ def shadow(error: BaseException) -> str | None:
     if isinstance(error, ImportError):  # C++ does not say which
         files[:0] = [os.path.join(each, name) for each in folders for name in os.listdir(each)]
     for file in map(str, files):
+        if os.path.isfile(file) and not file.endswith((".py", ".so")):
+            continue  # a program without such an ending, as `bin/pytest`, is no module
         module = os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file.removesuffix(".py")
         name = os.path.basename(module)
         if os.path.dirname(os.path.abspath(module)) in folders and name in (sys.stdlib_module_names | installed) - OURS:
