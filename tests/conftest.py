@@ -8,10 +8,10 @@ import os
 import signal
 from pathlib import Path
 
-from launch import COMPILED, QUICK_COMPILATION
+from launch import COMPILED, OF_SHORT_PROGRAMS
 from marks import MNIST_REQUIRED
 
-os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
+os.environ.setdefault("XLA_FLAGS", OF_SHORT_PROGRAMS)
 
 import jax
 import numpy as np

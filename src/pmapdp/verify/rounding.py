@@ -77,16 +77,17 @@ def reference_updates(
         if any(np.isnan(value).any() for value in values["state"].values() if value.dtype.kind in "fc"):
             raise ArgumentsError(f"update {number + 1} of the reference returns NaN in the state: give it other data")
         units = sum_units(reference, arguments, new)
-        local = [leaves_of(reference.rounded(arguments, seed)) for seed in range(SEEDS)]
-        rows = [
-            reference.rounded((old, batch, *(key if own is None else (own,))), seed)
-            for seed, (old, own) in enumerate(chains)
-        ]
+        local = rows = [reference.rounded(arguments, seed) for seed in range(SEEDS)]
+        if updates:  # before, all start from the same state
+            rows = [
+                reference.rounded((old, batch, *(key if own is None else (own,))), seed)
+                for seed, (old, own) in enumerate(chains)
+            ]
         old = trees.values(state)
         updates.append(
             Update(
                 state, batch, key, values,
-                allowed(new, old, values, local, units, ignored),
+                allowed(new, old, values, [leaves_of(row) for row in local], units, ignored),
                 allowed(new, start, values, [leaves_of(row) for row in rows], units, ignored), axis,
             )
         )  # fmt: skip
