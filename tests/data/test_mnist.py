@@ -13,7 +13,10 @@ from examples import parts
 from launch import train
 from marks import MNIST_REQUIRED
 
+from pmapdp.data.batches import Batches
 from pmapdp.data.mnist import CHECKSUMS
+from pmapdp.own.arrays import check_data
+from pmapdp.own.data_sets import as_data_set
 from pmapdp.registry import load_data
 
 pytestmark = pytest.mark.mnist
@@ -60,13 +63,32 @@ def test_checksums_are_those_of_torchvision(torchvision_datasets, name):
     assert dict(getattr(torchvision_datasets, name).resources) == CHECKSUMS[name]
 
 
-def test_files_that_torchvision_unpacked_are_read_too(mnist_folder, mnist, torchvision_datasets, tmp_path):
-    raw = tmp_path / "MNIST" / "raw"
+@pytest.fixture(scope="module")
+def unpacked_folder(mnist_folder, tmp_path_factory):
+    """MNIST as torchvision leaves it after a download."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in CHECKSUMS["MNIST"]:
         packed = Path(mnist_folder, "MNIST", "raw", name).read_bytes()
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed))
-    unpacked = load_data("mnist", str(tmp_path))
+    return folder
+
+
+def test_the_data_set_of_torchvision_is_taken_with_its_transform(unpacked_folder, mnist, torchvision_datasets):
+    from torchvision.transforms import ToTensor
+
+    theirs = torchvision_datasets.MNIST(unpacked_folder, train=False, transform=ToTensor())
+    data = check_data(as_data_set({"train": theirs}), classifies=True)
+    batch = next(Batches(data.train, 100, shuffle_seed=1).epoch(0))
+    images = mnist.test.inputs[batch.indices].transpose(0, 3, 1, 2)  # theirs are [b, 1, H, W], from 0 to 1
+    np.testing.assert_allclose(batch.inputs, images / np.float32(255), rtol=1e-6)
+    np.testing.assert_array_equal(batch.labels, mnist.test.labels[batch.indices])
+    assert data.classes == tuple(theirs.classes)
+
+
+def test_files_that_torchvision_unpacked_are_read_too(mnist, unpacked_folder):
+    unpacked = load_data("mnist", str(unpacked_folder))
     for one, other in zip(parts(mnist), parts(unpacked), strict=True):
         np.testing.assert_array_equal(one.inputs, other.inputs)
         np.testing.assert_array_equal(one.labels, other.labels)

@@ -1,10 +1,13 @@
 """Data as people have them: each form gives the batches that arrays give, or is refused in a sentence."""
 
+import importlib
+
 import grain
 import jax
 import numpy as np
 import pandas as pd
 import pytest
+from marks import MNIST_REQUIRED
 from PIL import Image
 
 from pmapdp.data.batches import Batches
@@ -48,13 +51,20 @@ def memory_mapped(folder):
     return np.load(folder / "inputs.npy", mmap_mode="r"), LABELS
 
 
+def import_torch():
+    """PyTorch, which torchvision brings: beside the real MNIST it must be there."""
+    if MNIST_REQUIRED:
+        return importlib.import_module("torch")
+    return pytest.importorskip("torch", reason="PyTorch is not installed: its tensors are NOT TESTED")
+
+
 def tensors_of_torch(folder):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tensors are NOT TESTED")
+    torch = import_torch()
     return torch.from_numpy(INPUTS), torch.from_numpy(LABELS).long()
 
 
 def data_set_of_torch(folder):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tensors are NOT TESTED")
+    torch = import_torch()
     return torch.utils.data.TensorDataset(*tensors_of_torch(folder))
 
 
@@ -96,7 +106,10 @@ def assert_same_batches(found, wanted, first_step=0):
             assert jax.tree.map(np.result_type, one) == jax.tree.map(np.result_type, other)
 
 
-@pytest.mark.parametrize("form", FORMS)
+OF_TORCH = ("tensors", "data set of torch")
+
+
+@pytest.mark.parametrize("form", [pytest.param(each, marks=[pytest.mark.torch] * (each in OF_TORCH)) for each in FORMS])
 def test_every_form_gives_the_batches_of_arrays(form, tmp_path):
     """Bit for bit, in the same types, padded alike, also from the middle of an epoch and on some devices alone."""
     found = part(DataSet(FORMS[form](tmp_path)))
