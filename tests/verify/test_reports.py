@@ -115,6 +115,21 @@ def test_a_key_of_each_device_that_is_returned_as_that_of_all_is_no_statistic():
     assert report.causes == ["drift"], str(report)
 
 
+def test_a_mean_over_half_of_the_devices_is_no_missing_all_reduce():
+    halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    def plain(w, batch, mean=lambda gradient: gradient):
+        return w - 0.1 * mean(jax.grad(lambda w: jnp.mean((batch["x"] @ w - batch["y"]) ** 2))(w))
+
+    def step(w, batch):
+        return plain(w, batch, lambda gradient: jax.lax.pmean(gradient, "d", axis_index_groups=halves))
+
+    random = np.random.default_rng(0)
+    batch = {"x": random.normal(size=(16, 5)), "y": random.normal(size=16)}
+    report = verify(reference=plain, step=jax.pmap(step, "d"), state=np.zeros(5), batch=batch)
+    assert report.causes == ["drift"], str(report)
+
+
 def test_a_cause_that_cannot_be_asked_of_part_of_the_batch_is_unknown():
     def reference(state, batch):
         return halved(state, {"x": batch["x"].reshape(8, 3), "y": batch["y"]})

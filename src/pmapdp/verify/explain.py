@@ -60,12 +60,13 @@ def replicas(search: Search) -> Found:
 
 def is_local(search: Search, name: str) -> float | None:
     """How surely each device holds the result of its own examples: what the reference makes of them, or values whose
-    mean over the devices is right. None where it does not."""
+    mean over the devices is right, of no two devices the same as device 0's. None where it does not."""
     (far, tolerance), right = search.wrong[name], search.case.update.values["state"][name]
     copies = search.case.got["state"][name]
     if right.dtype.kind in "fc" and len(copies) == search.N:
-        rest = trees.distance(np.mean(copies, axis=0), right)
-        if np.isfinite(far) and rest <= max(tolerance, REST * far):
+        rest, most = trees.distance(np.mean(copies, axis=0), right), max(tolerance, REST * far)
+        same = any(trees.distance(copy, copies[0]) <= most for copy in copies[1:])  # as after a mean over some devices
+        if np.isfinite(far) and rest <= most and not same:
             return 1 - rest / far
     return search.explains({name: [part["state"][name] for part in search.parts]}, [name]) if search.parts else None
 
