@@ -8,10 +8,10 @@ import os
 import signal
 from pathlib import Path
 
-from launch import COMPILED, OF_SHORT_PROGRAMS
+from launch import COMPILED, QUICK_COMPILATION
 from marks import MNIST_REQUIRED
 
-os.environ.setdefault("XLA_FLAGS", OF_SHORT_PROGRAMS)
+os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
 
 import jax
 import numpy as np

@@ -81,10 +81,13 @@ train("digits")
 @pytest.mark.parametrize(
     "checker",
     [
-        [BIN / "mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", "--cache-dir=cache"],
-        [BIN / "pyright"],
+        pytest.param(
+            [BIN / "mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", "--cache-dir=cache"],
+            marks=pytest.mark.slow,
+            id="mypy",
+        ),
+        pytest.param([BIN / "pyright"], id="pyright"),
     ],
-    ids=["mypy", "pyright"],
 )
 def test_type_checkers_follow_what_the_pages_import(checker, tmp_path):
     lines = imports_of_the_pages()

@@ -198,7 +198,7 @@ def test_a_terminal_gets_a_progress_bar():
     assert "epoch 1/1" in text
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@quick(1, "dtype", ["float32", "float64"])
 def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays(dtype):
     """Dropout draws other masks with 64 bits; the run has them for float64 alone."""
     config = Config(model="convnet", dtype=dtype, strategy="single", steps=3, epochs=1, progress=False)

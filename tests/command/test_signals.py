@@ -113,10 +113,6 @@ def stop_at_random_moments(rounds: int, finished: Path, folder: Path) -> None:
             assert set(out.splitlines()) <= set((folder / "run" / "log.txt").read_text().splitlines()), case
 
 
-def test_at_random_moments(finished, tmp_path):
-    stop_at_random_moments(2, finished, tmp_path)
-
-
 @pytest.mark.slow
-def test_at_many_random_moments(finished, tmp_path):
+def test_at_random_moments(finished, tmp_path):
     stop_at_random_moments(ROUNDS, finished, tmp_path)

@@ -62,7 +62,8 @@ def wait_for(process: subprocess.Popen, found) -> None:
         time.sleep(0.002)
 
 
-@quick(1, "most", [1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 3])
 def test_killed_at_random_moments(uninterrupted, tmp_path, most):
     kills = 0
     while True:

@@ -14,18 +14,18 @@ import numpy_mlp
 import plain_convnet
 import pytest
 from contract_worker import BATCH, CASES, SEED, OneDevice, data, one_device
-from launch import OF_SHORT_PROGRAMS, python
+from launch import python
 from marks import quick
 
 from pmapdp.state import TrainState
 
 # Numbers of devices.
 QUICK, *SLOW = "8", "1,3,5,7", "2,4"
-MODELS = ("cnn,convnet", "mlp,text_mlp,transformer")
+MODELS = ("cnn", "convnet", "mlp,text_mlp,transformer")
 
 
 def worker(*arguments: str) -> dict[str, dict[str, list[str]]]:
-    done = python("support/contract_worker.py", *arguments, env={"XLA_FLAGS": OF_SHORT_PROGRAMS}, timeout=1800)
+    done = python("support/contract_worker.py", *arguments, timeout=1800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
