@@ -55,10 +55,11 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_configure(config):
-    settings = dict(zip(COMPILED, (str(config.cache.mkdir("compiled")), "0", "-1"), strict=True))
-    os.environ.update(settings)  # for the processes that tests start
-    for name, value in settings.items():
-        jax.config.update(name.lower(), value if name.endswith("DIR") else int(value))
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        settings = dict(zip(COMPILED, (str(config.cache.mkdir("compiled")), "0", "-1"), strict=True))
+        os.environ.update(settings)  # for the processes that tests start
+        for name, value in settings.items():
+            jax.config.update(name.lower(), value if name.endswith("DIR") else int(value))
     config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
     config.addinivalue_line("markers", "torch: needs PyTorch, which torchvision brings")
     config.addinivalue_line("markers", "slow: what quick tests cover already, in more cases; `.ci/run` runs it too")
