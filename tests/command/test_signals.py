@@ -70,24 +70,25 @@ def finished(tmp_path_factory):
     return folder
 
 
-def stop_at_random_moments(rounds: int, finished: Path, folder: Path) -> None:
+@pytest.mark.slow
+def test_at_random_moments(finished, tmp_path):
     """Each time another moment and another command; more often than not one that trains, in the same folder."""
     random = np.random.default_rng()
     commands = {
         "predict": [finished / "model.zip", finished / "digit.npy"],
         "evaluate": [finished / "run"],
-        "export": [finished / "run", folder / "again.zip"],
+        "export": [finished / "run", tmp_path / "again.zip"],
         "compare": ["--model", "mlp", "--devices", 2, "--steps", 1_000_000],
-        "single": [*LONG, "--strategy", "single", "--workdir", folder / "run"],
-        "pmap": [*LONG, "--devices", 2, "--workdir", folder / "run"],
+        "single": [*LONG, "--strategy", "single", "--workdir", tmp_path / "run"],
+        "pmap": [*LONG, "--devices", 2, "--workdir", tmp_path / "run"],
     }
-    (folder / "temporary").mkdir()
-    for _ in range(rounds):
+    (tmp_path / "temporary").mkdir()
+    for _ in range(ROUNDS):
         name = random.choice(list(commands), p=[0.1, 0.1, 0.1, 0.1, 0.4, 0.2])
         module = name if name not in ("single", "pmap") else "train"
         numbers = [signal.Signals(each) for each in random.choice(SIGNALS, 2)]
         seconds, pause, twice = random.uniform(0, 6), random.choice([0, 0.001, 0.05, 0.3]), random.random() < 0.5
-        process = start(*commands[name], module=f"pmapdp.{module}", env={"TMPDIR": str(folder / "temporary")})
+        process = start(*commands[name], module=f"pmapdp.{module}", env={"TMPDIR": str(tmp_path / "temporary")})
         wait_until(lambda: has_begun(process))  # noqa: B023
         time.sleep(seconds)
         process.send_signal(numbers[0])
@@ -106,13 +107,8 @@ def stop_at_random_moments(rounds: int, finished: Path, folder: Path) -> None:
         *before, last = err.splitlines()
         assert re.fullmatch(r"stopped (at once )?by SIG(INT|TERM|HUP).*", last), case
         assert all(line.startswith("run ") for line in before), case  # what compare does now
-        assert not list((folder / "temporary").iterdir()), case
+        assert not list((tmp_path / "temporary").iterdir()), case
         if found := re.search(r"after step ([\d,]+): a checkpoint is in", last):
-            assert int(load_run(folder / "run")[1].step) == int(found[1].replace(",", "")), case
+            assert int(load_run(tmp_path / "run")[1].step) == int(found[1].replace(",", "")), case
         if module == "train" and out:
-            assert set(out.splitlines()) <= set((folder / "run" / "log.txt").read_text().splitlines()), case
-
-
-@pytest.mark.slow
-def test_at_random_moments(finished, tmp_path):
-    stop_at_random_moments(ROUNDS, finished, tmp_path)
+            assert set(out.splitlines()) <= set((tmp_path / "run" / "log.txt").read_text().splitlines()), case

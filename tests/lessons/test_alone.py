@@ -16,7 +16,6 @@ QUICK = (
     "05",
     "09",
 )  # what the core teaches; plain `pytest` runs their take-home cells, and the shortest notebook
-COMPILING = ("10", "12", "13")  # they spend most of their time on it
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
 
 
@@ -25,11 +24,7 @@ LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, whi
     [pytest.param(each, marks=[] if each.name[:2] == "00" else pytest.mark.slow) for each in LESSONS],
     ids=lambda path: path.stem,
 )
-def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(lesson, tmp_path, tmp_path_factory, monkeypatch):
-    if lesson.name[:2] in COMPILING:  # the second round takes from a cache what the first has compiled
-        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(lesson, tmp_path):
     notebook = build.execute(lesson, tmp_path, twice=True)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert "DeprecationWarning" not in str(outputs)
