@@ -153,7 +153,7 @@ class Checkpoints:
             yield
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({reason(error)[:150]}): those "
+                f"a checkpoint could not be written to {self.folder} ({cause(error)}): those "
                 "before it are intact, so fix that and start the same command again"
             ) from error
 
@@ -229,8 +229,7 @@ class Checkpoints:
         except DamagedError as error:
             fault = error
         except Exception as error:  # Orbax and what it uses have many, none of which proves that the files are wrong
-            system = re.search(r"OS error \d+: [^\]'\"]+", str(error))  # at the end of what TensorStore says
-            fault = UserError(f"{what} cannot be read ({system[0] if system else reason(error)[:150]}): {LEFT}")
+            fault = UserError(f"{what} cannot be read ({cause(error)}): {LEFT}")
         for kind in (UserError, DamagedError):
             self.peers.require_all(kind, fault if isinstance(fault, kind) else None)
         return found
@@ -250,6 +249,12 @@ class Checkpoints:
         """Finish writing and release Orbax's threads."""
         with self.writing():
             self.manager.close()
+
+
+def cause(error: Exception) -> str:
+    """What happened, in a few words: TensorStore gives the operating system's error behind its own long paths."""
+    code = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
+    return os.strerror(int(code[1])) if code else reason(error)[:150]
 
 
 def require_memory() -> None:
