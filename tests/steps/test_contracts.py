@@ -1,8 +1,8 @@
 """Contract 1: every strategy on every device count equals one device on the whole, unpadded batch.
 
-`pmapdp.verify` compares them, in processes of their own (`contract_worker.py`), which have as many devices as they
-need. The steps of one device are compared with programs that share no code with ours: a NumPy program with the
-derivatives by hand, and the convnet in bare jax.numpy, with batch norm over exactly the examples.
+They are compared in processes of their own (`contract_worker.py`), which have as many devices as they need. The steps
+of one device are compared with programs that share no code with ours: a NumPy program with the derivatives by hand, and
+the convnet in bare jax.numpy, with batch norm over exactly the examples.
 """
 
 import json

@@ -1,19 +1,22 @@
-"""Contract 1 by `pmapdp.verify`, on some numbers of devices: a process of `test_contracts.py`.
+"""Contract 1 on some numbers of devices: a process of `test_contracts.py`.
 
     python contract_worker.py 1,2,3 mlp,cnn      # prints {case: {strategy: what was found}} as JSON
 
 
 Five updates on 83 examples with a global batch of 18 that few counts divide; the last holds 11, so that with 8 devices
 some of them get padding alone. Before each update its batch is evaluated. The reference is one device on the
-unpadded batch.
+unpadded batch; what every device holds is compared with it after each update.
 """
 
 import functools
 import json
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from examples import random_split_for, whole_batch
 
@@ -22,11 +25,11 @@ from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import Split
 from pmapdp.devices import choose
 from pmapdp.job import make_strategy
+from pmapdp.loss import MetricSums
 from pmapdp.registry import MODELS
 from pmapdp.sharding.layout import data_parallel
 from pmapdp.state import Task, TrainState, build, create_state
 from pmapdp.steps.shared import Strategy
-from pmapdp.verify import Layout, Report, verify
 
 BATCH, SEED = 18, 3
 # Largest absolute difference of any number after any of the updates. The loss sums (about 40 a batch) and the running
@@ -112,56 +115,47 @@ def one_device(model: str, optimizer: str, dtype: str, accumulate: int) -> OneDe
     )
 
 
-def with_evaluation(steps: Strategy, evaluates: bool):
-    """A training step that first evaluates its batch; accumulation does not concern evaluation."""
-    if not evaluates:
-        return steps.train_step
+class Outcome(NamedTuple):
+    """After an update, on the host."""
 
-    def step(state, batch):
-        evaluated = steps.eval_step(state, batch)
-        state, trained = steps.train_step(state, batch)
-        return state, {"train": trained, "test": evaluated}
-
-    step.lower = steps.train_step.lower  # what `verify` compiles apart
-    return step
+    state: TrainState
+    trained: MetricSums
+    evaluated: MetricSums | None  # before it; accumulation does not concern evaluation
 
 
-def verified(case: Case, strategy: str, devices, counts: list[int]) -> Report:
-    """What `verify` finds on a strategy, on these numbers of devices."""
-    one, K = one_device(case.model, case.optimizer, case.dtype, case.of_reference), case.accumulate
-    train, _ = data(case.model)
-    made = functools.cache(lambda N: make_strategy(strategy, case.task(K), devices[:N], data_parallel(devices[:N])))
-
-    def place_batch(batch: Batch, devices):
-        """Its examples, laid out for N devices as in training."""
-        rows = Batches(train, BATCH, devices=len(devices), accumulate=K).take(batch.indices[batch.weights > 0])
-        return made(len(devices)).place_batch(rows)
-
-    return verify(
-        reference=with_evaluation(one.steps, K == 1),
-        make_step=lambda devices: with_evaluation(made(len(devices)), K == 1),
-        state=one.state,
-        batch=one.batches.__getitem__,
-        updates=len(one.batches),
-        layout=Layout(lambda state, devices: made(len(devices)).place_state(state), place_batch),
-        devices=devices,
-        counts=counts,
-        float64=False,  # each case has the type that it is to have
-    )
+@functools.cache
+def wanted(case: Case) -> list[Outcome]:
+    """What one device gives after each batch."""
+    one, outcomes = one_device(case.model, case.optimizer, case.dtype, case.of_reference), []
+    state = one.steps.place_state(one.state)
+    for batch in map(one.steps.place_batch, one.batches):
+        evaluated = one.steps.eval_step(state, batch) if case.accumulate == 1 else None
+        state, trained = one.steps.train_step(state, batch)
+        outcomes.append(jax.device_get(Outcome(state, trained, evaluated)))
+    return outcomes
 
 
-def faults_of(report: Report, counts: list[int], limits: dict[str, float]) -> list[str]:
-    """Failed checks, and differences that rounding would explain but the contract does not allow."""
-    faults = [str(check) for check in report.failed]
-    for name in ("same update", "same metrics"):
-        passed = [check for check in report.checks if check.name == name and check.status == "passed"]
-        if [list(check.devices) for check in passed] != [counts]:
-            faults.append(f"{name} was not checked on each of {counts} devices")
-        for leaf, (difference, _) in passed[0].leaves.items() if passed else ():
-            limit = limits["state"] if name == "same update" else limits.get(leaf.rpartition("/")[2], 0.0)
-            if not difference <= limit:
-                faults.append(f"{leaf} differs by {difference:.2g}, over {limit:.2g}")
-    return faults
+def faults(case: Case, strategy: str, devices: Sequence[jax.Device]) -> list[str]:
+    """Every number that a device holds after an update and that differs from one device's by more than is allowed."""
+    one, (train, _) = one_device(case.model, case.optimizer, case.dtype, case.of_reference), data(case.model)
+    batches = Batches(train, BATCH, devices=len(devices), accumulate=case.accumulate)
+    made = make_strategy(strategy, case.task(case.accumulate), devices, data_parallel(devices))
+    state, found = made.place_state(one.state), []
+    for number, (batch, right) in enumerate(zip(one.batches, wanted(case), strict=True)):
+        rows = made.place_batch(batches.take(batch.indices[batch.weights > 0]))
+        evaluated = made.eval_step(state, rows) if case.accumulate == 1 else None
+        state, trained = made.train_step(state, rows)
+        got = jax.tree_util.tree_leaves_with_path(Outcome(state, trained, evaluated))
+        for (path, leaf), expected in zip(got, jax.tree.leaves(right), strict=True):
+            assert len(leaf.addressable_shards) == len(devices)
+            limit = TOLERANCES[case.dtype].get(path[-1].name if path[0].name != "state" else "state", 0.0)
+            limit = limit if jnp.issubdtype(leaf.dtype, jnp.floating) else 0.0
+            for shard in leaf.addressable_shards:
+                difference = np.max(np.abs(np.asarray(shard.data, expected.dtype) - expected), initial=0)
+                if not (shard.data.shape == expected.shape and difference <= limit):
+                    where = f"update {number + 1}{jax.tree_util.keystr(path)} on {shard.device}"
+                    found.append(f"{where} differs by {difference:.2g}, over {limit:.2g}")
+    return found
 
 
 def main() -> None:
@@ -175,7 +169,7 @@ def main() -> None:
             continue
         runs = dict.fromkeys(("pmap", "jit", "shard_map"), here) | ({"single": [1]} if 1 in here else {})
         found[case.name] = {
-            strategy: faults_of(verified(case, strategy, devices, on), sorted(on), TOLERANCES[case.dtype])
+            strategy: [fault for count in on for fault in faults(case, strategy, devices[:count])]
             for strategy, on in runs.items()
         }
     print(json.dumps(found))
