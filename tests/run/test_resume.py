@@ -17,7 +17,7 @@ from running import run, start
 from pmapdp.run.trained import load_run
 
 # A network with batch norm and dropout, so that all kinds of state matter; 23 steps an epoch.
-JOB = ["--model", "convnet", "--devices", 2, "--epochs", 4, "--checkpoint-every", 3, "--global-batch-size", 64]
+JOB = ["--model", "convnet", "--devices", 2, "--epochs", 2, "--checkpoint-every", 3, "--global-batch-size", 64]
 
 
 @pytest.fixture(scope="module")
