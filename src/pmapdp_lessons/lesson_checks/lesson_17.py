@@ -34,8 +34,10 @@ def by_node(answer):
     """Each row holds the devices of one node, and each device is there once."""
     random = np.random.default_rng()
     nodes, each = int(random.integers(2, 5)), int(random.integers(2, 5))
-    ids = random.permutation(nodes * each)  # not in the order of the processes, as on some clusters
-    listed = [Gpu(int(process), int(ids[process])) for process in random.permutation(nodes * each)]
+    # Neighbours in the list and in the numbers are of different nodes, as on some clusters.
+    by_turns = np.arange(nodes * each).reshape(nodes, each).T.ravel()
+    listed = [Gpu(int(process), number) for number, process in enumerate(by_turns)]
+    listed = listed[(start := int(random.integers(nodes))) :] + listed[:start]
     found = np.asarray(answer(list(listed), each), dtype=object)
     require(found.shape == (nodes, each), f"the shape is [nodes, each], here {(nodes, each)}; yours is {found.shape}")
     require({id(device) for device in found.flat} == {id(device) for device in listed}, "each device comes once")
