@@ -91,6 +91,7 @@ def test_which_convolutions_are_left(model):
     assert program.count(" convolution(") == CONVOLUTIONS[model]
 
 
+@pytest.mark.slow
 def test_under_jit_every_device_keeps_its_images():
     """The compiler splits the steps of Winograd's algorithm by examples, so that gradients and moments travel alone."""
     task = fast(task_of("convnet", "float32"))
@@ -128,6 +129,7 @@ def test_a_model_and_a_loss_of_ones_own(wrap):
     assert evaluated.count == 11
 
 
+@pytest.mark.slow
 def test_the_header_names_the_flag():
     flags = ["--devices", 2, "--steps", 1, "--model", "cnn", "--no-progress"]
     found = [train(*flags, *more) for more in ([], ["--fast-cpu"])]

@@ -91,6 +91,7 @@ class Network(nnx.Module):
         return self.out(max_pool(nnx.relu(x)).mean((1, 2)))
 
 
+@pytest.mark.slow
 def test_a_plain_flax_model_with_batch_norm(float64):
     structure, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
     images = np.random.default_rng(0).normal(size=(8, 16, 16, 1))

@@ -59,6 +59,7 @@ def test_half_of_the_units_stay_and_are_doubled():
     assert abs(kept.mean() - 1) < 0.02  # 51,200 draws: the standard deviation of this mean is 0.0044
 
 
+@pytest.mark.slow
 def test_every_activation_is_far_from_the_edge_of_its_relu(monkeypatch):
     """What the next test stands on, in float64: a ReLU's gradient jumps at 0, where rounding would decide the side."""
     nearest, relu = [], nnx.relu

@@ -96,6 +96,7 @@ def test_cnn_equals_plain_convolution_and_pooling(states):
     np.testing.assert_allclose(model(jnp.asarray(SPLIT.inputs)), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
     """Logits and running statistics of 5 examples and 3 rows of padding, against the 5 alone."""
     state = jax.device_put(states["convnet"])

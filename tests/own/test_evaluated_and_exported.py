@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from marks import quick
 from points import DATA, Net, run
 
 from pmapdp.command.ending import run_command
@@ -69,7 +70,7 @@ class ManyLabels(OneLogit):
     outputs = 4
 
 
-@pytest.mark.parametrize(("model", "columns"), [(OneLogit, 0), (ManyLabels, slice(0, 4))], ids=["one", "many"])
+@quick(1, ("model", "columns"), [(OneLogit, 0), (ManyLabels, slice(0, 4))])
 def test_a_loss_of_ones_own_is_evaluated_exported_and_asked(tmp_path, monkeypatch, capsys, model, columns):
     """Case 03: export and evaluation knew softmax alone; one logit had an accuracy of 0.5, several labels crashed."""
     monkeypatch.chdir(tmp_path)

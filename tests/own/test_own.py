@@ -241,6 +241,7 @@ def test_the_example_of_the_readme_runs(monkeypatch):
     assert names["result"].epochs[-1]["test_examples"] == 40
 
 
+@pytest.mark.slow
 def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
     """docs/own.md with the model of the README: it trains, and evaluation gives its figures again, within 1e-5."""
     monkeypatch.setattr("pmapdp.run.compile_cache.enable", lambda: None)

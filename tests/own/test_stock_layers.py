@@ -118,7 +118,7 @@ def references():
 
 
 @pytest.mark.usefixtures("float64")
-@quick(2, "strategy", STRATEGIES)
+@quick(1, "strategy", STRATEGIES)
 @quick(1, "N", [3, 1, 8])
 @pytest.mark.parametrize("model", MODELS)
 def test_models_of_stock_layers_equal_one_device(references, model, N, strategy):

@@ -137,6 +137,7 @@ def test_without_config_json_no_checkpoint_is_taken(folder):
     assert "no config.json says" in refusal(folder, seed=7)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_model_of_ones_own_are_no_damage(tmp_path):
     """A file of Python keeps its name when somebody edits it."""
     (tmp_path / "net.py").write_text(NET)

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,7 @@ def test_in_use_by_a_running_process_and_free_after_it(tmp_path):
     try:
         while not (tmp_path / "run" / "checkpoints").exists():
             assert process.poll() is None
+            time.sleep(0.02)
         message = refused(*job)
         assert f"in use by process {process.pid}" in message
     finally:

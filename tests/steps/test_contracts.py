@@ -21,7 +21,7 @@ from pmapdp.state import TrainState
 
 # Numbers of devices.
 QUICK, *SLOW = "8", "1,3,5,7", "2,4"
-MODELS = ("cnn", "convnet", "mlp,text_mlp,transformer")
+MODELS = ("mlp,text_mlp,transformer", "cnn", "convnet")
 
 
 def worker(*arguments: str) -> dict[str, dict[str, list[str]]]:
@@ -77,7 +77,8 @@ def test_one_device_equals_numpy():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-11), found, wanted)
 
 
-@quick(1, "accumulate", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_one_device_equals_a_plain_convnet(accumulate):
     """After five updates in float64 within 1e-11, with batch norm over each micro-batch."""
     train, _ = data("convnet")

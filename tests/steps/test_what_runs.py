@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 from launch import environment, python
+from marks import quick
 
 import pmapdp
 from pmapdp import steps
@@ -20,7 +21,7 @@ STRATEGIES = ("pmap", "shard_map", "jit", "single")
 UPDATES, DEVICES = 3, 4
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(1, "strategy", STRATEGIES)
 def test_a_line_in_train_step_runs_once_an_update_on_each_device(strategy, tmp_path):
     """In a copy of the package, `train_step` says that it runs. Under jit one program serves all devices, and prints
     once for each call."""
