@@ -62,6 +62,13 @@ class WholeNumbers(Net):
         self.places = nnx.Param(jnp.arange(3))
 
 
+class LogitsAndFeatures(Net):
+    """More than a classifier gives."""
+
+    def __call__(self, inputs, context):
+        return super().__call__(inputs, context), inputs
+
+
 class OneNumber(Net):
     """Gives `[b]` instead of logits."""
 
@@ -201,6 +208,7 @@ def nan(x):
         ({"data": DataSet(DATA.train, Split(DATA.test.inputs[:, :5], DATA.test.labels))}, "only n may differ"),
         ({"model": OneLogit}, "OneLogit has a single logit: give it one for each class, or a loss of your own"),
         ({"model": OneNumber}, r"OneNumber gives \[4\]"),
+        ({"model": LogitsAndFeatures}, "LogitsAndFeatures gives a tuple"),
         (
             {"data": DataSet(DATA.train, DATA.test, ("a", "b"))},
             "the data name 2 classes, and Net has 3 logits: name all",
@@ -218,6 +226,11 @@ def nan(x):
 def test_what_does_not_fit_is_one_sentence(change, sentence):
     with pytest.raises(UserError, match=sentence):
         train(Config(**SETTINGS), **{"model": Net, "data": DATA} | change)
+
+
+def test_a_model_that_was_built_is_one_sentence():
+    with pytest.raises(UserError, match="model is a Net that was built already: give a class or function"):
+        train(Config(**SETTINGS), model=Net(rngs=nnx.Rngs(0)), data=DATA)
 
 
 FILE = """

@@ -31,7 +31,9 @@ def check_own(model: Any, loss: Any, metrics: Any = None) -> None:
         ("loss", loss, "function of (model, batch, context)"),
         ("metrics", metrics, "function of (logits, batch)"),
     ):
-        if value is not None and (not callable(value) or isinstance(value, nnx.Module)):
+        if isinstance(value, nnx.Module):
+            raise UserError(f"{name} is a {type(value).__name__} that was built already: give a {kind}")
+        if value is not None and not callable(value):
             raise UserError(f"{name}={shown(value)} is no {kind}: give one")
 
 
@@ -80,9 +82,10 @@ def check_classes(name: str, logits: Any, labels: np.ndarray, data: DataSet) -> 
     What is read example by example is told how many there are."""
     if getattr(logits, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
         n = data.train.examples
+        given = list(logits.shape) if hasattr(logits, "shape") else f"a {type(logits).__name__}"
         raise UserError(
-            f"a classifier has logits [n, C] for n examples and whole numbers [n] as labels, but {name} gives "
-            f"{list(getattr(logits, 'shape', []))} and the labels are {labels.dtype} {[n, *labels.shape[1:]]}: give "
+            f"a classifier has logits [n, C] for n examples and whole numbers [n] as labels, but {name} gives {given} "
+            f"and the labels are {labels.dtype} {[n, *labels.shape[1:]]}: give "
             f"these{', labels.argmax(1)' if labels.ndim == 2 else ''}, or a loss of your own"
         )
     C = logits.shape[1]
