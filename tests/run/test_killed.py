@@ -21,7 +21,7 @@ from running import run, start
 from pmapdp.run.trained import load_run
 
 pytestmark = pytest.mark.slow
-ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 2))
+ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 1))
 # 90 updates an epoch. A checkpoint has 2.7 MB.
 JOB = ["--model", "mlp", "--strategy", "single", "--optimizer", "sgd", "--no-progress"]
 JOB += ["--global-batch-size", 16, "--epochs", 12]
