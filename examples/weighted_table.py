@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.config import Config
-from pmapdp.data.dataset import DataSet, Split, Weighted
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.loss import MetricSums
 from pmapdp.train import train
 
@@ -46,7 +46,7 @@ def main(folder=Path(), strategy="pmap", weighted=True, **settings):
     write_table(folder / "exact.csv", 500, largest_error=0.2, seed=1)
     rows, exact = (np.loadtxt(folder / name, delimiter=",", skiprows=1) for name in ("measured.csv", "exact.csv"))
     x, y, weights = rows[:, :3], rows[:, 3], rows[:, 4] ** -2
-    data = DataSet(Weighted(x, y, weights) if weighted else Split(x, y), Split(exact[:, :3], exact[:, 3]))
+    data = DataSet(Split(x, y, weights if weighted else None), Split(exact[:, :3], exact[:, 3]))
     return train(Config(strategy=strategy, learning_rate=0.02, **settings), model=Net, data=data, loss=squared_error)
 
 

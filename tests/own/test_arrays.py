@@ -2,11 +2,12 @@
 
 import itertools
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
-from pmapdp.data.dataset import DataSet, Split, Texts, Weighted
+from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError
 from pmapdp.own.arrays import check_data
 from pmapdp.own.content import fingerprint
@@ -111,7 +112,7 @@ def test_what_is_no_array_of_numbers_is_refused(name, what):
 )
 def test_weights_that_are_not_one_above_0_for_each_example_are_refused(weights):
     with pytest.raises(UserError, match=r"the training weights .*(above 0|finite)"):
-        check_data(DataSet(Weighted(INPUTS, LABELS, weights)))
+        check_data(DataSet(Split(INPUTS, LABELS, weights)))
 
 
 def test_inputs_whose_names_are_not_all_texts_are_refused():
@@ -155,7 +156,7 @@ def test_the_content_of_a_data_set_is_told_apart(monkeypatch):
     ]
     others += [DataSet(part, part, augment=augment) for augment in (np.flip, np.roll)]
     assert len({fingerprint(each) for each in (DataSet(part, part), *others)}) == 9
-    assert fingerprint(DataSet(part, part)) == fingerprint(DataSet(*(Split(*map(np.copy, part)) for _ in range(2))))
+    assert fingerprint(DataSet(part, part)) == fingerprint(DataSet(*(jax.tree.map(np.copy, part) for _ in range(2))))
     for name in ("LARGE", "SAMPLE"):
         monkeypatch.setattr(f"pmapdp.own.content.{name}", INPUTS.nbytes // 2)
     assert fingerprint(DataSet(part, part)).endswith(", from one in 2 examples")

@@ -11,7 +11,7 @@ from flax import nnx
 from marks import quick
 
 from pmapdp.config import Config
-from pmapdp.data.dataset import DataSet, Split, Weighted
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
 from pmapdp.export.read import load_exported
@@ -46,7 +46,7 @@ def points(n, seed):
     random = np.random.default_rng(seed)
     x = random.normal(size=(n, 6)).astype(np.float32)
     labels = x.reshape(n, 3, 2).sum(2).argmax(1).astype(np.int32)
-    return Weighted({"a": x[:, :2], "b": x[:, 2:]}, labels, random.uniform(0.5, 2, n).astype(np.float32))
+    return Split({"a": x[:, :2], "b": x[:, 2:]}, labels, random.uniform(0.5, 2, n).astype(np.float32))
 
 
 def one_by_one(data):
@@ -101,7 +101,7 @@ def test_a_weight_of_two_counts_as_two_examples():
         for rows, y in ((x, labels), (x.repeat(weights, 0), labels.repeat(weights)))
     )
     settings = {"dtype": "float64", "epochs": 1, "optimizer": "sgd", "strategy": "pmap", "devices": 4}
-    weighted, _ = run(DataSet(Weighted(*once, weights), once), WithoutDropout, global_batch_size=12, **settings)
+    weighted, _ = run(DataSet(once._replace(weights=weights), once), WithoutDropout, global_batch_size=12, **settings)
     repeated, _ = run(DataSet(twice, once), WithoutDropout, global_batch_size=18, **settings)
     for arrays in ("params", "model_state"):
         states = (getattr(result.state, arrays) for result in (weighted, repeated))

@@ -11,7 +11,7 @@ from marks import MNIST_REQUIRED
 from PIL import Image
 
 from pmapdp.data.batches import Batches
-from pmapdp.data.dataset import DataSet, Split, Weighted
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.own.arrays import check_data
 from pmapdp.own.content import fingerprint
@@ -127,7 +127,7 @@ def test_a_dictionary_of_parts_and_names_of_classes():
 @pytest.mark.parametrize("read", [False, True], ids=["arrays", "examples"])
 def test_inputs_in_a_dictionary_and_weights(read):
     """Of several arrays; a weight is in the batch, and padding stays 0."""
-    data = Weighted({"a": INPUTS[:, :2], "b": INPUTS[:, 2:]}, LABELS, WEIGHTS)
+    data = Split({"a": INPUTS[:, :2], "b": INPUTS[:, 2:]}, LABELS, WEIGHTS)
     given = [({"a": INPUTS[i, :2], "b": INPUTS[i, 2:]}, LABELS[i], WEIGHTS[i]) for i in range(N)] if read else data
     assert_same_batches(part(DataSet(given)), data)
     batch = Batches(part(DataSet(given)), 8, devices=3).take(np.array([5, 3]))
@@ -179,8 +179,8 @@ REFUSED = {
     "two labels": (lambda: [{"x": 1, "label": 1, "labels": 2}], "give a pair .inputs, label., or a dictionary"),
     "frame alone": (lambda: pd.DataFrame(INPUTS, columns=list("abcdef")), "example 0 .* cannot be read .KeyError"),
     "loader": (lambda: iter(PAIRS), "of a loader give its data set"),
-    "weight 0": (lambda: Weighted(INPUTS, LABELS, WEIGHTS - 0.5), r"weights .* above 0 .*inputs\[weights > 0\]"),
-    "too few weights": (lambda: Weighted(INPUTS, LABELS, WEIGHTS[:9]), r"weights have shape \[9\]"),
+    "weight 0": (lambda: Split(INPUTS, LABELS, WEIGHTS - 0.5), r"weights .* above 0 .*inputs\[weights > 0\]"),
+    "too few weights": (lambda: Split(INPUTS, LABELS, WEIGHTS[:9]), r"weights have shape \[9\]"),
     "text in a table": (lambda: (pd.DataFrame({"a": ["x"] * N}), LABELS), "give whole numbers, real numbers"),
     "tensor with a gradient": (lambda: (Unreadable(), LABELS), "inputs are no array .call .detach.* first"),
 }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmapdp.data.dataset import Split, Weighted
+from pmapdp.data.dataset import Split
 
 
 class Batch(NamedTuple):
@@ -53,7 +53,7 @@ class Batches:
 
     def __init__(
         self,
-        split: Split | Weighted | Any,
+        split: Split | Any,
         batch_size: int,
         *,
         devices: int = 1,

@@ -16,15 +16,12 @@ class Split(NamedTuple):
         inputs: `[n, ...]`, of a type that stays as it is until it is on the device: `[n, 28, 28, 1]` uint8 images,
             `[n, 1200]` float32 tf-idf weights or `[n, 128]` int32 token ids; or a dictionary of such arrays.
         labels: `[n]` int32 classes, or what a loss of one's own takes.
+        weights: `[n]`, how much each example counts, more than 0; None: each counts 1.
     """
 
     inputs: Any
     labels: Any
-
-    @property
-    def weights(self) -> None:
-        """Each counts 1."""
-        return None
+    weights: Any = None
 
     @property
     def examples(self) -> int:
@@ -37,32 +34,6 @@ class Split(NamedTuple):
 
     def in_order(self, make: Callable[[int], Any], steps: range) -> Iterator[Any]:
         """What `make` makes of each step, each when it is asked for."""
-        return map(make, steps)
-
-
-class Weighted(NamedTuple):
-    """A `Split` of which each example counts as much as its weight.
-
-    Attributes:
-        inputs, labels: as of a `Split`.
-        weights: `[n]`, each more than 0.
-    """
-
-    inputs: Any
-    labels: Any
-    weights: Any
-
-    @property
-    def examples(self) -> int:
-        """n."""
-        return len(self.labels)
-
-    def take(self, order: np.ndarray) -> Any:
-        """As of a `Split`."""
-        return jax.tree.map(lambda array: array[order], self)
-
-    def in_order(self, make: Callable[[int], Any], steps: range) -> Iterator[Any]:
-        """As of a `Split`."""
         return map(make, steps)
 
 
@@ -83,8 +54,8 @@ class DataSet:
     """A training set, and what the model is measured with.
 
     Attributes:
-        train: to learn from: a `Split`, `Weighted`, `Texts` before a view has made arrays of them, or what has the
-            methods of a `Split`.
+        train: to learn from: a `Split`, `Texts` before a view has made arrays of them, or what has the methods of a
+            `Split`.
         test: to measure with; None where there is none.
         classes: names of the classes, in the order of their numbers.
         validation: measured after each epoch in the place of the test set, which then waits for `pmapdp.evaluate`.

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.data.dataset import DataSet, Split, Weighted
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason, shown
 from pmapdp.own.content import sampled
 from pmapdp.own.labels import are_whole, of_a_classifier
@@ -38,7 +38,7 @@ def check_data(data: DataSet, *, classifies: bool = False) -> DataSet:
 def check_part(name: str, part: Any, classifies: bool) -> Any:
     """A part of a data set, called `name`: arrays are checked now, and what is read example by example as it is
     read."""
-    arrays = isinstance(part, Split | Weighted)
+    arrays = isinstance(part, Split)
     return check_split(name, part, classifies) if arrays else part.of(classifies)
 
 
@@ -47,7 +47,7 @@ def one_example(part: Any) -> list[Any]:
     return [jax.tree.map(lambda x: list(x.shape[1:]), each) for each in part.take(np.arange(1))[:2]]
 
 
-def check_split(name: str, split: Split | Weighted, classifies: bool = False) -> Split | Weighted:
+def check_split(name: str, split: Split, classifies: bool = False) -> Split:
     """The arrays of one part of a data set, called `name`; errors and types as of `check_data`."""
 
     def checked(what: str, values: Any, dtype: Any = None) -> np.ndarray:
@@ -76,7 +76,7 @@ def check_split(name: str, split: Split | Weighted, classifies: bool = False) ->
             f"{name} weights have shape {list(weights.shape)}: give one above 0 for each of the {len(labels)} "
             "examples, and leave out those that are not to count, inputs[weights > 0]"
         )
-    return Split(inputs, labels) if weights is None else Weighted(inputs, labels, weights)
+    return Split(inputs, labels, weights)
 
 
 def as_array(what: str, values: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet, Split, Weighted
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, explained, shown
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.models.layers import Context, call, example_keys
@@ -96,7 +96,7 @@ def check_classes(name: str, logits: Any, labels: np.ndarray, data: DataSet) -> 
         )
     known = [labels]
     for part in data.parts.values():
-        if isinstance(part, Split | Weighted):
+        if isinstance(part, Split):
             known.append(part.labels)
         else:
             part.logits = C

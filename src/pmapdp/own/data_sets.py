@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pmapdp.data.dataset import DataSet, Split, Texts, Weighted
+from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError, shown
 from pmapdp.own.arrays import NAMES
 from pmapdp.own.examples import Examples
@@ -36,8 +36,8 @@ def as_data_set(data: Any) -> DataSet:
 
     def part(name: str, value: Any) -> Any:
         if type(value) is tuple and len(value) in (2, 3):
-            value = Split(*value) if len(value) == 2 else Weighted(*value)
-        if isinstance(value, Split | Weighted | Texts):
+            value = Split(*value)
+        if isinstance(value, Split | Texts):
             if are_names(value.labels):
                 return value._replace(labels=numbers_of(f"{NAMES[name]} labels", value.labels, classes))
             return value

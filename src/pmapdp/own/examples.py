@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.data.dataset import Split, Weighted
+from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, reason, shown
 from pmapdp.own.arrays import as_array, check_split
 from pmapdp.own.labels import are_names, numbers_of
@@ -57,7 +57,7 @@ class Examples:
         self.classifies = classifies
         return self
 
-    def read(self, index: int) -> Split | Weighted:
+    def read(self, index: int) -> Split:
         """One example, without an axis of examples."""
         try:
             found = self.source[index]
@@ -72,9 +72,9 @@ class Examples:
         if are_names(label):
             label = numbers_of(f"{self.name} labels", label, self.classes)
         inputs, label = arrays_of(self.name, inputs), arrays_of(self.name, label)
-        return Split(inputs, label) if weight is None else Weighted(inputs, label, arrays_of(self.name, weight))
+        return Split(inputs, label, None if weight is None else arrays_of(self.name, weight))
 
-    def take(self, order: np.ndarray) -> Split | Weighted:
+    def take(self, order: np.ndarray) -> Split:
         """The examples of these numbers, in this order, each read once."""
         read = {index: self.read(index) for index in dict.fromkeys(order.tolist())}
         for index, example in read.items():
@@ -83,7 +83,7 @@ class Examples:
                     f"example {index} of {self.name} data has {', '.join(form(example))}, and example 0 "
                     f"{', '.join(form(self.first))}: give all of them one shape and type"
                 )
-        rows: Split | Weighted = jax.tree.map(lambda *rows: np.stack(rows), *(read[index] for index in order.tolist()))
+        rows: Split = jax.tree.map(lambda *rows: np.stack(rows), *(read[index] for index in order.tolist()))
         with jax.enable_x64(self.wide):
             split = check_split(self.name, rows, classifies=self.classifies)
         if self.logits and not ((split.labels >= 0) & (split.labels < self.logits)).all():
