@@ -128,8 +128,9 @@ assert found["around 20,000, use_fast_variance=False"] == (20_006, 26)
 #
 # </details>
 #
-# So `nnx.BatchNorm(..., axis_name="data")` is right if all devices hold equally many valid examples. If you drop no example,
-# the last batch of an epoch is usually ragged. Then you need another layer.
+# So `nnx.BatchNorm(..., axis_name="data")` is right if all devices hold equally many valid examples and the values are not far
+# from 0, as they are behind a linear layer. But if you drop no example, the last batch of an epoch is usually ragged. Then
+# you need another layer.
 #
 # ## Sums and counts
 #
@@ -158,9 +159,9 @@ assert (means == 3.25).all()
 # ## The whole layer, and a network with it
 #
 # The next cell runs alone. The layer is batch norm as in a textbook: a learned scale (gamma) and a learned bias (beta), and
-# running averages of the moments, which evaluation uses. It has three peculiarities:
+# running averages of the moments, which evaluation uses. Three things are special:
 #
-# * It averages sums and counts.
+# * It averages sums and counts over the devices.
 # * It subtracts the running mean from x before anything else. A shift changes no variance. But if the running mean is
 #   near the mean of the batch, what is left is small, and E[x²] - E[x]² loses few digits. So one all-reduce is enough.
 # * Rounding can make this difference negative, and its root NaN. So the variance is at least 0.
@@ -259,26 +260,34 @@ def clouds(n, seed):
     return (centres[labels] + 1.5 * random.normal(size=(n, 64))).astype(np.float32), labels.astype(np.int32)
 
 
-structure, params, running = nnx.split(Network(64, 10, nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+x, y = clouds(600, seed=1)
+x_test, y_test = clouds(300, seed=2)
+
+network = Network(x.shape[1], int(y.max()) + 1, nnx.Rngs(0))
+structure, params, running = nnx.split(network, nnx.Param, nnx.BatchStat)
 optimizer = optax.sgd(0.1, momentum=0.9)
 start = params, running, optimizer.init(params)
 axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
 step = jax.pmap(make_step(structure, optimizer, "data"), **axes)
+BATCH = 60  # any number: as 60 does not divide by 8, the last device has padding; but see that no batch is tiny
 
-x, y = clouds(600, seed=1)
-x_test, y_test = clouds(300, seed=2)
 state = start
 for epoch in range(3):
-    order = np.random.default_rng(epoch).permutation(len(x))
-    for first in range(0, len(x), 60):  # 60 does not divide by 8: the last device has padding
-        rows = order[first : first + 60]
+    order, losses = np.random.default_rng(epoch).permutation(len(x)), []
+    for first in range(0, len(x), BATCH):
+        rows = order[first : first + BATCH]
         state, loss = step(state, padded(x[rows], y[rows], jax.device_count()))
+        losses.append(loss)
     trained = nnx.merge(structure, *state[:2])
     accuracy = (trained(x_test).argmax(-1) == y_test).mean()  # with the running averages
-    print(f"epoch {epoch + 1}: loss of the last batch {loss:.3f}, test accuracy {accuracy:.3f}")
+    print(f"epoch {epoch + 1}: loss {np.mean(jax.device_get(losses)):.3f}, test accuracy {accuracy:.3f}")
 assert accuracy > 0.9
 
 # %% [markdown]
+# The sums make any batch right, however ragged. But the moments of three examples say little about the data. If so few are
+# left at the end of an epoch, leave them out of the training, or choose another batch size. (PyTorch raises an error for
+# a single example.)
+#
 # ## Proof: the moments, in float32
 #
 # First the layer alone, on the ragged batch, and on the ragged batch plus 20,000. **Predict:** is the variance right if
@@ -396,6 +405,11 @@ assert distance(wrong_params, reference[0]) > 1e-3
 #
 # Some programs use local batch norm on purpose. It is cheaper, and if each device has many examples, the model is hardly
 # worse. Such a program must average the running averages over the devices before it saves them.
+# (PyTorch's `DistributedDataParallel` does it in another way: batch norm is local unless you convert it, and before each
+# forward pass all processes receive the running averages of process 0.)
+#
+# Under `jit` (lesson 09) the layer sees the global batch. So there `nnx.BatchNorm` is synchronized without an `axis_name`, and
+# its `mask` is right for ragged batches, too.
 #
 # ## What it costs
 #

@@ -123,8 +123,8 @@ assert equal
 #
 # ## Metrics
 #
-# An evaluation must count every test example once. The 360 test digits do not divide by eight devices and batches of 104,
-# so the last batch has 48 examples and 56 rows of padding. First see what each device finds. The model is a linear one
+# An evaluation must count every test example once. In batches of 104, thirteen for each of eight devices, the 360 test digits
+# leave a last batch of 48 examples. It is filled up with 56 rows of padding. First see what each device finds. The model is a linear one
 # that knows nothing yet, so its accuracy is near chance. **Predict:** how many valid examples of the last batch does each
 # device hold?
 
@@ -201,9 +201,12 @@ assert np.isnan(means[-1])
 #
 # ## The program, with dropout
 #
-# The next cell runs alone. It is the step of lesson 05 with three changes, and without clipping and prefetch. Each batch carries the indices of its examples.
-# The number of the update is an argument of the step. And the model gets a key for each example, made from the seed, the
-# update and the index: `fold_in` one after the other, because a sum like `seed + update` would give the same keys again.
+# The next cell runs alone. It is the program of lesson 05 without clipping and prefetch, and with three changes:
+#
+# * Each batch carries the indices of its examples.
+# * The number of the update is an argument of the step.
+# * The model gets a key for each example, made from the seed, the update and the index. They are folded in one after the
+#   other. With a sum like `seed + update`, a run with seed 1 would draw the masks of seed 0 one update earlier.
 #
 # Dropout is a function of keys here. (`nnx.Dropout` keeps its random state inside the module. Then you need `nnx.split`,
 # as for batch norm, and inside `pmap` all devices draw the same mask.)
@@ -291,7 +294,7 @@ def train(data, test, devices, epochs, size=60):
     """The trained model, and (loss, accuracy, number of examples) on the test set."""
     optimizer = optax.sgd(0.1, momentum=0.9)
     train_step, eval_step = make_steps(optimizer, 0, devices)
-    model = Network(data[0].shape[1], 10, nnx.Rngs(0))
+    model = Network(data[0].shape[1], int(data[1].max()) + 1, nnx.Rngs(0))
     optimizer_state, update = optimizer.init(model), 0
     for epoch in range(epochs):
         for batch in batches(data, size, len(devices), seed=epoch):

@@ -317,16 +317,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
 
-BATCH, EPOCHS = 256, 4
+BATCH, EPOCHS = 256, 4  # the batch divides by the number of devices
 mesh = Mesh(np.array(jax.devices()), ("data",))
 replicated = NamedSharding(mesh, PartitionSpec())
 split = NamedSharding(mesh, PartitionSpec("data"))
 
 
 class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(32, 128, rngs=rngs)
-        self.logits = nnx.Linear(128, 10, rngs=rngs)
+    def __init__(self, features, classes, rngs):
+        self.hidden = nnx.Linear(features, 128, rngs=rngs)
+        self.logits = nnx.Linear(128, classes, rngs=rngs)
 
     def __call__(self, x):
         return self.logits(nnx.relu(self.hidden(x)))
@@ -349,12 +349,12 @@ def correct(model, x, y, weights):
     return jnp.sum(weights * (model(x).argmax(1) == y))
 
 
-# The three lines that make it data-parallel: where the arguments are placed, and where the results.
+# These three lines make it data-parallel: they say where the arguments are placed, and where the results.
 places = (replicated, replicated, split, split)
 train_step = jax.jit(update, in_shardings=places, out_shardings=replicated, donate_argnums=(0, 1))
 count_correct = jax.jit(correct, in_shardings=(replicated, split, split, split), out_shardings=replicated)
 
-random = np.random.default_rng(0)
+random = np.random.default_rng(0)  # put your own arrays in place of these
 inputs = random.normal(size=(12_000, 32)).astype(np.float32)
 targets = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
 train, test = (inputs[:10_000], targets[:10_000]), (inputs[10_000:], targets[10_000:])
@@ -379,7 +379,7 @@ def accuracy(model):
     return float(total) / len(test[0])
 
 
-model = jax.device_put(Net(nnx.Rngs(0)), replicated)
+model = jax.device_put(Net(inputs.shape[1], int(targets.max()) + 1, nnx.Rngs(0)), replicated)
 optimizer_state = jax.device_put(optimizer.init(model), replicated)
 for epoch in range(EPOCHS):
     losses = []

@@ -19,7 +19,8 @@
 #
 # About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb); for the section on meshes
 # `shard_map` from [10 Three ways side by side](10_three_ways_side_by_side.ipynb) and FSDP from [16 Born
-# sharded](16_born_sharded.ipynb); for the last section [14 A real training run](14_a_real_training_run.ipynb) · next: [18 Measure and predict](18_measure_and_predict.ipynb)
+# sharded](16_born_sharded.ipynb); for the last section [14 A real training run](14_a_real_training_run.ipynb) · next:
+# [18 Measure and predict](18_measure_and_predict.ipynb)
 #
 # One machine has a handful of devices. To use several machines, start processes on each. In PyTorch, `torchrun` starts a
 # process for each GPU, and each process works on its own tensors. In JAX, a process may own one GPU or all GPUs of its node.
@@ -79,7 +80,7 @@ split = NamedSharding(mesh, PartitionSpec("data"))
 random = np.random.default_rng(0)  # every process makes the same data; yours reads files
 labels = random.integers(10, size=6000).astype(np.int32)
 inputs = (random.normal(size=(10, 32))[labels] + 1.5 * random.normal(size=(6000, 32))).astype(np.float32)
-TRAIN, BATCH = 5200, 400  # both divide by the number of devices; lesson 08 pads what does not
+TRAIN, BATCH = 5205, 400  # the first 5205 examples train, the others test; the batch divides by the number of devices
 
 
 def place(rows):
@@ -90,8 +91,8 @@ def place(rows):
 
 
 def make_model():
-    rngs = nnx.Rngs(0)
-    return nnx.Sequential(nnx.Linear(32, 64, rngs=rngs), nnx.relu, nnx.Linear(64, 10, rngs=rngs))
+    rngs, features, classes = nnx.Rngs(0), inputs.shape[1], int(labels.max()) + 1
+    return nnx.Sequential(nnx.Linear(features, 64, rngs=rngs), nnx.relu, nnx.Linear(64, classes, rngs=rngs))
 
 
 def train_step(model, state, x, y):
@@ -111,13 +112,14 @@ predict = jax.jit(lambda model, x: model(x).argmax(-1), out_shardings=split)
 
 for epoch in range(5):
     order = np.random.default_rng([1, epoch]).permutation(TRAIN)  # every process knows the whole order
-    for start in range(0, TRAIN, BATCH):
+    for start in range(0, TRAIN - BATCH + 1, BATCH):  # what fills no batch has its turn in another epoch
         model, state, loss = train_step(model, state, *place(order[start : start + BATCH]))
     if process == 0:  # one prints; the loss is replicated, so its copy here is the loss of the global batch
         print(f"epoch {epoch + 1}: loss {loss:.6f}")
-x, y = place(np.arange(TRAIN, 6000))
-predicted = multihost_utils.process_allgather(predict(model, x), tiled=True)  # [800] on every process: all call it
-accuracy = (predicted == labels[TRAIN:]).mean()
+rows = np.arange(TRAIN, len(labels))
+x, y = place(np.pad(rows, (0, -len(rows) % jax.device_count())))  # row 0 fills what does not divide by the devices
+predicted = multihost_utils.process_allgather(predict(model, x), tiled=True)  # on every process: all call it
+accuracy = (predicted[: len(rows)] == labels[rows]).mean()  # without the padding
 if process == 0:
     print(f"{processes} process(es), {jax.device_count()} devices: test accuracy {accuracy:.4f}")
 
@@ -217,7 +219,8 @@ for process, lines in enumerate(lines_of(2, FAILURE)):
 # ## One GPU or all GPUs
 #
 # Two layouts are usual: **one process for each GPU**, as with `torchrun`, and **one process for each node**. JAX supports both,
-# with one trap under Slurm and Open MPI. We play Slurm with environment variables: one task on one node. **Predict:** with eight GPUs in the node, on how many does the first of these programs train?
+# with one trap under Slurm and Open MPI. We play Slurm with environment variables: one task on one node. **Predict:** with eight
+# GPUs in the node, on how many does the first of these programs train?
 
 # %% tags=["prediction"]
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
@@ -257,8 +260,8 @@ assert seen == ["0", "0,1,2,3,4,5,6,7"]
 #
 # ## Meshes that know the topology
 #
-# Inside a node of H100s, a GPU sends 450 GB/s by NVLink; between two nodes it is some 50 GB/s (a network card of 400 Gbit/s). So the mesh axis with the most
-# communication should stay inside the nodes. **HSDP** (hybrid sharded data parallel) does this: the parameters are sharded over
+# Inside a node of H100s, a GPU sends 450 GB/s by NVLink; between two nodes it is some 50 GB/s (a network card of 400 Gbit/s).
+# So the mesh axis with the most communication should stay inside the nodes. **HSDP** (hybrid sharded data parallel) does this: the parameters are sharded over
 # the GPUs of a node, as with FSDP (lesson 16), and replicated over the nodes. In PyTorch it is `HYBRID_SHARD`. In JAX, it is a
 # mesh of two axes: `replica` over the nodes, and `shard` inside each.
 #

@@ -100,7 +100,9 @@ def box(
         )
     )
     words = INK if device is None else "white" if device % len(DEVICE_COLOURS) == 0 else "black"  # by contrast
-    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=words, fontsize=size)
+    lowered = {"xytext": (0, -0.05 * size), "textcoords": "offset points"}  # Matplotlib centres room for descenders, too
+    place, font = (x + width / 2, y + height / 2), {"fontsize": size, "color": words, "linespacing": 1.05}
+    axes.annotate(text, place, ha="center", va="center", **lowered, **font)
 
 
 def arrow(

@@ -40,6 +40,20 @@ def test_the_variance_of_large_numbers_in_one_pass_comes_out_negative():
     assert np.isnan(jnp.sqrt(variances + 1e-5)).any()
 
 
+def test_under_jit_the_batch_norm_of_flax_uses_the_global_batch():
+    """Lesson 07: without an axis name; a ragged batch needs the mask."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    x, valid = np.arange(8, dtype=np.float32)[:, None] ** 2, np.arange(8) < 5
+
+    def moments(x, valid):
+        layer = nnx.BatchNorm(1, momentum=0.0, rngs=nnx.Rngs(0))
+        layer(x, use_running_average=False, mask=valid[:, None])
+        return layer.mean[0], layer.var[0]
+
+    found = jax.jit(moments, in_shardings=NamedSharding(mesh, PartitionSpec("data")))(x, valid)
+    np.testing.assert_allclose(found, (x[valid].mean(), x[valid].var()), rtol=1e-5)
+
+
 def test_inside_pmap_all_devices_draw_the_same_mask_of_the_dropout_of_flax():
     """Lesson 08."""
     structure, state = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))

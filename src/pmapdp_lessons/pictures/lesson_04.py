@@ -26,14 +26,14 @@ def dot_products(results: np.ndarray) -> None:
 @drawing.picture
 def mesh_and_specs() -> None:
     """A mesh of eight devices. With the spec "data", row d of an array is on device d; with an empty spec, all is on each."""
-    axes = drawing.canvas(22.8, 8.4)
+    axes = drawing.canvas(24, 8.4, inches=7.4)
     axes.text(0, 0.6, 'Mesh, axis "data"', va="center")
     for d in range(8):
-        drawing.box(axes, 7.0 + 1.95 * d, 0.2, f"{d}", device=d, width=1.7)
+        drawing.box(axes, 7.0 + 2.1 * d, 0.2, f"{d}", device=d, width=1.95)
     axes.text(0, 2.7, 'PartitionSpec("data")\narray [8, 10]:\nrow d is on device d', va="center")
     for d in range(8):
-        drawing.box(axes, 7.0 + 1.95 * d, 2.0, f"row {d}\n[1,10]", device=d, width=1.75, height=1.4)
-        drawing.arrow(axes, (7.85 + 1.95 * d, 1.05), (7.85 + 1.95 * d, 1.95), device=d)
+        drawing.box(axes, 7.0 + 2.1 * d, 2.0, f"row {d}\n[1,10]", device=d, width=1.95, height=1.4)
+        drawing.arrow(axes, (7.98 + 2.1 * d, 1.05), (7.98 + 2.1 * d, 1.95), device=d)
     axes.text(0, 6.5, "PartitionSpec()\narray [10]:\nreplicated", va="center")
     for d in range(8):
-        drawing.box(axes, 7.0 + 1.95 * d, 5.8, "all\n[10]", device=d, width=1.75, height=1.4)
+        drawing.box(axes, 7.0 + 2.1 * d, 5.8, "all\n[10]", device=d, width=1.95, height=1.4)

@@ -8,17 +8,17 @@ N, K, ROWS = 8, 4, 32
 @drawing.picture
 def accumulation() -> None:
     """Each device computes four micro-batches one after the other; then one all-reduce, and the update on every device."""
-    axes = drawing.canvas(22, 5.4)
+    axes = drawing.canvas(22, 6.2)
     axes.text(3.1, 0.5, "micro-batch (forward, backward, add)", va="center")
-    for row, d in enumerate((0, 1, 7)):
-        y = 1.1 + 1.4 * row
+    axes.text(3.1, 4.2, "devices 2 to 6 do the same", va="center")
+    for y, d in ((1.1, 0), (2.5, 1), (4.9, 7)):
         axes.text(0.1, y + 0.5, f"device {d}", va="center")
         for k in range(K):
             drawing.box(axes, 3.1 + 1.7 * k, y, str(k), device=d, width=1.6, height=1)
-        drawing.arrow(axes, (9.9, y + 0.5), (11.8, 3), device=d)
-        drawing.arrow(axes, (16.4, 3), (18.3, y + 0.5), device=d)
+        drawing.arrow(axes, (9.9, y + 0.5), (11.8, 3.4), device=d)
+        drawing.arrow(axes, (16.4, 3.4), (18.3, y + 0.5), device=d)
         drawing.box(axes, 18.4, y, "update", device=d, width=2.8, height=1)
-    drawing.box(axes, 11.9, 2.4, "one all-reduce", width=4.4, height=1.2)
+    drawing.box(axes, 11.9, 2.8, "one all-reduce", width=4.4, height=1.2)
 
 
 @drawing.picture
