@@ -542,6 +542,6 @@ for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
 # In pmapdp, the loss is in [loss.py](../src/pmapdp/loss.py), and `value_and_grad` is called in
 # [steps/shared.py](../src/pmapdp/steps/shared.py). To read on:
 # [JAX: the sharp bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html),
-# [debugging](https://docs.jax.dev/en/latest/debugging.html),
-# [key concepts](https://docs.jax.dev/en/latest/key-concepts.html). Next:
+# [debugging](https://docs.jax.dev/en/latest/201/debugging.html),
+# [JAX 101](https://docs.jax.dev/en/latest/101/index.html). Next:
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).

@@ -435,5 +435,5 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 #
 # In pmapdp, the keys and the dropout layer are in [models/layers.py](../src/pmapdp/models/layers.py), and the padding is in
 # [data/batches.py](../src/pmapdp/data/batches.py). To read on:
-# [JAX's random numbers](https://docs.jax.dev/en/latest/random-numbers.html). Next, the compiler takes all this work over:
+# [JAX's random numbers](https://docs.jax.dev/en/latest/101/random.html). Next, the compiler takes all this work over:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).

@@ -576,7 +576,7 @@ for exercise in (fixed_gradient, make_step):
 #
 # The code is in [steps/shard_map.py](../src/pmapdp/steps/shard_map.py), beside [pmap.py](../src/pmapdp/steps/pmap.py) and
 # [jit.py](../src/pmapdp/steps/jit.py). Read on in JAX's documentation:
-# [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html) and
+# [shard_map](https://docs.jax.dev/en/latest/201/shard-map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
 # [11 Explicit sharding](11_explicit_sharding.ipynb), or [12 Port a pmap program](12_port_a_pmap_program.ipynb), or
 # [14 A real training run](14_a_real_training_run.ipynb) if you have none to port.

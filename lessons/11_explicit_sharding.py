@@ -480,7 +480,7 @@ for exercise in (typed, fixed_gram, normalized_step):
 # - Where a result could be sharded in several ways, JAX raises an error: choose with `out_sharding` or `jax.reshard`.
 # - An assert on a type turns a silent replication into an error, at no cost.
 #
-# pmapdp has no file for this: its steps use Auto axes, as the table says. Read on: [Explicit
-# sharding](https://docs.jax.dev/en/latest/notebooks/explicit-sharding.html) in JAX's documentation, and [the scaling
-# book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next: [12 Port a pmap
+# pmapdp has no file for this: its steps use Auto axes, as the table says. Read on: [Distributed
+# arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation, whose examples use Explicit axes, and
+# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next: [12 Port a pmap
 # program](12_port_a_pmap_program.ipynb).

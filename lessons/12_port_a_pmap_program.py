@@ -581,5 +581,5 @@ for exercise in (unstacked, ported, corrected_variance):
 #   show both with `pmapdp.compare`.
 #
 # Read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html),
-# [shard_map](https://docs.jax.dev/en/latest/notebooks/shard_map.html), and our page on [verify](../docs/verify.md). Next:
+# [shard_map](https://docs.jax.dev/en/latest/201/shard-map.html), and our page on [verify](../docs/verify.md). Next:
 # [13 More batch than memory](13_more_batch_than_memory.ipynb).

@@ -252,7 +252,7 @@ for cut in (neighbours, every_fourth):
 #
 # </details>
 #
-# It also all-reduces K times as many bytes as the plain step: the compiler sums over the devices after each
+# Even the second cut all-reduces K times as many bytes as the plain step. The compiler sums over the devices after each
 # micro-batch, because each micro-gradient is a replicated array of your program. The cure is to write the loop as the
 # program of one device. A `shard_map` works inside jit, around the gradient alone:
 
@@ -508,8 +508,8 @@ for epoch in range(EPOCHS):
 assert accuracy(model) > 0.85
 
 # %% [markdown]
-# `optax.MultiSteps` is another way to accumulate. It keeps the sum from one call of the step to the next, so it needs
-# memory for one more copy of the gradients, and the devices communicate in each call.
+# `optax.MultiSteps` is another way to accumulate. It keeps the mean of the gradients from one call of the step to the next, so
+# it needs memory for one more copy of them, and the devices communicate in each call.
 #
 # ## Exercises
 #

@@ -290,7 +290,8 @@ for a, b in pairs:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It does. (A name with `tmp` in the list is a checkpoint that was just being written; the next start removes it.)
+# It does. (Exit status -9 means that signal 9, SIGKILL, ended the process. A name with `tmp` in the list is a checkpoint
+# that was just being written; the next start removes it.)
 #
 # </details>
 #

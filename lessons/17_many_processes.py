@@ -476,5 +476,5 @@ for exercise in (assemble, by_node, fixed_log):
 # In pmapdp this code is in [processes/join.py](../src/pmapdp/processes/join.py) and
 # [steps/placing.py](../src/pmapdp/steps/placing.py). [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open
 # MPI and Kubernetes. Read on:
-# [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/multi_process.html), and on meshes and networks
-# [How to Scale Your Model](https://jax-ml.github.io/scaling-book/sharding). Next: [18 Measure and predict](18_measure_and_predict.ipynb).
+# [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html), and on meshes and networks
+# [How to Scale Your Model](https://jax-ml.github.io/scaling-book/sharding/). Next: [18 Measure and predict](18_measure_and_predict.ipynb).
