@@ -61,8 +61,8 @@ local = jax.pmap(standardize, axis_name="data")(batch)
 synchronized = jax.pmap(lambda x: standardize(x, "data"), axis_name="data")(batch)  # <- changed
 alone = standardize(batch.reshape(4, 1))
 print("local       ", local.ravel())
-print("synchronized", synchronized.ravel().round(3))
-print("one device  ", alone.ravel().round(3))
+print("synchronized", np.asarray(synchronized).ravel().round(3))
+print("one device  ", np.asarray(alone).ravel().round(3))
 
 # %% tags=["proof"]
 # The asserts behind the answer.

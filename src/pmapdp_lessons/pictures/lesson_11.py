@@ -23,8 +23,8 @@ def types() -> None:
     """x [512@data, 784] and W1 [784, 64@model] give hidden [512@data, 64@model]; with W2 [64@model, 10] logits [512@data, 10]."""
     axes = drawing.canvas(36, 9, inches=7.6)
     for name, (left, top, text) in ARRAYS.items():
-        axes.text(left + 5.1, top - 0.4, name, ha="center", weight="bold")
-        drawing.box(axes, left, top, text, width=10.2, height=1.7)
+        axes.text(left + 5.4, top - 0.4, name, ha="center", weight="bold")
+        drawing.box(axes, left, top, text, width=10.8, height=1.7)
     for start, end in WAYS:
         (x0, y0, _), (x1, y1, _) = ARRAYS[start], ARRAYS[end]
-        drawing.arrow(axes, (x0 + 10.3, y0 + 0.85), (x1 - 0.1, y1 + 0.85))
+        drawing.arrow(axes, (x0 + 10.9, y0 + 0.85), (x1 - 0.1, y1 + 0.85))

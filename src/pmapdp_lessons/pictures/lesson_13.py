@@ -10,7 +10,7 @@ def accumulation() -> None:
     """Each device computes four micro-batches one after the other; then one all-reduce, and the update on every device."""
     axes = drawing.canvas(22, 6.2)
     axes.text(3.1, 0.5, "micro-batch (forward, backward, add)", va="center")
-    axes.text(3.1, 4.2, "devices 2 to 6 do the same", va="center")
+    axes.text(3.1, 4.2, "devices 2 to 6 likewise", va="center")
     for y, d in ((1.1, 0), (2.5, 1), (4.9, 7)):
         axes.text(0.1, y + 0.5, f"device {d}", va="center")
         for k in range(K):
