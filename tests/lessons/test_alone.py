@@ -52,20 +52,32 @@ def test_take_home_cell_imports_the_four_libraries_alone(lesson):
     ids=lambda path: path.stem,
 )
 def test_take_home_cell_runs_alone(lesson, tmp_path):
-    variables = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "NPROC")  # the cell itself asks for its devices
+    assert runs_alone(take_home(lesson), tmp_path), "it shows a result"
+
+
+@pytest.mark.slow
+def test_the_run_of_lesson_14_resumes_in_a_relative_folder_and_when_nothing_is_left_to_do(tmp_path):
+    program = take_home(LESSONS[14]).partition("with tempfile.TemporaryDirectory")[0]
+    *_, last = runs_alone(program + 'train("run")\nprint()\ntrain("run")\n', tmp_path).splitlines()
+    assert last == "starts after update 120, ends after update 120"
+
+
+def runs_alone(program: str, folder) -> str:
+    """What `program` prints; it runs in `folder`, and itself asks for its devices."""
+    variables = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "NPROC")
     environment = {name: value for name, value in os.environ.items() if name not in variables}
     environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILATION}
-    (tmp_path / "program.py").write_text(take_home(lesson))
+    (folder / "program.py").write_text(program)
     run = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", "program.py"],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip(), "it shows a result"
+    return run.stdout.strip()
 
 
 def functions(lesson) -> dict[str, str]:

@@ -21,7 +21,7 @@ WAYS = (
 @drawing.picture
 def types() -> None:
     """x [512@data, 784] and W1 [784, 64@model] give hidden [512@data, 64@model]; with W2 [64@model, 10] logits [512@data, 10]."""
-    axes = drawing.canvas(36, 9, inches=7.6)
+    axes = drawing.canvas(36.4, 9, inches=7.6)
     for name, (left, top, text) in ARRAYS.items():
         axes.text(left + 5.4, top - 0.4, name, ha="center", weight="bold")
         drawing.box(axes, left, top, text, width=10.8, height=1.7)
