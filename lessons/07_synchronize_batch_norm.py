@@ -286,7 +286,7 @@ assert accuracy > 0.9
 # %% [markdown]
 # The sums make any batch right, however ragged. But the moments of three examples say little about the data. If so few are
 # left at the end of an epoch, leave them out of the training, or choose another batch size. (PyTorch raises an error for
-# a single example.)
+# a single row.)
 #
 # ## Proof: the moments, in float32
 #
