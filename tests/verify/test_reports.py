@@ -88,19 +88,45 @@ def test_a_sentence_in_which_nothing_more_is_sure_has_no_gap():
 
 
 def test_a_key_that_stands_still_in_the_reference_too_hides_no_other_mistake():
-    def reference(state, batch, key):
-        state, loss = halved(state, batch)
-        return state, loss + jax.random.normal(key)
+    def reference(state, batch):
+        w, key = state
+        new, loss = halved(w, batch)
+        return (new, key), loss + jax.random.normal(key)
 
-    def shifted(state, batch, key):
-        state, loss = reference(state, batch, key)
-        return state + jnp.arange(3), loss
+    def shifted(state, batch):
+        (w, key), loss = reference(state, batch)
+        return (w + jnp.arange(3), key), loss
 
-    given = HALVED | {"key": jax.random.key(0), "layout": "sharded", "counts": [2]}
+    given = HALVED | {"layout": "sharded", "counts": [2]}
+    given |= {"state": (HALVED["state"], jax.random.PRNGKey(0))}
     report = verify(reference=reference, step=jax.jit(shifted), **given)
     assert report.causes == ["unknown", "key stands still"], str(report)
     (metrics,) = (check for check in report.checks if check.name == "same metrics")
     assert all(far <= most for far, most in metrics.leaves.values()), str(report)  # in a row they follow the state
+
+
+def noisy(state, batch, key, fold=False):
+    """A step that draws from its key, and folds the update's number into it or leaves that to its loop."""
+    w, update = state
+    new, loss = halved(w, batch)
+    return (new, update + 1), loss + jax.random.normal(jax.random.fold_in(key, update) if fold else key)
+
+
+@pytest.mark.parametrize(("each", "verdict"), [(False, "incomplete"), (True, "passed")])
+def test_one_key_for_every_update_is_neither_failed_nor_passed(each, verdict):
+    """Whether the loop passes another key every time is not known where one is given."""
+    key = jax.random.key if each else jax.random.key(0)
+    given = HALVED | {"state": (HALVED["state"], np.int32(0)), "layout": "sharded", "counts": [2], "key": key}
+    report = verify(reference=noisy, step=jax.jit(noisy), **given)
+    assert report.verdict == verdict, str(report)
+    assert [check.name for check in report.missing] == ["random numbers advance"] * (verdict == "incomplete")
+    assert ("give key=lambda update" in str(report)) == (verdict == "incomplete")
+
+
+def test_a_step_that_draws_from_the_key_alone_beside_a_reference_that_folds_fails():
+    given = HALVED | {"state": (HALVED["state"], np.int32(0)), "layout": "sharded", "counts": [2]}
+    report = verify(reference=functools.partial(noisy, fold=True), step=jax.jit(noisy), key=jax.random.key(0), **given)
+    assert "key stands still" in report.causes, str(report)
 
 
 def test_a_key_of_each_device_that_is_returned_as_that_of_all_is_no_statistic():

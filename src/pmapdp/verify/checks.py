@@ -15,7 +15,7 @@ from pmapdp.verify.examples import multiple
 from pmapdp.verify.explain import explain_state
 from pmapdp.verify.metrics import explain_metrics
 from pmapdp.verify.mistakes import Cause, named
-from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, Check, NotCheckedError
+from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, Check, NotCheckedError, NotProvenError
 from pmapdp.verify.trees import Leaves
 from pmapdp.verify.trial import blame
 from pmapdp.verify.work import work_is_split
@@ -100,7 +100,17 @@ def random_numbers_advance(cases: list[Case]) -> Cause | None:
         {part: {name: copies[0] for name, copies in leaves.items()} for part, leaves in got.items()}
         for got in (case.got, later)
     )
-    return None if drawn_anew(case, here, there) else named("key stands still")
+    if drawn_anew(case, here, there):
+        return None
+    keys = [trees.values(update.key) for update in (first, cases[1].update)]
+    one_key = first.key and "key" not in returned and jax.tree.all(jax.tree.map(np.array_equal, *keys))
+    if one_key and not reference_advances(cases):
+        raise NotProvenError(
+            "both updates were given the same key, and step and reference draw the same numbers from it. If your loop "
+            "passes a new key every time, give key=lambda update: jax.random.fold_in(key, update); if it passes the "
+            "same key, fold the update's number into it in the step"
+        )
+    return named("key stands still")
 
 
 def reference_advances(cases: list[Case]) -> bool:
@@ -175,7 +185,7 @@ def other_checks(cases: list[Case]) -> list[Check]:
             found = look(cases)
             checks.append(Check(name, FAILED, devices, found[1], found[0]) if found else Check(name, PASSED, devices))
         except NotCheckedError as why:
-            checks.append(Check(name, NOT_CHECKED, devices, str(why)))
+            checks.append(Check(name, why.status, devices, str(why)))
         except Exception as error:  # whatever a step does that cannot be traced: it may be right all the same
             checks.append(
                 Check(name, NOT_CHECKED, devices, f"the step cannot be called or traced for it, {blame(error)}")

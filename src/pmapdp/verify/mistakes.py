@@ -88,8 +88,7 @@ MISTAKES = {
     "key stands still": Mistake(
         EVERYWHERE,
         "The same random numbers are drawn in every update. Fold the update's number into the key "
-        "(jax.random.fold_in(key, state.step)), or return the new key with the state. If your loop passes a new key "
-        "every time, give verify key=lambda update: jax.random.fold_in(key, update).",
+        "(jax.random.fold_in(key, state.step)), or return the new key with the state.",
     ),
     "dropped": Mistake(
         EVERYWHERE,

@@ -20,7 +20,13 @@ class ArgumentsError(UserError, ValueError):
 class NotCheckedError(Exception):
     """A check cannot be made; the message says why."""
 
-    cause = ""
+    cause, status = "", NOT_CHECKED
+
+
+class NotProvenError(NotCheckedError):
+    """A check cannot be made of what is given, and without it the report is not ok; the message says what to give."""
+
+    status = NOT_COMPARED
 
 
 class StepFailedError(NotCheckedError):
