@@ -4,17 +4,19 @@ The plants are in `training_programs.py`, in a program that is right without the
 The table in `pmapdp.verify.mistakes` is checked against them.
 """
 
+import functools
 import re
 from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 import training_programs as programs
 from jax.sharding import Mesh, PartitionSpec
 from right_programs import HALVED
 
-from pmapdp.verify import VerificationError, verify
+from pmapdp.verify import VerificationError, one_device, verify
 from pmapdp.verify.mistakes import MISTAKES, WAYS, page
 
 QUICK = {
@@ -106,6 +108,49 @@ def test_a_device_with_padding_alone_that_divides_by_its_own_count_is_named():
     report = report_on("pmap", "mean of means", last_batch=last)
     assert report.causes == ["mean of means"], str(report)
     assert "inf" in str(report)
+
+
+def averaged(state, batch, clip_first=False, gradients=1, average=0.1):
+    """Two parameters, whose gradients are clipped by their norm; an average of the parameters; over the axis "data"."""
+
+    def clip(g):
+        return jax.tree.map(lambda x: x * jax.numpy.minimum(1, 0.05 / optax.tree.norm(g)), g)
+
+    def loss_of(p):
+        return jax.numpy.mean((batch["x"] @ p["a"] - batch["y"]) ** 2 + jax.numpy.sin(batch["x"] @ p["b"]))
+
+    loss, g = jax.value_and_grad(loss_of)(state["params"])
+    g = clip(jax.lax.pmean(clip(g) if clip_first else g, "data"))
+    g["b"] *= gradients
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], g)
+    kept = jax.tree.map(lambda e, p: e + average * (p - e), state["average"], params)
+    return {"params": params, "average": kept}, jax.lax.pmean(loss, "data")
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"clip_first": True}, {"nonlinear", "mean of means"}),  # and no statistics, though an average shows it too
+        ({"gradients": 4}, {"sum for mean"}),
+        ({"average": 0.4}, {"unknown"}),  # and no learning rate, for the parameters are right
+    ],
+    ids=["clipped first", "one of two summed", "average"],
+)
+def test_an_average_of_the_parameters_and_one_gradient_of_two_are_told_apart(change, cause):
+    random = np.random.default_rng(0)
+    start = {"a": random.normal(size=6), "b": random.normal(size=6)}
+    batch = {"x": random.normal(size=(16, 6)), "y": random.normal(size=16)}
+    state = {"params": start, "average": {name: x + random.normal(size=6) for name, x in start.items()}}
+    step = jax.pmap(functools.partial(averaged, **change), "data", devices=jax.devices()[:4])
+    report = verify(reference=one_device(averaged, "data"), step=step, state=state, batch=batch, counts=[4])
+    assert report.causes, str(report)
+    assert set(report.causes) <= cause, str(report)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "clipping"])
+def test_a_batch_that_is_replicated_in_a_small_step_is_found(optimizer):
+    report = verify(**programs.given("jit", "replicated in the step", optimizer=optimizer, key="none"))
+    assert report.causes == ["every device computes everything"], str(report)
 
 
 def test_which_examples_and_which_leaves_are_named():

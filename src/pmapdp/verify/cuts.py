@@ -5,6 +5,7 @@ such cuts follow one another where a number of the whole gradient or batch enter
 of valid examples. `verify` puts another gradient there, to see what the reference returns for it under any optimizer.
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -175,9 +176,8 @@ class Gradient:
         known = dict(zip(self.program.inputs, jax.tree.leaves(self.update.arguments), strict=True))
         types = [self.program.types[value].dtype for value in cut.values]
         known |= {place: np.asarray(value).astype(t) for place, value, t in zip(cut.values, values, types, strict=True)}
-        outputs = jax.tree.unflatten(jax.tree.structure(self.returned), self.program.outputs)["state"]
-        flat = self.run(self.program, known, jax.tree.leaves(outputs))
-        return jax.tree.unflatten(jax.tree.structure(outputs), flat)
+        flat = self.run(self.program, known, self.outputs)
+        return jax.tree.unflatten(jax.tree.structure(self.returned["state"]), flat)
 
     def run(self, program: Program, known: dict[int, Any], wanted: list[int]) -> list[Any]:
         """Evaluate as one compiled program."""
@@ -186,11 +186,23 @@ class Gradient:
             self.runs[what] = jax.jit(lambda values: evaluate(program, dict(zip(places, values, strict=True)), wanted))
         return self.runs[what](list(known.values()))
 
+    @property
+    def outputs(self) -> list[int]:
+        """The values of the new state, in the order of its leaves."""
+        return jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(self.returned), self.program.outputs)["state"])
+
+    def behind(self, cut: Cut, names: list[str], chosen: Collection[str]) -> list[bool]:
+        """For each value of a cut, whether the new value of one of the chosen leaves is computed from it."""
+        reached = self.program.reaching({value: 1 << place for place, value in enumerate(cut.values)})
+        bits = 0
+        for name, output in zip(names, self.outputs, strict=True):
+            bits |= reached.get(output, 0) if name in chosen else 0
+        return [bool(bits >> place & 1) for place in range(len(cut.values))]
+
     def trained(self, names: list[str]) -> set[str]:
         """Those leaves of the state (by name, in the order of its leaves) on whose old value a gradient depends, in
-        this update or by way of other leaves in a later one. Statistics are no such leaves."""
-        inputs = self.program.inputs[: len(names)]
-        outputs = jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(self.returned), self.program.outputs)["state"])
+        this update or by way of other leaves in a later one. Statistics and averages of parameters are none."""
+        inputs, outputs = self.program.inputs[: len(names)], self.outputs
         reached = self.program.reaching({value: 1 << place for place, value in enumerate(inputs)})
         bits = 0
         for value in self.cuts[-1].values if self.cuts else ():

@@ -73,7 +73,7 @@ def is_local(search: Search, name: str) -> float | None:
 
 def statistics(search: Search) -> Found:
     """Batch statistics of one device, or averaged although they are no averages."""
-    names = [name for name in search.clear if name not in search.trained]
+    names = [name for name in search.clear if name in search.statistics]
     if names and (parts := search.parts):
         mean = {name: np.mean([part["state"][name] for part in parts], axis=0) for name in names}
         for values in (mean, parts[0]["state"]):
@@ -83,18 +83,18 @@ def statistics(search: Search) -> Found:
 
 
 def scale(search: Search) -> Found:
-    """The update of a multiple of the gradient."""
+    """The update of a multiple of the gradient, or of one of several gradients."""
     if not search.gradient or not search.at_whole:
         return None
-    N = search.N
+    N, wrong = search.N, search.trained & set(search.wrong)
     usual = {} if search.alike else {N: "sum for mean", 1 / N: "averaged twice", N * N: "another scale"}
     for ratio in (*usual, *(search.moves(name)[0] for name in search.several[:3])):
         for cut, values in zip(search.gradient.cuts, search.at_whole, strict=True):
             for numbers in (False, True):  # a number at the cut is a count, or a gradient
                 if not np.isfinite(ratio) or abs(ratio - 1) < 1e-3 or (numbers and all(cut.arrays)):
                     continue
-                pairs = zip(values, cut.arrays, strict=True)
-                changed = [x * ratio if array or numbers else x for x, array in pairs]
+                triples = zip(values, cut.arrays, search.behind(cut, wrong), strict=True)
+                changed = [x * ratio if of and (array or numbers) else x for x, array, of in triples]
                 if (part := search.explains(search.through(cut, changed))) is not None:
                     cause = usual.get(ratio, "another scale")
                     summed = ratio in (N, N * N) and ratio in usual
@@ -128,6 +128,8 @@ def means(search: Search) -> Found:
 def rate(search: Search) -> Found:
     """The learning rate times N: the change of some leaves is N times as large, and the others are right."""
     old, new = search.old, search.case.update.values["state"]
+    if not search.trained & set(search.wrong):
+        return None
     scaled = {name: old[name] + search.N * (new[name] - old[name]) for name in search.wrong if name in old}
     part = search.explains(scaled, list(search.wrong))
     return None if part is None else (named("sum for mean", list(search.wrong), ratio=search.N, N=search.N), part)

@@ -47,14 +47,14 @@ class Program(NamedTuple):
         return {output: each for each in self.operations for output in each.outputs}
 
     def reaching(self, starts: dict[int, int]) -> dict[int, int]:
-        """For every value the sets, as bits, of the starting values on which it depends."""
+        """For every value the sets, as bits, of the starting values on which it depends, these on themselves alone."""
         found = dict(starts)
         for each in self.operations:
             bits = 0
             for value in each.inputs:
                 bits |= found.get(value, 0)
             for output in each.outputs:
-                found[output] = found.get(output, 0) | bits
+                found.setdefault(output, bits)
         return found
 
 

@@ -1,6 +1,7 @@
 """What the search for a cause asks of an update: what each device would do alone, and what a prediction explains."""
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,22 @@ class Search:
 
         found = self.once("trained", compute)
         return set(names) if found is None else found
+
+    def behind(self, cut: Cut, leaves: Collection[str]) -> list[bool]:
+        """For each value of a cut, whether the new value of one of these leaves is computed from it."""
+        assert self.gradient
+        return self.gradient.behind(cut, list(trees.named(self.case.update.state)), leaves)
+
+    @property
+    def statistics(self) -> set[str]:
+        """The leaves that take no part in the training, and are not computed from its gradient as an average of the
+        parameters is."""
+        names = set(trees.named(self.case.update.state)) - self.trained
+        if not self.gradient or not self.gradient.cuts:
+            return names
+        last = self.gradient.cuts[0]
+        arrays = [of and array for of, array in zip(self.behind(last, self.trained), last.arrays, strict=True)]
+        return {name for name in names if not any(map(operator.and_, arrays, self.behind(last, {name})))}
 
     def moves(self, name: str) -> tuple[float, float]:
         """How many times as far as in the reference a leaf moves on the first device, and the error of that."""
