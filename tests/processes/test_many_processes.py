@@ -194,7 +194,7 @@ def test_data_sets_that_differ_are_told_apart():
     """What the processes compare, once they have read their data, as they compare the settings."""
     split = Split(np.zeros((4, 28, 28, 1), np.uint8), np.zeros(4, np.int32))
     other = Split(split.inputs + np.uint8(1), split.labels)
-    assert fingerprint(DataSet(split, split)) == fingerprint(DataSet(split, Split(*map(np.copy, split))))
+    assert fingerprint(DataSet(split, split)) == fingerprint(DataSet(split, jax.tree.map(np.copy, split)))
     assert fingerprint(DataSet(split, split)) != fingerprint(DataSet(split, other))
 
 
