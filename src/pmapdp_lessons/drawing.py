@@ -100,10 +100,8 @@ def box(
         )
     )
     words = INK if device is None else "white" if device % len(DEVICE_COLOURS) == 0 else "black"  # by contrast
-    lowered = {
-        "xytext": (0, -0.05 * size),
-        "textcoords": "offset points",
-    }  # Matplotlib centres room for descenders, too
+    # Lower, because Matplotlib centres the text with room for descenders.
+    lowered = {"xytext": (0, -0.05 * size), "textcoords": "offset points"}
     place, font = (x + width / 2, y + height / 2), {"fontsize": size, "color": words, "linespacing": 1.05}
     axes.annotate(text, place, ha="center", va="center", **lowered, **font)
 

@@ -67,7 +67,7 @@ def check_optimizer(given: Any, schedule: optax.Schedule, task: Task) -> Callabl
                 f"optimizer={shown(given)} keeps {leaf.dtype}, and a checkpoint holds numbers alone: leave out "
                 "what draws random numbers"
             )
-    if jax.tree.map(np.shape, updates) != jax.tree.map(np.shape, params) or form(after) != form(kept):
+    if jax.tree.map(np.shape, updates) != jax.tree.map(np.shape, params) or types_of(after) != types_of(kept):
         raise UserError(
             f"optimizer={shown(given)} gives updates of other shapes than the parameters, or changes its state's: "
             f"give a function of the schedule, {WORKS}"
@@ -80,7 +80,7 @@ def check_optimizer(given: Any, schedule: optax.Schedule, task: Task) -> Callabl
     return given
 
 
-def form(tree: Any) -> Any:
+def types_of(tree: Any) -> Any:
     """Structure, shapes and types of a tree of arrays."""
     return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 

@@ -5,7 +5,6 @@ such cuts follow one another where a number of the whole gradient or batch enter
 of valid examples. `verify` puts another gradient there, to see what the reference returns for it under any optimizer.
 """
 
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -191,13 +190,12 @@ class Gradient:
         """The values of the new state, in the order of its leaves."""
         return jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(self.returned), self.program.outputs)["state"])
 
-    def behind(self, cut: Cut, names: list[str], chosen: Collection[str]) -> list[bool]:
-        """For each value of a cut, whether the new value of one of the chosen leaves is computed from it."""
+    def behind(self, cut: Cut, names: list[str]) -> dict[str, set[int]]:
+        """For each leaf of the new state (by name, in the order of its leaves), from which values of a cut it is
+        computed: their places."""
         reached = self.program.reaching({value: 1 << place for place, value in enumerate(cut.values)})
-        bits = 0
-        for name, output in zip(names, self.outputs, strict=True):
-            bits |= reached.get(output, 0) if name in chosen else 0
-        return [bool(bits >> place & 1) for place in range(len(cut.values))]
+        bits = {name: reached.get(output, 0) for name, output in zip(names, self.outputs, strict=True)}
+        return {name: {place for place in range(len(cut.values)) if found >> place & 1} for name, found in bits.items()}
 
     def trained(self, names: list[str]) -> set[str]:
         """Those leaves of the state (by name, in the order of its leaves) on whose old value a gradient depends, in

@@ -73,7 +73,8 @@ def is_local(search: Search, name: str) -> float | None:
 
 def statistics(search: Search) -> Found:
     """Batch statistics of one device, or averaged although they are no averages."""
-    names = [name for name in search.clear if name in search.statistics]
+    own = search.statistics
+    names = [name for name in search.clear if name in own]
     if names and (parts := search.parts):
         mean = {name: np.mean([part["state"][name] for part in parts], axis=0) for name in names}
         for values in (mean, parts[0]["state"]):
@@ -88,13 +89,14 @@ def scale(search: Search) -> Found:
         return None
     N, wrong = search.N, search.trained & set(search.wrong)
     usual = {} if search.alike else {N: "sum for mean", 1 / N: "averaged twice", N * N: "another scale"}
+    behind = [set().union(*(each[name] for name in wrong)) for each in map(search.behind, search.gradient.cuts)]
     for ratio in (*usual, *(search.moves(name)[0] for name in search.several[:3])):
-        for cut, values in zip(search.gradient.cuts, search.at_whole, strict=True):
+        for cut, values, places in zip(search.gradient.cuts, search.at_whole, behind, strict=True):
             for numbers in (False, True):  # a number at the cut is a count, or a gradient
                 if not np.isfinite(ratio) or abs(ratio - 1) < 1e-3 or (numbers and all(cut.arrays)):
                     continue
-                triples = zip(values, cut.arrays, search.behind(cut, wrong), strict=True)
-                changed = [x * ratio if of and (array or numbers) else x for x, array, of in triples]
+                scaled = {place for place in places if cut.arrays[place] or numbers}
+                changed = [x * ratio if place in scaled else x for place, x in enumerate(values)]
                 if (part := search.explains(search.through(cut, changed))) is not None:
                     cause = usual.get(ratio, "another scale")
                     summed = ratio in (N, N * N) and ratio in usual

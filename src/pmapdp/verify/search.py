@@ -1,7 +1,6 @@
 """What the search for a cause asks of an update: what each device would do alone, and what a prediction explains."""
 
-import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -86,10 +85,10 @@ class Search:
         found = self.once("trained", compute)
         return set(names) if found is None else found
 
-    def behind(self, cut: Cut, leaves: Collection[str]) -> list[bool]:
-        """For each value of a cut, whether the new value of one of these leaves is computed from it."""
+    def behind(self, cut: Cut) -> dict[str, set[int]]:
+        """For each leaf of the new state, from which values of a cut it is computed: their places."""
         assert self.gradient
-        return self.gradient.behind(cut, list(trees.named(self.case.update.state)), leaves)
+        return self.gradient.behind(cut, list(trees.named(self.case.update.state)))
 
     @property
     def statistics(self) -> set[str]:
@@ -99,8 +98,9 @@ class Search:
         if not self.gradient or not self.gradient.cuts:
             return names
         last = self.gradient.cuts[0]
-        arrays = [of and array for of, array in zip(self.behind(last, self.trained), last.arrays, strict=True)]
-        return {name for name in names if not any(map(operator.and_, arrays, self.behind(last, {name})))}
+        behind = self.behind(last)
+        gradient = {place for name in self.trained for place in behind[name] if last.arrays[place]}
+        return {name for name in names if not gradient & behind[name]}
 
     def moves(self, name: str) -> tuple[float, float]:
         """How many times as far as in the reference a leaf moves on the first device, and the error of that."""
