@@ -49,7 +49,7 @@ def shift(image, key):  # up to two pixels to any side
 
 def main(folder=Path("digits_as_png"), strategy="pmap", **settings):
     for part, digits in load_data("digits").parts.items():
-        for number, (image, label) in enumerate(zip(*digits, strict=True)):
+        for number, (image, label) in enumerate(zip(digits.inputs, digits.labels, strict=True)):
             (folder / part / str(label)).mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[..., 0]).save(folder / part / str(label) / f"{number}.png")
     data = DataSet(*(ImageFolder(folder / part, size=(16, 16)) for part in ("train", "test")), augment=shift)

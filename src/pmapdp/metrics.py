@@ -93,6 +93,9 @@ class Meter:
         """Wait for the oldest update that is not read yet and add its metrics."""
         step, sums, examples = self.waiting.popleft()
         self.totals = self.totals.add(jax.device_get(sums), examples)
+        if not math.isfinite(self.totals.loss):
+            # A process that ends while its devices still compute would break what the others' devices compute with it.
+            jax.block_until_ready([later for _, later, _ in self.waiting])
         require_finite(self.totals.loss, step)
 
     def finish(self) -> Totals:
