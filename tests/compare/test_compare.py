@@ -129,7 +129,8 @@ def test_the_table_fits_a_hundred_columns(compared):
     assert max(map(len, out.splitlines())) <= 100
     for words in (
         "pmap, stacked × 2", "jit × 2", "examples/s", "all-reduce of", "[784, 512] by P(): all of it on a device",
-        "synchronized moments", "pmapdp.verify finds that each step equals that of a single device.",
+        "[784, 512] on one device", "synchronized moments", "gradient × 8",
+        "pmapdp.verify finds that each step equals that of a single device.",
         "Simulated devices share the cores", "in a browser",
     ):  # fmt: skip
         assert words in " ".join(out.split())
@@ -303,6 +304,8 @@ def test_a_run_that_fails_is_no_success():
         (["--steps", "0"], "try --steps 100"),
         (["--devices", "8", "0"], "try --devices 8"),
         (["old.py:program"], "old.py:program alone has nothing to be compared with"),
+        (["old.py", "new.py"], "old.py does not say what to take from which file"),
+        (["--model", "mlp", "--dataset", "gone.py:data"], "--dataset gone.py:data: there is no file gone.py"),
         (["--device-counts", "8"], "did you mean '--devices'"),
         (["--html", "/proc/nowhere/page.html"], "/proc/nowhere/page.html cannot be written"),
         (["--model", "cnm"], "did you mean 'cnn'"),

@@ -45,7 +45,7 @@ def incomplete():
         ("pmean", "step.py:misspelt", 2, "(got an unexpected keyword argument 'layuot'): return them in a dictionary"),
         ("pmean", "step.py:incomplete", 2, "(missing a required argument: 'state'): return them in a dictionary"),
         ("pmean", "absent.py:check", 2, "there is no file"),
-        ("pmean", "step.py", 2, "names no file and what to take from it: try my_file.py:verification"),
+        ("pmean", "step.py", 2, "does not say what to take from which file: try my_file.py:verification"),
         ("pmean", "step.py:stopped", 1, "step.py:15 in stopped: SystemExit: 0"),
         ("1 / 0", "step.py:check", 2, "step.py cannot be read at line 8 (invalid syntax"),
     ],

@@ -18,6 +18,7 @@ import json
 import sys
 import textwrap
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -87,10 +88,10 @@ class OwnOptions:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    before = ["", *arguments]
-    own = any(".py:" in each and flag != "--model" for flag, each in zip(before, arguments, strict=False))
-    make = own_programs if own and not any(each.startswith("--model=") for each in arguments) else four_ways
-    report, json_file, html_file = make(arguments)
+    pairs = pairwise(["", *arguments])
+    given = [each for before, each in pairs if not before.startswith("--") and not each.startswith("--")]
+    own = any(".py" in each for each in given)  # and not the value of a flag, as in --model my_file.py:Net
+    report, json_file, html_file = (own_programs if own else four_ways)(arguments)
     if json_file:  # before anything is printed, whose reader may go away
         write_file(json_file, json.dumps(report, indent=2) + "\n")
     if html_file:

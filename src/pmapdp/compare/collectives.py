@@ -97,6 +97,6 @@ def source_line(hlo: str, frame: int) -> tuple[str, str]:
         file = files[place["file_name_id"]].strip('"')
         if not any(library in file.split(os.sep) for library in LIBRARIES):
             where = f"{os.sep.join(file.split(os.sep)[-2:])}:{place['line']}"
-            return where, linecache.getline(file, place["line"]).strip()
+            return where, linecache.getline(file, place["line"]).partition("  #")[0].strip()  # without its comment
         frame = entry["parent_frame_id"] - 1  # counted from 1 for none, as the outermost says
     return "", ""

@@ -29,7 +29,8 @@ WHY = {
     "the step": "The functions that differentiate or update; what a device sees depends on the wrapper.",
     "the wrapper": "What makes the step one of several devices.",
     "the all-reduce": "The collectives that are written, and below them those in the compiled program.",
-    "place the state and the batch": "Where the arrays go, and below what each device holds before an update.",
+    "place the state and the batch": "The lines that place arrays; below, what a device holds before an update, by the "
+    "layout that verify is given.",
     "read and save": "What is read back, and below what the step returns.",
     "the rest": "All else that the program needs from its file.",
 }

@@ -69,18 +69,22 @@ def stacked(program: Program) -> Any:
 
 
 def beside(way: Any, arguments: Any, wanted: Any, N: int | None) -> dict[str, Any]:
-    """How far loss and gradient are off, relative to `wanted`, on the device where they are farthest; whether all
-    devices have the same; and the collectives. `N` devices have results of their own; None: they have one in common."""
+    """How far loss and gradient are off, relative to `wanted`, on the device where they are farthest; how many times
+    as long the gradient is along the wanted one; whether all devices have the same; and the collectives. `N` devices
+    have results of their own; None: they have one in common."""
     compiled = way.lower(*arguments).compile()
-    got = jax.device_get(compiled(*arguments))
-    off = {}
-    for what, a, c in zip(("loss", "gradient"), got, wanted, strict=True):
-        length = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(c)))
-        apart = jax.tree.leaves(jax.tree.map(lambda x, y: np.square(x - y).reshape(N or 1, -1).sum(1), a, c))
-        off[what] = float(np.sqrt(sum(apart)).max() / length)
-    agree = N is None or all(np.allclose(leaf, leaf[:1], rtol=EQUAL) for leaf in jax.tree.leaves(got))
+    results = jax.device_get(compiled(*arguments))
+    off, agree = {}, True
+    for what, *trees in zip(("loss", "gradient"), results, wanted, strict=True):
+        got, right = (  # [N, numbers] and [1, numbers]
+            np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(tree)], axis=1)
+            for tree, n in zip(trees, (N or 1, 1), strict=True)
+        )
+        off[what] = float(np.linalg.norm(got - right, axis=1).max() / np.linalg.norm(right))
+        agree = agree and np.allclose(got, got[:1], rtol=EQUAL)
     exchanged = [each._asdict() for each in collectives(compiled.as_text())]
-    return off | {"agree": bool(agree), "collectives": exchanged}
+    times = float(got[0] @ right[0] / (right[0] @ right[0]))
+    return off | {"times": times, "agree": agree, "collectives": exchanged}
 
 
 def source(program: Program) -> list[str]:

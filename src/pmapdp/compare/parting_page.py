@@ -6,7 +6,7 @@ from typing import Any
 from pmapdp.compare.rows import code, row, table
 from pmapdp.compare.text import heading, verdict
 
-COLUMNS = ("case", "the lines of one device of many", "pmap", "shard_map", "jit, with the lines of one device")
+COLUMNS = ("case", "the lines that each device runs", "pmap", "shard_map", "jit, with the lines of one device")
 
 
 def parting(cases: list[dict[str, Any]]) -> str:

@@ -73,11 +73,12 @@ def placed(group: dict[str, Any]) -> Fact:
     name = "" if array["name"] == "the value itself" else f"{array['name']}, "
     most = "" if group["arrays"] == 1 else f", the largest of {group['arrays']} arrays; together"
     detail = f"{name}{array['dtype']}{most or ';'} {size(group['bytes'])}"
-    if array["sharding"] == "on the host":
-        return Fact(f"{shape(array['shape'])} on the host", detail)
-    here = shape(array["on_device"]) if array["on_device"] != array["shape"] else "all of it"
-    head = f"{shape(array['shape'])} by {array['sharding']}: {here} on a device"
-    return Fact(head, f"{detail} on a device", parts=tuple(array["parts"]))
+    head = f"{shape(array['shape'])} {array['sharding']}"
+    if len(array["parts"]) > 1:
+        here = shape(array["on_device"]) if array["on_device"] != array["shape"] else "all of it"
+        head += f": {here} on a device"
+        detail += " on a device"
+    return Fact(head, detail, parts=tuple(array["parts"]))
 
 
 def shape(sizes: list[int]) -> str:
@@ -86,13 +87,12 @@ def shape(sizes: list[int]) -> str:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """`equal`, or what is off and by how much, for example `gradient 31 % off`."""
-    wrong = [
-        f"{what} {result[what]:.2g} times off" if result[what] >= 2 else f"{what} {result[what]:.1%} off"
-        for what in ("loss", "gradient")
-        if result[what] > EQUAL
-    ]
-    return (", ".join(wrong) or "equal") + ("" if result["agree"] else "; another on each device")
+    """`equal`, or what is off and by how much, for example `gradient 31.0% off`."""
+    wrong = [what for what in ("loss", "gradient") if result[what] > EQUAL]
+    said = ", ".join(f"{what} {result[what]:.1%} off" for what in wrong) or "equal"
+    if wrong == ["gradient"] and abs(result["times"] - 1 - result["gradient"]) < EQUAL:  # in the same direction
+        said = f"gradient \u00d7 {result['times']:.3g}"
+    return said + ("" if result["agree"] else "; another on each device")
 
 
 def size(number: int) -> str:

@@ -54,7 +54,8 @@ ROWS = {
     ),
 }  # fmt: skip
 CALLED: dict[str, tuple[ModuleType, tuple[str, ...]]] = {
-    "the step": (shared, ("gradient_sums", "update")), "save": (placing, ("fetch",))
+    "place a batch": (placing, ("place",)), "the step": (shared, ("gradient_sums", "update")),
+    "save": (placing, ("fetch",)),
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def from_python_file(name: str, given: str) -> Callable[..., Any]:
     """
     path, _, attribute = name.rpartition(":")
     if not path:
-        raise UserError(f"{given or repr('')} names no file and what to take from it: try my_file.py:verification")
+        raise UserError(f"{given or repr('')} does not say what to take from which file: try my_file.py:verification")
     if not path.endswith(".py") or not os.path.isfile(path):
         raise UserError(
             f"{given}: there is no file {path} of Python: name one, for example my_file.py:{attribute or 'Net'}"
