@@ -6,10 +6,10 @@ A `Config` is valid once it exists: it checks itself when it is made, also by `d
 
 import dataclasses
 import math
-import os
 import re
 import typing
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal
 
 from pmapdp.errors import UserError, shown, unknown
@@ -255,7 +255,7 @@ def check_values(config: Config) -> None:
                 raise unknown(name.replace("_", " "), given, typing.get_args(kind))
         elif not is_a(kind, value):
             kind = getattr(kind, "__name__", kind)
-            works = os.fspath(value) if isinstance(value, os.PathLike) else field.default
+            works = str(value) if isinstance(value, PurePath) else field.default
             raise UserError(f"{name}={shown(value)} is not of type {kind}: try {name}={works!r}")
         limits = field.metadata.get("limits")
         if limits and value is not None and not limits[0] <= value <= limits[1]:
@@ -297,8 +297,7 @@ def check_together(config: Config) -> None:
         if (name := getattr(config, kind)) not in ours and ".py:" not in name and not name.endswith(PYTHON_VALUE):
             raise unknown(kind, name, [*ours, f"my_file.py:make (your own; from Python {kind}=...)"])
     if config.best is not None and not re.fullmatch("(highest|lowest):.+", config.best):
-        metric = config.best.rpartition(":")[2] or "accuracy"
-        raise UserError(f"--best {config.best} does not say which is better: try --best highest:{metric}")
+        raise UserError(f"--best {config.best!r:.100} does not say which is better: try highest:accuracy or lowest:loss")
     epochs = config.switch_epochs
     if (config.schedule == "piecewise") != bool(epochs):
         raise UserError(

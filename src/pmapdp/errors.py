@@ -52,7 +52,7 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     choices = list(choices)
     near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {value!r}: {hint}choose from {', '.join(choices)}")
+    return UserError(f"unknown {kind} {value!r:.100}: {hint}choose from {', '.join(choices)}")
 
 
 def reason(error: BaseException) -> str:

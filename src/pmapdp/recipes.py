@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pmapdp.config import Config
+from pmapdp.errors import UserError, unknown
 
 
 class Reported(NamedTuple):
@@ -191,6 +192,18 @@ ALL = (
     ),
 )
 RECIPES = {recipe.config.recipe: recipe for recipe in ALL}
+
+
+def require_recipe(config: Config) -> None:
+    """Refuse the name of a recipe whose settings are not there: from Python it chooses nothing."""
+    if config.recipe not in RECIPES:
+        raise unknown("recipe", config.recipe, RECIPES)
+    recipe, usual = vars(RECIPES[config.recipe].config), vars(Config())
+    own = [name for name, value in recipe.items() if value != usual[name] and name != "recipe"]
+    if own and all(getattr(config, name) != recipe[name] for name in own):
+        raise UserError(
+            f"recipe={config.recipe!r} alone chooses no settings: give pmapdp.recipes.RECIPES[{config.recipe!r}].config"
+        )
 
 
 def compare_with_reported(config: Config, epochs: list[dict[str, Any]]) -> list[str]:

@@ -27,7 +27,7 @@ from pmapdp.job import prepare
 from pmapdp.processes.join import joined, of_this_program
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.processes.peers import Peers
-from pmapdp.recipes import compare_with_reported
+from pmapdp.recipes import compare_with_reported, require_recipe
 from pmapdp.run import compile_cache
 from pmapdp.run.running import AfterEpoch, running
 from pmapdp.run.workdir import with_full_paths
@@ -67,6 +67,7 @@ def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch
     started = time.perf_counter()
     peers = peers or of_this_program(config)
     config = with_full_paths(config, first=peers.first)
+    require_recipe(config)
     if config.compile_cache:
         compile_cache.enable()
     # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.

@@ -162,6 +162,20 @@ class Changing(MapStyle):
         return INPUTS[index] + np.random.normal(size=6), LABELS[index]
 
 
+class SeldomChanging(MapStyle):
+    """With a random transform of one example, which is none of those that are tried first."""
+
+    def __getitem__(self, index):
+        return INPUTS[index] + (index == 20) * np.random.normal(size=6), LABELS[index]
+
+
+def test_a_random_transform_is_found_in_the_second_epoch():
+    batches = Batches(part(DataSet(SeldomChanging())), 8)
+    list(batches.epoch(0))
+    with pytest.raises(UserError, match="example 20 of the training data is another one each time it is read"):
+        list(batches.epoch(1))
+
+
 def one_changed(**changes):
     """Pairs, of which the one with number 9 is another."""
     pair = {"inputs": INPUTS[9], "label": LABELS[9]} | changes
@@ -178,6 +192,7 @@ REFUSED = {
     "no pairs": (lambda: [1, 2], "an example of the data is 1: give a pair"),
     "two labels": (lambda: [{"x": 1, "label": 1, "labels": 2}], "give a pair .inputs, label., or a dictionary"),
     "frame alone": (lambda: pd.DataFrame(INPUTS, columns=list("abcdef")), "example 0 .* cannot be read .KeyError"),
+    "a label that is missing": (lambda: (INPUTS, pd.Series([*NAMES[LABELS[1:]], None])), "strings, and (nan|None) in p"),
     "loader": (lambda: iter(PAIRS), "of a loader give its data set"),
     "weight 0": (lambda: Split(INPUTS, LABELS, WEIGHTS - 0.5), r"weights .* above 0 .*inputs\[weights > 0\]"),
     "too few weights": (lambda: Split(INPUTS, LABELS, WEIGHTS[:9]), r"weights have shape \[9\]"),

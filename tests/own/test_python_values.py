@@ -111,5 +111,28 @@ def test_settings_of_another_kind_are_one_sentence():
             json.dumps(dataclasses.asdict(Config(**{setting: value})))
 
 
+class NoPath:
+    """As a path of somebody else's, which fails."""
+
+    def __fspath__(self):
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("value", [NoPath(), "a\nb", "x" * 10**6])
+def test_settings_of_any_text_are_one_line(value):
+    for setting in vars(Config()):
+        try:
+            Config(**{setting: value})
+        except UserError as error:
+            assert "\n" not in str(error)
+            assert len(str(error)) < 600
+
+
+@pytest.mark.parametrize("settings", [{"recipe": "abc"}, {"recipe": "mirrored"}, {"recipe": "mirrored", "devices": 2}])
+def test_a_recipe_is_not_chosen_by_its_name_alone(settings):
+    with pytest.raises(UserError, match="unknown recipe 'abc'|'mirrored' alone chooses no settings: give pmapdp.recip"):
+        train(Config(**settings))
+
+
 def test_the_right_values_train():
     assert train(**RIGHT).epochs[-1]["test_examples"] == 40

@@ -82,7 +82,7 @@ def test_a_metric_of_ones_own_may_decide(tmp_path):
 @pytest.mark.parametrize(
     ("best", "sentence"),
     [
-        ("accuracy", "--best accuracy does not say which is better: try --best highest:accuracy"),
+        ("accuracy", "--best 'accuracy' does not say which is better: try highest:accuracy or lowest:loss"),
         ("highest:", "try --best highest:accuracy"),
         ("highest:acuracy", "unknown --best 'highest:acuracy': did you mean 'highest:accuracy'"),
     ],

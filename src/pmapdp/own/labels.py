@@ -26,6 +26,8 @@ def numbers_of(what: str, labels: Any, classes: tuple[str, ...]) -> np.ndarray:
     number = {name: index for index, name in enumerate(classes)}
     array = np.asarray(labels)
     for name in array.reshape(-1):
+        if not isinstance(name, str):
+            raise UserError(f"{what} are strings, and {shown(name)} in part: leave out the examples without a label")
         if name not in number:
             raise UserError(
                 f"{what} have {shown(str(name))}, which is none of the {len(classes)} classes: name all of them in "
