@@ -16,6 +16,12 @@ class UserError(Exception):
     status = 2
 
 
+class FailedError(UserError):
+    """The program of the user's that was looked at is wrong; commands exit with status 1."""
+
+    status = 1
+
+
 class DivergedError(UserError):
     """The loss of update `step`, or the state after it, is not finite; commands exit with status 3."""
 
@@ -63,7 +69,7 @@ def reason(error: BaseException) -> str:
         said = str(error)
     except Exception:  # of a class of the user's own
         said = ""
-    return next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+    return next((line.strip()[:1000] for line in said.splitlines() if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager

@@ -80,11 +80,63 @@ def run(loss, **settings):
     return train(Config(**settings), model=Line, data=DATA, loss=loss)
 
 
+def in_training(change):
+    """A loss that `change` alters in training alone."""
+
+    def loss(model, batch, context):
+        sums = right(model, batch, context)
+        return sums._replace(**change(model, batch, context, sums)) if context.train else sums
+
+    return loss
+
+
+def noisy(model, batch, noise):
+    errors = jnp.square(model(batch.inputs + noise) - batch.labels)
+    return {"loss": (batch.weights * errors).sum()}
+
+
+def one_key(model, batch, context, sums):
+    return noisy(model, batch, jax.random.normal(jax.random.key(0), batch.inputs.shape))
+
+
+def key_of_the_first(model, batch, context, sums):
+    return noisy(model, batch, jax.random.normal(context.keys[0], (6,)))
+
+
+def mean_of_the_batch(model, batch, context, sums):
+    return noisy(model, batch, -batch.inputs.mean(0))
+
+
+IN_TRAINING = {
+    "weights": (lambda model, batch, context, sums: {"loss": squares(model, batch).sum()}, "counts padding"),
+    "count": (lambda model, batch, context, sums: {"count": jnp.ones_like(batch.labels).sum()}, "counts padding"),
+    "penalty": (lambda model, batch, context, sums: {"loss": sums.loss + 3}, "a penalty that is added once a batch"),
+    "one key": (one_key, "is not a sum over the examples"),
+    "the first key": (key_of_the_first, "is not a sum over the examples"),
+    "mean of the batch": (mean_of_the_batch, "is not a sum over the examples"),
+}
+
+
+@pytest.mark.parametrize("name", IN_TRAINING)
+def test_a_loss_that_breaks_its_contract_in_training_alone_is_named(name):
+    change, said = IN_TRAINING[name]
+    with pytest.raises(UserError, match=f"loss of Line in training {said}|loss of Line in training has {said}"):
+        run(in_training(change))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("loss", None), ("loss", 0), ("loss", True), ("count", 0), ("count", float("nan"))]
+)
+def test_a_sum_that_is_no_array_is_named(field, value):
+    with pytest.raises(UserError, match=f"the loss of Line returns {field} as {value}: return its sum"):
+        run(lambda model, batch, context: right(model, batch, context)._replace(**{field: value}))
+
+
 @pytest.mark.parametrize(
     ("loss", "fragments"),
     [
         (no_weights, ["the loss of Line counts padding", "multiply by batch.weights"]),
-        (counts_padding, ["count in the loss of Line counts padding", "use batch.weights.sum()"]),
+        (counts_padding, ["the loss of Line returns count as 4", "for example batch.weights.sum()"]),
         (mean, ["is not a sum over the examples", "(batch.weights * losses).sum()"]),
         (penalty, ["a penalty that is added once a batch", "multiply it by batch.weights.sum()"]),
         (of_each, ["returns loss of shape [4]", "(batch.weights * loss).sum()"]),
@@ -133,19 +185,23 @@ def test_counts_may_be_any_positive_numbers(strategy):
 
 
 class OwnMoments(nnx.Module):
-    """Keeps a running mean of what its device sees, or with `everywhere` of what all see."""
+    """Keeps a running mean of what its device sees; of what all see with `everywhere`; without padding if `weighted`;
+    with `odd` another one on the third device."""
 
-    everywhere = False
+    everywhere = weighted = odd = False
 
     def __init__(self, *, rngs):
         self.mean, self.out = nnx.BatchStat(jnp.zeros(6)), nnx.Linear(6, 1, rngs=rngs)
 
     def __call__(self, x, context):
         if context.train:
-            mean = x.mean(0)
+            weights = context.weights if self.weighted else jnp.ones(len(x))
+            sums = (weights[:, None] * x).sum(0), weights.sum()
             if self.everywhere and context.axis_name is not None:
-                mean = jax.lax.pmean(mean, context.axis_name)
-            self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean
+                sums = jax.lax.psum(sums, context.axis_name)
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * sums[0] / sums[1]
+            if self.odd:
+                self.mean[...] += jax.lax.axis_index(context.axis_name) == 2
         return self.out(x)[:, 0]
 
 
@@ -154,13 +210,23 @@ def own_loss(model, batch, context):
     return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
 
 
+def run_moments(strategy, **kind):
+    settings = Config(strategy=strategy, devices=3, epochs=1, global_batch_size=18, progress=False)
+    return train(settings, model=type("OwnMoments", (OwnMoments,), kind), data=DATA, loss=own_loss)
+
+
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_a_layer_that_leaves_the_devices_different_is_named(strategy):
-    settings = Config(strategy=strategy, devices=3, epochs=1, global_batch_size=18, progress=False)
+    """What two devices on four examples do not show is found after the first update."""
     with pytest.raises(UserError, match="after the first update mean differs between devices"):
-        train(settings, model=OwnMoments, data=DATA, loss=own_loss)
-    alike = type("Alike", (OwnMoments,), {"everywhere": True})
-    assert train(settings, model=alike, data=DATA, loss=own_loss).epochs
+        run_moments(strategy, everywhere=True, weighted=True, odd=True)
+    assert run_moments(strategy, everywhere=True, weighted=True).epochs
+
+
+@pytest.mark.parametrize("kind", [{}, {"weighted": True}, {"everywhere": True}])
+def test_a_layer_that_writes_what_its_device_sees_or_padding_is_named(kind):
+    with pytest.raises(UserError, match="OwnMoments writes mean from the rows of one device, or padding with them"):
+        run_moments("jit", **kind)
 
 
 class Constants(nnx.Module):

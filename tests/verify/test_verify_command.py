@@ -25,6 +25,18 @@ def broken():
     return check() | dict(reference=lambda w, batch: 1 / 0)
 def stopped():
     raise SystemExit(0)
+def own_kind():
+    raise type("Mine", (BaseException,), {})("x")
+def left():
+    raise GeneratorExit
+def closed():
+    import sys
+    sys.stdout.close()
+    return check()
+def closed_below():
+    import os
+    os.close(1)
+    return check()
 def listed():
     return [check()]
 def misspelt():
@@ -40,13 +52,17 @@ def incomplete():
         ("pmean", "step.py:check", 0, "checks passed"),
         ("psum", "step.py:check", 1, "use lax.pmean in place of lax.psum"),
         ("pmean", "step.py:broken", 1, "step.py:13 in <lambda>: ZeroDivisionError"),
-        ("pmean", "step.py:absent", 2, "has no 'absent': use one of broken, check, device_step, incomplete, listed"),
+        ("pmean", "step.py:absent", 2, "has no 'absent': use one of broken, check, closed, closed_below, device_step"),
         ("pmean", "step.py:listed", 2, "step.py:listed does not return the arguments of verify ('list' object is not"),
         ("pmean", "step.py:misspelt", 2, "(got an unexpected keyword argument 'layuot'): return them in a dictionary"),
         ("pmean", "step.py:incomplete", 2, "(missing a required argument: 'state'): return them in a dictionary"),
         ("pmean", "absent.py:check", 2, "there is no file"),
         ("pmean", "step.py", 2, "does not say what to take from which file: try my_file.py:verification"),
         ("pmean", "step.py:stopped", 1, "step.py:15 in stopped: SystemExit: 0"),
+        ("pmean", "step.py:own_kind", 1, "step.py:17 in own_kind: Mine: x"),
+        ("pmean", "step.py:left", 1, "step.py:19 in left: GeneratorExit: GeneratorExit"),
+        ("pmean", "step.py:closed", 2, "error: the output cannot be written (it was closed): leave it open"),
+        ("pmean", "step.py:closed_below", 2, "error: the output cannot be written (Bad file descriptor): leave it op"),
         ("1 / 0", "step.py:check", 2, "step.py cannot be read at line 8 (invalid syntax"),
     ],
 )

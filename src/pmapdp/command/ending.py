@@ -21,7 +21,7 @@ from pmapdp.errors import StoppedError, UserError, reason
 from pmapdp.files.python_files import own_fault
 
 TRACEBACK = "PMAPDP_TRACEBACK"  # set in the environment, it shows where an unexpected error comes from
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 CLOSED_PIPE = 141  # 128 + SIGPIPE: the status of `cat` and the like when `head` has read enough
 
 
@@ -38,13 +38,8 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
         main(sys.argv[1:] if arguments is None else arguments)
     except BaseException as raised:
         error = raised
-    return finish(error)
-
-
-def finish(error: BaseException | None) -> int:
-    """Write what is still to be written, report an error, and return the exit status."""
     lost = flush(sys.stdout)
-    if lost and (error is None or isinstance(error, OSError | SystemExit)):  # the error is that of the output
+    if lost and (error is None or isinstance(error, OSError | SystemExit | ValueError)):  # it is that of the output
         error = lost
     status = 0 if error is None else report(error)
     flush(sys.stderr)
@@ -56,6 +51,8 @@ def flush(stream: TextIO) -> OSError | None:
     try:
         if stream:  # Python starts without one where it was closed
             stream.flush()
+    except ValueError:
+        return OSError(errno.EBADF, "it was closed")
     except OSError as error:
         with contextlib.suppress(OSError):  # a stream without a file, for example in a test
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -70,8 +67,9 @@ def report(error: BaseException) -> int:
         return CLOSED_PIPE if broken else error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError):
         return CLOSED_PIPE
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        return say(f"error: {error.filename or 'the output'} cannot be written ({error.strerror}): free some space", 2)
+    if isinstance(error, OSError) and error.errno in NOT_WRITTEN:
+        works = "leave it open" if error.errno == errno.EBADF else "free some space"
+        return say(f"error: {error.filename or 'the output'} cannot be written ({error.strerror}): {works}", 2)
     if isinstance(error, StoppedError):
         return say(str(error), error.status)
     if isinstance(error, KeyboardInterrupt):

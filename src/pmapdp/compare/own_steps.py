@@ -17,7 +17,7 @@ from pmapdp.devices import choose, describe
 from pmapdp.verify import trees
 from pmapdp.verify.case import step_updates
 from pmapdp.verify.plain_step import PlainStep
-from pmapdp.verify.program_file import FailedError, full_path, verify_program
+from pmapdp.verify.program_file import full_path, verify_program
 from pmapdp.verify.reference_program import leaves_of
 from pmapdp.verify.references import Grouped
 from pmapdp.verify.report import NotCheckedError, Report

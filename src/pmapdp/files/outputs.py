@@ -1,17 +1,10 @@
 """Where a command may write: not onto what it reads, a file of a run, or a file of another kind.
 
-A command calls `check_outputs` once, as soon as it knows its flags, and writes to the paths that it returns:
-
-    report, page = check_outputs(
-        Output("--json", options.json, JSON), Output("--html", options.html, HTML), inputs=[options.data]
-    )
-    ...
-    if report:
-        write_file(report, text)
-
-Code of the user's may change the current folder or the files, so the call comes before it runs.
+A command calls `check_outputs` once, as soon as it knows its flags, and writes to the paths that it returns. Code of the
+user's may change the current folder or the files, so the call comes before it runs.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -26,9 +19,8 @@ from pmapdp.files.writing import WRITE_ADVICE, require_writable
 JSON, LINES, HTML = (re.compile(start, re.IGNORECASE) for start in (rb"{", rb'{"event": ', b"<!doctype html>"))
 MODEL = re.compile(rb"PK\x03\x04.{26}arrays/", re.DOTALL)  # a zip, in which what is exported is first
 
-# What a run has in its folder.
-RUN_FILES = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock")
-RUN_FOLDERS = ("checkpoints", "damaged", "profile")
+# What a run has in its folder, and how the names of its files for TensorBoard begin.
+RUN = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock", "checkpoints", "damaged", "profile")
 EVENTS = "events.out."
 
 
@@ -61,33 +53,28 @@ def check_outputs(
     """
     taken = {place_of(stream): "where this command prints" for stream in ("/dev/stdout", "/dev/stderr")}
     taken |= {place_of(path): "a file that this command reads" for path in inputs if path}
-    return [
-        check_output(each.name, each.path, each.kind, taken, run) if each.path is not None else None for each in outputs
-    ]
-
-
-def check_output(
-    name: str, path: str | Path, kind: re.Pattern[bytes], taken: dict[Any, str], run: str | Path | None
-) -> Path:
-    """The path of one output, which is then added to those that are `taken`."""
-    require_path(path)
-    given = f"{name} {str(path) or repr('')}"
-    with saying(given, "written", WRITE_ADVICE):
-        target = Path(os.path.realpath(path))
-        inside = run is not None and target.is_relative_to(os.path.realpath(run))
-    what = taken.get(place_of(path)) or file_of_a_run(target, run)
-    if not inside or target.parent.exists():  # the folder of a new run is made later
-        require_writable(path, named=given)
-        if not what and target.exists():
-            with saying(given, "read", WRITE_ADVICE), open(target, "rb") as file:
-                if (start := file.read(100)) and not kind.match(start):
-                    what = "a file of another kind, which would be lost"
-                elif kind is LINES and os.fstat(file.fileno()).st_nlink > 1:
-                    what = "a file with several names, under each of which it would change"
-    if what:
-        raise UserError(f"{given} is {what}: name another file")
-    taken[place_of(path)] = f"also what {name} names"
-    return target
+    targets: list[Path | None] = [None] * len(outputs)
+    for number, (name, path, kind) in enumerate(outputs):
+        if path is None:
+            continue
+        require_path(path)
+        given = f"{name} {str(path) or repr('')}"
+        with saying(given, "written", WRITE_ADVICE):
+            target = targets[number] = Path(os.path.realpath(path))
+            inside = run is not None and target.is_relative_to(os.path.realpath(run))
+        what = taken.get(place_of(path)) or file_of_a_run(target, run)
+        if not inside or target.parent.exists():  # the folder of a new run is made later
+            require_writable(path, named=given)
+            if not what and target.exists():
+                with saying(given, "read", WRITE_ADVICE), open(target, "rb") as file:
+                    if (start := file.read(100)) and not kind.match(start):
+                        what = "a file of another kind, which would be lost"
+                    elif kind is LINES and os.fstat(file.fileno()).st_nlink > 1:
+                        what = "a file with several names, under each of which it would change"
+        if what:
+            raise UserError(f"{given} is {what}: name another file")
+        taken[place_of(path)] = f"also what {name} names"
+    return targets
 
 
 def place_of(path: str | Path) -> Any:
@@ -102,19 +89,14 @@ def place_of(path: str | Path) -> Any:
 
 
 def file_of_a_run(target: Path, run: str | Path | None) -> str | None:
-    """What a path is, if a run has or will have a file there; None for any other."""
+    """What a path is, if the run in a folder above it has or will have a file there; None for any other."""
     for folder in target.parents:
         first = target.relative_to(folder).parts[0]
-        own = first in RUN_FOLDERS or first.startswith(EVENTS) or target in [folder / name for name in RUN_FILES]
-        if own and (is_run(folder) or (run is not None and folder == Path(os.path.realpath(run)))):
+        if first not in RUN and not first.startswith(EVENTS):
+            continue
+        is_run = (folder / "pmapdp.lock").exists() or (run is not None and folder == Path(os.path.realpath(run)))
+        with contextlib.suppress(OSError), open(folder / "config.json", "rb") as file:
+            is_run |= b'"pmapdp run ' in file.read(1000)
+        if is_run:
             return f"a file of the run in {folder}"
     return None
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a run has this folder, or had it, by the file that says so or by its lock."""
-    try:
-        with open(folder / "config.json", "rb") as file:
-            return b'"pmapdp run ' in file.read(1000) or (folder / "pmapdp.lock").exists()
-    except OSError:
-        return (folder / "pmapdp.lock").exists()

@@ -73,5 +73,5 @@ def open_arrays(path: str | Path, *, advice: str) -> Iterator[np.lib.npyio.NpzFi
 
 def read_json(path: str | Path, *, advice: str) -> Any:
     """The content of a JSON file, whatever its form; errors as of `open_file`."""
-    with saying(path, "read", advice):
-        return json.loads(read_file(path, advice=advice))
+    with open_file(path, advice=advice) as file:
+        return json.load(file)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, reason, shown
+from pmapdp.errors import UserError, explained, shown
 from pmapdp.own.arrays import as_array, check_split
 from pmapdp.own.labels import are_names, numbers_of
 
@@ -40,7 +40,8 @@ class Examples:
         self.source, self.name, self.classes, self.classifies = source, name, classes, False
         self.logits: int | None = None
         self.wide = jax.config.read("jax_enable_x64")  # of this thread: those of Grain have their own setting
-        self.examples = len(source)
+        with explained(f"{name} data={shown(source)} have no length", "give what has len(data) and data[i]"):
+            self.examples = len(source)
         if self.examples == 0:
             raise UserError(f"{name} data have no examples: give at least one")
         self.sums = np.zeros(self.examples, np.uint32)  # checksum of each example that was read, 0 for the others
@@ -55,16 +56,8 @@ class Examples:
 
     def read(self, index: int) -> Split:
         """One example, without an axis of examples; refused where it is not what it was when it was read before."""
-        try:
-            found = self.source[index]
-            inputs, label, weight = parts_of(found)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"example {index} of {self.name} data cannot be read ({type(error).__name__}: {reason(error)}): "
-                "correct it, or leave it out"
-            ) from error
+        with explained(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
+            inputs, label, weight = parts_of(self.source[index])
         if are_names(label):
             label = numbers_of(f"{self.name} labels", label, self.classes)
         inputs, label = arrays_of(self.name, inputs), arrays_of(self.name, label)

@@ -119,6 +119,10 @@ class GlobalBatchNorm(nnx.BatchNorm):
         """Mean and variance `[C]` over the examples of all devices, weighted; moves the running ones."""
         rest = tuple(axis for axis in range(1, x.ndim) if axis != features)
         weights = jnp.ones(len(x)) if context.weights is None else context.weights
+        if len(weights) != len(x):
+            raise ValueError(
+                f"batch norm sees {list(x.shape)}, whose first axis is not that of the examples: leave it there"
+            )
         weights = weights.astype(x.dtype)[:, None]
 
         def mean_of(values: jax.Array) -> tuple[jax.Array, jax.Array]:

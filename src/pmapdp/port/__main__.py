@@ -20,7 +20,7 @@ from importlib.metadata import version
 
 from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
-from pmapdp.errors import UserError
+from pmapdp.errors import FailedError
 from pmapdp.port.constructs import find
 from pmapdp.port.names import place
 from pmapdp.port.report import as_json, as_text
@@ -33,12 +33,6 @@ class Options:
 
     path: str = setting("arguments", MISSING, "A file of Python, a notebook, or a folder of both.", place="PATH")
     json: bool = setting("options", False, "Print one JSON object.")
-
-
-class FailsError(UserError):
-    """The program that was read cannot run with this JAX."""
-
-    status = 1
 
 
 def main(arguments: list[str]) -> None:
@@ -54,4 +48,4 @@ def main(arguments: list[str]) -> None:
     if broken:
         first, several = broken[0], f"{len(broken)} lines fail" if len(broken) > 1 else "1 line fails"
         where = f"{first.path}:{place(first.line)}"
-        raise FailsError(f"{several} with jax {version('jax')}, first {where}: {first.row.today}")
+        raise FailedError(f"{several} with jax {version('jax')}, first {where}: {first.row.today}")

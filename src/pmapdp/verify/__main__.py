@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pmapdp.command.flags import parse_options
 from pmapdp.config import setting
 from pmapdp.devices import choose
+from pmapdp.errors import FailedError
 from pmapdp.files.outputs import JSON, Output, check_outputs
 from pmapdp.files.writing import write_file
-from pmapdp.verify.program_file import FailedError, full_path, verify_program
+from pmapdp.verify.program_file import full_path, verify_program
 
 
 @dataclass(frozen=True)

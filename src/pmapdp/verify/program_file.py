@@ -7,17 +7,11 @@ from typing import Any
 
 import jax
 
-from pmapdp.errors import UserError
+from pmapdp.errors import FailedError, UserError
 from pmapdp.files.python_files import from_python_file
 from pmapdp.verify.report import Report
 from pmapdp.verify.trial import blame
 from pmapdp.verify.verification import verify
-
-
-class FailedError(UserError):
-    """The user's program is wrong."""
-
-    status = 1
 
 
 def full_path(target: str) -> str:
@@ -49,9 +43,9 @@ def verify_program(target: str, given: str, devices: Sequence[jax.Device]) -> tu
                 "for example dict(reference=..., step=..., state=..., batch=...)"
             ) from None
         report = verify(**call.arguments)
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise FailedError(f"{given} fails, {blame(error)}") from error
     call.apply_defaults()
     return call.arguments, report
