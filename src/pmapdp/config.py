@@ -297,7 +297,9 @@ def check_together(config: Config) -> None:
         if (name := getattr(config, kind)) not in ours and ".py:" not in name and not name.endswith(PYTHON_VALUE):
             raise unknown(kind, name, [*ours, f"my_file.py:make (your own; from Python {kind}=...)"])
     if config.best is not None and not re.fullmatch("(highest|lowest):.+", config.best):
-        raise UserError(f"--best {config.best!r:.100} does not say which is better: try highest:accuracy or lowest:loss")
+        raise UserError(
+            f"--best {config.best!r:.100} does not say which is better: try highest:accuracy or lowest:loss"
+        )
     epochs = config.switch_epochs
     if (config.schedule == "piecewise") != bool(epochs):
         raise UserError(

@@ -66,7 +66,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     try:
-        said = str(error)
+        said = f"no {error}" if isinstance(error, KeyError) else str(error)
     except Exception:  # of a class of the user's own
         said = ""
     return next((line.strip()[:1000] for line in said.splitlines() if line.strip()), type(error).__name__)

@@ -199,6 +199,15 @@ def test_little_memory(kilobytes):
     assert done.stderr.startswith(f"error: ulimit -v {kilobytes} leaves ")
 
 
+def test_the_current_folder_can_be_left_out(tmp_path):
+    """Of `types.py` Python's own start gives a traceback, before a command has begun."""
+    (tmp_path / "types.py").write_text("raise ImportError('shadow')")
+    for safe, status in ((["-P"], 0), ([], 1)):
+        command = [sys.executable, *safe, "-m", "pmapdp.port", "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False)
+        assert done.returncode == status, done.stderr
+
+
 @quick(3, "name", ["random", "numpy", "signal", "json", "optax", "threading", "typing", "heapq", "rich", "argparse"])
 @pytest.mark.parametrize("content", ["raise ImportError('shadow')", "x = 1"])
 def test_a_file_in_the_place_of_a_module_is_named(tmp_path, name, content):

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -96,3 +97,12 @@ def test_an_epoch_can_be_entered_at_any_step(first_step):
 
 def test_evaluation_keeps_the_order_of_the_data_set():
     assert visited(Batches(numbered(10), 4, devices=2), 0) == list(range(10))
+
+
+def test_weights_have_the_precision_of_the_run():
+    """In float32 the sums of a loss that weighs its examples would differ with the number of devices by 1e-8."""
+    split = Split(np.zeros((5, 1)), np.zeros(5, np.int32))
+    for wide, dtype in ((False, np.float32), (True, np.float64)):
+        with jax.enable_x64(wide):
+            batches = Batches(split, 3, devices=2)
+        assert batches.take(np.arange(2)).weights.dtype == dtype

@@ -1,8 +1,8 @@
 """Files that Python takes in the place of a module of its own, or of an installed one: a `random.py` in the current
 folder. This imports nothing, because any module may be the one that is not Python's own, and it changes nothing.
 
-What Python itself needs before it runs the first line of a command, as `python -m` needs runpy, is out of reach here:
-Python's own traceback names such a file."""
+What Python itself imports before the first line of a command is out of reach here: a `types.py` gives Python's own
+traceback. Under the console script `pmapdp`, and `python -P -m`, the current folder is not looked in at all."""
 
 import os
 import sys

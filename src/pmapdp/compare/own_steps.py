@@ -14,6 +14,7 @@ from pmapdp.compare.collectives import instructions
 from pmapdp.compare.held import held, memory
 from pmapdp.compare.runs import Runs
 from pmapdp.devices import choose, describe
+from pmapdp.errors import FailedError
 from pmapdp.verify import trees
 from pmapdp.verify.case import step_updates
 from pmapdp.verify.plain_step import PlainStep

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from pmapdp.data.dataset import Split
@@ -19,7 +20,8 @@ class Batch(NamedTuple):
         inputs: `[B, ...]` examples, or a dictionary of such arrays.
         labels: `[B]` int32 classes.
         indices: `[B]` int32 positions of the examples in the data set; dropout draws its masks from them.
-        weights: `[B]` float32, 0 for padding, 1 for an example, or the weight that the data give it.
+        weights: `[B]` float32 (float64 in a run of float64), 0 for padding, 1 for an example, or the weight that the
+            data give it.
     """
 
     inputs: Any
@@ -64,6 +66,7 @@ class Batches:
         self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
         self.devices, self.accumulate = devices, accumulate
         self.here = here or range(devices)
+        self.weight = jax.dtypes.canonicalize_dtype(np.float64)  # float32 but in a run of float64
         self.examples = split.examples
         self.per_epoch = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
@@ -90,7 +93,7 @@ class Batches:
         """The examples of these indices, at most B, padded with copies of example 0 at weight 0; of several processes
         only the rows of the devices here."""
         order = self.rows(indices).reshape(-1)
-        weights = (order >= 0).astype(np.float32)
+        weights = (order >= 0).astype(self.weight)
         order = np.maximum(order, 0)
         taken = self.split.take(order)
         weights = weights if taken.weights is None else weights * taken.weights

@@ -1,7 +1,7 @@
 """Where a command may write: not onto what it reads, a file of a run, or a file of another kind.
 
-A command calls `check_outputs` once, as soon as it knows its flags, and writes to the paths that it returns. Code of the
-user's may change the current folder or the files, so the call comes before it runs.
+A command calls `check_outputs` once, as soon as it knows its flags, and writes to the paths that it returns: code of
+the user's, which may change the current folder or the files, runs later.
 """
 
 import contextlib

@@ -64,7 +64,8 @@ def check_split(name: str, split: Split, classifies: bool = False) -> Split:
     labels = of_a_classifier(labels) if classifies else labels
     numbered = labels.dtype.kind in "biu" or (classifies and are_whole(labels))
     labels = checked("labels", labels, np.int32 if numbered else None)
-    weights = None if split.weights is None else checked("weights", split.weights, np.float32)
+    real = jax.dtypes.canonicalize_dtype(np.float64)  # float32 but in a run of float64
+    weights = None if split.weights is None else checked("weights", split.weights, real)
     for each in jax.tree.leaves(inputs):
         if each.shape[:1] != labels.shape[:1] or each.shape[:1] in ((), (0,)):
             raise UserError(
