@@ -20,6 +20,7 @@ from trained import train_briefly
 from pmapdp.command.ending import run_command
 from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
+from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.predict.__main__ import main as predict
 from pmapdp.predict.inputs import read_examples, read_lines
@@ -149,6 +150,15 @@ def test_metadata_that_does_not_say_what_to_evaluate_on(model, place, capsys):
     (place / "model.zip").write_bytes(pack(model))
     assert run_command(evaluate, ["model.zip"]) == 2
     assert "error: model.zip does not name its data set and its step: name a file of" in capsys.readouterr().err
+
+
+def test_inputs_that_are_no_arrays_are_one_sentence(model, place):
+    """Of every kind, from Python."""
+    (place / "model.zip").write_bytes(pack(model))
+    exported = load_exported("model.zip")
+    for inputs in (None, 0, "x", b"x", [], [[1], [1, 2]], {}, {"a": 1}, {"a": {}}, (), object(), np.zeros((2, 3)), len):
+        with pytest.raises(UserError, match=r"^the model does not take inputs .*: give it what it was trained on"):
+            exported.outputs(inputs)
 
 
 def test_answers_that_are_no_numbers(model, place, capsys):

@@ -60,6 +60,12 @@ def mean(model, batch, context):
     return MetricSums(errors.sum() / jnp.maximum(batch.weights.sum(), 1), None, batch.weights.sum())
 
 
+def mean_of_none(model, batch, context):
+    """Not a number on a device that has padding alone."""
+    errors = batch.weights * squares(model, batch)
+    return MetricSums(errors.sum() / batch.weights.sum(), None, batch.weights.sum())
+
+
 def penalty(model, batch, context):
     sums = right(model, batch, context)
     return sums._replace(loss=sums.loss + 0.1 * jnp.square(model.out.kernel[...]).sum() + 3)
@@ -137,6 +143,7 @@ def test_a_sum_that_is_no_array_is_named(field, value):
     [
         (no_weights, ["the loss of Line counts padding", "multiply by batch.weights"]),
         (counts_padding, ["the loss of Line returns count as 4", "for example batch.weights.sum()"]),
+        (mean_of_none, ["is not a sum over the examples"]),
         (mean, ["is not a sum over the examples", "(batch.weights * losses).sum()"]),
         (penalty, ["a penalty that is added once a batch", "multiply it by batch.weights.sum()"]),
         (of_each, ["returns loss of shape [4]", "(batch.weights * loss).sum()"]),

@@ -13,7 +13,7 @@ from pmapdp.command.ending import run_command
 from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_run
-from pmapdp.run.trained import load_run, read_config
+from pmapdp.run.trained import load_run, read_config, trained_task
 from pmapdp.train import main as train_command
 
 
@@ -115,6 +115,12 @@ def test_wrong_flags_are_one_sentence(tmp_path, monkeypatch, capsys, flags, sent
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
     assert (tmp_path / "my.py").read_text() == FILE
+
+
+@pytest.mark.parametrize("given", [0, "adam", optax.adam(0.1), lambda schedule: None])
+def test_a_run_is_not_read_with_what_is_no_optimizer(given):
+    with pytest.raises(UserError, match=r"optimizer=.* (is no function of the schedule|fails)"):
+        trained_task(Config(model="mlp"), optimizer=given)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import jax
 import jax.export
 import numpy as np
 
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, reason, shown
 from pmapdp.files.reading import read_file
 from pmapdp.registry import VIEWS
 
@@ -67,16 +67,18 @@ class Exported:
             some = jax.tree.map(lambda x: x[start : start + EXAMPLES_PER_CALL], inputs)
             return jax.device_get(self.compiled(jax.device_put(some)))
 
+        given = shown(inputs)
         try:
+            inputs = jax.tree.map(np.asarray, inputs, is_leaf=lambda each: not isinstance(each, dict))
+            given = described(jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": list(x.shape)}, inputs))
             with self.precision():
                 parts = [answer(start) for start in range(0, len(jax.tree.leaves(inputs)[0]), EXAMPLES_PER_CALL)]
+            outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         except Exception as error:  # JAX has several for what it cannot call
-            given = jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": list(x.shape)}, inputs)
             raise UserError(
-                f"the model does not take inputs {described(given)} ({reason(error)}): give it what it was trained on, "
+                f"the model does not take inputs {given} ({reason(error)}): give it what it was trained on, "
                 f"{described(self.metadata['input'])}"
             ) from error
-        outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if not all(np.isfinite(each).all() for each in outputs.values()):
             raise UserError("the model answers with nan: train it again with a lower --learning-rate")
         return outputs

@@ -10,6 +10,7 @@ from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.job import make_task
 from pmapdp.optimizer import make_optimizer
+from pmapdp.own.training import check_optimizer
 from pmapdp.registry import find_rule
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.run.damage import DamagedError
@@ -26,8 +27,15 @@ def read_config(path: str | Path) -> Config:
 def trained_task(config: Config, *, optimizer: Any = None, **own: Any) -> Task:
     """What a run of `config` trains, `own` as for `make_task`. The learning rates do not matter here: they are not part
     of the state."""
-    rule = find_rule("optimizer", config.optimizer) if optimizer is None else optimizer
-    return dataclasses.replace(make_task(config, **own), optimizer=make_optimizer(config, lambda step: 0.0, rule))
+    rule, task = find_rule("optimizer", config.optimizer) if optimizer is None else optimizer, make_task(config, **own)
+    if rule is not None:
+        check_optimizer(rule, zero, task)
+    return dataclasses.replace(task, optimizer=make_optimizer(config, zero, rule))
+
+
+def zero(step: Any) -> float:
+    """A schedule whose learning rate is 0."""
+    return 0.0
 
 
 def open_to_read(path: str | Path) -> Checkpoints:
