@@ -14,7 +14,7 @@ from trained import train_briefly
 from pmapdp.command.environment import changed
 from pmapdp.command.shadows import shadow
 from pmapdp.export.write import export_model
-from pmapdp.run.report import header
+from pmapdp.run.header import header
 
 COMMAND = """
 import sys

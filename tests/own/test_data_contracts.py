@@ -11,11 +11,13 @@ from flax import nnx
 from marks import quick
 
 from pmapdp.config import Config
+from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_run
+from pmapdp.own.augmentation import check_augment
 from pmapdp.train import train
 
 SETTINGS = {"devices": 4, "epochs": 2, "global_batch_size": 18, "progress": False, "compile_cache": False}
@@ -149,6 +151,11 @@ def test_without_a_test_set(tmp_path):
 def test_an_augmentation_that_breaks_the_contract_is_refused(augment, sentence):
     with pytest.raises(UserError, match=sentence):
         run(DataSet(TRAIN, TEST, augment=augment))
+
+
+def test_an_augmentation_may_do_without_its_key():
+    batch = Batches(TEST, 4).take(np.arange(4))
+    check_augment(lambda x, key: jax.nn.relu(x), batch._replace(inputs=np.ones((4, 3), np.float32)))
 
 
 def test_a_label_beyond_the_logits_is_refused_when_it_is_read():

@@ -130,6 +130,13 @@ def test_a_loss_that_breaks_its_contract_in_training_alone_is_named(name):
         run(in_training(change))
 
 
+@pytest.mark.parametrize("draw", [lambda: np.random.normal(), lambda: np.random.default_rng().normal(size=6)])
+def test_random_numbers_of_numpy_are_named(draw):
+    """They would be constants of the compiled step."""
+    with pytest.raises(UserError, match="Line draws random numbers of NumPy or Python as JAX traces it"):
+        run(in_training(lambda model, batch, context, sums: noisy(model, batch, draw())))
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("loss", None), ("loss", 0), ("loss", True), ("count", 0), ("count", float("nan"))]
 )

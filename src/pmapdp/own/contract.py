@@ -19,6 +19,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, explained, shown
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.models.layers import Context, example_keys
+from pmapdp.own.augmentation import traced_alike
 from pmapdp.state import Task
 from pmapdp.steps.shared import AXIS
 
@@ -33,8 +34,7 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
     structure, kept = task.constant
     params, model_state = task.arrays_of(task.model)
 
-    @functools.partial(jax.jit, static_argnums=0)  # of arguments: XLA would compute with constants as it compiles
-    def compute(train: bool, random: Any, params: Any, model_state: Any, batches: Batch) -> Any:
+    def devices(train: bool, random: Any, params: Any, model_state: Any, batches: Batch) -> Any:
         before = named_leaves(model_state)
 
         def device(batch: Batch) -> Any:
@@ -52,7 +52,9 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
 
         return jax.vmap(device, axis_name=AXIS)(batches)
 
-    def run(*parts: tuple[Any, int], train: bool, random: Any = kept) -> tuple[MetricSums, dict[str, jax.Array]]:
+    compute = jax.jit(devices, static_argnums=0)  # of arguments: XLA would compute with constants as it compiles
+
+    def run(*parts: tuple[Any, int], train: bool, random: Any = kept, first: bool = False) -> Any:
         n = len(example.labels)
         rows = np.stack([np.resize(numbers, n) for numbers, _ in parts])
         weights = np.stack([np.arange(n) < valid for _, valid in parts]).astype(np.float32)
@@ -61,9 +63,14 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
         if not train:
             said = f"the loss of {task.name}, or its metrics, fails"
             works = "return further sums as a dictionary, for example {'errors': (batch.weights * errors).sum()}"
+        values = random, params, model_state, batches
         with explained(said, works):
-            found: tuple[MetricSums, dict[str, jax.Array]] = compute(train, random, params, model_state, batches)
-        return found
+            if first and not traced_alike(functools.partial(devices, train), *values):
+                raise UserError(
+                    f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the same in "
+                    "every update, and others in a run that resumes: draw from context.keys, one key an example"
+                )
+            return compute(train, *values)
 
     return run
 
@@ -82,7 +89,7 @@ def check_loss(task: Task, example: Batch) -> None:
     every, most = np.arange(n), max(1, n - 1)
     on_one, on_two = ((every, n), (every, 0)), ((every[:most], most), (every[-1:], n - most))
     for train in (False, True):
-        whole, written = run(*on_one, train=train)
+        whole, written = run(*on_one, train=train, first=train)
         check_random(task, whole.loss[0], functools.partial(run, *on_one, train=train))
         if train:
             check_variables(task, written)

@@ -1,8 +1,11 @@
 """Resuming a run: where it begins, and to where it may be rolled back."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pmapdp.errors import UserError
 from pmapdp.job import Job
@@ -11,6 +14,7 @@ from pmapdp.run.checkpoint import Checkpoint, Checkpoints
 from pmapdp.run.start_weights import with_weights
 from pmapdp.run.workdir import DEFAULTS, changes, claimed, identity, listed, require_shared
 from pmapdp.state import create_state, is_finite
+from pmapdp.steps.placing import place
 
 
 def open_checkpoints(job: Job, stack: contextlib.ExitStack) -> Checkpoints | None:
@@ -76,10 +80,23 @@ def changes_after_end(job: Job, found: Checkpoint) -> dict[str, list[Any]]:
     )
 
 
-def last_finite(job: Job, checkpoints: Checkpoints, most: int) -> Checkpoint | None:
-    """The newest checkpoint of step `most` or before with finite numbers alone; at step 0 the initial state."""
+def rolled_back(job: Job, checkpoints: Checkpoints, skipped: list[list[int]], step: int) -> Checkpoint | None:
+    """To where a run goes back whose loss is not finite at update `step`; None where no checkpoint is finite.
+
+    The batches between the two are skipped, beside those that were `skipped` before, as Chowdhery et al., "PaLM", 2022,
+    did, because an earlier batch than the one that shows it may have caused it. They count as steps, so the state that
+    is given says `step`, but not in the optimizer's schedule.
+    """
+    # A checkpoint that is there because somebody stopped the run is passed over: the result must not depend on it.
+    steps, every = job.train_batches.per_epoch, job.config.checkpoint_every or job.total_steps
+    most = max(*((step - 1) // each * each for each in (steps, every)), *(last for _, last in skipped))
     checkpoints.wait()
-    if most == 0:
-        return beginning(job, None)
     kept = checkpoints.newest_first(job.task, job.strategy.state_sharding, most)
-    return next((found for found in kept if is_finite(found.state)), None)
+    found = next((each for each in kept if is_finite(each.state)), None) if most else beginning(job, None)
+    if found is None:
+        return None
+    progress = found.progress | {"skipped": [*skipped, [found.step + 1, step]]}
+    if found.step // steps != step // steps:
+        progress["totals"] = {}  # of another epoch
+    state = dataclasses.replace(found.state, step=place(np.int32(step), found.state.step.sharding))
+    return Checkpoint(state, found.step, progress)

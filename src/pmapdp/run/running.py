@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 
 from pmapdp.errors import DivergedError, StoppedError, UserError, shown
 from pmapdp.job import Job
 from pmapdp.metrics import Meter, Totals
 from pmapdp.run.best_epoch import better, chosen_metric, ends_early
+from pmapdp.run.checkpoint import Checkpoint
+from pmapdp.run.header import announce
 from pmapdp.run.profile import Profiler
 from pmapdp.run.replicas import Replicas
-from pmapdp.run.report import Reporter, facts, header
-from pmapdp.run.resume import beginning, last_finite, open_checkpoints
-from pmapdp.run.start_weights import sentence
+from pmapdp.run.report import Reporter
+from pmapdp.run.resume import beginning, open_checkpoints, rolled_back
 from pmapdp.run.stop_request import StopRequest
-from pmapdp.run.workdir import listed, update_schedule
+from pmapdp.run.workdir import update_schedule
 from pmapdp.state import TrainState
-from pmapdp.steps.placing import over_all_processes, place
+from pmapdp.steps.placing import over_all_processes
 
 AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 ROLLBACKS = 3  # more would hide a run that cannot succeed
@@ -68,23 +68,8 @@ class Run:
             update_schedule(str(job.config.workdir), job.config)
         self.end_step = self.step if ends_early(self.kept, job.config.patience) else job.total_steps
         self.report = Reporter(job.config, stack, first=job.peers.first)
-        self.report.event("start", **dataclasses.asdict(job.config) | facts(job, self.state))
-        self.report.lines(header(job, self.state))
-        if self.checkpoints is not None:
-            self.report.lines(self.checkpoints.warnings)
-        if self.step:
-            self.report.event("resume", step=self.step)
-            self.report.line(f"restored from the checkpoint of step {self.step:,}")
-        elif taken := self.kept["taken"]:
-            self.report.event("init_from", **taken)
-            self.report.line(sentence(taken))
-        if changed := self.kept.get("changes") if self.kept.get("changed") == self.step else None:
-            self.report.event("changes", step=self.step, **changed)
-            self.report.line(f"trained on after its end, with {listed(changed)}")
-        if job.config.draw_sharding and self.step == 0 and job.peers.first:
-            labels = job.strategy.place_batch(next(job.train_batches.epoch(0))).labels
-            print(f"labels {labels.shape} of the first batch on the devices:")
-            jax.debug.visualize_array_sharding(labels)
+        warnings = [] if self.checkpoints is None else self.checkpoints.warnings
+        announce(self.report, job, Checkpoint(self.state, self.step, self.kept), warnings)
         self.replicas = Replicas(job, job.config.check_replicas)
         if self.replicas.text:
             self.report.line(self.replicas.text)
@@ -174,36 +159,28 @@ class Run:
             self.checkpoints.save(self.step, state, self.kept)
 
     def roll_back(self, error: DivergedError) -> tuple[TrainState, int]:
-        """Where to go on after a loss that is not finite: the state of the last checkpoint, and the step of that loss.
-        Raises `error` where nobody asked for this, or it was done three times, or no checkpoint is finite.
-
-        The batches between the two are skipped, as Chowdhery et al., "PaLM", 2022, did, because an earlier batch than
-        the one that shows it may have caused it. They count as steps, but not in the optimizer's schedule. The state is
-        kept at once, so a run that is resumed skips the same. An epoch whose last batch is skipped has no results.
+        """Where to go on after a loss that is not finite: the state of the last checkpoint (`rolled_back`), and the
+        step of that loss. Raises `error` where nobody asked for this, or it was done three times, or no checkpoint is
+        finite. The state is kept at once, so a run that is resumed skips the same batches. An epoch whose last batch is
+        skipped has no results.
         """
-        skipped = self.kept["skipped"]
-        if self.config.on_nan == "stop" or self.checkpoints is None or len(skipped) == ROLLBACKS:
+        if self.config.on_nan == "stop" or self.checkpoints is None or len(self.kept["skipped"]) == ROLLBACKS:
             raise error
         self.report.end_epoch()
         self.step = self.step if self.trained else error.step  # the loss of the test set, or of an update
-        # A checkpoint that is there because somebody stopped the run is passed over: the result must not depend on it.
-        steps, every = self.job.train_batches.per_epoch, self.config.checkpoint_every or self.job.total_steps
-        regular = [(self.step - 1) // each * each for each in (steps, every)]
-        found = last_finite(self.job, self.checkpoints, max(*regular, *(last for _, last in skipped)))
+        found = rolled_back(self.job, self.checkpoints, self.kept["skipped"], self.step)
         self.report.lines(self.checkpoints.warnings)
         if found is None:
             raise error
-        first = found.step + 1
-        skipped = [*skipped, [first, self.step]]
-        self.kept = found.progress | {"skipped": skipped}
+        self.kept = found.progress
+        first, last = self.kept["skipped"][-1]
         self.report.line(
-            f"warning: the loss is not finite at step {self.step:,}: rollback {len(skipped)} of {ROLLBACKS} to the "
-            f"state of step {found.step:,}; the batches of steps {first:,} to {self.step:,} are skipped"
+            f"warning: the loss is not finite at step {last:,}: rollback {len(self.kept['skipped'])} of {ROLLBACKS} to "
+            f"the state of step {found.step:,}; the batches of steps {first:,} to {last:,} are skipped"
         )
-        self.report.event("rollback", step=self.step, restored=found.step, skipped=[first, self.step])
-        state = dataclasses.replace(found.state, step=place(np.int32(self.step), found.state.step.sharding))
-        self.keep(state, Totals(**found.progress["totals"]) if found.step // steps == self.step // steps else Totals())
-        return state, self.step
+        self.report.event("rollback", step=last, restored=found.step, skipped=[first, last])
+        self.keep(found.state, Totals(**self.kept["totals"]))
+        return found.state, self.step
 
     def end_stopped(self, state: TrainState) -> NoReturn:
         """End the run after update `self.step` because a signal asked for it."""
