@@ -29,7 +29,7 @@ def about(name: str, leaf: Any) -> dict[str, Any]:
     if sharding is None:
         placed = "on the host"
     else:
-        placed = f"by P({', '.join(map(repr, sharding.spec))})" if hasattr(sharding, "spec") else "on one device"
+        placed = f"P({', '.join(map(repr, sharding.spec))})" if hasattr(sharding, "spec") else "on one device"
     return {
         "name": name,
         "shape": list(np.shape(leaf)),

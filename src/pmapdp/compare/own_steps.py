@@ -1,7 +1,6 @@
 """Steps of the reader's own, `file.py:program`: each is verified, compiled, measured, and set beside the first."""
 
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 from pmapdp.compare.apart import apart
 from pmapdp.compare.collectives import instructions
 from pmapdp.compare.held import held, memory
-from pmapdp.compare.runs import Runs
-from pmapdp.devices import choose, describe
+from pmapdp.compare.runs import Runs, facts, spread
+from pmapdp.devices import choose
 from pmapdp.errors import FailedError
 from pmapdp.verify import trees
 from pmapdp.verify.case import step_updates
@@ -68,31 +67,27 @@ def measured(
     program = max(case.programs, key=lambda each: len(each.hlo_modules()[0].to_string()))
     hlo = [text for each in case.programs for text in (module.to_string() for module in each.hlo_modules())]
     placed = trial.place(update)
-    before = {"state": placed[0], "batch": placed[1]}
-    before = {part: held(tree) for part, tree in before.items() if jax.tree.leaves(tree)}
+    groups = held_groups(state=placed[0], batch=placed[1])  # before the call, to which they may be donated
     returned = trial.call(*placed)
-    after = {"saved": returned["state"], "metric": returned["metrics"]}
-    after = {part: held(tree) for part, tree in after.items() if jax.tree.leaves(tree)}
-    milliseconds = timed(trial, update)
-    low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
-    run = {
-        "strategy": name,
-        "name": name,
-        "devices": trial.N,
-        "global_batch_size": update.examples,
-        "simulated": trial.N > 1 and trial.devices[0].platform == "cpu",
-        "machine": f"{describe(list(trial.devices))}, jax {jax.__version__}, Python {platform.python_version()}",
-        "step_ms": {"median": median, "low": low, "high": high},
-        "examples_per_second": update.examples / median * 1000,
+    groups |= held_groups(saved=returned["state"], metric=returned["metrics"])
+    milliseconds = spread(timed(trial, update))
+    run = facts(name, name, trial.devices, update.examples) | {
+        "step_ms": milliseconds,
+        "examples_per_second": update.examples / milliseconds["median"] * 1000,
         "collectives": [each for text in hlo for each in instructions(text)],
         "memory": memory(program.get_compiled_memory_stats()),
-        "held": before | after,
+        "held": groups,
         "verdict": report.verdict,
         "findings": [f"{check.name}: {check.sentence}" for check in [*report.failed, *report.missing]],
         "causes": report.causes,
     }
     end = {name: copies[0] for name, copies in case.got["state"].items()}
     return run, trees.values(trees.arrays(update.state)), end
+
+
+def held_groups(**trees: Any) -> dict[str, Any]:
+    """What the devices hold of each of these trees that has arrays."""
+    return {part: held(tree) for part, tree in trees.items() if jax.tree.leaves(tree)}
 
 
 def trial_of(arguments: dict[str, Any]) -> tuple[Trial, Update]:

@@ -53,17 +53,27 @@ def run_way(way: str, config: Config) -> tuple[dict[str, Any], Any]:
         job = prepare(config)
         if way == STACKED:
             job = replace(job, strategy=stacked.make_strategy(job.task, job.devices))
-        N = len(job.devices)
-        facts = {
-            "strategy": way,
-            "name": way if config.strategy == "single" else f"{way} \u00d7 {N}",
-            "devices": N,
-            "global_batch_size": job.global_batch_size,
-            "simulated": N > 1 and job.devices[0].platform == "cpu",
-            "machine": f"{describe(job.devices)}, jax {jax.__version__}, Python {platform.python_version()}",
-        }
+        name = way if config.strategy == "single" else f"{way} \u00d7 {len(job.devices)}"
+        known = facts(way, name, job.devices, job.global_batch_size)
         results, trained = measure(job)
-        return facts | results | {"causes": [] if way == "single" else causes(job)}, trained
+        return known | results | {"causes": [] if way == "single" else causes(job)}, trained
+
+
+def facts(way: str, name: str, devices: Sequence[jax.Device], examples: int) -> dict[str, Any]:
+    """What is known of a run before it starts."""
+    return {
+        "strategy": way,
+        "name": name,
+        "devices": len(devices),
+        "global_batch_size": examples,
+        "simulated": len(devices) > 1 and devices[0].platform == "cpu",
+        "machine": f"{describe(list(devices))}, jax {jax.__version__}, Python {platform.python_version()}",
+    }
+
+
+def spread(milliseconds: Sequence[float]) -> dict[str, float]:
+    """The median, and from where to where the middle half lies."""
+    return dict(zip(("low", "median", "high"), np.percentile(milliseconds, (25, 50, 75)).tolist(), strict=True))
 
 
 def causes(job: Job) -> list[str]:
@@ -118,11 +128,10 @@ def measure(job: Job) -> tuple[dict[str, Any], Any]:
         for here in strategy.fetch(every_sums):
             losses.append(float(here.loss) / float(here.count))
             require_finite(losses[-1], len(losses))
-    low, median, high = np.percentile(milliseconds[1:], (25, 50, 75)).tolist()
     saved = strategy.fetch(state)
     return {
         "losses": losses,
-        "step_ms": {"median": median, "low": low, "high": high},
+        "step_ms": spread(milliseconds[1:]),
         "examples_per_second": float(np.median(rates[1:])),
         "collectives": instructions(program.as_text()),
         "memory": memory(program.memory_analysis()),

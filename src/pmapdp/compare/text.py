@@ -17,7 +17,7 @@ def figures(run: dict[str, Any]) -> dict[str, str]:
         "step": "{median:.3g} ms ({low:.3g} to {high:.3g})".format(**run["step_ms"]),
         "examples/s": f"{run['examples_per_second']:,.0f}",
         "collectives": "; ".join(map(collective, run["collectives"])) or "none",
-        "peak memory": size(run["memory"]["peak"]),
+        "peak memory": decimal(run["memory"]["peak"]),
         "verify": verified(run),
     }
 
@@ -33,7 +33,7 @@ def verified(run: dict[str, Any]) -> str:
 
 def collective(each: dict[str, Any]) -> str:
     """For example `all-reduce of 9 arrays, 2.7 MB`."""
-    return f"{each['kind']} of {plural(each['arrays'], 'array')}, {size(each['bytes'])}"
+    return f"{each['kind']} of {plural(each['arrays'], 'array')}, {decimal(each['bytes'])}"
 
 
 def origin(each: dict[str, Any]) -> str:
@@ -60,8 +60,8 @@ def ran(what: str | None, run: dict[str, Any]) -> list[Fact]:
         found = [Fact(collective(each), origin(each), each["text"]) for each in run["collectives"]]
         return found or [Fact("no collective", "in the compiled program")]
     if what == "memory":
-        parts = " + ".join(f"{name} {size(run['memory'][name])}" for name in ("arguments", "results", "temporary"))
-        return [Fact(f"{size(run['memory']['peak'])} on a device", parts)]
+        parts = " + ".join(f"{name} {decimal(run['memory'][name])}" for name in ("arguments", "results", "temporary"))
+        return [Fact(f"{decimal(run['memory']['peak'])} on a device", parts)]
     # Of a reader's own programs some rows show two groups of arrays.
     several = {"placed": ("state", "batch"), "saved": ("saved", "metric")} if "verdict" in run else {}
     return [placed(run["held"][name]) for name in several.get(what or "", (what,)) if name in run["held"]]
@@ -72,8 +72,8 @@ def placed(group: dict[str, Any]) -> Fact:
     array = group["largest"]
     name = "" if array["name"] == "the value itself" else f"{array['name']}, "
     most = "" if group["arrays"] == 1 else f", the largest of {group['arrays']} arrays; together"
-    detail = f"{name}{array['dtype']}{most or ';'} {size(group['bytes'])}"
-    head = f"{shape(array['shape'])} {array['sharding']}"
+    detail = f"{name}{array['dtype']}{most or ';'} {decimal(group['bytes'])}"
+    head = f"{shape(array['shape'])} {'by ' * array['sharding'].startswith('P(')}{array['sharding']}"
     if len(array["parts"]) > 1:
         here = shape(array["on_device"]) if array["on_device"] != array["shape"] else "all of it"
         head += f": {here} on a device"
@@ -93,11 +93,6 @@ def verdict(result: dict[str, Any]) -> str:
     if wrong == ["gradient"] and abs(result["times"] - 1 - result["gradient"]) < EQUAL:  # in the same direction
         said = f"gradient \u00d7 {result['times']:.3g}"
     return said + ("" if result["agree"] else "; another on each device")
-
-
-def size(number: int) -> str:
-    """Bytes, for people."""
-    return decimal(number)
 
 
 def heading(words: str) -> str:

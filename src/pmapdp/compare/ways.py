@@ -55,7 +55,7 @@ ROWS = {
 }  # fmt: skip
 CALLED: dict[str, tuple[ModuleType, tuple[str, ...]]] = {
     "place a batch": (placing, ("place",)), "the step": (shared, ("gradient_sums", "update")),
-    "save": (placing, ("fetch",)),
+    "read a metric": (shared, ("evaluation_sums",)), "save": (placing, ("fetch",)),
 }  # fmt: skip
 
 
