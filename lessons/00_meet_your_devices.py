@@ -50,8 +50,8 @@ for device in eight:
 assert len(eight) == 8
 
 # %% [markdown]
-# All eight belong to one process, which is your notebook. A PyTorch program usually has one process for each GPU. One JAX
-# process can use all devices of a machine; several machines need several processes (lesson 17).
+# All eight belong to one process, which is your notebook. A PyTorch program usually has one process for each GPU. One
+# JAX process can use all devices of a machine; several machines need several processes (lesson 17).
 #
 # ## Put arrays on them
 #
@@ -94,9 +94,9 @@ assert (np.stack(back) == 2 * x).all()
 #
 # </details>
 #
-# Eight arrays in a Python list are clumsy. JAX can also keep **one array on eight devices**. Here is a preview of lesson
-# 04, in a cell that you can copy into an empty file: it starts JAX with eight devices, and places one array split by
-# rows, and another one replicated. On real devices, delete the two lines that simulate.
+# Eight arrays in a Python list are clumsy. JAX can also keep **one array on eight devices**. Here is a preview of
+# lesson 04, in a cell that you can copy into an empty file: it starts JAX with eight devices, and places one array
+# split by rows, and another one replicated. On real devices, delete the two lines that simulate.
 
 # %% tags=["take-home"]
 import os
@@ -129,10 +129,10 @@ assert (jax.device_get(2 * split) == 2 * column).all()
 # | the programs, which are compiled for eight devices | speed: the devices share its cores |
 # | which messages the devices send each other (lesson 06) | the time of a message, which is only a copy in memory |
 #
-# So simulated devices show whether a program is **right**. They do not show how **fast** it will be. On eight GPUs, eight
-# large products can run at the same time. Here they share the cores of one machine, so the lessons count operations and
-# bytes, and do not time simulated devices. (How many threads the simulation needs, and why `simulate` sets `NPROC`, is
-# explained in [Simulated devices](../docs/simulated_devices.md).)
+# So simulated devices show whether a program is **right**. They do not show how **fast** it will be. On eight GPUs,
+# eight large products can run at the same time. Here they share the cores of one machine, so the lessons count
+# operations and bytes, and do not time simulated devices. (How many threads the simulation needs, and why `simulate`
+# sets `NPROC`, is explained in [Simulated devices](../docs/simulated_devices.md).)
 #
 # ## How it fails: asking too late
 #
@@ -169,8 +169,8 @@ assert run.stderr.strip().splitlines()[-1].startswith("RuntimeError")
 #
 # </details>
 #
-# `devices.simulate` uses the setting, and its error says what to do. Ask this notebook, which started with eight devices,
-# for sixteen:
+# `devices.simulate` uses the setting, and its error says what to do. Ask this notebook, which started with eight
+# devices, for sixteen:
 
 # %%
 from pmapdp.errors import UserError  # what pmapdp raises for a mistake of its user

@@ -14,16 +14,16 @@
 # %% [markdown]
 # # 01. Train a network in NumPy
 #
-# After this lesson you can write the forward pass, the loss and the backward pass of a small network by hand, check
-# the gradients, and split a batch into eight parts whose gradients average to that of the whole batch. The last point is
+# After this lesson you can write the forward pass, the loss and the backward pass of a small network by hand, check the
+# gradients, and split a batch into eight parts whose gradients average to that of the whole batch. The last point is
 # all that data parallelism needs.
 #
-# About 25 minutes · **optional**: no later lesson needs it, but it helps if you have never written a backward pass · you
-# need NumPy · next: [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb)
+# About 25 minutes · **optional**: no later lesson needs it, but it helps if you have never written a backward pass ·
+# you need NumPy · next: [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb)
 #
 # There is no JAX in this lesson. A gradient means the same when a compiler finds it (lesson 02) and when eight devices
-# share the work (lesson 05). All lessons use the same letters for dimensions: B examples in a batch, D features, H hidden
-# units, C classes; n is the number of examples in the data set. Shapes stand in square brackets.
+# share the work (lesson 05). All lessons use the same letters for dimensions: B examples in a batch, D features, H
+# hidden units, C classes; n is the number of examples in the data set. Shapes stand in square brackets.
 
 # %%
 # In Colab: clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -41,8 +41,8 @@ print("train", x.shape, x.dtype, "| test", x_test.shape)
 lesson_01.digits(x, labels)
 
 # %% [markdown]
-# Each example is a scan of 8 x 8 pixels and its label, which is the digit that the image shows. The picture has one image
-# of each class. The network sees an image as a row of D = 64 numbers from 0 to 1.
+# Each example is a scan of 8 x 8 pixels and its label, which is the digit that the image shows. The picture has one
+# image of each class. The network sees an image as a row of D = 64 numbers from 0 to 1.
 #
 # ## Forward: from an image to a loss
 #
@@ -296,9 +296,9 @@ assert accuracy(trained, x_test, labels_test) > 0.95
 #
 # ## Eight parts of a batch
 #
-# Cut a batch of 64 examples into eight parts of 8, and run the backward pass for each part alone, as eight devices would.
-# Then average the eight gradients. **Predict:** how far is the average from the gradient of all 64? And what if the parts
-# are not equal, say one of 29 and seven of 5?
+# Cut a batch of 64 examples into eight parts of 8, and run the backward pass for each part alone, as eight devices
+# would. Then average the eight gradients. **Predict:** how far is the average from the gradient of all 64? And what if
+# the parts are not equal, say one of 29 and seven of 5?
 
 # %% tags=["prediction"]
 lesson_01.eight_parts()
@@ -307,7 +307,8 @@ lesson_01.eight_parts()
 def averaged(parts):
     """The mean of the gradients of these parts of the batch."""
     of_parts = [backward(trained, x[part], labels[part]) for part in parts]
-    return [tuple(np.mean(arrays, axis=0) for arrays in zip(*layer, strict=True)) for layer in zip(*of_parts, strict=True)]
+    layers = zip(*of_parts, strict=True)
+    return [tuple(np.mean(arrays, axis=0) for arrays in zip(*layer, strict=True)) for layer in layers]
 
 
 batch = np.arange(64)
@@ -325,9 +326,9 @@ assert difference(unequal, whole) > 1e-4
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With equal parts, the average is the gradient of the whole batch, up to the rounding of float64: **the mean of the means
-# is the mean**. With unequal parts it is another number, because an example in a small part counts more. Lesson 05
-# replaces the loop over the parts by eight devices, and the average by one line.
+# With equal parts, the average is the gradient of the whole batch, up to the rounding of float64: **the mean of the
+# means is the mean**. With unequal parts it is another number, because an example in a small part counts more. Lesson
+# 05 replaces the loop over the parts by eight devices, and the average by one line.
 #
 # </details>
 #
@@ -386,12 +387,12 @@ for exercise in (softmax_gradient, standardize_backward, fixed_update):
 #
 # - The forward pass keeps the activations. The backward pass goes through the layers from the last to the first, and
 #   needs them.
-# - The loss is a mean over the batch, so the gradient is a mean, too: eight equal parts give eight gradients whose mean is
-#   the gradient of the batch.
+# - The loss is a mean over the batch, so the gradient is a mean, too: eight equal parts give eight gradients whose mean
+#   is the gradient of the batch.
 # - Check a gradient against finite differences before you believe it.
 #
 # pmapdp has no backward pass written by hand, but its tests have one:
-# [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py) trains a network in NumPy, and JAX must give the same. To read
-# on: [Calculus on computational graphs](https://colah.github.io/posts/2015-08-Backprop/),
+# [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py) trains a network in NumPy, and JAX must give the same. To
+# read on: [Calculus on computational graphs](https://colah.github.io/posts/2015-08-Backprop/),
 # [micrograd](https://github.com/karpathy/micrograd). Next:
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).

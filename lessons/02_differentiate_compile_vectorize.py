@@ -56,10 +56,6 @@ second = jax.grad(first)
 third = jax.grad(second)
 print(cube(2.0), first(2.0), second(2.0), third(2.0))
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -86,10 +82,6 @@ of_numpy = np.array(changed)
 of_numpy[[1, 1]] += 1
 print(numbers, changed, twice, "| NumPy:", of_numpy)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -103,8 +95,8 @@ assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
 # The parameters of the next network are a list of pairs of arrays, but any nesting of lists, tuples and dictionaries
 # would do. JAX calls such a nesting a **pytree**. `grad` returns a gradient that is nested in the same way, and
 # `jax.tree.map` applies a function to each array. Is the gradient g right? Move all parameters a little along it, by a
-# thousandth of g, forward and back. The slope of the loss in this direction must be the sum of the squares of g, within 1 %
-# in float32.
+# thousandth of g, forward and back. The slope of the loss in this direction must be the sum of the squares of g, within
+# 1 % in float32.
 
 
 # %%
@@ -162,16 +154,16 @@ for size in (32, 32, 32, 29, 32):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Twice, once for each shape. A smaller last batch costs a second compilation. This is one reason why lesson 03 pads it to
-# the full size.
+# Twice, once for each shape. A smaller last batch costs a second compilation. This is one reason why lesson 03 pads it
+# to the full size.
 #
 # </details>
 #
 # ## What a trace records
 #
-# `jax.make_jaxpr(f)` shows the record, which is called a **jaxpr**. The next two functions apply a layer five times: with
-# a Python loop, and with `lax.scan`, which takes a function from (state, input) to (new state, output). **Predict:** how
-# often does `tanh` stand in each record? And where is the `print`?
+# `jax.make_jaxpr(f)` shows the record, which is called a **jaxpr**. The next two functions apply a layer five times:
+# with a Python loop, and with `lax.scan`, which takes a function from (state, input) to (new state, output).
+# **Predict:** how often does `tanh` stand in each record? And where is the `print`?
 
 
 # %% tags=["prediction"]
@@ -195,15 +187,12 @@ for function in (by_loop, by_scan):
     print(f"{function.__name__}: tanh stands {str(jaxpr).count('= tanh')} times")
 print(jaxpr.pretty_print(use_color=False))
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_allclose(by_scan(square, row), jax.jit(by_loop)(square, row), rtol=1e-6)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The Python loop is unrolled: five `tanh`, and a program that takes longer to compile with every round. `scan` records
-# its body once. `print` is no operation on arrays, so it is not in the record: it runs while JAX traces, and never again.
+# its body once. `print` is no operation on arrays, so it is not in the record: it runs while JAX traces, and never
+# again.
 #
 # </details>
 #
@@ -228,24 +217,19 @@ for function, arguments in ((power, (2.0, 3)), (clipped, (3.0,))):
     except jax.errors.JAXTypeError as error:
         print(f"{function.__name__}: {type(error).__name__}: {str(error).splitlines()[0]}")
 
-# %% tags=["proof"]
-# The asserts behind the answer, and its two cures.
-static = jax.jit(power, static_argnums=1)
-chosen = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))
-assert (static(2.0, 3), static(2.0, 4), chosen(3.0), chosen(0.5)) == (8, 16, 1, 0.5)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Both fail: Python's `range` and `if` would have to look at the value of a tracer. There are two cures. Declare the argument
-# **static**, `jax.jit(power, static_argnums=1)`: then `jit` compiles once for each *value*. Or stay with arrays,
-# `jnp.where(x > 1, 1.0, x)`: it computes both branches and then chooses. (`lax.cond` computes only one of them.)
+# Both fail: Python's `range` and `if` would have to look at the value of a tracer. There are two cures. Declare the
+# argument **static**, `jax.jit(power, static_argnums=1)`: then `jit` compiles once for each *value*. Or stay with
+# arrays, `jnp.where(x > 1, 1.0, x)`: it computes both branches and then chooses. (`lax.cond` computes only one of
+# them.)
 #
 # </details>
 #
-# Static arguments are for what changes rarely: a shape, a number of layers, "training or evaluation". What changes in each
-# step must be an ordinary argument. That includes the learning rate: a compiled function keeps the value that a global
-# variable had while JAX traced. **Predict** the second line.
+# Static arguments are for what changes rarely: a shape, a number of layers, "training or evaluation". What changes in
+# each step must be an ordinary argument. That includes the learning rate: a compiled function keeps the value that a
+# global variable had while JAX traced. **Predict** the second line.
 
 # %% tags=["prediction"]
 rate = 0.1
@@ -262,11 +246,6 @@ print("rate 0.5:", shrink(1.0))
 
 shrink_by = jax.jit(lambda w, rate: w - rate * w)  # <- changed: an argument
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert np.isclose(shrink(1.0), 0.9)
-assert np.isclose(shrink_by(1.0, 0.5), 0.5)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -276,9 +255,9 @@ assert np.isclose(shrink_by(1.0, 0.5), 0.5)
 #
 # ## How it fails: a NaN
 #
-# To see a value inside a compiled function, use `jax.debug.print`: it is a part of the record, and prints in every call.
-# To find where a NaN comes from, run the function once more under `jax.debug_nans(True)`: JAX then checks every result,
-# and raises an error at the operation that made the first NaN. **Predict:** which line of `entropy` makes it?
+# To see a value inside a compiled function, use `jax.debug.print`: it is a part of the record, and prints in every
+# call. To find where a NaN comes from, run the function once more under `jax.debug_nans(True)`: JAX then checks every
+# result, and raises an error at the operation that made the first NaN. **Predict:** which line of `entropy` makes it?
 
 
 # %% tags=["prediction"]
@@ -303,15 +282,12 @@ except FloatingPointError as error:
     (line,) = {frame.line for frame in frames if frame.name == "entropy" and "ipykernel" in frame.filename}
     print(f"FloatingPointError in the line `{line}`: {str(error).splitlines()[0]}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert line == "terms = p * logarithm"
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# log(0) is minus infinity, which is no NaN. 0 times minus infinity is one. When a compiled function returns a NaN, JAX runs
-# it again operation by operation, as the message says, to find the first one. That is slow, so switch it on only to search.
+# log(0) is minus infinity, which is no NaN. 0 times minus infinity is one. When a compiled function returns a NaN, JAX
+# runs it again operation by operation, as the message says, to find the first one. That is slow, so switch it on only
+# to search.
 #
 # </details>
 #
@@ -332,7 +308,16 @@ for name, each in keys.items():
     print(f"{name:9s}", draws[name])
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
+assert (numbers[1], twice[1], of_numpy[1]) == (0, 12, 11)
+np.testing.assert_allclose(by_scan(square, row), jax.jit(by_loop)(square, row), rtol=1e-6)
+static = jax.jit(power, static_argnums=1)
+chosen = jax.jit(lambda x: jnp.where(x > 1, 1.0, x))
+assert (static(2.0, 3), static(2.0, 4), chosen(3.0), chosen(0.5)) == (8, 16, 1, 0.5)
+assert np.isclose(shrink(1.0), 0.9)
+assert np.isclose(shrink_by(1.0, 0.5), 0.5)
+assert line == "terms = p * logarithm"
 assert (draws["key"] == draws["key again"]).all()
 assert (draws["key"] != draws["split"]).all()
 
@@ -414,10 +399,10 @@ lesson_02.vectorized()
 # %% [markdown]
 # Everything has one colour, because `vmap` runs on one device.
 #
-# Now combine everything, in a cell that runs alone. It trains a network without any library of layers: one compiled call
-# makes all updates of an epoch with `lax.scan`. At the end, `vmap` of `grad` computes the gradient of **each** example.
-# The mean of these gradients is the gradient of the mean loss. Data parallelism rests on this fact: each device can
-# compute the gradients of its own examples, and only the mean needs all devices.
+# Now combine everything, in a cell that runs alone. It trains a network without any library of layers: one compiled
+# call makes all updates of an epoch with `lax.scan`. At the end, `vmap` of `grad` computes the gradient of **each**
+# example. The mean of these gradients is the gradient of the mean loss. Data parallelism rests on this fact: each
+# device can compute the gradients of its own examples, and only the mean needs all devices.
 
 # %% tags=["take-home"]
 import jax
@@ -472,8 +457,9 @@ accuracy = (jax.jit(predict)(cloud_parameters, test_x).argmax(1) == test_labels)
 print(f"mean loss of the last epoch {losses.mean():.3f}, test accuracy {accuracy:.3f}")
 assert accuracy > 0.85
 
-per_example = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))(cloud_parameters, clouds[:32], cloud_labels[:32])
-of_mean = jax.grad(loss)(cloud_parameters, clouds[:32], cloud_labels[:32])
+some = clouds[:32], cloud_labels[:32]
+per_example = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))(cloud_parameters, *some)
+of_mean = jax.grad(loss)(cloud_parameters, *some)
 print("one gradient for each example:", per_example[0][0].shape, "| of the mean:", of_mean[0][0].shape)
 for each, mean in zip(jax.tree.leaves(per_example), jax.tree.leaves(of_mean), strict=True):
     np.testing.assert_allclose(each.mean(0), mean, atol=1e-5)

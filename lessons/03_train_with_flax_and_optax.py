@@ -14,9 +14,9 @@
 # %% [markdown]
 # # 03. Train with Flax and Optax
 #
-# After this lesson you can write the training loop that you know from PyTorch in JAX: a model, batches, an optimizer with
-# a schedule and clipping, one compiled step, a validation set, and a test accuracy at the end. Lesson 05 adds one line to
-# this program, and then it trains on eight devices.
+# After this lesson you can write the training loop that you know from PyTorch in JAX: a model, batches, an optimizer
+# with a schedule and clipping, one compiled step, a validation set, and a test accuracy at the end. Lesson 05 adds one
+# line to this program, and then it trains on eight devices.
 #
 # About 35 minutes · you need [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb) · next:
 # [04 Map over devices](04_map_over_devices.ipynb)
@@ -44,9 +44,9 @@ data = digits.load()
 print("train", data.train[0].shape, "| validation", data.validation[0].shape, "| test", data.test[0].shape)
 
 # %% [markdown]
-# An image is a row of D = 64 numbers from 0 to 1. You train with the first part. You choose everything (the network, the
-# learning rate, when to stop) by the second part. You use the test set once, at the end, because a number by which you
-# have chosen something is too good.
+# An image is a row of D = 64 numbers from 0 to 1. You train with the first part. You choose everything (the network,
+# the learning rate, when to stop) by the second part. You use the test set once, at the end, because a number by which
+# you have chosen something is too good.
 #
 # ## Step 1: the model
 #
@@ -69,10 +69,6 @@ class Network(nnx.Module):
 model = Network(64, 10, nnx.Rngs(0))
 count = sum(leaf.size for leaf in jax.tree.leaves(model))
 print(count, "parameters")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert count == 64 * 64 + 64 + 64 * 10 + 10
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -97,14 +93,15 @@ print(f"loss {loss:.3f}; the gradients are a {type(gradients).__name__}")
 print("the gradient of its first kernel:", gradients.hidden.kernel.shape)
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert count == 64 * 64 + 64 + 64 * 10 + 10
 assert isinstance(gradients, Network)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A `Network` whose arrays are gradients. (A module with batch norm or dropout also holds arrays that are not parameters.
-# Lesson 07 shows how to separate them.)
+# A `Network` whose arrays are gradients. (A module with batch norm or dropout also holds arrays that are not
+# parameters. Lesson 07 shows how to separate them.)
 #
 # </details>
 #
@@ -136,9 +133,10 @@ assert sum(weights.sum() for _, _, weights in first_epoch) == len(data.train[0])
 
 # %% [markdown]
 # A PyTorch `DataLoader` works, too, if you give it a
-# [`collate_fn`](https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn) that returns NumPy arrays and adds the
-# weights. Two things go wrong silently. [`ToTensor`](https://docs.pytorch.org/vision/stable/generated/torchvision.transforms.ToTensor.html)
-# has already divided by 255, so do not divide again. And PyTorch's images are `[B, C, H, W]`, where Flax wants `[B, H, W, C]`.
+# [`collate_fn`](https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn) that returns NumPy arrays and
+# adds the weights. Two things go wrong silently.
+# [`ToTensor`](https://docs.pytorch.org/vision/stable/generated/torchvision.transforms.ToTensor.html) has already
+# divided by 255, so do not divide again. And PyTorch's images are `[B, C, H, W]`, where Flax wants `[B, H, W, C]`.
 #
 # ## Step 3: the optimizer
 #
@@ -166,16 +164,16 @@ np.testing.assert_allclose(update, [-3e-3, -3e-3, 3e-3, -1.5e-3, 0], rtol=1e-4)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The last two. Where the gradient is as small as epsilon, the update is half the learning rate, and where the gradient is
-# 0, the update is 0.
+# The last two. Where the gradient is as small as epsilon, the update is half the learning rate, and where the gradient
+# is 0, the update is 0.
 #
 # </details>
 #
 # ## Step 4: the loss and the step
 #
-# The loss that we differentiate is the *sum* over the examples, each multiplied by its weight, so padding does not count.
-# Beside it, the function returns three sums as metrics: of the losses, of the right answers, and of the weights, which is
-# the number of examples.
+# The loss that we differentiate is the *sum* over the examples, each multiplied by its weight, so padding does not
+# count. Beside it, the function returns three sums as metrics: of the losses, of the right answers, and of the weights,
+# which is the number of examples.
 
 
 # %%
@@ -190,9 +188,9 @@ def loss_sums(model, batch):
 
 
 # %% [markdown]
-# The step does what `zero_grad`, `backward` and `step` do together in PyTorch. It changes nothing in place: the old model
-# and the old optimizer state are arguments, and the new ones are results. `has_aux=True` says that `loss_sums` returns a
-# pair of which only the first element is differentiated.
+# The step does what `zero_grad`, `backward` and `step` do together in PyTorch. It changes nothing in place: the old
+# model and the old optimizer state are arguments, and the new ones are results. `has_aux=True` says that `loss_sums`
+# returns a pair of which only the first element is differentiated.
 
 # %%
 from pmapdp_lessons.pictures import lesson_03
@@ -242,8 +240,9 @@ print("five updates: equal within 1e-5")
 #
 # * `donate_argnums=(0, 1)` lets XLA write the new model and the new optimizer state into the memory of the old ones.
 #   Without it, both are in memory at the same time.
-# * JAX returns before a step is computed (lesson 02). If you read the loss in each step, Python waits for it, and cannot
-#   prepare the next batch meanwhile. So the loop keeps the sums as arrays on the device, and reads them once an epoch.
+# * JAX returns before a step is computed (lesson 02). If you read the loss in each step, Python waits for it, and
+#   cannot prepare the next batch meanwhile. So the loop keeps the sums as arrays on the device, and reads them once an
+#   epoch.
 # * The evaluation adds up sums over all batches and divides once, so it counts each example exactly once.
 
 
@@ -344,8 +343,8 @@ print(f"test accuracy {accuracy:.3f}")
 assert accuracy > 0.9
 
 # %% [markdown]
-# Now the digits: the same functions, other arrays. **Predict:** what accuracy do 4,810 parameters reach on scans of 8 x 8
-# pixels?
+# Now the digits: the same functions, other arrays. **Predict:** what accuracy do 4,810 parameters reach on scans of 8 x
+# 8 pixels?
 
 # %% tags=["prediction"]
 digit_model, evaluate = train(Network(64, 10, nnx.Rngs(0)), data.train, data.validation, epochs=15)
@@ -451,6 +450,7 @@ for exercise in (decayed, make_step, fixed_loss):
 # - Pad the last batch, give padding the weight 0, add up sums, and divide once. Then every example counts once.
 #
 # In pmapdp, this step is in [steps/single.py](../src/pmapdp/steps/single.py), which takes the sums and the update from
-# [steps/shared.py](../src/pmapdp/steps/shared.py). The batches are in [data/batches.py](../src/pmapdp/data/batches.py). To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html),
+# [steps/shared.py](../src/pmapdp/steps/shared.py). The batches are in [data/batches.py](../src/pmapdp/data/batches.py).
+# To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html),
 # [Optax's getting started](https://optax.readthedocs.io/en/latest/getting_started.html). Next:
 # [04 Map over devices](04_map_over_devices.ipynb).

@@ -15,8 +15,8 @@
 # %% [markdown]
 # # 04. Map over devices
 #
-# After this lesson you can run one function on eight devices at once with `jax.pmap`, say which arguments are
-# split and which are replicated, place arrays where they belong, and read results back without moving more than you need.
+# After this lesson you can run one function on eight devices at once with `jax.pmap`, say which arguments are split and
+# which are replicated, place arrays where they belong, and read results back without moving more than you need.
 #
 # About 30 minutes · you need [00 Meet your devices](00_meet_your_devices.ipynb) and `vmap` from
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb) · next:
@@ -74,10 +74,6 @@ print("pmap:", dots.shape, "on", len(dots.sharding.device_set), "devices")
 for shard in dots.addressable_shards:
     print(f"  device {shard.device.id} holds row {shard.index[0].start}: {shard.data}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert np.array_equal(dots, 45 + 100 * np.arange(N))
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -94,7 +90,8 @@ assert np.array_equal(dots, 45 + 100 * np.arange(N))
 # `in_axes` has one entry for each argument: the axis to split, or `None` to replicate the argument, so that every
 # device gets all of it. `out_axes` is the axis along which each result is stacked.
 #
-# **Predict** the three shapes. The folded cell after it compares all results with NumPy, within 1e-5, because float32 rounds.
+# **Predict** the three shapes. The folded cell after it compares all results with NumPy, within 1e-5, because float32
+# rounds.
 
 # %% tags=["prediction"]
 random = np.random.default_rng(0)
@@ -107,7 +104,8 @@ products = jax.pmap(jnp.multiply, out_axes=1)(xs, ys)  # <- new: [10] from each 
 print(one_for_all.shape, columns.shape, products.shape)
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert np.array_equal(dots, 45 + 100 * np.arange(N))
 np.testing.assert_allclose(jax.pmap(jnp.dot)(xs, ys), np.einsum("nd,nd->n", xs, ys), atol=1e-5)
 np.testing.assert_allclose(one_for_all, xs @ y, atol=1e-5)
 np.testing.assert_allclose(columns, np.einsum("nd,nd->n", xs, ys), atol=1e-5)
@@ -150,9 +148,9 @@ lesson_04.mesh_and_specs()
 #
 # ## Committed and uncommitted arrays
 #
-# An array that you placed by a device or a sharding is **committed**: JAX never moves it to other devices by itself. Most
-# arrays are made without naming a device, for example by `jnp.ones(3)`. They are on the default device, and they are
-# **uncommitted**: JAX may copy them to where they are needed. NumPy arrays on the host are treated in the same way.
+# An array that you placed by a device or a sharding is **committed**: JAX never moves it to other devices by itself.
+# Most arrays are made without naming a device, for example by `jnp.ones(3)`. They are on the default device, and they
+# are **uncommitted**: JAX may copy them to where they are needed. NumPy arrays on the host are treated in the same way.
 #
 # **Predict** for each sum: does it work, and on which devices is the result?
 
@@ -177,7 +175,7 @@ for name, (left, right) in pairs.items():
 try:
     jax.pmap(jnp.dot)(jax.device_put(xs, jax.devices()[5]), ys)
 except ValueError as error:
-    print(f"pmap of an array that is committed to 5: ValueError: {str(error)[:77]} ...")
+    print(f"pmap of an array that is committed to 5: ValueError: {str(error)[:52]} ...")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -186,11 +184,12 @@ assert list(found.values()) == [[5], [5], "refused", list(range(N)), "refused"]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A committed array decides where the operation runs, and JAX copies uncommitted ones there. Arrays that are committed to
-# different devices raise an error, because JAX does not guess which you meant. `pmap` follows the same rule: it splits
-# NumPy arrays and uncommitted arrays over the devices, and refuses an array that is committed in another way. The cure is
-# always the same: `jax.device_put` with the right sharding. An error is the good case. Lesson 09 meets the bad one: under
-# `jit`, an uncommitted batch beside replicated parameters is copied to all eight devices without a warning.
+# A committed array decides where the operation runs, and JAX copies uncommitted ones there. Arrays that are committed
+# to different devices raise an error, because JAX does not guess which you meant. `pmap` follows the same rule: it
+# splits NumPy arrays and uncommitted arrays over the devices, and refuses an array that is committed in another way.
+# The cure is always the same: `jax.device_put` with the right sharding. An error is the good case. Lesson 09 meets the
+# bad one: under `jit`, an uncommitted batch beside replicated parameters is copied to all eight devices without a
+# warning.
 #
 # </details>
 #
@@ -219,7 +218,8 @@ jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices o
 mesh = Mesh(np.array(jax.devices()), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 N = mesh.size
-examples = np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)  # yours: [B, D] on the host, B a multiple of N
+# Yours: [B, D] on the host, with B a multiple of N.
+examples = np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)
 b, D = len(examples) // N, examples.shape[1]
 
 
@@ -325,8 +325,8 @@ assert ran == {6: 6}
 # <details><summary>Answer</summary>
 #
 # Six rows run on six devices, without a warning. Twelve rows cannot be divided evenly among eight devices. Sixteen can,
-# but then each device gets two rows, where `pmap` expects one. The cure is to reshape `[16, 10]` to `[8, 2, 10]`, so that
-# every device gets a small batch. That is your first exercise.
+# but then each device gets two rows, where `pmap` expects one. The cure is to reshape `[16, 10]` to `[8, 2, 10]`, so
+# that every device gets a small batch. That is your first exercise.
 #
 # </details>
 #
@@ -344,8 +344,8 @@ else:
 # Use `jax.device_put(w, replicated)` instead, with the sharding from above.
 #
 # **What it costs:** to start a program on eight devices takes longer than a dot product of ten numbers. So `pmap` pays
-# only if each device has enough to do. Simulated devices share the cores of one machine, and do not show from which size
-# on that is. Lesson 06 says what communication costs, and lesson 18 how to measure a step.
+# only if each device has enough to do. Simulated devices share the cores of one machine, and do not show from which
+# size on that is. Lesson 06 says what communication costs, and lesson 18 how to measure a step.
 #
 # ## Exercises
 #

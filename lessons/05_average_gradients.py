@@ -15,8 +15,8 @@
 # %% [markdown]
 # # 05. Average gradients
 #
-# After this lesson you can train on eight devices with the program of lesson 03 and one line more, show that each update
-# equals that of one device up to rounding, and find an all-reduce that is missing or wrong.
+# After this lesson you can train on eight devices with the program of lesson 03 and one line more, show that each
+# update equals that of one device up to rounding, and find an all-reduce that is missing or wrong.
 #
 # About 40 minutes · you need [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb) · next:
@@ -67,10 +67,6 @@ def averaged_gradient(w, x, y):
 averaged = jax.pmap(averaged_gradient, axis_name="data", in_axes=(None, 0, 0))(0.0, xs, ys)
 print("one device:", one_device, "| local:", local, "| averaged:", averaged)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -87,8 +83,8 @@ assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 #
 # ## The program of lesson 03, on eight devices
 #
-# A **global batch** has B = 64 examples. Each of N = 8 devices gets a **per-device batch** of b = B / N = 8. The picture
-# shows one update, from the batch at the top to the new model at the bottom.
+# A **global batch** has B = 64 examples. Each of N = 8 devices gets a **per-device batch** of b = B / N = 8. The
+# picture shows one update, from the batch at the top to the new model at the bottom.
 
 # %%
 from pmapdp_lessons.pictures import lesson_05
@@ -100,8 +96,8 @@ lesson_05.data_parallel_step()
 #
 # * **The step has one line more.** `pmean` averages the gradients, and also the sums. The next line divides by the
 #   averaged count, as before: in a quotient, the factor 1/N cancels.
-# * `jax.pmap` takes the place of `jax.jit`. The model and the optimizer state are replicated (`None`), the batch is split
-#   (`0`), and all results are replicated (lesson 04).
+# * `jax.pmap` takes the place of `jax.jit`. The model and the optimizer state are replicated (`None`), the batch is
+#   split (`0`), and all results are replicated (lesson 04).
 # * `place` has two lines: reshape to `[N, b, ...]`, and put one slice on each device. `prefetch` places the next two
 #   batches while the devices still compute, because `device_put` does not wait for the copy.
 # * The evaluation adds up over all devices with `lax.psum`, so it counts every example once, whatever their number.
@@ -243,7 +239,8 @@ print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits, {mesh.size} 
 print("device 7 holds the kernel", model.hidden.kernel[...].addressable_shards[7].data.shape)
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
 assert abs(accuracy - 0.969) < 0.01
 
 # %% [markdown]
@@ -302,17 +299,12 @@ for batch in twenty:
 print(f"loss in the last update: one device {loss_alone:.6f}, eight {loss_together:.6f}")
 print(f"parameters moved by up to {distance(alone, start):.3f}, and differ by up to {distance(alone, together):.0e}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert distance(alone, together) < 1e-5
-assert distance(alone, start) > 1e-2
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # They differ in the last digits, because the eight devices add up the 64 examples in another order, and every addition
-# rounds. In float32 a number keeps about seven digits, so the tolerance is 1e-5. In float64, pmapdp's tests hold its steps
-# to 1e-10.
+# rounds. In float32 a number keeps about seven digits, so the tolerance is 1e-5. In float64, pmapdp's tests hold its
+# steps to 1e-10.
 #
 # </details>
 #
@@ -344,7 +336,9 @@ for device, copy in enumerate(copies(bias)[:3]):
 lesson_05.drift(np.array(drift), distance(alone, together))
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert distance(alone, together) < 1e-5
+assert distance(alone, start) > 1e-2
 assert losses[-1] < losses[0]
 assert bias.is_fully_replicated
 assert min(drift[-1]) > 1e-3
@@ -371,6 +365,7 @@ assert all(distance(copy, together) == 0 for copy in copies(together))
 
 # %% tags=["prediction"]
 from pmapdp.verify import verify  # compares a step with one device, and explains what differs
+from pmapdp_lessons.reports import show  # prints a report, and breaks its long lines
 
 
 def summed_step(model, batch):
@@ -381,11 +376,7 @@ def summed_step(model, batch):
 
 case = {"reference": one_device, "state": start, "batch": [a[:16] for a in twenty[0]], "layout": "replicated"}
 reports = [verify(step=step, **case) for step in (data_parallel, forgotten, jax.pmap(summed_step, **axes))]
-print(reports[0], *reports[1].failed, *reports[2].failed, sep="\n\n")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
+show("\n\n".join(map(str, (reports[0], *reports[1].failed, *reports[2].failed))))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -403,10 +394,6 @@ adam, gradient = optax.adam(1e-3), jax.grad(mean_loss)(start, twenty[0])
 moves = [adam.update(optax.tree.scale(factor, gradient), adam.init(gradient))[0] for factor in (1, 8)]
 one, eight = map(optax.tree.norm, moves)
 print(f"Adam's update is {eight / one:.3f} times as long")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_allclose(eight, one, rtol=0.02)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -441,17 +428,19 @@ for average in (mean_of_means, sum_over_count):
     print(f"{average.__name__:14s}", averages[-1])
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
+np.testing.assert_allclose(eight, one, rtol=0.02)
 assert [result.tolist() for result in averages] == [[-3.5, -3.5], [-3, -3]]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It gives -3.5, because the single example of device 1 counts twice as much as each of the others. The mean of the sums,
-# divided by the mean of the counts, is right for any split: both have the same factor 1/N, which cancels. (`psum` of both
-# is right, too.) That is why the program differentiates a sum and divides *after* its `pmean`: its last batch of an epoch
-# has padding on some devices. The short `data_parallel_step` of the proof divides before, and is right for full batches
-# only.
+# It gives -3.5, because the single example of device 1 counts twice as much as each of the others. The mean of the
+# sums, divided by the mean of the counts, is right for any split: both have the same factor 1/N, which cancels. (`psum`
+# of both is right, too.) That is why the program differentiates a sum and divides *after* its `pmean`: its last batch
+# of an epoch has padding on some devices. The short `data_parallel_step` of the proof divides before, and is right for
+# full batches only.
 #
 # </details>
 #
@@ -459,8 +448,8 @@ assert [result.tolist() for result in averages] == [[-3.5, -3.5], [-3, -3]]
 #
 # **Which batch size is meant?** With DDP you set the per-device batch, so eight GPUs give eight times the global batch.
 # In JAX you usually set the global batch, because one process feeds all devices. With the same global batch, this step
-# gives the same result on 1, 2 or 8 devices, up to rounding. That is not automatic if the model has batch norm or dropout:
-# lessons 07 and 08 show what they need.
+# gives the same result on 1, 2 or 8 devices, up to rounding. That is not automatic if the model has batch norm or
+# dropout: lessons 07 and 08 show what they need.
 #
 # **Does the learning rate change?** Not if the global batch stays the same. If you keep b fixed, then B grows with N,
 # and an epoch has fewer updates, from less noisy gradients. A common rule for SGD multiplies the learning rate by the
@@ -471,8 +460,8 @@ assert [result.tolist() for result in averages] == [[-3.5, -3.5], [-3, -3]]
 # **Does communication overlap with computation?** The gradients of the last layer are ready first. DDP all-reduces them
 # in buckets while the backward pass still computes the others. XLA can do two things with the all-reduces of a compiled
 # step: combine several small ones into one, which saves starts, or run them beside the rest of the backward pass. The
-# second needs all-reduces that were not all combined, and hardware that sends while it computes. The picture shows both.
-# **Predict:** how many all-reduces has our step after compiling? It averages four gradients and three sums.
+# second needs all-reduces that were not all combined, and hardware that sends while it computes. The picture shows
+# both. **Predict:** how many all-reduces has our step after compiling? It averages four gradients and three sums.
 
 # %% tags=["prediction"]
 import re
@@ -499,9 +488,9 @@ assert len(all_reduces) == 1
 #
 # ## Exercises
 #
-# All functions run on each device inside `pmap`, and the mapped axis is `"data"`. In the first two, the model is linear:
-# `x @ w`, with parameters `w` `[D]` and examples `x` `[b, D]`, `y` `[b]`. The loss of an example is `(x @ w - y)² / 2`.
-# Solutions, with reasons: [solutions/05_average_gradients.py](solutions/05_average_gradients.py).
+# All functions run on each device inside `pmap`, and the mapped axis is `"data"`. In the first two, the model is
+# linear: `x @ w`, with parameters `w` `[D]` and examples `x` `[b, D]`, `y` `[b]`. The loss of an example is `(x @ w -
+# y)² / 2`. Solutions, with reasons: [solutions/05_average_gradients.py](solutions/05_average_gradients.py).
 #
 # 1. `step` (5 minutes): the parameters `[D]` after one data-parallel step of gradient descent with learning rate 0.1.
 #    <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
@@ -545,15 +534,15 @@ for exercise in (step, global_gradient, fixed_clipping):
 # %% [markdown]
 # ## Take away
 #
-# * Split the batch, compute local gradients, average them with one `lax.pmean`, and make the same update on every device:
-#   the result is that of the large batch on one device.
+# * Split the batch, compute local gradients, average them with one `lax.pmean`, and make the same update on every
+#   device: the result is that of the large batch on one device.
 # * A missing all-reduce and a sum in place of a mean raise no error. Compare one update with that of one device:
 #   `pmapdp.verify` does it, and names the mistake.
 # * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
-# In pmapdp, [steps/pmap.py](../src/pmapdp/steps/pmap.py) differs from [steps/single.py](../src/pmapdp/steps/single.py) in the
-# same line: `gradients, count = lax.pmean((gradients, sums.count), AXIS)`. It trains a model, a loss and data of yours, too:
-# [docs/own.md](../docs/own.md). To read on:
+# In pmapdp, [steps/pmap.py](../src/pmapdp/steps/pmap.py) differs from [steps/single.py](../src/pmapdp/steps/single.py)
+# in the same line: `gradients, count = lax.pmean((gradients, sums.count), AXIS)`. It trains a model, a loss and data of
+# yours, too: [docs/own.md](../docs/own.md). To read on:
 # [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
 # [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next, what the new line costs:
 # [06 Communicate between devices](06_communicate_between_devices.ipynb).

@@ -18,10 +18,11 @@
 # latency and bandwidth, and use `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter` and `ppermute` inside `pmap`.
 #
 # About 30 minutes · you need [04 Map over devices](04_map_over_devices.ipynb) and the first half of
-# [05 Average gradients](05_average_gradients.ipynb) · next: [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb)
+# [05 Average gradients](05_average_gradients.ipynb) · next:
+# [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb)
 #
-# `lax.pmean` left the average of eight gradients on every device. This operation is called an **all-reduce** (in PyTorch:
-# `dist.all_reduce`). How do the devices do that, and how long does it take?
+# `lax.pmean` left the average of eight gradients on every device. This operation is called an **all-reduce** (in
+# PyTorch: `dist.all_reduce`). How do the devices do that, and how long does it take?
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -118,11 +119,10 @@ for n, share in shares.items():
 #
 # ## What it costs
 #
-# A message of `size` bytes takes **latency + size / bandwidth**. The latency is the time until the first byte arrives, and
-# it is paid even for an empty message. In the ring, 2 (N - 1) messages of `size / N` bytes follow each other. The next
-# cell computes the time for three networks and three links. The numbers of the links are rough, and
-# measured ones are often lower: put in your own. **Predict:** for which of the nine does the latency matter more than the
-# bandwidth?
+# A message of `size` bytes takes **latency + size / bandwidth**. The latency is the time until the first byte arrives,
+# and it is paid even for an empty message. In the ring, 2 (N - 1) messages of `size / N` bytes follow each other. The
+# next cell computes the time for three networks and three links. The numbers of the links are rough, and measured ones
+# are often lower: put in your own. **Predict:** for which of the nine does the latency matter more than the bandwidth?
 
 # %% tags=["prediction"]
 from flax import nnx
@@ -168,8 +168,8 @@ for link, (latency, bandwidth) in links.items():
 #
 # </details>
 #
-# The time does not depend on the number of examples. So a larger batch for each device hides the communication: lesson 18
-# asks how large it must be.
+# The time does not depend on the number of examples. So a larger batch for each device hides the communication: lesson
+# 18 asks how large it must be.
 #
 # ## The collectives of JAX
 #
@@ -184,8 +184,8 @@ for link, (latency, bandwidth) in links.items():
 lesson_06.collectives()
 
 # %% [markdown]
-# The next cell runs alone. It calls each collective on four devices with the vectors from above, and says what it costs in
-# a ring. **Predict:** which of them takes longest?
+# The next cell runs alone. It calls each collective on four devices with the vectors from above, and says what it costs
+# in a ring. **Predict:** which of them takes longest?
 
 
 # %% tags=["take-home", "prediction"]
@@ -215,7 +215,7 @@ def collect(x):  # x [D], one device's row; D is a multiple of N
 
 
 def messages(kind, size, N):
-    """In a ring: the messages that a device sends one after another, and the bytes of each, for `size` bytes on each."""
+    """In a ring, for `size` bytes on each device: the messages that it sends one after another, and the bytes of each."""
     number = {"all_gather": N - 1, "psum_scatter": N - 1, "ppermute": 1, "axis_index": 0}.get(kind, 2 * (N - 1))
     return number, size if kind in ("all_gather", "ppermute") else size / N
 
@@ -316,8 +316,8 @@ assert 4 * sum(map(int, sends)) == 2 * 7 * x[0].nbytes // 8
 # <details><summary>Answer</summary>
 #
 # The ring sends 14 messages of 512 numbers, 28,672 bytes from each device. In the compiled program, `psum` is a single
-# instruction. Its result has 16,384 bytes; how many are sent for it is up to the library, which knows how the devices are
-# connected, and chooses the algorithm. So use `psum` in your programs.
+# instruction. Its result has 16,384 bytes; how many are sent for it is up to the library, which knows how the devices
+# are connected, and chooses the algorithm. So use `psum` in your programs.
 #
 # </details>
 #
@@ -402,8 +402,8 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # %% [markdown]
 # ## Take away
 #
-# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, in 2 (N - 1) messages:
-#   the time is latency times messages, plus bytes over bandwidth.
+# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, in 2 (N - 1)
+#   messages: the time is latency times messages, plus bytes over bandwidth.
 # - An all-reduce is a reduce-scatter and an all-gather. Inside `pmap`, collectives name the mapped axis, and all
 #   devices must reach the same line.
 # - The cost does not depend on the batch. Many examples for each device make it small beside the computation.

@@ -14,14 +14,14 @@
 # %% [markdown]
 # # 07. Synchronize batch norm
 #
-# After this lesson you can write a batch norm layer that gives the same result on any number of devices, train a network
-# with it, and say when the layer of Flax is enough.
+# After this lesson you can write a batch norm layer that gives the same result on any number of devices, train a
+# network with it, and say when the layer of Flax is enough.
 #
 # About 30 minutes · you need [05 Average gradients](05_average_gradients.ipynb) · next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb)
 #
-# In lesson 05 it was enough to average the gradients, because the loss of one example did not depend on the others. Batch
-# norm changes that: it normalizes each example with the mean and the variance of its batch.
+# In lesson 05 it was enough to average the gradients, because the loss of one example did not depend on the others.
+# Batch norm changes that: it normalizes each example with the mean and the variance of its batch.
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -41,9 +41,9 @@ print(devices.describe(jax.devices()))
 # %% [markdown]
 # ## Four values, two devices
 #
-# In training, batch norm subtracts the mean of the batch and divides by its standard deviation, for each channel. Inside
-# `pmap`, `x.mean(0)` is the mean of this device's rows alone. To get the mean of the global batch, the layer must
-# average over the mapped axis. PyTorch calls such a layer `SyncBatchNorm`.
+# In training, batch norm subtracts the mean of the batch and divides by its standard deviation, for each channel.
+# Inside `pmap`, `x.mean(0)` is the mean of this device's rows alone. To get the mean of the global batch, the layer
+# must average over the mapped axis. PyTorch calls such a layer `SyncBatchNorm`.
 #
 # Take the values 0 and 2 on device 0, and 10 and 12 on device 1. **Predict** the output without and with the average.
 
@@ -72,18 +72,18 @@ np.testing.assert_allclose(synchronized.ravel(), alone.ravel(), atol=1e-6)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Without the average, 0 and 10 become the same number, and so do 2 and 12. With it, every device uses the mean 6 and the
-# variance 26 of all four values, although the variance of its own two is 1. Note that the layer averages the *squares*
-# and not the variances.
+# Without the average, 0 and 10 become the same number, and so do 2 and 12. With it, every device uses the mean 6 and
+# the variance 26 of all four values, although the variance of its own two is 1. Note that the layer averages the
+# *squares* and not the variances.
 #
 # </details>
 #
 # ## When is the layer of Flax enough?
 #
-# `nnx.BatchNorm` averages in the same way if you give it an `axis_name`. Try it in three cases: full batches as above; a
-# **ragged** batch, where device 0 has three examples and device 1 has only one; and values around 20,000. In the ragged
-# case, device 1 fills its array with two rows of padding, which `mask` excludes. All numbers are float32, as in real
-# training. **Predict** which cases come out right.
+# `nnx.BatchNorm` averages in the same way if you give it an `axis_name`. Try it in three cases: full batches as above;
+# a **ragged** batch, where device 0 has three examples and device 1 has only one; and values around 20,000. In the
+# ragged case, device 1 fills its array with two rows of padding, which `mask` excludes. All numbers are float32, as in
+# real training. **Predict** which cases come out right.
 
 
 # %% tags=["prediction"]
@@ -121,21 +121,22 @@ assert found["around 20,000, use_fast_variance=False"] == (20_006, 26)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Full batches come out right. For the ragged batch the mean of 1, 2, 3 and 7 is 3.25, but the layer says 4.5: it averages
-# the means of the devices, 2 and 7, so the single example of device 1 counts three times as much as each of the others.
-# For large values, the variance E[x²] - E[x]² is the small difference of two large numbers, and float32 keeps only seven
-# digits. `use_fast_variance=False` cures that, with a second all-reduce.
+# Full batches come out right. For the ragged batch the mean of 1, 2, 3 and 7 is 3.25, but the layer says 4.5: it
+# averages the means of the devices, 2 and 7, so the single example of device 1 counts three times as much as each of
+# the others. For large values, the variance E[x²] - E[x]² is the small difference of two large numbers, and float32
+# keeps only seven digits. `use_fast_variance=False` cures that, with a second all-reduce.
 #
 # </details>
 #
-# So `nnx.BatchNorm(..., axis_name="data")` is right if all devices hold equally many valid examples and the values are not far
-# from 0, as they are behind a linear layer. But if you drop no example, the last batch of an epoch is usually ragged. Then
-# you need another layer.
+# So `nnx.BatchNorm(..., axis_name="data")` is right if all devices hold equally many valid examples and the values are
+# not far from 0, as they are behind a linear layer. But if you drop no example, the last batch of an epoch is usually
+# ragged. Then you need another layer.
 #
 # ## Sums and counts
 #
 # The cure is the one of lesson 05: a device reduces its values to a sum and a count, the all-reduce averages both, and
-# the division comes last. Rows without an example hold **padding**. It may have any finite value, and its **weight** is 0.
+# the division comes last. Rows without an example hold **padding**. It may have any finite value, and its **weight** is
+# 0.
 
 # %%
 from pmapdp_lessons.pictures import lesson_07
@@ -153,13 +154,13 @@ print("on both devices:", means)
 assert (means == 3.25).all()
 
 # %% [markdown]
-# Both devices have the mean of the four valid values. (The picture adds up with `psum`. The factor 1/N of `pmean` cancels
-# in the division, so both are right.)
+# Both devices have the mean of the four valid values. (The picture adds up with `psum`. The factor 1/N of `pmean`
+# cancels in the division, so both are right.)
 #
 # ## The whole layer, and a network with it
 #
-# The next cell runs alone. The layer is batch norm as in a textbook: a learned scale (gamma) and a learned bias (beta), and
-# running averages of the moments, which evaluation uses. Three things are special:
+# The next cell runs alone. The layer is batch norm as in a textbook: a learned scale (gamma) and a learned bias (beta),
+# and running averages of the moments, which evaluation uses. Three things are special:
 #
 # * It averages sums and counts over the devices.
 # * It subtracts the running mean from x before anything else. A shift changes no variance. But if the running mean is
@@ -167,9 +168,9 @@ assert (means == 3.25).all()
 # * Rounding can make this difference negative, and its root NaN. So the variance is at least 0.
 #
 # The running averages are state that the optimizer does not move. So the module is not a pytree of parameters any more.
-# `nnx.split` takes it apart into its structure, its parameters and its running averages, and `nnx.merge` puts it together
-# inside the step. (`copy=True`, because the layer assigns to its running averages while JAX traces.) The step returns the
-# new running averages beside the new parameters.
+# `nnx.split` takes it apart into its structure, its parameters and its running averages, and `nnx.merge` puts it
+# together inside the step. (`copy=True`, because the layer assigns to its running averages while JAX traces.) The step
+# returns the new running averages beside the new parameters.
 
 # %% tags=["take-home"]
 import os
@@ -284,9 +285,9 @@ for epoch in range(3):
 assert accuracy > 0.9
 
 # %% [markdown]
-# The sums make any batch right, however ragged. But the moments of three examples say little about the data. If so few are
-# left at the end of an epoch, leave them out of the training, or choose another batch size. (PyTorch raises an error for
-# a single row.)
+# The sums make any batch right, however ragged. But the moments of three examples say little about the data. If so few
+# are left at the end of an epoch, leave them out of the training, or choose another batch size. (PyTorch raises an
+# error for a single row.)
 #
 # ## Proof: the moments, in float32
 #
@@ -318,8 +319,8 @@ np.testing.assert_allclose(mean, 20_003.25, rtol=1e-6)
 # <details><summary>Answer</summary>
 #
 # With a running mean near the mean of the batch, the variance is right within 0.1 %. In the first updates on data with
-# such a large mean, it is not. Inputs that are scaled to about -1 to 1, as they should be, have no such mean. If yours have,
-# compute the mean first and the distances from it second, with two all-reduces: the first exercise.
+# such a large mean, it is not. Inputs that are scaled to about -1 to 1, as they should be, have no such mean. If yours
+# have, compute the mean first and the distances from it second, with two all-reduces: the first exercise.
 #
 # </details>
 #
@@ -403,19 +404,19 @@ assert distance(wrong_params, reference[0]) > 1e-3
 #
 # </details>
 #
-# Some programs use local batch norm on purpose. It is cheaper, and if each device has many examples, the model is hardly
-# worse. Such a program must average the running averages over the devices before it saves them.
-# (PyTorch's `DistributedDataParallel` does it in another way: batch norm is local unless you convert it, and before each
-# forward pass all processes receive the running averages of process 0.)
+# Some programs use local batch norm on purpose. It is cheaper, and if each device has many examples, the model is
+# hardly worse. Such a program must average the running averages over the devices before it saves them. (PyTorch's
+# `DistributedDataParallel` does it in another way: batch norm is local unless you convert it, and before each forward
+# pass all processes receive the running averages of process 0.)
 #
-# Under `jit` (lesson 09) the layer sees the global batch. So there `nnx.BatchNorm` is synchronized without an `axis_name`, and
-# its `mask` is right for ragged batches, too.
+# Under `jit` (lesson 09) the layer sees the global batch. So there `nnx.BatchNorm` is synchronized without an
+# `axis_name`, and its `mask` is right for ragged batches, too.
 #
 # ## What it costs
 #
-# Synchronized batch norm communicates in the middle of the forward pass. The next layer has to wait for it, so it cannot
-# overlap with other work as the all-reduce of the gradients can. **Predict** how many all-reduces the synchronized step
-# has more than the local one, for one layer of batch norm.
+# Synchronized batch norm communicates in the middle of the forward pass. The next layer has to wait for it, so it
+# cannot overlap with other work as the all-reduce of the gradients can. **Predict** how many all-reduces the
+# synchronized step has more than the local one, for one layer of batch norm.
 
 # %% tags=["prediction"]
 import re
@@ -433,9 +434,9 @@ assert counts["synchronized"] == counts["local"] + 2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two more: one in the forward pass, for count, sum and squares together, and one in the backward pass. Each sends only a
-# few numbers for each channel, so it is the latency that counts (lesson 06): a network with 50 such layers waits a hundred
-# times for each update.
+# Two more: one in the forward pass, for count, sum and squares together, and one in the backward pass. Each sends only
+# a few numbers for each channel, so it is the latency that counts (lesson 06): a network with 50 such layers waits a
+# hundred times for each update.
 #
 # </details>
 #
@@ -444,16 +445,16 @@ assert counts["synchronized"] == counts["local"] + 2
 # Each function runs on every device inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
 # [solutions/07_synchronize_batch_norm.py](solutions/07_synchronize_batch_norm.py).
 #
-# 1. `global_variance` (5 minutes): the weighted variance over all devices, in two passes. For 0 and 2 on one device and 10
-#    and 12 on another, it is 26 on both. It must be right for values around 20,000 in float32, too.
-#    <details><summary>Hint</summary>First the global mean, from a sum and a count. Then the same for the squared distances
-#    from that mean.</details>
-# 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, "data")`, by hand. `x` and `g`
-#    `[b, C]` are this device's rows of the examples and of the gradient with respect to the output. Return this device's
-#    rows of the gradient with respect to `x`. All devices hold equally many examples.
-#    <details><summary>Hint</summary>On one device it is
-#    <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>, where y is the standardized x (the exercise of lesson
-#    01). Which of these means are over the global batch?</details>
+# 1. `global_variance` (5 minutes): the weighted variance over all devices, in two passes. For 0 and 2 on one device and
+#    10 and 12 on another, it is 26 on both. It must be right for values around 20,000 in float32, too.
+#    <details><summary>Hint</summary>First the global mean, from a sum and a count. Then the same for the squared
+#    distances from that mean.</details>
+# 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, "data")`, by hand. `x` and `g` `[b, C]`
+#    are this device's rows of the examples and of the gradient with respect to the output. Return this device's rows of
+#    the gradient with respect to `x`. All devices hold equally many examples.
+#    <details><summary>Hint</summary>On one device it is <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>,
+#    where y is the standardized x (the exercise of lesson 01). Which of these means are over the global
+#    batch?</details>
 # 3. `fixed_centre` (find the mistake): `broken_centre` subtracts the mean of the global batch, and the training loss is
 #    right. But its running mean is another one on every device, as the next cell shows. Write it correctly.
 #    <details><summary>Hint</summary>Which mean goes into the running mean?</details>
@@ -495,14 +496,15 @@ for exercise in (global_variance, standardize_backward, fixed_centre):
 # %% [markdown]
 # ## Take away
 #
-# - A layer that mixes examples must communicate in the forward pass, and JAX then communicates in the backward pass, too.
-# - Average sums and counts, and divide afterwards. `nnx.BatchNorm(axis_name=...)` averages means, which is right only for
-#   equal counts.
+# - A layer that mixes examples must communicate in the forward pass, and JAX then communicates in the backward pass,
+#   too.
+# - Average sums and counts, and divide afterwards. `nnx.BatchNorm(axis_name=...)` averages means, which is right only
+#   for equal counts.
 # - The running averages are state. Return them from the step, and make sure that all devices hold the same.
 #
-# In pmapdp the layer is in [models/batch_norm.py](../src/pmapdp/models/batch_norm.py). It also takes images `[b, H, W, C]`.
-# It has no scale, because in its networks a linear layer follows after the ReLU, and can scale as well. And its running
-# averages begin as plain means of all batches so far, without the initial 0 and 1. To read on:
+# In pmapdp the layer is in [models/batch_norm.py](../src/pmapdp/models/batch_norm.py). It also takes images `[b, H, W,
+# C]`. It has no scale, because in its networks a linear layer follows after the ReLU, and can scale as well. And its
+# running averages begin as plain means of all batches so far, without the initial 0 and 1. To read on:
 # [Batch normalization](https://arxiv.org/abs/1502.03167) and
 # [nnx.BatchNorm](https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/normalization.html). Next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).

@@ -60,11 +60,6 @@ for sharding in (split, replicated):
     shard = placed.addressable_shards[3]
     print(f"{sharding.spec!s:23s} the array {placed.shape}, its shard on {shard.device} {shard.data.shape}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert jax.device_put(x, split).addressable_shards[3].data.shape == (2, 4)
-assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -73,8 +68,8 @@ assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
 #
 # </details>
 #
-# The pictures show which rows and columns each device holds. On the right the mesh has two axes, and the columns are split
-# too.
+# The pictures show which rows and columns each device holds. On the right the mesh has two axes, and the columns are
+# split too.
 
 # %%
 from pmapdp_lessons.pictures import lesson_09
@@ -102,11 +97,6 @@ for name, function in (
     compiled = jax.jit(function).lower(placed).compile()
     needed[name] = [each.kind for each in collectives(compiled.as_text())]
     print(f"{name:10s} result {compiled.output_shardings.spec!s:22s} collectives: {needed[name]}")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert needed == {"2 * x + 1": [], "x.sum(1)": [], "x.sum(0)": ["all-reduce"]}
-np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -149,7 +139,11 @@ found = collectives(program.as_text())
 print("psum in the source:", "psum" in inspect.getsource(step), "| in the program:", *found)
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert jax.device_put(x, split).addressable_shards[3].data.shape == (2, 4)
+assert jax.device_put(x, replicated).addressable_shards[3].data.shape == (16, 4)
+assert needed == {"2 * x + 1": [], "x.sum(1)": [], "x.sum(0)": ["all-reduce"]}
+np.testing.assert_array_equal(jax.jit(lambda x: x.sum(0))(placed), x.sum(0))
 assert [(each.kind, each.count, each.bytes) for each in found] == [("all-reduce", 1, 4 * 784 * 10)]
 
 # %% [markdown]

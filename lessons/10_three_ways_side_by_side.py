@@ -14,12 +14,13 @@
 # %% [markdown]
 # # 10. Put three ways side by side
 #
-# After this lesson you can write the same training step with `pmap`, `jit` and `shard_map`, choose between them, and avoid the
-# gradient trap of `shard_map`.
+# After this lesson you can write the same training step with `pmap`, `jit` and `shard_map`, choose between them, and
+# avoid the gradient trap of `shard_map`.
 #
 # About 30 minutes · you need [05 Average gradients](05_average_gradients.ipynb) and
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · next: [11 Explicit sharding](11_explicit_sharding.ipynb),
-# or [12 Port a pmap program](12_port_a_pmap_program.ipynb), which does not need it
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) · next:
+# [11 Explicit sharding](11_explicit_sharding.ipynb), or [12 Port a pmap program](12_port_a_pmap_program.ipynb), which
+# does not need it
 #
 # Letters: N devices, B examples in the global batch, b = B / N on each device, D features, H hidden units, C classes.
 
@@ -49,9 +50,10 @@ replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 lesson_10.three_ways()
 
 # %% [markdown]
-# `shard_map` combines the other two: it takes **the arrays of jit** and runs **the program of pmap**. It hands each device
-# its shard of every argument, as `in_specs` says, runs your function on all devices, and puts the results together as
-# `out_specs` says. (`P` is short for the `PartitionSpec` of lesson 09, and the section "The trap" explains `check_vma`.)
+# `shard_map` combines the other two: it takes **the arrays of jit** and runs **the program of pmap**. It hands each
+# device its shard of every argument, as `in_specs` says, runs your function on all devices, and puts the results
+# together as `out_specs` says. (`P` is short for the `PartitionSpec` of lesson 09, and the section "The trap" explains
+# `check_vma`.)
 #
 # The smallest case has one weight `w`, replicated, and the numbers `x` from 0 to 15, two on each device. The loss is
 # the mean of `w * x`; for w = 1 that is 7.5. **Predict:** which shape of `x` does `loss` see in each of the three?
@@ -78,24 +80,20 @@ by_jit = jax.jit(loss, out_shardings=replicated)(w, placed)
 by_shard_map = on_devices(mean_loss)(w, placed)
 print("results", by_pmap, by_jit, by_shard_map, "| shapes seen: pmap {}, jit {}, shard_map {}".format(*seen))
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert by_pmap == by_jit == by_shard_map == x.mean()
-assert seen == [(2,), (2 * N,), (2,)]
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Under jit the function sees all 16 numbers, so its mean is the global mean. Under pmap and shard_map it sees two, so it
-# needs the `pmean`.
+# Under jit the function sees all 16 numbers, so its mean is the global mean. Under pmap and shard_map it sees two, so
+# it needs the `pmean`.
 #
 # </details>
 #
 # ## One training step, four times
 #
-# Here is a whole training step for one device, and then for eight devices in three ways. The network has one hidden layer,
-# and the optimizer is SGD with momentum from Optax. Parameters and momentum are donated, so that the new ones can take their
-# memory. Each function returns the compiled step, and a function that places a batch for it. Nothing here comes from pmapdp.
+# Here is a whole training step for one device, and then for eight devices in three ways. The network has one hidden
+# layer, and the optimizer is SGD with momentum from Optax. Parameters and momentum are donated, so that the new ones
+# can take their memory. Each function returns the compiled step, and a function that places a batch for it. Nothing
+# here comes from pmapdp.
 
 # %%
 import optax
@@ -122,8 +120,8 @@ def single():
 
 
 # %% [markdown]
-# Now the three ways. Compare each with `single`. **Predict:** in which of the three does the function `step` have a line that
-# `single` has not? And which two have the same `step`?
+# Now the three ways. Compare each with `single`. **Predict:** in which of the three does the function `step` have a
+# line that `single` does not have? And which two have the same `step`?
 
 
 # %% tags=["prediction"]
@@ -173,17 +171,11 @@ for name, way in WAYS.items():
     print(f"{name:9s} {len(lesson_10.changed(single, way))} lines differ from single")
 lesson_10.columns(**WAYS)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert [len(lesson_10.changed(single, way)) for way in WAYS.values()] == [0, 4, 4, 3]
-steps = {name: lesson_10.by_role(way)["The step"] for name, way in WAYS.items()}
-assert steps["single"] == steps["jit"] != steps["shard_map"] == steps["pmap"]
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The steps of pmap and shard_map have one line more, the `pmean`, and are equal. Under jit the step is that of one device. All
-# else that is marked in the columns is how a batch is placed, and the wrapper.
+# The steps of pmap and shard_map have one line more, the `pmean`, and are equal. Under jit the step is that of one
+# device. What else is marked in the columns places a batch, or is the wrapper.
 #
 # </details>
 #
@@ -192,9 +184,9 @@ assert steps["single"] == steps["jit"] != steps["shard_map"] == steps["pmap"]
 #
 # ## Proof
 #
-# We make twenty updates in each way, and compare the parameters with those of one device (float32, tolerance 1e-5, because the
-# sums are added up in another order). We also list the collectives of each compiled program. **Predict:** how many bytes does a
-# device all-reduce?
+# We make twenty updates in each way, and compare the parameters with those of one device (float32, tolerance 1e-5,
+# because the sums are added up in another order). We also list the collectives of each compiled program. **Predict:**
+# how many bytes does a device all-reduce?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # reads them from a compiled program
@@ -224,7 +216,12 @@ for name, way in WAYS.items():
     print(f"{name:9s} loss {value:.6f}, differs by {differences[name]:.0e},", *exchanged[name])
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert by_pmap == by_jit == by_shard_map == x.mean()
+assert seen == [(2,), (2 * N,), (2,)]
+assert [len(lesson_10.changed(single, way)) for way in WAYS.values()] == [0, 4, 4, 3]
+steps = {name: lesson_10.by_role(way)["The step"] for name, way in WAYS.items()}
+assert steps["single"] == steps["jit"] != steps["shard_map"] == steps["pmap"]
 numbers = sum(leaf.size for leaf in start.values()) + 1  # the gradients and the loss
 for name, found in exchanged.items():
     assert differences[name] < 1e-5
@@ -233,16 +230,17 @@ for name, found in exchanged.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# All three all-reduce the gradients and the loss, four bytes for each number, and exchange nothing else: 4 x (784 x 64 + 64 +
-# 64 x 10 + 1) = 203,524 bytes. Here the compiler packed all arrays into one all-reduce; larger networks may get several. So speed
-# is rarely a reason to choose between the three.
+# All three all-reduce the gradients and the loss, four bytes for each number, and exchange nothing else: 4 x (784 x 64
+# + 64 + 64 x 10 + 1) = 203,524 bytes. Here the compiler packed all arrays into one all-reduce; larger networks may get
+# several. So speed is rarely a reason to choose between the three.
 #
 # </details>
 #
 # ## To take home
 #
-# One program with all three: train with the way that you choose, or with each, as here. It needs jax, optax and NumPy alone. For
-# data of your own, replace what stands under "yours". Without the two lines that simulate devices, it uses those that there are.
+# One program with all three: train with the way that you choose, or with each, as here. It needs jax, optax and NumPy
+# alone. For data of your own, replace what stands under "yours". Without the two lines that simulate devices, it uses
+# those that there are.
 
 # %% tags=["take-home"]
 import os
@@ -334,15 +332,15 @@ np.testing.assert_allclose(last_losses, last_losses[0], rtol=1e-4)
 # %% [markdown]
 # ## The comparison as a command
 #
-# `python -m pmapdp.compare` makes this comparison for a whole network and data set, each way in a process of its own. That takes
-# about a minute. With `--html` it writes a page with four columns like those above. Below each row stands what ran: what every device holds, the compiled
-# collectives with the line that asks for them, and memory. pmap is there in the form of old programs, too, in which every array of
-# the state has a device axis.
+# `python -m pmapdp.compare` makes this comparison for a whole network and data set, each way in a process of its own.
+# That takes about a minute. With `--html` it writes a page with four columns like those above. Below each row stands
+# what ran: what every device holds, the compiled collectives with the line that asks for them, and memory. pmap is
+# there in the form of old programs, too, in which every array of the state has a device axis.
 
 # %%
 from pmapdp_lessons.programs.compared import compare  # runs the command; again, it shows the same page
 
-page, compared = compare("--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.3", "--steps", "20")
+page, compared = compare("--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.1", "--steps", "20")
 for run in compared["runs"]:
     apart, held = run["largest_difference"], run["held"]["state"]["largest"]["shape"]
     sent = sum(each["bytes"] for each in run["collectives"])
@@ -351,22 +349,27 @@ for run in compared["runs"]:
 lesson_10.page(page)
 
 # %% [markdown]
-# The differences are rounding, and all four runs on eight devices all-reduce the same bytes. The page has times, too. Simulated
-# devices share this machine's cores, so there is no speed-up to see: compare the four runs on eight devices with each other.
-# (The page is shown once you have run the cell, or trust the notebook; the [README](../README.md) has a picture of it.)
+# The differences are rounding, and all four runs on eight devices all-reduce the same bytes. The page has times, too.
+# Simulated devices share this machine's cores, so there is no speed-up to see: compare the four runs on eight devices
+# with each other. (The page is shown once you have run the cell, or trust the notebook; the [README](../README.md) has
+# a picture of it.)
 #
 # ## Where the ways part
 #
-# A plain step gives the same in all ways. Batch norm, dropout, clipping or a ragged last batch may not. The page has a table of
-# small programs that the command has run, with the lines of each. **Predict:** under pmap, which of these differ from one device:
-# clipping before the average, a dropout key folded with the number of the device, accumulation?
+# A plain step gives the same in all ways. Batch norm, dropout, clipping or a ragged last batch may not. The page has a
+# table of small programs that the command has run, with the lines of each. **Predict:** under pmap, which of these
+# differ from one device: clipping before the average, a dropout key folded with the number of the device, accumulation?
 
 # %% tags=["prediction"]
+print(f"{'':64s}", *(f"{way:>10s}" for way in ("pmap", "shard_map")))
 for case in compared["parting"]:
     for program in case["programs"]:
-        far = {way: max(found["loss"], found["gradient"]) for way, found in program["results"].items()}
-        shown = {way: "equal" if off < 1e-9 else f"{off:.0%} off" for way, off in far.items()}
-        print(f"{case['name']:34s} {program['name']:28s}", shown)
+        shown = []
+        for way in ("pmap", "shard_map"):
+            found = program["results"].get(way)
+            off = max(found["loss"], found["gradient"]) if found else None
+            shown.append("" if off is None else "equal" if off < 1e-9 else f"{off:.0%} off")
+        print(f"{case['name']:34s} {program['name']:29s}", *(f"{each:>10s}" for each in shown))
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -379,21 +382,22 @@ assert max(of_pmap[name]["gradient"] for name in ("averaged in each", "averaged 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Clipping before the average and a key folded with the number of the device differ; accumulation is equal. Under jit all of these
-# cases equal one device, because the program is that of one device. (The row with `check_vma=True` is the next section.)
+# Clipping before the average and a key folded with the number of the device differ; accumulation is equal. Under jit
+# all of these cases equal one device, because the program is that of one device. (The row with `check_vma=True` is the
+# next section.)
 #
 # </details>
 #
 # ## The trap
 #
-# A pmap program averages gradients with `pmean(gradient)`. Copied into `shard_map`, this line is **wrong without any error**,
-# unless you pass `check_vma=False` as above. With the default, `check_vma=True`, JAX tracks over which mesh axes a value
-# *varies* (*vma* stands for varying manual axes). It knows that `w` is equal on all devices. So `jax.grad` returns the gradient
-# of that one `w`, which is already the *sum* over all devices. A `pmean` of equal sums changes nothing, so the gradient is N
-# times too large.
+# A pmap program averages gradients with `pmean(gradient)`. Copied into `shard_map`, this line is **wrong without any
+# error**, unless you pass `check_vma=False` as above. With the default, `check_vma=True`, JAX tracks over which mesh
+# axes a value *varies* (*vma* stands for varying manual axes). It knows that `w` is equal on all devices. So `jax.grad`
+# returns the gradient of that one `w`, which is already the *sum* over all devices. A `pmean` of equal sums changes
+# nothing, so the gradient is N times too large.
 #
-# Here are three functions that average, each in another place. The gradient of the mean of `w * x` with respect to `w` is the
-# mean of `x`: 7.5. **Predict:** which of them return it with the check, and which without?
+# Here are three functions that average, each in another place. The gradient of the mean of `w * x` with respect to `w`
+# is the mean of `x`: 7.5. **Predict:** which of them return it with the check, and which without?
 
 
 # %% tags=["prediction"]
@@ -419,13 +423,6 @@ for function in (average_the_gradient, average_the_loss, average_after_a_cast):
         shown = values if len(values) < 3 else "another on each device"
         print(f"{function.__name__:21s} check_vma={checked!s:5}: {shown}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert found["average_the_gradient", True] == [N * 7.5]  # the trap
-assert len(found["average_the_loss", False]) == N  # each device has the gradient of its own examples
-assert found["average_the_gradient", False] == found["average_the_loss", True] == [7.5]
-assert found["average_after_a_cast", True] == found["average_after_a_cast", False] == [7.5]
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -437,9 +434,9 @@ assert found["average_after_a_cast", True] == found["average_after_a_cast", Fals
 #
 # </details>
 #
-# The jaxpr, JAX's intermediate program of `jax.grad(loss)`, shows why. `V:data` marks a value that varies over the axis.
-# `pvary` is how a jaxpr writes the cast of `w`, which JAX inserts by itself. The derivative of that cast is a sum over the
-# devices, the last line.
+# The jaxpr, JAX's intermediate program of `jax.grad(loss)`, shows why. `V:data` marks a value that varies over the
+# axis. `pvary` is how a jaxpr writes the cast of `w`, which JAX inserts by itself. The derivative of that cast is a sum
+# over the devices, the last line.
 
 # %%
 jaxpr = jax.make_jaxpr(on_devices(jax.grad(loss)))(w, placed).pretty_print(use_color=False)
@@ -451,19 +448,19 @@ try:
     on_devices(loss)(w, placed)
     raise AssertionError("JAX did not refuse")
 except ValueError as error:
-    print("\nWithout the pmean of the loss:", " ".join(str(error).split()).split(" which can't")[0], "...")
+    print("\nWithout the pmean of the loss:", *str(error).split(" which can't")[0].split("\n"), "...", sep="\n")
 
 # %% [markdown]
-# The last line shows what the check is good for: a loss that differs from device to device is not accepted as replicated.
+# The last line shows what the check is good for: a loss that differs from device to device is not accepted as
+# replicated.
 #
-# **How to notice the trap.** `pmapdp.verify` compares a step with the plain step for one device (lesson 05). Give it the
-# shard_map step with Adam, once with the check left on and once with it off. Adam divides each gradient by its own typical
-# size. **Predict:** can the trap be seen at all?
+# **How to notice the trap.** `pmapdp.verify` compares a step with the plain step for one device (lesson 05). Give it
+# the shard_map step with Adam, once with the check left on and once with it off. Adam divides each gradient by its own
+# typical size. **Predict:** can the trap be seen at all?
 
 # %% tags=["prediction"]
-import textwrap
-
 from pmapdp.verify import verify  # compares a step with that of one device
+from pmapdp_lessons.reports import show  # prints a report, and breaks its long lines
 
 adam = optax.adam(1e-3)
 
@@ -478,49 +475,29 @@ def averaging(state, batch):
     return plain(state, batch, average=lambda x: lax.pmean(x, "data"))
 
 
-case = {"reference": plain, "state": (start, adam.init(start)), "batch": (images[:64], labels[:64]), "layout": "sharded"}
+case = {"reference": plain, "state": (start, adam.init(start)), "layout": "sharded"}
+case["batch"] = images[:64], labels[:64]
 trapped, right = (verify(step=on_devices(averaging, checked), **case) for checked in (True, False))
-for line in "\n".join(map(str, trapped.failed)).splitlines():
-    print(textwrap.fill(line, 110, subsequent_indent=13 * " "))
-print(right)
+show("\n".join(map(str, (*trapped.failed, right))))
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert found["average_the_gradient", True] == [N * 7.5]  # the trap
+assert len(found["average_the_loss", False]) == N  # each device has the gradient of its own examples
+assert found["average_the_gradient", False] == found["average_the_loss", True] == [7.5]
+assert found["average_after_a_cast", True] == found["average_after_a_cast", False] == [7.5]
 assert (trapped.causes, right.causes) == (["check_vma"], [])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It can. The factor N cancels in Adam's update (except for its epsilon), so no loss curve shows it. But it stays in the moments,
-# which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the gradient.
+# It can. The factor N cancels in Adam's update (except for its epsilon), so no loss curve shows it. But it stays in the
+# moments, which `verify` compares too. Clipping would also be wrong, and so would weight decay that is added to the
+# gradient.
 #
 # </details>
 #
 # Lesson 12 verifies the steps of a whole program in the same way.
-#
-# ## One more difference: random numbers
-#
-# Under jit there is one program, so one key over `[B, ...]` gives the same dropout mask whether the batch is split or not. Under
-# pmap and shard_map every device that uses the same key draws the *same* numbers for its own rows.
-
-# %%
-key = jax.random.key(1)
-
-
-def mask(x):
-    return jax.random.bernoulli(key, 0.5, x.shape)
-
-
-alone, by_jit = mask(x), jax.jit(mask, in_shardings=split)(x)
-per_device = jax.jit(jax.shard_map(mask, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False))(x)
-print("jit:      ", np.asarray(by_jit).astype(int), "as on one device:", bool((alone == by_jit).all()))
-print("shard_map:", np.asarray(per_device).astype(int))
-np.testing.assert_array_equal(alone, by_jit)
-assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all()
-
-# %% [markdown]
-# Fold the device's number into the key, `jax.random.fold_in(key, lax.axis_index("data"))`, or use a key for each example
-# (lesson 08), which makes the masks independent of the number of devices as well.
 #
 # ## Which to use when
 #
@@ -534,13 +511,14 @@ assert (np.asarray(per_device).reshape(N, 2) == np.asarray(per_device[:2])).all(
 #
 # ## Exercises
 #
-# **1. `fixed_gradient`** (5 minutes): find the planted mistake. `broken_gradient` is right under pmap. But here it runs in a
-# `shard_map` with `check_vma=True` over the axis `"data"`. Return the gradient of the mean over all devices.
+# **1. `fixed_gradient`** (5 minutes): find the planted mistake. `broken_gradient` is right under pmap. But here it runs
+# in a `shard_map` with `check_vma=True` over the axis `"data"`. Return the gradient of the mean over all devices.
 # <details><summary>Hint</summary>There are two right ways with the check on.</details>
 #
-# **2. `make_step`** (10 minutes): the whole lesson. Given `loss(params, x, y)`, the mean over the examples that it gets,
-# and an Optax optimizer, return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)` with
-# `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.
+# **2. `make_step`** (10 minutes): the whole lesson. Given `loss(params, x, y)`, the mean over the examples that it
+# gets, and an Optax optimizer, return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state,
+# loss)` with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are
+# replicated.
 # <details><summary>Hint</summary>Start from <code>with_shard_map</code>. One spec, <code>P()</code>, stands for a whole
 # pytree.</details>
 
@@ -570,12 +548,14 @@ for exercise in (fixed_gradient, make_step):
 #
 # ## Take away
 #
-# - pmap, jit and shard_map exchange the same bytes. They differ in which array you pass and in who writes the all-reduce.
-# - In `shard_map` average the loss; or cast the weights and average the gradient; or turn the check off and average the gradient.
+# - pmap, jit and shard_map exchange the same bytes. They differ in which array you pass and in who writes the
+#   all-reduce.
+# - In `shard_map` average the loss; or cast the weights and average the gradient; or turn the check off and average the
+#   gradient.
 # - Compare an update with that of one device, as `pmapdp.verify` does.
 #
-# The code is in [steps/shard_map.py](../src/pmapdp/steps/shard_map.py), beside [pmap.py](../src/pmapdp/steps/pmap.py) and
-# [jit.py](../src/pmapdp/steps/jit.py). Read on in JAX's documentation:
+# The code is in [steps/shard_map.py](../src/pmapdp/steps/shard_map.py), beside [pmap.py](../src/pmapdp/steps/pmap.py)
+# and [jit.py](../src/pmapdp/steps/jit.py). Read on in JAX's documentation:
 # [shard_map](https://docs.jax.dev/en/latest/201/shard-map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
 # [11 Explicit sharding](11_explicit_sharding.ipynb), or [12 Port a pmap program](12_port_a_pmap_program.ipynb), or

@@ -46,9 +46,9 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 #
 # `jax.make_mesh` makes Explicit axes by default. (`Mesh(...)` makes Auto ones; that is why the earlier lessons used
 # it.) `jax.set_mesh` makes a mesh the current one. Then a `PartitionSpec` alone, for short `P`, is enough to place an
-# array. `jax.typeof` gives the type of an array, with its sharding. The type of `x` below is `float32[16@data,4]`: 16 rows,
-# split over the mesh axis "data", of 4 columns each. **Predict:** what is the type of `2 * x`, of `x.sum(1)` and of
-# `x.sum(0)`?
+# array. `jax.typeof` gives the type of an array, with its sharding. The type of `x` below is `float32[16@data,4]`: 16
+# rows, split over the mesh axis "data", of 4 columns each. **Predict:** what is the type of `2 * x`, of `x.sum(1)` and
+# of `x.sum(0)`?
 
 # %% tags=["prediction"]
 mesh = jax.make_mesh((8,), ("data",))
@@ -57,13 +57,6 @@ jax.set_mesh(mesh)
 x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data"))
 for name, array in (("x", x), ("2 * x", 2 * x), ("x.sum(1)", x.sum(1)), ("x.sum(0)", x.sum(0))):
     print(f"{name:9s} {jax.typeof(array)}")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert mesh.axis_types == (AxisType.Explicit,)
-assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
-assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
-assert str(jax.typeof(x.sum(0))) == "float32[4]"
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -114,7 +107,11 @@ with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
 print(*types, *found, sep="\n")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert mesh.axis_types == (AxisType.Explicit,)
+assert Mesh(np.array(chosen), ("data",)).axis_types == (AxisType.Auto,)
+assert str(jax.typeof(2 * x)) == "float32[16@data,4]"
+assert str(jax.typeof(x.sum(0))) == "float32[4]"
 assert types == ["float32[512@data,64@model]", "float32[512@data,10]"]
 assert [each.kind for each in found] == ["all-reduce"]
 np.testing.assert_allclose(logits, np.maximum(images @ W1, 0) @ W2, rtol=0, atol=1e-4)
@@ -152,10 +149,6 @@ for name, function in (
         errors[name], message = type(error).__name__, " ".join(str(error).split())
     print(f"{name:18s} {errors[name]}: {textwrap.shorten(message, 80, placeholder=' ...')}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert set(errors.values()) == {"ShardingTypeError"}
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -179,12 +172,6 @@ for name, array in (("replicated", replicated), ("scattered", scattered), ("tota
     print(f"{name:10s} {jax.typeof(array)}")
 program = jax.jit(lambda y: jax.reshard(y, P("data", None))).lower(by_column).compile()
 print("reshard from columns to rows:", *collectives(program.as_text()))
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_array_equal(total, 2 * square)
-np.testing.assert_array_equal(first, np.arange(4))
-assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -233,7 +220,11 @@ for name, call in CALLS.items():
         print(f"{name:19s}{raised[name]}: {textwrap.shorten(str(error), 80, placeholder=' ...')}")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert set(errors.values()) == {"ShardingTypeError"}
+np.testing.assert_array_equal(total, 2 * square)
+np.testing.assert_array_equal(first, np.arange(4))
+assert [each.kind for each in collectives(program.as_text())] == ["all-to-all"]
 assert list(raised) == ["Embed", "RNN", "rows[:10]", "sort by examples", "reshape(4, -1)"]
 assert raised["Embed"] == "ShardingTypeError"
 np.testing.assert_array_equal(jnp.asarray(table).at[tokens].get(out_sharding=P("data")), table[np.asarray(tokens)])
@@ -321,7 +312,11 @@ programs = {}
 for kind in (AxisType.Auto, AxisType.Explicit):
     with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(kind,))):
         arrays = jax.device_put((np.zeros((784, 10), np.float32), images, labels), (P(), P("data"), P("data")))
-        plain = jax.jit(lambda W, x, y: W - 0.1 * jax.grad(lambda W: jnp.square(x @ W - y[:, None]).mean())(W), out_shardings=P())
+
+        def update(W, x, y):
+            return W - 0.1 * jax.grad(lambda W: jnp.square(x @ W - y[:, None]).mean())(W)
+
+        plain = jax.jit(update, out_shardings=P())
         program = plain.lower(*arrays).compile()
     programs[kind] = collectives(program.as_text()), program.cost_analysis()["flops"]
     print(f"{kind.name:8s}", *programs[kind][0], f"{programs[kind][1] / 1e6:.2f} MFLOP on a device")
@@ -338,8 +333,8 @@ assert programs[AxisType.Auto] == programs[AxisType.Explicit]
 # | to write the collectives yourself | `shard_map`, inside either |
 #
 # Explicit axes have a price: you write `out_sharding` or `jax.reshard` wherever an array is indexed, cut or sorted
-# along a split axis, also inside a library's layer. pmapdp uses Auto axes ([steps/jit.py](../src/pmapdp/steps/jit.py)), so that models
-# stay free of shardings.
+# along a split axis, also inside a library's layer. pmapdp uses Auto axes ([steps/jit.py](../src/pmapdp/steps/jit.py)),
+# so that models stay free of shardings.
 #
 # ## Take it home
 #
@@ -480,7 +475,7 @@ for exercise in (typed, fixed_gram, normalized_step):
 # - Where a result could be sharded in several ways, JAX raises an error: choose with `out_sharding` or `jax.reshard`.
 # - An assert on a type turns a silent replication into an error, at no cost.
 #
-# pmapdp has no file for this: its steps use Auto axes, as the table says. Read on: [Distributed
-# arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation, whose examples use Explicit axes, and
-# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next: [12 Port a pmap
-# program](12_port_a_pmap_program.ipynb).
+# pmapdp has no file for this: its steps use Auto axes, as the table says. Read on:
+# [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation, whose examples use
+# Explicit axes, and [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX.
+# Next: [12 Port a pmap program](12_port_a_pmap_program.ipynb).

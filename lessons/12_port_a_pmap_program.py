@@ -14,12 +14,13 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# After this lesson you can move a training program from `pmap` to `shard_map`, and from there to `jit`, in small steps. Each
-# step is checked against the version before it.
+# After this lesson you can move a training program from `pmap` to `shard_map`, and from there to `jit`, in small steps.
+# Each step is checked against the version before it.
 #
 # About 40 minutes · you need [05 Average gradients](05_average_gradients.ipynb) and
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · previous:
-# [11 Explicit sharding](11_explicit_sharding.ipynb) · next: [13 More batch than memory](13_more_batch_than_memory.ipynb)
+# [11 Explicit sharding](11_explicit_sharding.ipynb) · next:
+# [13 More batch than memory](13_more_batch_than_memory.ipynb)
 #
 # pmap still runs, but it is in maintenance. Since jax 0.8 it is a wrapper around `jit` and `shard_map`, and JAX's
 # developers [recommend `shard_map` for new code](https://docs.jax.dev/en/latest/migrate_pmap.html).
@@ -30,8 +31,8 @@
 # 2. Take the device axis away from the arrays. The step itself stays, under `shard_map`.
 # 3. Take the collectives away from the step, under `jit`.
 #
-# You may stop after each of them, with a program that runs. The picture shows what becomes of the device axis. The page [Porting](../docs/porting.md) is for looking things up: it
-# has a row for every construct.
+# You may stop after each of them, with a program that runs. The picture shows what becomes of the device axis. The page
+# [Porting](../docs/porting.md) is for looking things up: it has a row for every construct.
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -53,16 +54,18 @@ lesson_12.before_and_after()
 #
 # [pmap_program.py](../src/pmapdp_lessons/programs/pmap_program.py) is written as such programs were from 2020 to 2023:
 #
-# - The network is a module of Flax Linen, the module system before NNX. Its parameters, its batch statistics and the state of
-#   the optimizer are in a `TrainState`, whose `apply_gradients` makes an update.
-# - `loss_and_update` returns the metrics, the gradients and the new batch statistics of one device, without any collective.
+# - The network is a module of Flax Linen, the module system before NNX. Its parameters, its batch statistics and the
+#   state of the optimizer are in a `TrainState`, whose `apply_gradients` makes an update.
+# - `loss_and_update` returns the metrics, the gradients and the new batch statistics of one device, without any
+#   collective.
 # - `jax_utils.replicate` copies the state N times, so that each of its arrays is `[N, ...]`.
 # - `common_utils.shard` makes `[N, b, ...]` of a batch `[B, ...]`.
 # - The dropout key of a device is `fold_in(key, axis_index)`.
 # - The running statistics of batch norm (lesson 07) are averaged over the devices once an epoch.
 # - The evaluation drops the last batch, if it is not full.
 #
-# We print its step and its loop, in which `p_train_step` is the `pmap` of the step over the axis "batch". Then we run it.
+# We print its step and its loop, in which `p_train_step` is the `pmap` of the step over the axis "batch". Then we run
+# it.
 
 # %%
 import inspect
@@ -87,8 +90,8 @@ assert (old.BATCH, len(test_set[1])) == (256, 256 + 104)
 #
 # JAX's migration guide names four cases. Two of them are errors today:
 #
-# 1. A batch that is placed on other devices than pmap's, here on the first of four. Older versions moved it. To correct it, leave
-#    the batch on the host, or split it over pmap's devices with `jax.device_put`.
+# 1. A batch that is placed on other devices than pmap's, here on the first of four. Older versions moved it. To correct
+#    it, leave the batch on the host, or split it over pmap's devices with `jax.device_put`.
 # 2. A pmap inside a pmap. A `shard_map` over two mesh axes replaces it.
 
 # %%
@@ -111,10 +114,10 @@ print("shard_map over two axes:", replacement(np.ones((2, 4, 3), np.float32)))
 # %% [markdown]
 # The replacement of the nested pmap adds up eight ones. The two other cases are slow:
 #
-# 3. `x[0]` of a stacked array. Its first row is on one device, but JAX places the result on all of them. **Predict:** which
-#    collective does that need, and of how many bytes, if a row has 4 MB?
-# 4. Several processes. pmap takes and returns arrays of the process' own devices. So every call makes global arrays of them, and
-#    makes the results local again. After the port an array is global, and stays so (lesson 17).
+# 3. `x[0]` of a stacked array. Its first row is on one device, but JAX places the result on all of them. **Predict:**
+#    which collective does that need, and of how many bytes, if a row has 4 MB?
+# 4. Several processes. pmap takes and returns arrays of the process' own devices. So every call makes global arrays of
+#    them, and makes the results local again. After the port an array is global, and stays so (lesson 17).
 
 # %% tags=["prediction"]
 from flax import jax_utils
@@ -127,10 +130,6 @@ print("x[0] of 8 copies of 4 MB:", *found)
 first = stacked.addressable_shards[0].data  # on device 0, without any exchange
 print("the first shard:", first.shape, first.devices())
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 2**22)]
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -138,20 +137,21 @@ assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 2**22)]
 #
 # </details>
 #
-# The first shard of a stacked array is an array of one device, so `first[0]` needs no collective. Today's `unreplicate` reads
-# it; that of older versions of Flax computes `x[0]`. After the port there is nothing to unreplicate.
+# The first shard of a stacked array is an array of one device, so `first[0]` needs no collective. Today's `unreplicate`
+# reads it; that of older versions of Flax computes `x[0]`. After the port there is nothing to unreplicate.
 #
 # ## Stage 1: the whole program at once
 #
-# `my_pmap` takes the place of `jax.pmap`. Every array keeps its device axis. `shard_map` gives each device `[1, ...]`; the wrapper
-# takes this axis away, calls the step, and adds it again. We put `my_pmap` into the old program, and change nothing else.
+# `my_pmap` takes the place of `jax.pmap`. Every array keeps its device axis. `shard_map` gives each device `[1, ...]`;
+# the wrapper takes this axis away, calls the step, and adds it again. We put `my_pmap` into the old program, and change
+# nothing else.
 
 # %%
 import jax.numpy as jnp
 
 
 def my_pmap(step, axis_name="batch", in_axes=0, out_axes=0, donate_argnums=()):
-    """A step over arrays [N, ...]; an axis is 0, or None for what is equal on all devices; axes may be tuples of these."""
+    """A step over arrays [N, ...]. An axis is 0, or None for what is equal on all devices, or a tuple of these."""
     where = {0: P(axis_name), None: P()}
     in_specs, out_specs = jax.tree.map(where.get, (in_axes, out_axes), is_leaf=lambda axis: axis is None)
 
@@ -165,6 +165,7 @@ def my_pmap(step, axis_name="batch", in_axes=0, out_axes=0, donate_argnums=()):
     mesh = Mesh(np.array(jax.local_devices()), (axis_name,))
     mapped = jax.shard_map(one_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate_argnums)
+
 
 wanted = jax.device_get(jax_utils.unreplicate(old_state))
 mapped_by_pmap = old.p_train_step, old.p_eval_step, old.average
@@ -181,13 +182,13 @@ for a, b in zip(jax.tree.leaves(same_state), jax.tree.leaves(wanted), strict=Tru
 #
 # ## Stage 2: no device axis in the arrays
 #
-# The step is still the program of one device. But the arrays are no longer stacked: state and key are replicated, and the batch
-# keeps its shape `[256, ...]`.
+# The step is still the program of one device. But the arrays are no longer stacked: state and key are replicated, and
+# the batch keeps its shape `[256, ...]`.
 #
-# One thing must be *added*. A replicated state has one value of the batch statistics for all devices. So the step has to average
-# them in every update; the old program did so once an epoch. Both give the same result, because the running statistics are a
-# weighted sum of those of the batches, and training does not read them. Here is a case that you can check in your head, with
-# `running = 0.5 * running + 0.5 * batch`:
+# One thing must be *added*. A replicated state has one value of the batch statistics for all devices. So the step has
+# to average them in every update; the old program did so once an epoch. Both give the same result, because the running
+# statistics are a weighted sum of those of the batches, and training does not read them. Here is a case that you can
+# check in your head, with `running = 0.5 * running + 0.5 * batch`:
 #
 # | | device 0 | device 1 | averaged in every step |
 # | --- | --- | --- | --- |
@@ -196,7 +197,8 @@ for a, b in zip(jax.tree.leaves(same_state), jax.tree.leaves(wanted), strict=Tru
 # | batch means 5 and 7 | 2.75 | 4.25 | **3.5** |
 # | averaged at the end | **3.5** | **3.5** | |
 #
-# Here is the port: the step with its wrapper, and the loop. The marked lines have changed, and the average once an epoch is gone.
+# Here is the port: the step with its wrapper, and the loop. The marked lines have changed, and the average once an
+# epoch is gone.
 
 # %%
 mesh = Mesh(np.array(chosen), ("batch",))
@@ -230,8 +232,9 @@ for a, b in zip(jax.tree.leaves(jax.device_get(new_state)), jax.tree.leaves(want
 print("the same state after", updates, "updates:", len(jax.tree.leaves(new_state)), "arrays")
 
 # %% [markdown]
-# The new program gives the result of the old one, with the same dropout masks (float32; the tolerance is 1e-4 of a number, plus
-# 1e-5, because averaging at each step rounds differently). `check_vma=False` matters: with the default the gradients would be 8 times too large (lesson 10).
+# The new program gives the result of the old one, with the same dropout masks (float32; the tolerance is 1e-4 of a
+# number, plus 1e-5, because averaging at each step rounds differently). `check_vma=False` matters: with the default the
+# gradients would be 8 times too large (lesson 10).
 #
 # **A failure on purpose.** Replace the wrapper, but do not average the statistics. `out_specs=P()` promises that the
 # devices agree, and with `check_vma=False` JAX does not check it. **Predict:** do they agree?
@@ -242,16 +245,12 @@ careless, _ = train(careless_step, old.create_state(jax.random.PRNGKey(0), updat
 means = [np.asarray(shard.data)[0] for shard in careless.batch_stats["BatchNorm_0"]["mean"].addressable_shards]
 print("running mean of the first unit, by device:", np.round(means, 3))
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert len(set(map(float, means))) > 1
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They do not. JAX still calls this array replicated, so a checkpoint would keep the copy of the first device. The same happens to
-# a metric without `pmean`, and to a `dropout_rng` in the state: it comes back as device 0's, and then all devices draw one mask.
-# Give such leaves a spec of their own, `P("batch")`, as the [page](../docs/porting.md) shows.
+# They do not. JAX still calls this array replicated, so a checkpoint would keep the copy of the first device. The same
+# happens to a metric without `pmean`, and to a `dropout_rng` in the state: it comes back as device 0's, and then all
+# devices draw one mask. Give such leaves a spec of their own, `P("batch")`, as the [page](../docs/porting.md) shows.
 #
 # </details>
 #
@@ -259,16 +258,17 @@ assert len(set(map(float, means))) > 1
 #
 # `pmapdp.verify` answers both questions. It compares our step with a reference:
 #
-# - **Is it the old program?** The reference is `old_program`. It runs the old step over eight groups of the batch on one
-#   device, and each group has its own dropout mask.
-# - **Is it right?** That is, would one device compute the same? The reference is the plain step, which you write without any
-#   collective: here `loss_and_update` and `apply_gradients`. We switch dropout off for it, because the masks of our step depend on
-#   the device.
+# - **Is it the old program?** The reference is `old_program`. It runs the old step over eight groups of the batch on
+#   one device, and each group has its own dropout mask.
+# - **Is it right?** That is, would one device compute the same? The reference is the plain step, which you write
+#   without any collective: here `loss_and_update` and `apply_gradients`. We switch dropout off for it, because the
+#   masks of our step depend on the device.
 #
 # **Predict:** which part of the network makes the second comparison fail?
 
 # %% tags=["prediction"]
 from pmapdp.verify import old_program, verify
+from pmapdp_lessons.reports import show  # prints a report, and breaks its long lines
 
 
 def averaged_step(state, batch, key):
@@ -291,20 +291,23 @@ report.require()
 print("the old program:", str(report).splitlines()[-1].partition(",")[0])
 without_dropout = old.create_state(jax.random.key(0), updates, dropout=0.0)
 report = verify(step=shard_map_step, reference=plain_step, state=without_dropout, **case)
-print("one device:", *(line for line in str(report).splitlines() if line.startswith("FAILED")), sep="\n\n")
+print("one device:")
+show("\n".join(line for line in str(report).splitlines() if line.startswith("FAILED")))
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert [(each.kind, each.bytes) for each in found] == [("all-reduce", 2**22)]
+assert len(set(map(float, means))) > 1
 assert not report.ok
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It is the old program, dropout masks included. It is not what one device would compute, and the cause is batch norm. Each device
-# normalizes with the mean and the variance of its own examples, so the result depends on the number of devices. With 32 examples
-# on each device this may be what you want. If not, give `nn.BatchNorm` the name of the axis. It then averages its moments over the
-# devices, which gives those of the global batch where all devices hold equally many examples. One device has no axis, so the
-# reference uses the network without the name.
+# It is the old program, dropout masks included. It is not what one device would compute, and the cause is batch norm.
+# Each device normalizes with the mean and the variance of its own examples, so the result depends on the number of
+# devices. With 32 examples on each device this may be what you want. If not, give `nn.BatchNorm` the name of the axis.
+# It then averages its moments over the devices, which gives those of the global batch where all devices hold equally
+# many examples. One device has no axis, so the reference uses the network without the name.
 #
 # </details>
 
@@ -330,25 +333,25 @@ report.require()
 shardings = {"in_shardings": (replicated, split, replicated), "out_shardings": replicated}
 jit_step = jax.jit(plain_step, **shardings, donate_argnums=0)  # <- changed: the plain step and shardings
 report = verify(step=jit_step, reference=plain_step, state=with_dropout, **case)
-print(str(report).rpartition(", in ")[0])
+show(str(report).rpartition(", in ")[0])
 report.require()
 
 # %% [markdown]
-# All checks pass, this time with dropout: batch norm uses the global batch, and one key over the global batch gives the masks
-# of one device.
+# All checks pass, this time with dropout: batch norm uses the global batch, and one key over the global batch gives the
+# masks of one device.
 #
 # So the new program differs from the old one in two things: the moments of batch norm, and the dropout masks. In other
-# programs, everything changes that the old step did with the examples of one device alone: a loss divided by the count of one
-# device's tokens, clipping before the `pmean`, mixup. So compare final accuracies with those of the old program, and not single
-# numbers.
+# programs, everything changes that the old step did with the examples of one device alone: a loss divided by the count
+# of one device's tokens, clipping before the `pmean`, mixup. So compare final accuracies with those of the old program,
+# and not single numbers.
 #
 # ## Evaluation of all examples, and old checkpoints
 #
-# The old evaluation drops what is left after the last full batch. Pad the last batch instead: fill it with repeated examples,
-# and give those the weight 0. Then divide the number of right answers by the sum of the weights.
+# The old evaluation drops what is left after the last full batch. Pad the last batch instead: fill it with repeated
+# examples, and give those the weight 0. Then divide the number of right answers by the sum of the weights.
 #
-# We evaluate three models in this way: one from an old checkpoint, one from a checkpoint that was saved with its device axis, and
-# the one that jit has trained.
+# We evaluate three models in this way: one from an old checkpoint, one from a checkpoint that was saved with its device
+# axis, and the one that jit has trained.
 
 # %%
 from flax import serialization
@@ -393,9 +396,9 @@ for name, state in (("old checkpoint", restored), ("stacked one", from_stacked),
 #
 # ## The port in one cell
 #
-# This cell ports a program without our package. Its step is in the style of the old programs, with a key of each device in the
-# state. The same step then runs under `shard_map`. The specs are a pytree that is made from the state. For a program of your own,
-# replace what stands under "yours".
+# This cell ports a program without our package. Its step is in the style of the old programs, with a key of each device
+# in the state. The same step then runs under `shard_map`. The specs are a pytree that is made from the state. For a
+# program of your own, replace what stands under "yours".
 
 # %% tags=["take-home"]
 import os
@@ -475,14 +478,14 @@ for old_array, new_array in zip(jax.tree.leaves(stack["params"]), jax.tree.leave
 # %% [markdown]
 # ## Let two commands read your program
 #
-# `python -m pmapdp.port PATH` reads a program, a notebook or a folder, and runs nothing. It lists each construct of pmap with its
-# line, and what JAX does with it today. It also says what replaces it under shard_map and under jit, in which order to port, and
-# what `verify` needs. Here is what it says about the old program. The part about each construct is left out; the
-# [page](../docs/porting.md) has it.
+# `python -m pmapdp.port PATH` reads a program, a notebook or a folder, and runs nothing. It lists each construct of
+# pmap with its line, and what JAX does with it today. It also says what replaces it under shard_map and under jit, in
+# which order to port, and what `verify` needs. Here is what it says about the old program. The part about each
+# construct is left out; the [page](../docs/porting.md) has it.
 #
-# `python -m pmapdp.compare old.py:program new.py:program` shows to colleagues what a port has changed, and what it has not. Each
-# program is a function that returns the arguments of `verify`. The command verifies both programs. It shows their sources beside
-# each other, what the devices hold, the compiled collectives, memory and time. We give it
+# `python -m pmapdp.compare old.py:program new.py:program` shows to colleagues what a port has changed, and what it has
+# not. Each program is a function that returns the arguments of `verify`. The command verifies both programs. It shows
+# their sources beside each other, what the devices hold, the compiled collectives, memory and time. We give it
 # [port_example.py](../src/pmapdp_lessons/programs/port_example.py), a small step before and after its port to jit.
 
 # %%
@@ -493,33 +496,31 @@ from pmapdp.port.sources import read
 files, unread = read(old.__file__)
 report = as_json(*find(files), files, unread)
 lines, rest = as_text(report).replace(old.__file__, "pmap_program.py").split("What stands there instead")
-print(lines, rest[rest.index("\n\n") :], sep="")
+show(lines.rstrip() + rest[rest.index("\n\n") :])
 assert report["summary"]["gone"] == report["summary"]["fails"] == 0
 
-# %%
 from pmapdp_lessons.pictures import lesson_10
 from pmapdp_lessons.programs import port_example
 from pmapdp_lessons.programs.compared import compare  # runs the command; again, it shows the same page
 
 page, compared = compare(f"{port_example.__file__}:old", f"{port_example.__file__}:new")
 for run in compared["runs"]:
-    exchanged = sum(each["bytes"] for each in run["collectives"])
-    shape = run["held"]["state"]["largest"]["shape"]
-    print(f"{run['name']:20s} verify: {run['verdict']}; largest array of the state {shape}; exchanges {exchanged:,} bytes")
+    exchanged, shape = sum(each["bytes"] for each in run["collectives"]), run["held"]["state"]["largest"]["shape"]
+    print(f"{run['name']:20s} verify: {run['verdict']}; the largest array is {shape}; exchanges {exchanged:,} bytes")
     assert run["verdict"] == "passed"
 lesson_10.page(page)
 
 # %% [markdown]
-# No line of the old program fails, so it still runs. The harness at the end of the report is the one that we wrote above, as far as
-# the command can read it.
+# No line of the old program fails, so it still runs. The harness at the end of the report is the one that we wrote
+# above, as far as the command can read it.
 #
-# The two small programs exchange the same bytes, the gradients and the loss. The device axis is gone from the state. In the page,
-# the line with the `pmean` is marked as one that the new program does not have.
+# The two small programs exchange the same bytes, the gradients and the loss. The device axis is gone from the state. In
+# the page, the line with the `pmean` is marked as one that the new program does not have.
 #
 # ## Exercises
 #
-# **1. `unstacked`** (3 minutes): an old checkpoint was saved with the device axis: `tree` holds NumPy arrays `[N, ...]`. Return the
-# tree without that axis, placed on every device of `mesh`.
+# **1. `unstacked`** (3 minutes): an old checkpoint was saved with the device axis: `tree` holds NumPy arrays `[N,
+# ...]`. Return the tree without that axis, placed on every device of `mesh`.
 # <details><summary>Hint</summary>Index on the host, where it costs nothing; then one device_put.</details>
 #
 # **2. `ported`** (10 minutes): port this step to `jit` or `shard_map` over the axis "batch" of `mesh`. It uses
@@ -535,11 +536,12 @@ lesson_10.page(page)
 #
 # old_step = jax.pmap(step, axis_name="batch")  # old_step(replicate(w), shard(x), shard(y))
 # ```
-# <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map mind check_vma.</details>
+# <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map mind
+# check_vma.</details>
 #
-# **3. `corrected_variance`** (5 minutes): find the planted mistake. `broken_variance` runs in a `shard_map` over the axis "batch",
-# and `x` `[b, D]` holds this device's rows. All devices agree, but on the wrong number. Return the variance `[D]` of the *global*
-# batch.
+# **3. `corrected_variance`** (5 minutes): find the planted mistake. `broken_variance` runs in a `shard_map` over the
+# axis "batch", and `x` `[b, D]` holds this device's rows. All devices agree, but on the wrong number. Return the
+# variance `[D]` of the *global* batch.
 # <details><summary>Hint</summary>The rows of different devices have different means. Average the mean first.</details>
 
 
@@ -574,11 +576,12 @@ for exercise in (unstacked, ported, corrected_variance):
 #
 # ## Take away
 #
-# - Put `my_pmap` in first; then one function at a time: shard_map drops the device axis, jit drops the collectives as well.
+# - Put `my_pmap` in first; then one function at a time: shard_map drops the device axis, jit drops the collectives as
+#   well.
 # - JAX does not check that a replicated array is equal on all devices; your step must make it so. Look first at batch
 #   statistics, keys in the state and metrics, because there a port differs most often.
-# - Verify twice: against the old program, and against one device, because the old program may depend on their number. Then
-#   show both with `pmapdp.compare`.
+# - Verify twice: against the old program, and against one device, because the old program may depend on their number.
+#   Then show both with `pmapdp.compare`.
 #
 # Read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html),
 # [shard_map](https://docs.jax.dev/en/latest/201/shard-map.html), and our page on [verify](../docs/verify.md). Next:

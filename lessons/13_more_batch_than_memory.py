@@ -18,9 +18,10 @@
 # accumulation under pmap, shard_map and jit, with bfloat16, and with rematerialization. You can count what each of
 # them costs.
 #
-# About 35 minutes · you need [05 Average gradients](05_average_gradients.ipynb), [09 Let the compiler do
-# it](09_let_the_compiler_do_it.ipynb) and [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · previous: [12 Port a pmap
-# program](12_port_a_pmap_program.ipynb) · next: [14 A real training run](14_a_real_training_run.ipynb)
+# About 35 minutes · you need [05 Average gradients](05_average_gradients.ipynb),
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb) and
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · previous:
+# [12 Port a pmap program](12_port_a_pmap_program.ipynb) · next: [14 A real training run](14_a_real_training_run.ipynb)
 #
 # | PyTorch | here |
 # | --- | --- |
@@ -95,10 +96,6 @@ for B in planned:
 growth = planned[8192] - planned[4096]
 print(f"another 4,096 examples take {growth:.2f} MB, by hand {4e-6 * L * 512 * W:.2f} MB")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert 0.8 < growth / (4e-6 * L * 512 * W) < 1.2
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -171,23 +168,16 @@ for step in (plain, in_a_loop, unrolled, pmean_inside):
     megabytes[step] = compiled.memory_analysis().temp_size_in_bytes / 1e6
     reduced[step] = sum(each.bytes for each in collectives(compiled.as_text()))
     results[step] = np.asarray(on_devices(step)(weights, x, y))
-    print(f"{step.__name__:13s} {megabytes[step]:.2f} MB temporary, {reduced[step] / BYTES:.0f} x the parameters all-reduced")
+    times = reduced[step] / BYTES
+    print(f"{step.__name__:13s} {megabytes[step]:.2f} MB temporary, {times:.0f} x the parameters all-reduced")
 mapped = jax.pmap(in_a_loop, "data", in_axes=(None, 0, 0), out_axes=None)  # the same function under pmap
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-for found in results.values():
-    np.testing.assert_allclose(found, results[plain], rtol=0, atol=1e-6)
-np.testing.assert_allclose(mapped(weights, x.reshape(8, -1, W), y.reshape(8, -1, W)), results[plain], rtol=0, atol=1e-6)
-assert megabytes[in_a_loop] < 0.4 * megabytes[plain] < 0.9 * megabytes[unrolled]
-assert reduced[plain] == reduced[in_a_loop] == reduced[unrolled] == BYTES == reduced[pmean_inside] / K
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The loop needs little more than a third of the memory, and all-reduces the same bytes as the plain step. It keeps a
-# quarter of the activations, but the gradients take as much memory as before. All four results are equal (float32, tolerance 1e-6). With the pmean inside the loop the bytes are K times as many: that is what
-# `no_sync` avoids.
+# quarter of the activations, but the gradients take as much memory as before. All four results are equal (float32,
+# tolerance 1e-6). With the pmean inside the loop the bytes are K times as many: that is what `no_sync` avoids.
 #
 # </details>
 #
@@ -234,14 +224,9 @@ for cut in (neighbours, every_fourth):
     compiled = step_with(cut).lower(weights, x, y).compile()
     flops[cut] = compiled.cost_analysis()["flops"]
     kinds = ", ".join(f"{each.kind} {each.bytes / BYTES:.1f} x" for each in collectives(compiled.as_text()))
-    print(f"{cut.__name__:12s} {flops[cut] / flops['plain']:.1f} times the work of the plain step; bytes: {kinds} the parameters")
+    times = flops[cut] / flops["plain"]
+    print(f"{cut.__name__:12s} {times:.1f} times the work of the plain step; bytes: {kinds} the parameters")
 print(f"in a loop: {temporary(step_with(every_fourth, unroll=1), weights, x, y):.2f} MB temporary")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert flops[neighbours] > 3.5 * flops["plain"] > 3.4 * flops[every_fourth]
-for cut in (neighbours, every_fourth):
-    np.testing.assert_allclose(step_with(cut)(weights, x, y), results[plain], rtol=0, atol=1e-6)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -295,7 +280,8 @@ def mixed(weights, x, y):
 
 def kept(loss, *arguments):
     """MB that the forward pass of `loss` keeps for the backward pass, all devices together."""
-    backward = jax.eval_shape(lambda *given: jax.vjp(loss, *given)[1], *arguments)  # a function with the arrays it needs
+    # The backward pass, a function that holds the arrays it needs.
+    backward = jax.eval_shape(lambda *given: jax.vjp(loss, *given)[1], *arguments)
     return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(backward)) / 1e6
 
 
@@ -303,21 +289,16 @@ gradient = jax.eval_shape(jax.grad(mixed_loss), weights, x, y)
 jaxpr = jax.make_jaxpr(on_devices(mixed))(weights, x, y).pretty_print(use_color=False)
 (line,) = [line for line in jaxpr.splitlines() if "= psum" in line]
 print("gradient:", gradient.dtype, "| all-reduce:", line.split("=")[0].split(":")[1].strip())
-print(f"kept for the backward pass: {kept(loss, weights, x, y):.0f} MB in float32, {kept(mixed_loss, weights, x, y):.0f} MB mixed")
+full, half = kept(loss, weights, x, y), kept(mixed_loss, weights, x, y)
+print(f"kept for the backward pass: {full:.0f} MB in float32, {half:.0f} MB mixed")
 ends = {}
 for loss_of in (loss, mixed_loss):
     trained, update = weights, on_devices(lambda w, x, y, f=loss_of: w - 3 * lax.pmean(jax.grad(f)(w, x, y), "data"))
     for _ in range(20):
         trained = update(trained, x[:1024], y[:1024])
     ends[loss_of] = float(loss(trained, x[:1024], y[:1024]))
-print(f"loss at the start {loss(weights, x[:1024], y[:1024]):.4f}, after 20 updates {ends[loss]:.4f}, mixed {ends[mixed_loss]:.4f}")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert jnp.bfloat16(1) + jnp.bfloat16(0.001) == 1
-assert gradient.dtype == jnp.float32
-assert "f32[12,128,128]" in line
-assert abs(ends[mixed_loss] / ends[loss] - 1) < 0.02
+first = loss(weights, x[:1024], y[:1024])
+print(f"loss at the start {first:.4f}, after 20 updates {ends[loss]:.4f}, mixed {ends[mixed_loss]:.4f}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -338,7 +319,7 @@ for dtype in (jnp.float16, jnp.bfloat16):
     factor = dtype(1e-4)
     gradient_of = jax.grad(lambda w, scale, factor: scale * (w * factor * factor).astype(jnp.float32))
     small, scaled = (gradient_of(dtype(1), scale, factor) for scale in (1.0, 2.0**15))
-    print(f"{dtype.__name__:9s} gradient {float(small):.1e}, scaled and divided {float(scaled) / 2**15:.1e}; it should be 1e-08")
+    print(f"{dtype.__name__:9s} gradient {float(small):.1e}, scaled {float(scaled) / 2**15:.1e}; it should be 1e-08")
     assert (small == 0) == (dtype == jnp.float16)
     np.testing.assert_allclose(float(scaled) / 2**15, 1e-8, rtol=0.01)
 
@@ -365,16 +346,11 @@ def scanned_loss(around):
 
 products, peaks = {}, {}
 for name, around in POLICIES.items():
-    gradient = jax.grad(scanned_loss(around))
-    products[name] = str(jax.make_jaxpr(gradient)(weights, x, y)).count("dot_general")
-    peaks[name] = temporary(on_devices(lambda *given, g=gradient: lax.pmean(g(*given), "data")), weights, x, y)
+    of_policy = jax.grad(scanned_loss(around))
+    products[name] = str(jax.make_jaxpr(of_policy)(weights, x, y)).count("dot_general")
+    peaks[name] = temporary(on_devices(lambda *given, g=of_policy: lax.pmean(g(*given), "data")), weights, x, y)
     memory = kept(scanned_loss(around), weights, x, y)
-    print(f"{name:15s} {products[name]} products a layer, {memory:4.0f} MB kept, {peaks[name]:5.2f} MB planned on a device")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert list(products.values()) == [3, 3, 4]
-assert peaks["keep inputs"] < peaks["keep products"] < peaks["keep everything"]
+    print(f"{name:15s} {products[name]} products a layer, {memory:4.0f} MB kept, {peaks[name]:5.2f} MB planned")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -397,7 +373,22 @@ for f in (loss, jax.checkpoint(loss)):
     print(f"{written[-1]} products written, {work[-1]:.0f} MFLOP compiled, {temporary_bytes / 1e6:.2f} MB temporary")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert 0.8 < growth / (4e-6 * L * 512 * W) < 1.2
+for found in results.values():
+    np.testing.assert_allclose(found, results[plain], rtol=0, atol=1e-6)
+np.testing.assert_allclose(mapped(weights, x.reshape(8, -1, W), y.reshape(8, -1, W)), results[plain], rtol=0, atol=1e-6)
+assert megabytes[in_a_loop] < 0.4 * megabytes[plain] < 0.9 * megabytes[unrolled]
+assert reduced[plain] == reduced[in_a_loop] == reduced[unrolled] == BYTES == reduced[pmean_inside] / K
+assert flops[neighbours] > 3.5 * flops["plain"] > 3.4 * flops[every_fourth]
+for cut in (neighbours, every_fourth):
+    np.testing.assert_allclose(step_with(cut)(weights, x, y), results[plain], rtol=0, atol=1e-6)
+assert jnp.bfloat16(1) + jnp.bfloat16(0.001) == 1
+assert gradient.dtype == jnp.float32
+assert "f32[12,128,128]" in line
+assert abs(ends[mixed_loss] / ends[loss] - 1) < 0.02
+assert list(products.values()) == [3, 3, 4]
+assert peaks["keep inputs"] < peaks["keep products"] < peaks["keep everything"]
 assert written == [35, 47]
 assert work[1] < 1.01 * work[0]
 
@@ -508,8 +499,8 @@ for epoch in range(EPOCHS):
 assert accuracy(model) > 0.85
 
 # %% [markdown]
-# `optax.MultiSteps` is another way to accumulate. It keeps the mean of the gradients from one call of the step to the next, so
-# it needs memory for one more copy of them, and the devices communicate in each call.
+# `optax.MultiSteps` is another way to accumulate. It keeps the mean of the gradients from one call of the step to the
+# next, so it needs memory for one more copy of them, and the devices communicate in each call.
 #
 # ## Exercises
 #

@@ -192,7 +192,7 @@ for pairs in (1, 2, 3):
         text = jax.jit(function).lower(placed, activations).compile().as_text()
         found.append(sum(each.bytes for each in collectives(text) if each.kind == "all-reduce") // activations.nbytes)
     of_pairs[pairs] = found
-    print(f"{pairs} pairs: {found[0]} all-reduces of [32, 64] forward, {found[1]} forward and backward")
+    print(f"pairs {pairs}: {found[0]} all-reduces of [32, 64] forward, {found[1]} forward and backward")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -291,7 +291,8 @@ np.testing.assert_allclose(wasteful(placed, x), forward(weights, images), rtol=0
 # many rows of pixels does a device receive?
 
 # %% tags=["prediction"]
-pixels, kernel = random.normal(size=(8, 32, 32, 4)).astype(np.float32), random.normal(size=(3, 3, 4, 4)).astype(np.float32)
+pixels = random.normal(size=(8, 32, 32, 4)).astype(np.float32)
+kernel = random.normal(size=(3, 3, 4, 4)).astype(np.float32)
 by_rows = NamedSharding(Mesh(np.array(chosen[:4]), ("rows",)), P(None, "rows"))
 
 
@@ -505,6 +506,6 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
 # [sharding/layout.py](../src/pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in
-# `MeshLayout.array`. The notation of the rules is in [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read on:
-# [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next: [16 Born
-# sharded](16_born_sharded.ipynb).
+# `MeshLayout.array`. The notation of the rules is in [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read
+# on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next:
+# [16 Born sharded](16_born_sharded.ipynb).

@@ -112,7 +112,8 @@ optimizer = optax.adam(1e-3, eps=1e-5)  # with the usual 1e-8 it enlarges roundi
 def create():
     """The parameters, and Adam's two moments of each."""
     keys = jax.random.split(jax.random.key(0), 2)
-    params = {name: jax.random.normal(key, (1024, 1024)) / 32 for name, key in zip(("first", "second"), keys, strict=True)}
+    names = "first", "second"
+    params = {name: jax.random.normal(key, (1024, 1024)) / 32 for name, key in zip(names, keys, strict=True)}
     return params, optimizer.init(params)
 
 
@@ -120,7 +121,8 @@ def planned(compiled):
     """MB on a device: at rest (the arguments), and at the peak (temporary arrays and new results are added)."""
     plan = compiled.memory_analysis()
     own_results = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return plan.argument_size_in_bytes / 1e6, (plan.argument_size_in_bytes + plan.temp_size_in_bytes + own_results) / 1e6
+    rest = plan.argument_size_in_bytes
+    return rest / 1e6, (rest + plan.temp_size_in_bytes + own_results) / 1e6
 
 
 everywhere = NamedSharding(mesh, P())
@@ -133,7 +135,8 @@ plain, _ = create()
 moved = jax.device_put(plain, of_params)  # created on one device, then split
 born, born_state = jax.jit(create, out_shardings=(of_params, of_state))()  # <- new: created in shards
 for name, params in (("plain", plain), ("moved", moved), ("born sharded", born)):
-    print(f"{name:12s} devices: {len(params['first'].sharding.device_set)}, shards {params['first'].addressable_shards[0].data.shape}")
+    placed, shard = params["first"].sharding.device_set, params["first"].addressable_shards[0].data.shape
+    print(f"{name:12s} devices: {len(placed)}, shards {shard}")
 created = {}
 for name, place in (("replicated", everywhere), ("in shards", (of_params, of_state))):
     created[name] = planned(jax.jit(create, out_shardings=place).lower().compile())[1]
@@ -285,13 +288,18 @@ for name, (place, loss_of) in LOSSES.items():
         return optax.apply_updates(W, changes), state
 
     moments = optimizer.init(W)
-    places = place, optax.tree_map_params(optimizer, lambda _, p=place: p, moments, transform_non_params=lambda _: replicated)
-    compiled = jax.jit(adam_step, in_shardings=(*places, split), out_shardings=places, donate_argnums=(0, 1)).lower(W, moments, x).compile()
+    counter = {"transform_non_params": lambda _: replicated}
+    places = place, optax.tree_map_params(optimizer, lambda _, p=place: p, moments, **counter)
+    shardings = {"in_shardings": (*places, split), "out_shardings": places}
+    compiled = jax.jit(adam_step, **shardings, donate_argnums=(0, 1)).lower(W, moments, x).compile()
     rest_here, peaks[name] = planned(compiled)
     products[name] = str(jax.make_jaxpr(jax.grad(loss_of))(W, x)).count("dot_general")
     gathers[name] = len([line for line in compiled.as_text().splitlines() if " all-gather(" in line])
     updated[name] = np.asarray(compiled(*jax.device_put((W, moments), places), jax.device_put(x, split))[0])
-    print(f"{name:24s} at rest {rest_here:4.1f} MB, peak {peaks[name]:4.1f} MB, {products[name]} products and {gathers[name]} all-gathers in the program")
+    print(
+        f"{name:24s} at rest {rest_here:4.1f} MB, peak {peaks[name]:4.1f} MB, "
+        f"{products[name]} products and {gathers[name]} all-gathers"
+    )
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -349,11 +357,6 @@ for f in (all_reduced, in_shards):
     kinds = [each.kind for each in collectives(on_devices(f).lower(w, gradients).compile().as_text())]
     print(f"{f.__name__:12s} {both[-1].round(2)} by {kinds}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-for new in both:
-    np.testing.assert_allclose(new, w - 2.8, rtol=1e-6)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -380,7 +383,9 @@ lengths = [float(jnp.linalg.norm(f(gradient))) for f in (broken_clip, by_shards)
 print(f"length on one device {lengths[0]:.3f}, on eight {lengths[1]:.3f}")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+for new in both:
+    np.testing.assert_allclose(new, w - 2.8, rtol=1e-6)
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 
 # %% [markdown]
@@ -408,7 +413,8 @@ from jax.sharding import SingleDeviceSharding
 targets = {"one device": dict.fromkeys(born, SingleDeviceSharding(chosen[0]))}
 for shape in ((2, 4), (4, 2), (1, 8)):
     other = Mesh(np.array(chosen).reshape(shape), ("data", "model"))
-    targets[f"mesh {shape}"] = {"first": NamedSharding(other, P(None, "model")), "second": NamedSharding(other, P("model", None))}
+    specs = {"first": P(None, "model"), "second": P("model", None)}
+    targets[f"mesh {shape}"] = {name: NamedSharding(other, spec) for name, spec in specs.items()}
 with TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(Path(folder) / "state", born)
     checkpointer.wait_until_finished()
@@ -416,7 +422,8 @@ with TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
         shapes = jax.tree.map(lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), born, target)
         restored = checkpointer.restore(Path(folder) / "state", shapes)
         held = sum(a.addressable_shards[0].data.nbytes for a in restored.values())
-        print(f"{name:12s} shards {restored['first'].addressable_shards[0].data.shape}, {held / 1e6:.1f} MB on a device")
+        shard = restored["first"].addressable_shards[0].data.shape
+        print(f"{name:12s} shards {shard}, {held / 1e6:.1f} MB on a device")
         for parameter, array in restored.items():
             np.testing.assert_array_equal(array, born[parameter])
 

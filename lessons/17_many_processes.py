@@ -14,17 +14,18 @@
 # %% [markdown]
 # # 17. Train with many processes
 #
-# After this lesson you can start a JAX program with several processes, give each its GPUs, build global arrays from the rows
-# that each process reads, collect results, arrange a mesh by nodes, and resume after a process has died.
+# After this lesson you can start a JAX program with several processes, give each its GPUs, build global arrays from the
+# rows that each process reads, collect results, arrange a mesh by nodes, and resume after a process has died.
 #
 # About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb); for the section on meshes
 # `shard_map` from [10 Three ways side by side](10_three_ways_side_by_side.ipynb) and FSDP from [16 Born
 # sharded](16_born_sharded.ipynb); for the last section [14 A real training run](14_a_real_training_run.ipynb) · next:
 # [18 Measure and predict](18_measure_and_predict.ipynb)
 #
-# One machine has a handful of devices. To use several machines, start processes on each. In PyTorch, `torchrun` starts a
-# process for each GPU, and each process works on its own tensors. In JAX, a process may own one GPU or all GPUs of its node.
-# All processes run the same program, and they work on *global* arrays: each process holds some shards of an array.
+# One machine has a handful of devices. To use several machines, start processes on each. In PyTorch, `torchrun` starts
+# a process for each GPU, and each process works on its own tensors. In JAX, a process may own one GPU or all GPUs of
+# its node. All processes run the same program, and they work on *global* arrays: each process holds some shards of an
+# array.
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -38,18 +39,18 @@ devices.simulate(8)  # before any other use of JAX
 lesson_17.one_array()
 
 # %% [markdown]
-# The picture shows a global array `[16, 3]` on four devices of two processes. Both processes know its global shape. Process 0
-# holds two shards and can read them. It cannot read the other two.
+# The picture shows a global array `[16, 3]` on four devices of two processes. Both processes know its global shape.
+# Process 0 holds two shards and can read them. It cannot read the other two.
 #
 # ## A program to take home
 #
 # The next cell is a whole training program. Apart from five places, it is that of lesson 09:
 #
-# 1. `jax.distributed.initialize` connects the processes. Process 0 listens as the *coordinator*. Under Slurm, Open MPI or on
-#    Cloud TPU the launcher says who the others are, and you give no arguments.
+# 1. `jax.distributed.initialize` connects the processes. Process 0 listens as the *coordinator*. Under Slurm, Open MPI
+#    or on Cloud TPU the launcher says who the others are, and you give no arguments.
 # 2. `jax.make_mesh` then makes a mesh of the devices of *all* processes.
-# 3. Each process takes **its own rows** of a batch, and `jax.make_array_from_process_local_data` makes one global array of
-#    them. No row is sent anywhere. In PyTorch, `DistributedSampler` chooses the rows, and there is no global array.
+# 3. Each process takes **its own rows** of a batch, and `jax.make_array_from_process_local_data` makes one global array
+#    of them. No row is sent anywhere. In PyTorch, `DistributedSampler` chooses the rows, and there is no global array.
 # 4. `multihost_utils.process_allgather` gives every process the predictions for the whole test set, as a NumPy array.
 #    (`jax.experimental` is a name from the past: these functions are public and documented.)
 # 5. Only process 0 prints.
@@ -153,8 +154,10 @@ def start_processes(count, *arguments, **variables):
 
 
 def lines_of(count, code, **variables):
-    """The lines that each of `count` processes prints which run `code`. They go into files, because gloo, which carries the
-    collectives on CPUs, prints lines of its own."""
+    """The lines that each of `count` processes prints which run `code`.
+
+    They go into files, because gloo, which carries the collectives on CPUs, prints lines of its own.
+    """
     folder = Path(tempfile.mkdtemp())
     redirect = 'import os, sys; sys.stdout = open(os.environ["SAID"] + os.environ["PROCESS"], "w")\n'
     started = start_processes(count, "-c", redirect + code, SAID=f"{folder}/", **variables)
@@ -163,7 +166,7 @@ def lines_of(count, code, **variables):
     return [(folder / str(process)).read_text().splitlines() for process in range(count)]
 
 
-program = next(text for text in reversed(In) if text.startswith("# One process:"))  # noqa: F821 (In: the cells that ran)
+program = next(text for text in reversed(In) if text.startswith("# One process:"))  # noqa: F821 (In: what ran)
 first, second = lines_of(2, program)
 print("process 0:", *first, "process 1:", *second, sep="\n  ")
 
@@ -175,8 +178,8 @@ assert abs(float(first[-2].split()[-1]) - float(loss)) < 1e-4
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Process 0 prints what this notebook printed, to within rounding: the devices add up their gradients in another order. Process
-# 1 prints nothing.
+# Process 0 prints what this notebook printed, to within rounding: the devices add up their gradients in another order.
+# Process 1 prints nothing.
 #
 # </details>
 #
@@ -184,9 +187,9 @@ assert abs(float(first[-2].split()[-1]) - float(loss)) < 1e-4
 # shards.** What breaks the rule:
 #
 # * *A process reads a whole array.* `np.asarray(x)` raises an error, as half of `x` belongs to the other process.
-# * *One process calls a collective, and the others do not.* It waits for them forever. Or they are at their next collective,
-#   and the numbers of the two are mixed **without an error**. Every computation on a global array counts as such a call, also
-#   `float(x.mean())` below `if process == 0:`.
+# * *One process calls a collective, and the others do not.* It waits for them forever. Or they are at their next
+#   collective, and the numbers of the two are mixed **without an error**. Every computation on a global array counts as
+#   such a call, also `float(x.mean())` below `if process == 0:`.
 #
 # The first failure on purpose, and the two ways out:
 
@@ -213,35 +216,42 @@ for process, lines in enumerate(lines_of(2, FAILURE)):
     assert lines[2:] == ["all: [0. 1. 2. 3. 4. 5. 6. 7.]", "one number of each process: [ 0. 10.]"]
 
 # %% [markdown]
-# `process_allgather` also takes NumPy values, one of each process, and stacks them: for example the examples that each has
-# read. Its relatives are `sync_global_devices("name")` (a barrier) and `broadcast_one_to_all` (what process 0 knows).
+# `process_allgather` also takes NumPy values, one of each process, and stacks them: for example the examples that each
+# has read. Its relatives are `sync_global_devices("name")` (a barrier) and `broadcast_one_to_all` (what process 0
+# knows).
 #
 # ## One GPU or all GPUs
 #
-# Two layouts are usual: **one process for each GPU**, as with `torchrun`, and **one process for each node**. JAX supports both,
-# with one trap under Slurm and Open MPI. We play Slurm with environment variables: one task on one node. **Predict:** with eight
-# GPUs in the node, on how many does the first of these programs train?
+# Two layouts are usual: **one process for each GPU**, as with `torchrun`, and **one process for each node**. JAX
+# supports both, with one trap under Slurm and Open MPI. We play Slurm with environment variables: one task on one node.
+# The task connects twice, first without arguments and then with the numbers of its GPUs. **Predict:** with eight GPUs
+# in the node, on how many would the task train after each of the two calls?
 
 # %% tags=["prediction"]
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
 SLURM["SLURM_LOCALID"] = "0"  # the number of the task on its node
-seen = []
-for arguments in ("", "local_device_ids=range(8)"):
-    code = f"import jax; jax.distributed.initialize({arguments}); print(jax.config.read('jax_cuda_visible_devices'))"
-    variables = SLURM | {"JAX_COORDINATOR_PORT": str(free_port())}
-    ((visible,),) = lines_of(1, code, **variables)
-    seen.append(visible)
-    print(f"initialize({arguments}): JAX shows this process the GPUs {visible}")
+SLURM["JAX_COORDINATOR_PORT"] = str(free_port())
+TASK = """
+import jax
+jax.distributed.initialize()
+print("initialize():", jax.config.read("jax_cuda_visible_devices"))
+jax.distributed.shutdown()
+jax.distributed.initialize(local_device_ids=range(8))
+print("initialize(local_device_ids=range(8)):", jax.config.read("jax_cuda_visible_devices"))
+"""
+(seen,) = lines_of(1, TASK, **SLURM)
+print("The GPUs that JAX shows to the task, after", *seen, sep="\n  ")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert seen == ["0", "0,1,2,3,4,5,6,7"]
+assert [line.split(": ")[1] for line in seen] == ["0", "0,1,2,3,4,5,6,7"]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# On one. Under Slurm and Open MPI, `jax.distributed.initialize()` assumes one process for each GPU. It hides all GPUs from a
-# process but the one with the process's number on its node. There is no error; seven GPUs stay idle.
+# After the first call, on one. Under Slurm and Open MPI, `jax.distributed.initialize()` assumes one process for each
+# GPU. It hides all GPUs from a process but the one with the process's number on its node. There is no error; seven GPUs
+# stay idle.
 #
 # </details>
 #
@@ -253,50 +263,53 @@ assert seen == ["0", "0,1,2,3,4,5,6,7"]
 # | Open MPI | `mpirun --map-by ppr:8:node` | `mpirun --map-by ppr:1:node` |
 # | in the program | `initialize()` | `initialize(local_device_ids=range(8))` |
 #
-# Instead of the argument you can set `JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7`. On Kubernetes and when you start processes by
-# hand, JAX hides nothing. Slurm's `--gpus-per-task=1` does not go with the first layout: each task then sees a single GPU,
-# called 0, and JAX asks for the numbers 1 to 7. In every program, assert the number that you expect:
+# Instead of the argument you can set `JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7`. On Kubernetes and when you start processes
+# by hand, JAX hides nothing. Slurm's `--gpus-per-task=1` does not go with the first layout: each task then sees a
+# single GPU, called 0, and JAX asks for the numbers 1 to 7. In every program, assert the number that you expect:
 # `assert jax.device_count() == 16`.
 #
 # ## Meshes that know the topology
 #
-# Inside a node of H100s, a GPU sends 450 GB/s by NVLink; between two nodes it is some 50 GB/s (a network card of 400 Gbit/s).
-# So the mesh axis with the most communication should stay inside the nodes. **HSDP** (hybrid sharded data parallel) does this: the parameters are sharded over
-# the GPUs of a node, as with FSDP (lesson 16), and replicated over the nodes. In PyTorch it is `HYBRID_SHARD`. In JAX, it is a
-# mesh of two axes: `replica` over the nodes, and `shard` inside each.
+# Inside a node of H100s, a GPU sends 450 GB/s by NVLink; between two nodes it is some 50 GB/s (a network card of 400
+# Gbit/s). So the mesh axis with the most communication should stay inside the nodes. **HSDP** (hybrid sharded data
+# parallel) does this: the parameters are sharded over the GPUs of a node, as with FSDP (lesson 16), and replicated over
+# the nodes. In PyTorch it is `HYBRID_SHARD`. In JAX, it is a mesh of two axes: `replica` over the nodes, and `shard`
+# inside each.
 #
 # `jax.make_mesh` arranges the devices by the topology of a TPU. For GPU nodes, use `create_hybrid_device_mesh` with
-# `process_is_granule=True`, which puts the devices of a process together. (With one process for each GPU, a process is not a
-# node: then sort `jax.devices()` yourself, as exercise 2 does.) **Predict:** which processes stand in a row of each mesh?
+# `process_is_granule=True`, which puts the devices of a process together. (With one process for each GPU, a process is
+# not a node: then sort `jax.devices()` yourself, as exercise 2 does.) The function reads where devices are and computes
+# nothing, so objects with these attributes can stand for eight GPUs. **Predict:** which processes stand in a row of
+# each mesh?
 
 # %% tags=["prediction"]
-MESHES = """
-import os, jax, numpy as np
+from types import SimpleNamespace
+
 from jax.experimental import mesh_utils
-jax.distributed.initialize(os.environ["COORDINATOR"], int(os.environ["PROCESSES"]), int(os.environ["PROCESS"]))
-hybrid = mesh_utils.create_hybrid_device_mesh((1, 4), (2, 1), process_is_granule=True)  # inside, between
-wrong = np.array(jax.devices()).reshape(4, 2).T
-for name, mesh in (("hybrid", hybrid), ("wrong", wrong)):
-    print(name, [[device.process_index for device in row] for row in mesh])
-"""
-lines, _ = lines_of(2, MESHES)
-print(*lines, sep="\n")
+
+gpus = [SimpleNamespace(id=n, process_index=n // 4, platform="gpu", device_kind="H100") for n in range(8)]
+hybrid = mesh_utils.create_hybrid_device_mesh((1, 4), (2, 1), gpus, process_is_granule=True)  # inside, between
+wrong = np.array(gpus).reshape(4, 2).T
+rows_of = {}
+for name, mesh_of_gpus in (("hybrid", hybrid), ("wrong", wrong)):
+    rows_of[name] = [[gpu.process_index for gpu in row] for row in mesh_of_gpus]
+    print(name, rows_of[name])
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert lines == ["hybrid [[0, 0, 0, 0], [1, 1, 1, 1]]", "wrong [[0, 0, 1, 1], [0, 0, 1, 1]]"]
+assert rows_of == {"hybrid": [[0, 0, 0, 0], [1, 1, 1, 1]], "wrong": [[0, 0, 1, 1], [0, 0, 1, 1]]}
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Both meshes have the shape 2 x 4, and both train correctly. In the wrong one, each row mixes the processes, so that the
-# large exchanges of the axis `shard` cross the slow network. Nothing but the speed tells.
+# Both meshes have the shape 2 x 4, and both train correctly. In the wrong one, each row mixes the processes, so that
+# the large exchanges of the axis `shard` cross the slow network. Nothing but the speed tells.
 #
 # </details>
 #
-# Now HSDP itself, written with `shard_map`, where each collective names its axis. The eight devices of this notebook stand for
-# two nodes with four GPUs each. Each device holds a quarter of `w`. **Predict:** how many bytes of gradients does each device
-# exchange with the other node: as many as `w` has, or fewer?
+# Now HSDP itself, written with `shard_map`, where each collective names its axis. The eight devices of this notebook
+# stand for two nodes with four GPUs each. Each device holds a quarter of `w`. **Predict:** how many bytes of gradients
+# does each device exchange with the other node: as many as `w` has, or fewer?
 
 # %% tags=["prediction"]
 import jax.numpy as jnp
@@ -341,18 +354,18 @@ assert crossing["data parallel"] == w.nbytes == 4 * crossing["HSDP"]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Both give the gradient of a single device. Plain data parallelism passes the whole gradient to an all-reduce that spans both
-# nodes. With HSDP only the quarters cross, and each device stores a quarter of `w`. (For plain data parallelism
-# too, NCCL may add up inside each node first. What HSDP saves in any case is memory.) With `jit`, the two specs are all: `w` placed by
-# `w_spec`, `x` by `x_spec`, and the compiler inserts these collectives.
+# Both give the gradient of a single device. Plain data parallelism passes the whole gradient to an all-reduce that
+# spans both nodes. With HSDP only the quarters cross, and each device stores a quarter of `w`. (For plain data
+# parallelism too, NCCL may add up inside each node first. What HSDP saves in any case is memory.) With `jit`, the two
+# specs are all: `w` placed by `w_spec`, `x` by `x_spec`, and the compiler inserts these collectives.
 #
 # </details>
 #
 # ## Kill one
 #
 # A run on many machines loses one of them sooner or later. The trainer of pmapdp (lesson 14) writes checkpoints: each
-# process writes the shards that it holds, into one folder that all can reach. First the job runs here, in one process with
-# four devices. Then it runs in two processes with two devices each, and we kill process 1 with SIGKILL.
+# process writes the shards that it holds, into one folder that all can reach. First the job runs here, in one process
+# with four devices. Then it runs in two processes with two devices each, and we kill process 1 with SIGKILL.
 # **Predict:** what does process 0 do, which waits for gradients that never come?
 
 # %% tags=["prediction"]
@@ -390,11 +403,11 @@ assert both[0].returncode in (4, -signal.SIGABRT)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Process 0 ended as well. There are two ways. A collective on CPUs may fail as soon as its connection closes: then pmapdp
-# says that another process is lost, or gloo aborts. A process that waits elsewhere, or for NCCL, notices nothing. So JAX lets
-# every process send *heartbeats*: one that sends none for `heartbeat_timeout_seconds` (an argument of `initialize`, 100 by
-# default; 15 here) is lost, and JAX ends all others by SIGABRT, with a message that begins with "Terminating process" and a
-# stack trace.
+# Process 0 ended as well. There are two ways. A collective on CPUs may fail as soon as its connection closes: then
+# pmapdp says that another process is lost, or gloo aborts. A process that waits elsewhere, or for NCCL, notices
+# nothing. So JAX lets every process send *heartbeats*: one that sends none for `heartbeat_timeout_seconds` (an argument
+# of `initialize`, 100 by default; 15 here) is lost, and JAX ends all others by SIGABRT, with a message that begins with
+# "Terminating process" and a stack trace.
 #
 # </details>
 #
@@ -413,28 +426,29 @@ print(f"largest difference to one process: {max(apart):.0e}")
 assert max(apart) < 1e-10
 
 # %% [markdown]
-# The resumed run ends with the parameters of the run in a single process, to within 1e-10 in float64. A checkpoint does not
-# depend on the number of processes, so that may change too. If the scheduler tells you beforehand (SIGTERM), nothing needs to
-# be lost: `multihost_utils.reached_preemption_sync_point(step)` is true in all processes after the same update.
+# The resumed run ends with the parameters of the run in a single process, to within 1e-10 in float64. A checkpoint does
+# not depend on the number of processes, so that may change too. If the scheduler tells you beforehand (SIGTERM),
+# nothing needs to be lost: `multihost_utils.reached_preemption_sync_point(step)` is true in all processes after the
+# same update.
 #
 # ## Exercises
 #
 # The exercises run in this process. Its eight devices stand for those of several processes.
 #
-# **1. `assemble`** (10 minutes): write `make_array_from_process_local_data` yourself, for an array that is split along its first
-# axis. `rows` are this process's NumPy rows for its devices `mine`, in their order. Return the array of shape `shape` with
-# the sharding `sharding`.
+# **1. `assemble`** (10 minutes): write `make_array_from_process_local_data` yourself, for an array that is split along
+# its first axis. `rows` are this process's NumPy rows for its devices `mine`, in their order. Return the array of shape
+# `shape` with the sharding `sharding`.
 # <details><summary>Hint</summary><code>np.split</code>, <code>jax.device_put(part, device)</code>, and
 # <code>jax.make_array_from_single_device_arrays(shape, sharding, parts)</code>.</details>
 #
-# **2. `by_node`** (5 minutes): `found` lists GPUs in any order, and each has `.process_index` and `.id`. There is one process for
-# each GPU, with `each` GPUs to a node, and processes are numbered node by node. Return a NumPy array `[nodes, each]` of
-# them, for a mesh whose second axis stays inside the nodes.
+# **2. `by_node`** (5 minutes): `found` lists GPUs in any order, and each has `.process_index` and `.id`. There is one
+# process for each GPU, with `each` GPUs to a node, and processes are numbered node by node. Return a NumPy array
+# `[nodes, each]` of them, for a mesh whose second axis stays inside the nodes.
 # <details><summary>Hint</summary>Sort by the number of the process, then reshape.</details>
 #
-# **3. `fixed_log`** (3 minutes, find the mistake): every process calls `broken_log` after each epoch. With one process it works.
-# With two, process 0 hangs or says a wrong loss. `mean_loss` is a jitted function of global arrays. Return the loss on every
-# process.
+# **3. `fixed_log`** (3 minutes, find the mistake): every process calls `broken_log` after each epoch. With one process
+# it works. With two, process 0 hangs or says a wrong loss. `mean_loss` is a jitted function of global arrays. Return
+# the loss on every process.
 # <details><summary>Hint</summary>Which processes take part in the all-reduce inside mean_loss?</details>
 
 # %%
@@ -474,7 +488,8 @@ for exercise in (assemble, by_node, fixed_log):
 # - A lost process ends the run in bounded time, and the same command resumes from the last checkpoint.
 #
 # In pmapdp this code is in [processes/join.py](../src/pmapdp/processes/join.py) and
-# [steps/placing.py](../src/pmapdp/steps/placing.py). [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open
-# MPI and Kubernetes. Read on:
-# [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html), and on meshes and networks
-# [How to Scale Your Model](https://jax-ml.github.io/scaling-book/sharding/). Next: [18 Measure and predict](18_measure_and_predict.ipynb).
+# [steps/placing.py](../src/pmapdp/steps/placing.py). [docs/processes.md](../docs/processes.md) has the commands for
+# Slurm, Open MPI and Kubernetes. Read on:
+# [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html), and on meshes and
+# networks [How to Scale Your Model](https://jax-ml.github.io/scaling-book/sharding/). Next:
+# [18 Measure and predict](18_measure_and_predict.ipynb).

@@ -5,7 +5,7 @@ and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells
 
     # %% tags=["prediction"]   the outputs answer a "Predict": folded until the reader unfolds or runs the cell.
                                The next text begins with the answer in words, inside <details>
-    # %% tags=["proof"]        asserts that would give a prediction away: the cell itself is folded
+    # %% tags=["proof"]        asserts that would give predictions away: the cell itself is folded
     # %% tags=["take-home"]    the lesson's subject from imports to result, which needs jax, flax, optax and numpy alone
 """
 
