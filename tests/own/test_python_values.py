@@ -138,5 +138,15 @@ def test_a_recipe_is_not_chosen_by_its_name_alone(settings):
         train(Config(**settings))
 
 
+def test_whole_numbers_beyond_32_bits_are_real_numbers_too():
+    config = dataclasses.replace(RIGHT["config"], optimizer="adamw", clip_norm=2**40, weight_decay=2**40, steps=1)
+    assert train(**RIGHT | {"config": config}).state.step == 1
+
+
+def test_a_start_from_a_name_that_is_too_long_is_one_sentence():
+    with pytest.raises(UserError, match=r"cannot be read \(File name too long"):
+        train(**RIGHT | {"config": dataclasses.replace(RIGHT["config"], init_from="x" * 300)})
+
+
 def test_the_right_values_train():
     assert train(**RIGHT).epochs[-1]["test_examples"] == 40

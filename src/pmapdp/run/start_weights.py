@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ def with_weights(task: Task, path: str) -> tuple[Task, dict[str, Any]]:
     An array is taken where the model has one of its name and shape; the others stay as the seed made them. A
     `UserError` says that there is none to take, or that they cannot be read.
     """
-    theirs, step = of_run(path) if Path(path).is_dir() else of_file(path)
+    theirs, step = of_run(path) if os.path.isdir(path) else of_file(path)
     left: list[str] = []
 
     def chosen(where: Any, ours: np.ndarray) -> np.ndarray:
