@@ -53,7 +53,7 @@ def columns(**ways) -> HTML:
             f'<div><b style="color:#767676;font-size:0.9em">{html.escape(name)}</b>{lines(marked(plain, found[role]))}</div>'
             for name, found in parts.items()
         )
-        grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:0 1.2em;text-align:left"
+        grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:0 1.2em;text-align:left"
         title = f'<div style="margin:0.8em 0 0.2em;border-top:1px solid #76767666;text-align:left"><b>{role}</b></div>'
         rows += f'{title}<div style="{grid}">{cells}</div>'
     return HTML(f"<div>{rows}</div>")
