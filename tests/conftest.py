@@ -8,10 +8,10 @@ import os
 import signal
 from pathlib import Path
 
-from launch import COMPILED, QUICK_COMPILATION
+from launch import COMPILED, IN_TESTS
 from marks import MNIST_REQUIRED
 
-os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
+os.environ.setdefault("XLA_FLAGS", IN_TESTS)
 
 import jax
 import numpy as np

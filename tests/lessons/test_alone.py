@@ -8,7 +8,7 @@ import sys
 import build
 import jupytext
 import pytest
-from launch import QUICK_COMPILATION
+from launch import IN_COMMANDS
 
 LESSONS = build.sources()
 QUICK = (
@@ -66,7 +66,7 @@ def runs_alone(program: str, folder) -> str:
     """What `program` prints; it runs in `folder`, and itself asks for its devices."""
     variables = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "NPROC")
     environment = {name: value for name, value in os.environ.items() if name not in variables}
-    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILATION}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": IN_COMMANDS}
     (folder / "program.py").write_text(program)
     run = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", "program.py"],

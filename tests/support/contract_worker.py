@@ -2,7 +2,6 @@
 
     python contract_worker.py 1,2,3 mlp,cnn      # prints {case: {strategy: what was found}} as JSON
 
-
 Five updates on 83 examples with a global batch of 18 that few counts divide; the last holds 11, so that with 8 devices
 some of them get padding alone. Before each update its batch is evaluated. The reference is one device on the
 unpadded batch; what every device holds is compared with it after each update.
@@ -63,8 +62,8 @@ class Case(NamedTuple):
 
 CASES = (
     Case("mlp"),
-    Case("cnn"),
-    Case("convnet"),
+    Case("cnn", counts=(1, 3, 8)),
+    Case("convnet", counts=(1, 3, 8)),
     Case("text_mlp", counts=(3,)),
     Case("transformer", counts=(4,)),
     Case("speedrun", counts=(5, 7)),

@@ -9,12 +9,12 @@ from pathlib import Path
 
 # Most of a test's time is compilation. These only spare the code generator some work and keep it on one core, for other
 # tests have the rest; the programs of XLA, their collectives and their results stay what they are.
-QUICK_COMPILATION = (
-    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_parallel_codegen_split_count=1"
-)
+QUICK_COMPILATION = "--xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):  # its older code generator, which later versions no longer have
     QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"
+# pytest's own process runs many programs a few times each; a command runs few, and often.
+IN_TESTS = f"{QUICK_COMPILATION} --xla_backend_optimization_level=0"
+IN_COMMANDS = f"{QUICK_COMPILATION} --xla_backend_optimization_level=1"
 # Where JAX keeps compiled programs, and that it keeps all: tests/conftest.py sets them.
 COMPILED = (
     "JAX_COMPILATION_CACHE_DIR",
@@ -34,7 +34,7 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     }
     # Scripts of the tests import from `support`, and everything comes from this tree, wherever the command runs.
     paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS.parent, TESTS.parent / "src"))
-    ours = {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": QUICK_COMPILATION}
+    ours = {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": IN_COMMANDS}
     return {name: value for name, value in (kept | ours | dict(changes or {})).items() if value is not None}
 
 
