@@ -4,6 +4,7 @@ A process cannot change its number of devices: tests of other counts start proce
 the same programs: these are kept in pytest's cache, and `pytest --cache-clear` begins anew.
 """
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -21,6 +22,7 @@ from pmapdp.data import imdb
 from pmapdp.devices import simulate
 from pmapdp.registry import default_data_dir
 
+gc.set_threshold(50_000, 20, 20)  # what JAX traces lives long: the usual 700 costs a tenth of the time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where pytest runs under nohup: commands that it starts must end
 
 IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"

@@ -83,7 +83,7 @@ def test_a_metric_of_ones_own_may_decide(tmp_path):
     ("best", "sentence"),
     [
         ("accuracy", "--best 'accuracy' does not say which is better: try highest:accuracy or lowest:loss"),
-        ("highest:", "try --best highest:accuracy"),
+        ("highest:", "--best 'highest:' does not say which is better: try highest:accuracy or lowest:loss"),
         ("highest:acuracy", "unknown --best 'highest:acuracy': did you mean 'highest:accuracy'"),
     ],
 )

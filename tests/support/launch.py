@@ -22,15 +22,15 @@ COMPILED = (
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
 )
 TESTS = Path(__file__).parent.parent
-JAX_VARIABLES = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA")
+NOT_THEIRS = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA", "PYTHONDONTWRITEBYTECODE")
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """The environment without what JAX or pmapdp read from it, then `changes`; None removes a variable."""
+    """The environment of a user who has set nothing for JAX, pmapdp or Python, then `changes`; None removes a variable."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in JAX_VARIABLES and (name in COMPILED or not name.startswith("JAX_"))
+        if name not in NOT_THEIRS and (name in COMPILED or not name.startswith("JAX_"))
     }
     # Scripts of the tests import from `support`, and everything comes from this tree, wherever the command runs.
     paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS.parent, TESTS.parent / "src"))

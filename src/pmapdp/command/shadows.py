@@ -15,7 +15,7 @@ def shadow(error: BaseException) -> str | None:
     paths = set(filter(os.path.isdir, map(os.path.abspath, sys.path)))
     packages = {each for each in paths if each.endswith("-packages")}
     folders = {each for each in paths - packages if not each.startswith(os.path.dirname(os.path.abspath(os.__file__)))}
-    installed = {name.partition(".")[0] for each in packages for name in os.listdir(each)}
+    installed = {name.partition(".")[0] for each in packages for name in os.listdir(each)} - {"__pycache__"}
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     chain: BaseException | None = error
     while chain is not None:
