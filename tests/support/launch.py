@@ -26,7 +26,7 @@ NOT_THEIRS = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA", "PYTHONDONTWRITEBYTECODE")
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """The environment of a user who has set nothing for JAX, pmapdp or Python, then `changes`; None removes a variable."""
+    """That of a user who has set nothing for JAX, pmapdp or Python, then `changes`; None removes a variable."""
     kept = {
         name: value
         for name, value in os.environ.items()
