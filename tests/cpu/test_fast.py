@@ -44,7 +44,7 @@ def assert_equal(found, wanted, tolerance):
 
 
 @quick(
-    2,
+    1,
     ("model", "strategy", "devices", "accumulate"),
     [
         ("cnn", "pmap", 4, 2),

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from launch import TESTS
 from marks import quick
 from running import run, start
 
@@ -19,7 +20,8 @@ from pmapdp.run.trained import load_run
 
 ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 2))  # of kill and restart
 # A network with batch norm and dropout, so that all kinds of state matter; 23 steps an epoch.
-JOB = ["--model", "convnet", "--devices", 2, "--epochs", 2, "--checkpoint-every", 3, "--global-batch-size", 64]
+NET = TESTS / "support" / "small_net.py"
+JOB = ["--model", f"{NET}:Net", "--devices", 2, "--epochs", 2, "--checkpoint-every", 3, "--global-batch-size", 64]
 
 
 @pytest.fixture(scope="module")
