@@ -60,9 +60,7 @@ def test_batch_norm_is_ready_after_few_updates(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "epochs", "most"), [("float32", 3, (0.01, 0.2)), ("float64", 1, (1e-12, 1e-12))]
-)
+@pytest.mark.parametrize(("dtype", "epochs", "most"), [("float32", 3, (0.01, 0.2)), ("float64", 1, (1e-12, 1e-12))])
 def test_epochs_of_adam_differ_by_amplified_rounding_alone(tmp_path, dtype, epochs, most):
     """In float32 train and test loss stay within 1 % and 20 %; docs/promises.md has the figures that were measured."""
     losses = []
