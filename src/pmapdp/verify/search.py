@@ -92,15 +92,15 @@ class Search:
 
     @property
     def statistics(self) -> set[str]:
-        """The leaves that take no part in the training, and are not computed from its gradient as an average of the
-        parameters is."""
+        """The leaves that take no part in the training and are no averages of the parameters, which are computed from
+        all that a parameter is."""
         names = set(trees.named(self.case.update.state)) - self.trained
         if not self.gradient or not self.gradient.cuts:
             return names
         last = self.gradient.cuts[0]
         behind = self.behind(last)
-        gradient = {place for name in self.trained for place in behind[name] if last.arrays[place]}
-        return {name for name in names if not gradient & behind[name]}
+        trained = [arrays for name in self.trained if (arrays := {each for each in behind[name] if last.arrays[each]})]
+        return {name for name in names if not any(arrays <= behind[name] for arrays in trained)}
 
     def moves(self, name: str) -> tuple[float, float]:
         """How many times as far as in the reference a leaf moves on the first device, and the error of that."""
