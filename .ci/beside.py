@@ -54,7 +54,7 @@ for arguments in (
     ["train", "--steps", "5", "--workdir", "digits", "--no-progress"],
     ["evaluate", "digits", "--json"],
     ["export", "digits", "digits.zip"],
-    ["compare", "--steps", "3", "--devices", "2"],
+    ["compare", "--model", "mlp", "--steps", "3", "--devices", "2", "--strategies", "pmap"],
     ["scaling", "--workload", "resnet-50"],
 ):
     subprocess.run([program, *arguments], check=True, stdout=subprocess.DEVNULL)
