@@ -94,7 +94,6 @@ def check_loss(task: Task, example: Batch) -> None:
         if train:
             check_variables(task, written)
         parts, written_apart = run(*on_two, train=train)
-        check_sums(task, named_sums(whole), named_sums(parts), n, train=train)
         for name, one in written.items() if train else ():
             values, apart = (np.asarray(each, np.float32) for each in (one[:1], written_apart[name]))
             if not np.allclose(values, apart, **nearly(task, train, 1.0), equal_nan=True):
@@ -103,6 +102,7 @@ def check_loss(task: Task, example: Batch) -> None:
                     "context.weights, and add sums and counts up with jax.lax.psum over context.axis_name, unless that "
                     "is None"
                 )
+        check_sums(task, named_sums(whole), named_sums(parts), n, train=train)
 
 
 def nearly(task: Task, train: bool, size: float) -> dict[str, Any]:
