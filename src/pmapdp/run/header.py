@@ -67,7 +67,6 @@ def header(job: Job, state: TrainState) -> list[str]:
         "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
         + micro_batches,
         "model": f"{config.model}, {count_parameters(state.params):,} parameters",
-        "step": "convolutions are rewritten for the CPU (--fast-cpu)" if config.fast_cpu else "",
         "layers": exchanged(job.task.model),
         "state": state_line(state),
         "data": ", ".join([config.dataset, *sizes, *([f"content {job.content}"] if job.content else [])]),
