@@ -55,22 +55,22 @@ def test_default_recipe_reaches_its_accuracy(runs, strategy):
 def test_batch_norm_is_ready_after_few_updates(tmp_path):
     """460 updates: running moments that start from 0 and 1 and move by a hundredth would give less than 0.6."""
     file = tmp_path / "metrics.jsonl"
-    assert train("--model", "convnet", "--strategy", "single", "--metrics-file", file).returncode == 0
+    assert train("--model", "convnet", "--metrics-file", file).returncode == 0
     assert json.loads(file.read_text().splitlines()[-2])["test_accuracy"] >= 0.97
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "epochs", "most"), [("float32", 3, (0.01, 0.2)), ("float64", 1, (1e-12, 1e-12))])
-def test_epochs_of_adam_differ_by_amplified_rounding_alone(tmp_path, dtype, epochs, most):
+@pytest.mark.parametrize(("dtype", "most"), [("float32", (0.01, 0.2)), ("float64", (1e-12, 1e-12))])
+def test_three_epochs_of_adam_differ_by_amplified_rounding_alone(tmp_path, dtype, most):
     """In float32 train and test loss stay within 1 % and 20 %; docs/promises.md has the figures that were measured."""
     losses = []
     for strategy, devices in (("single", 1), ("pmap", 3 if dtype == "float64" else 7)):
         file = tmp_path / f"{devices}.jsonl"
-        job = ["--model", "convnet", "--global-batch-size", 50, "--epochs", epochs, "--dtype", dtype, "--no-progress"]
+        job = ["--model", "convnet", "--global-batch-size", 50, "--epochs", 3, "--dtype", dtype, "--no-progress"]
         done = train(*job, "--strategy", strategy, "--devices", devices, "--metrics-file", file)
         assert done.returncode == 0, done.stderr
-        lines = [json.loads(line) for line in file.read_text().splitlines()[1:-1]]
-        losses.append([(line["train_loss"], line["test_loss"]) for line in lines])
+        epochs = [json.loads(line) for line in file.read_text().splitlines()[1:-1]]
+        losses.append([(epoch["train_loss"], epoch["test_loss"]) for epoch in epochs])
     one, other = np.array(losses)
     assert (abs(other / one - 1) < most).all(), other / one - 1
 

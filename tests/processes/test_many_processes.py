@@ -31,7 +31,7 @@ JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--
     [
         (2, 3, "mlp", "pmap,jit,shard_map"),
         pytest.param(2, 3, "convnet", "pmap,jit", marks=pytest.mark.slow),
-        pytest.param(4, 2, "mlp", "shard_map", marks=pytest.mark.slow),
+        pytest.param(4, 2, "mlp", "pmap,jit,shard_map", marks=pytest.mark.slow),
     ],
 )
 def test_strategies_equal_one_device(tmp_path, count, devices, model, strategies):

@@ -62,21 +62,21 @@ class Case(NamedTuple):
 
 CASES = (
     Case("mlp"),
-    Case("cnn", counts=(1, 3, 8)),
-    Case("convnet", counts=(1, 3, 8)),
+    Case("cnn"),
+    Case("convnet"),
     Case("text_mlp", counts=(3,)),
-    Case("transformer", counts=(2,)),
-    Case("speedrun", counts=(5,)),
-    Case("mlp", accumulate=2, counts=(1, 2)),
+    Case("transformer", counts=(4,)),
+    Case("speedrun", counts=(5, 7)),
+    Case("mlp", accumulate=2, counts=(1, 4)),
     Case("mlp", accumulate=3, counts=(5,)),
     Case("cnn", accumulate=2, counts=(3,)),
-    Case("cnn", accumulate=3, counts=(5,)),
+    Case("cnn", accumulate=3, counts=(4,)),
     Case("mlp", "sgd", counts=(1, 2)),
     Case("convnet", "sgd", counts=(2,)),
     Case("convnet", "sgd", accumulate=2, counts=(3,)),
-    Case("mlp", "sgd", "float32", counts=(3,)),
-    Case("cnn", "sgd", "float32", counts=(5,)),
-    Case("convnet", "sgd", "float32", counts=(2,)),
+    Case("mlp", "sgd", "float32", counts=(3, 7)),
+    Case("cnn", "sgd", "float32", counts=(7,)),
+    Case("convnet", "sgd", "float32", counts=(4,)),
 )
 
 

@@ -53,7 +53,7 @@ def test_a_planted_mistake_is_found_and_named(mistake, way):
         report.require()
 
 
-# Two mistakes at once: those whose traces resemble one another, each with the two that follow it in the circle, each
+# Two mistakes at once: those whose traces resemble one another, each with the three that follow it in the circle, each
 # pair under one of the three ways by turns.
 ENTANGLED = (
     "left out", "sum for mean", "averaged twice", "weight decay", "local normalisation", "averaged statistics",
@@ -63,7 +63,7 @@ ONE_PLACE = (  # of the program, in which only one of them can be made; or, one 
     {"left out", "nonlinear"}, {"sum for mean", "averaged twice"}, {"same mask", "other random numbers"},
     {"local normalisation", "averaged statistics"},
 )  # fmt: skip
-PAIRS = [pair for near in (1, 2) for pair in zip(ENTANGLED, ENTANGLED[near:] + ENTANGLED[:near], strict=True)]
+PAIRS = [pair for near in (1, 2, 3) for pair in zip(ENTANGLED, ENTANGLED[near:] + ENTANGLED[:near], strict=True)]
 PAIRS = [pair for pair in PAIRS if not any(set(pair) <= one for one in ONE_PLACE)]
 PAIRS += [("check_vma", "transfer"), ("replicated in the step", "transfer")]
 # What is true of a mistake besides its own sentence, and leads to it.
