@@ -5,9 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 from examples import parts
-from scipy.interpolate import RegularGridInterpolator
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from pmapdp.data.digits import FILE, enlarge
 from pmapdp.registry import load_data
@@ -23,6 +20,14 @@ def digits():
     return load_data("digits")
 
 
+@pytest.fixture(scope="module")
+def theirs():
+    """The digits of scikit-learn, which takes a second to import."""
+    from sklearn.datasets import load_digits
+
+    return load_digits()
+
+
 def test_sizes_and_types(digits):
     for split, examples in ((digits.train, 1437), (digits.test, 360)):
         assert split.inputs.shape == (examples, 28, 28, 1)
@@ -33,17 +38,18 @@ def test_sizes_and_types(digits):
         assert split.inputs.max() == 255
 
 
-def test_every_class_has_its_share_of_the_test_set(digits):
-    in_all = np.bincount(load_digits().target)
+def test_every_class_has_its_share_of_the_test_set(digits, theirs):
+    in_all = np.bincount(theirs.target)
     in_test = np.bincount(digits.test.labels)
     assert np.abs(in_test - in_all * 360 / 1797).max() < 1
     np.testing.assert_array_equal(np.bincount(digits.train.labels) + in_test, in_all)
 
 
-def test_the_file_holds_what_scikit_learn_gives():
+def test_the_file_holds_what_scikit_learn_gives(theirs):
     """How it was made: their digits, their split."""
-    scans, labels = load_digits(return_X_y=True)
-    wanted = train_test_split(scans, labels, test_size=360, stratify=labels, random_state=0)
+    from sklearn.model_selection import train_test_split
+
+    wanted = train_test_split(theirs.data, theirs.target, test_size=360, stratify=theirs.target, random_state=0)
     with np.load(FILE) as arrays:
         for name, values in zip(("train_scans", "test_scans", "train_labels", "test_labels"), wanted, strict=True):
             assert arrays[name].dtype == np.uint8
@@ -58,14 +64,16 @@ def test_the_split_never_changes(digits, part):
     assert hashlib.sha256(content).hexdigest() == SHA256[part]
 
 
-def test_no_scan_is_in_both_parts(digits):
+def test_no_scan_is_in_both_parts(digits, theirs):
     scans = sorted(enlarged.tobytes() for part in parts(digits) for enlarged in part.inputs)
-    originals = np.rint(enlarge(load_digits().images) * 255 / 16).astype(np.uint8)
+    originals = np.rint(enlarge(theirs.images) * 255 / 16).astype(np.uint8)
     assert scans == sorted(image.tobytes() for image in originals)
 
 
-def test_enlarge_equals_scipy():
-    images = load_digits().images[:3]
+def test_enlarge_equals_scipy(theirs):
+    from scipy.interpolate import RegularGridInterpolator
+
+    images = theirs.images[:3]
     centres = (np.arange(28) + 0.5) * 8 / 28 - 0.5
     points = np.clip(np.stack(np.meshgrid(centres, centres, indexing="ij"), -1), 0, 7)
     wanted = [RegularGridInterpolator((np.arange(8), np.arange(8)), image)(points) for image in images]

@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 from examples import parts
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from pmapdp.data import reviews
 from pmapdp.data.tfidf import Tfidf
@@ -47,6 +46,8 @@ def test_a_reader_who_minds_negations_finds_the_class(corpus):
 
 def test_tfidf_equals_scikit_learn(corpus):
     """float64 and its own vocabulary there; the columns beyond the vocabulary are 0."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
+
     data, _ = viewed(load_data("reviews"), MODELS["text_mlp"])
     vectorizer = TfidfVectorizer(max_features=1200)
     wanted = vectorizer.fit_transform(corpus.train.texts).toarray(), vectorizer.transform(corpus.test.texts).toarray()

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 from archives import pack, unpack
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from pmapdp.command.ending import run_command
 from pmapdp.config import Config
@@ -89,6 +88,8 @@ def test_transformer_same_logits_through_strings(transformer):
 
 def test_features_equal_those_of_training(run):
     """Those of scikit-learn, fitted to the training set."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
+
     corpus = load_data("reviews")
     vectorizer = TfidfVectorizer(max_features=1200, dtype=np.float32).fit(corpus.train.texts)
     wanted = vectorizer.transform(corpus.test.texts).toarray()

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import build
-import jupytext
 import pytest
 from launch import IN_COMMANDS
+from notebooks import source
 
 LESSONS = build.sources()
 QUICK = (
@@ -34,7 +34,7 @@ def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(lesson, tmp
 
 
 def take_home(lesson) -> str:
-    (cell,) = (cell for cell in jupytext.read(lesson).cells if build.TAKE_HOME in cell.metadata.get("tags", []))
+    (cell,) = (cell for cell in source(lesson).cells if build.TAKE_HOME in cell.metadata.get("tags", []))
     return cell.source
 
 

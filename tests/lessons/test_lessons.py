@@ -6,9 +6,8 @@ import inspect
 import re
 
 import build
-import jupytext
-import nbformat
 import pytest
+from notebooks import built, source
 
 LESSONS = build.sources()
 MOST_CELLS, MOST_CODE_LINES, MOST_WORDS, MOST_BYTES = 30, 200, 2500, 200_000
@@ -41,10 +40,9 @@ def test_there_are_lessons():
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_notebook_is_in_step_with_its_source(lesson):
-    notebook = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4)
-    nbformat.validate(notebook)
+    notebook = built(lesson)
     again = f"run `python lessons/build.py {lesson.name[:2]}`"
-    assert source_cells(notebook) == source_cells(jupytext.read(lesson)), again
+    assert source_cells(notebook) == source_cells(source(lesson)), again
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1)), again
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
@@ -56,7 +54,7 @@ def test_notebook_is_in_step_with_its_source(lesson):
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_printed_code_of_the_package_is_todays(lesson):
-    cells = [cell for cell in nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells if "outputs" in cell]
+    cells = [cell for cell in built(lesson).cells if "outputs" in cell]
     names: dict = {}
     code = "\n".join(cell.source for cell in cells)
     for line in re.findall(r"^from pmapdp.*", code, re.MULTILINE):
@@ -70,7 +68,7 @@ def test_printed_code_of_the_package_is_todays(lesson):
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_lesson_keeps_to_its_limits(lesson):
-    notebook = jupytext.read(lesson)
+    notebook = source(lesson)
     assert len(notebook.cells) <= MOST_CELLS
     assert code_lines(notebook) <= MOST_CODE_LINES
     assert words(notebook) <= MOST_WORDS
@@ -87,7 +85,7 @@ def test_a_lesson_that_does_not_exist_is_not_built(number, capsys):
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_pictures_have_an_alternative_text(lesson):
     """As HTML elements, because JupyterLab gives an output of the type image/png or image/svg+xml none."""
-    cells = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells
+    cells = built(lesson).cells
     data = [output.data for cell in cells for output in cell.get("outputs", []) if "data" in output]
     assert not [kind for each in data for kind in each if kind.startswith("image/")]
     pictures = [each for each in data if "<img" in each.get("text/html", "")]
@@ -100,7 +98,7 @@ def test_pictures_have_an_alternative_text(lesson):
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_what_answers_a_prediction_is_folded(lesson):
-    cells = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells
+    cells = built(lesson).cells
     for number, cell in enumerate(cells):
         folded = cell.metadata.get("jupyter", {})
         assert folded.get("outputs_hidden", False) == has(cell, build.PREDICTION), cell.source
@@ -127,14 +125,14 @@ def checks(cell) -> list[str]:
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_no_assert_gives_a_prediction_away(lesson):
     """They stand in a cell of their own with the tag `proof`, which is folded."""
-    for cell in jupytext.read(lesson).cells:
+    for cell in source(lesson).cells:
         if has(cell, build.PREDICTION) and not has(cell, build.TAKE_HOME):
             assert not checks(cell)
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_first_cell_has_six_imports_and_says_what_to_do_in_colab(lesson):
-    first = next(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "code")
+    first = next(cell.source for cell in source(lesson).cells if cell.cell_type == "code")
     imports = [node for node in ast.parse(first).body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert len(imports) <= MOST_IMPORTS
     assert "Colab" in first

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import jax
-import kubernetes_validate
 import numpy as np
 import pytest
 import slurm_cluster
@@ -111,6 +110,8 @@ def documents() -> list[dict]:
 
 def test_kubernetes_manifest_is_valid():
     """Against the published schemas; a JobSet's own fields, of which there are few, against its v1alpha2 definition."""
+    import kubernetes_validate  # takes a second, in every process of pytest
+
     *others, jobset = documents()
     job = jobset["spec"]["replicatedJobs"][0]["template"]
     alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, **job}
