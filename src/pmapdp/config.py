@@ -235,6 +235,17 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def plain(value: Any) -> Any:
+    """A value without what a subclass adds to texts and numbers, for example an enum, or a number of NumPy."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__int__(value)
+    return tuple(map(plain, tuple.__iter__(value))) if isinstance(value, tuple) else value
+
+
 def is_a(kind: Any, value: Any) -> bool:
     """Whether a value is of the type of a field, as `isinstance`; a whole number is a number too."""
     if typing.get_origin(kind) is tuple:
@@ -245,10 +256,11 @@ def is_a(kind: Any, value: Any) -> bool:
 
 
 def check_values(config: Config) -> None:
-    """Refuse a value that is of another type or beyond its limits; the `UserError` names one that works."""
+    """Refuse a value that is of another type or beyond its limits; the `UserError` names one that works. Those of a
+    subclass, and whole numbers in the place of real ones, become what the type says."""
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(config):
-        name, value, kind = field.name, getattr(config, field.name), types[field.name]
+        name, value, kind = field.name, plain(getattr(config, field.name)), types[field.name]
         if typing.get_origin(kind) is Literal:
             if not isinstance(value, str) or value not in typing.get_args(kind):
                 given = value if isinstance(value, str) else shown(value)
@@ -264,6 +276,10 @@ def check_values(config: Config) -> None:
             if isinstance(value, float) and not math.isfinite(value):
                 why = "is not a finite number"
             raise UserError(f"{flag(name)} {shown(value)} {why}: try {flag(name)} {example}")
+        if value == "":
+            raise UserError(f"{flag(name)} '' is empty: leave it out")
+        number = isinstance(value, int) and isinstance(0.0, kind)
+        object.__setattr__(config, name, float(value) if number else value)  # the way of a frozen dataclass
 
 
 def check_together(config: Config) -> None:

@@ -15,6 +15,9 @@ class UserError(Exception):
 
     status = 2
 
+    def __str__(self) -> str:
+        return in_one_line(super().__str__())
+
 
 class FailedError(UserError):
     """The program of the user's that was looked at is wrong; commands exit with status 1."""
@@ -51,6 +54,19 @@ class StoppedError(Exception):
     def __init__(self, message: str, status: int, state: Any = None):
         super().__init__(message)
         self.status, self.state = status, state
+
+
+def in_one_line(text: str) -> str:
+    """A text as one line that a screen can show. Names of files may be very long, and hold line breaks and characters
+    that steer a terminal: they are shown, not obeyed."""
+    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return line if len(line) <= 2000 else f"{line[:1000]}...{line[-1000:]}"
+
+
+def require(kind: type, name: str, value: Any, works: str) -> None:
+    """Refuse an argument, called `name`, that is of another kind; `works` is one that is."""
+    if not isinstance(value, kind):
+        raise UserError(f"{name}={shown(value)} is no {kind.__name__}: give {works}")
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:

@@ -21,7 +21,7 @@ from pmapdp.config import Config, flag
 from pmapdp.cpu import fast
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet, Texts
-from pmapdp.errors import DivergedError, EvaluationError, UserError
+from pmapdp.errors import DivergedError, EvaluationError, UserError, require
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
@@ -169,7 +169,8 @@ def prepare(
     Raises:
         UserError: the configuration fits neither the machine nor the data, or the processes differ.
     """
-    check_own(model, loss, metrics)
+    require(Config, "config", config, "pmapdp.config.Config(devices=8)")
+    require(Peers, "peers", peers, "none")
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise UserError(
@@ -254,7 +255,9 @@ def make_task(
 ) -> Task:
     """What is trained, without its optimizer, which depends on how the batch is split. The other arguments as for
     `prepare`."""
-    built = exchange(built_model(model or find_model(config.model), config.seed, config.dtype))
+    check_own(model, loss, metrics)
+    model = find_model(config.model) if model is None else model
+    built = exchange(built_model(model, config.seed, config.dtype))
     chosen = config.trainable if trainable is None else trainable
     check_trainable(built, chosen)
     usual = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=metrics)

@@ -58,9 +58,9 @@ def make_optimizer(
         "sgd": lambda: optax.sgd(schedule),
         "momentum": lambda: optax.sgd(schedule, momentum=0.9),
         "adam": lambda: optax.adam(schedule),
-        "adamw": lambda: optax.adamw(schedule, weight_decay=float(config.weight_decay)),
+        "adamw": lambda: optax.adamw(schedule, weight_decay=config.weight_decay),
     }
     rule = own(schedule) if own else ours[config.optimizer]()
     if config.clip_norm is None:
         return rule
-    return optax.chain(optax.clip_by_global_norm(float(config.clip_norm)), rule)
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

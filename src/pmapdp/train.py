@@ -65,7 +65,7 @@ def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch
             workdir a checkpoint was written, without one its `state` has the state.
     """
     started = time.perf_counter()
-    peers = peers or of_this_program(config)
+    peers = of_this_program(config, peers)
     config = with_full_paths(config, first=peers.first)
     require_recipe(config)
     if config.compile_cache:

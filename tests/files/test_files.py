@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from pmapdp.command.ending import run_command
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, in_one_line
 from pmapdp.files.python_files import from_python_file
 from pmapdp.files.reading import read_file, read_json
 from pmapdp.files.writing import require_writable, write_file
@@ -47,7 +47,7 @@ def test_what_cannot_be_read(place, name):
     why = WRONG.get(name, "")
     with pytest.raises(UserError) as caught:
         read_file(name, advice="name another")
-    assert str(caught.value).startswith(f"{name or repr('')} cannot be read ({why}")
+    assert str(caught.value).startswith(f"{in_one_line(name) or repr('')} cannot be read ({why}")
     assert str(caught.value).endswith("): name another")
 
 

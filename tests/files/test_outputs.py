@@ -129,6 +129,14 @@ def test_where_the_command_prints_is_no_output(place, name):
         os.close(kept)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("new.json", HTML), ("new.html", JSON), ("new.html", LINES), ("empty.json", HTML)]
+)
+def test_an_ending_that_says_another_kind_is_refused(place, name, kind):
+    with pytest.raises(UserError, match=f"--page {name} is the name of a file of another kind: name another file"):
+        check_outputs(Output("--page", name, kind))
+
+
 def test_two_outputs_have_two_names(place):
     os.symlink("page", "other name")
     with pytest.raises(UserError, match="--html other name is also what --json names"):

@@ -47,6 +47,7 @@ RIGHT = {
     "schedule": None,
     "trainable": None,
     "after_epoch": None,
+    "peers": None,
 }
 # Made when a test asks for them: JAX must not start before.
 VALUES = {
@@ -138,9 +139,58 @@ def test_a_recipe_is_not_chosen_by_its_name_alone(settings):
         train(Config(**settings))
 
 
-def test_whole_numbers_beyond_32_bits_are_real_numbers_too():
-    config = dataclasses.replace(RIGHT["config"], optimizer="adamw", clip_norm=2**40, weight_decay=2**40, steps=1)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw", "clip_norm": 2**40, "weight_decay": 2**40},
+        {"schedule": "piecewise", "switch_epochs": (1,), "switch_factor": 2**40},
+    ],
+)
+def test_whole_numbers_beyond_32_bits_are_real_numbers_too(settings):
+    config = dataclasses.replace(RIGHT["config"], steps=1, **settings)
     assert train(**RIGHT | {"config": config}).state.step == 1
+
+
+class Name(str):
+    """A text that shows itself as another, or cannot."""
+
+    __hash__ = str.__hash__
+
+    def __repr__(self):
+        raise ValueError("no")
+
+    __str__ = __eq__ = __repr__
+
+
+class Number(int):
+    __repr__ = __str__ = __bool__ = __eq__ = Name.__repr__
+
+
+def test_settings_of_a_subclass_become_plain_values():
+    """The enums of a program among them, which Python 3.11 formats by their own names."""
+    config = Config(strategy=Name("jit"), devices=Number(2), learning_rate=np.float64(1), trainable=(Name("out"),))
+    assert config == Config(strategy="jit", devices=2, learning_rate=1.0, trainable=("out",))
+    assert {type(config.strategy), type(config.trainable[0]), type(config.learning_rate)} == {str, float}
+    with pytest.raises(UserError, match="unknown strategy 'jot'"):
+        Config(strategy=Name("jot"))
+
+
+@pytest.mark.parametrize("name", ["workdir", "init_from", "mesh", "data_dir", "metrics_file"])
+def test_an_empty_text_is_not_taken_for_none(name):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} '' is empty: leave it out"):
+        Config(**{name: ""})
+
+
+@pytest.mark.parametrize("path", ["a\nb\x1b[31m", "x" * 100_000])
+@pytest.mark.parametrize("setting", ["model", "dataset", "init_from", "workdir"])
+def test_a_path_of_any_text_is_told_in_one_line(path, setting):
+    """Names of files as the system takes them, however long."""
+    ending = {"model": ".py:Net", "dataset": ".npz"}.get(setting, "\0")
+    config = dataclasses.replace(RIGHT["config"], **{setting: path + ending})
+    with pytest.raises(UserError) as caught:
+        train(**{name: value for name, value in RIGHT.items() if name not in ("model", "data")} | {"config": config})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2100
 
 
 def test_a_start_from_a_name_that_is_too_long_is_one_sentence():

@@ -90,7 +90,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["", "gs://bucket/run", "s3://bucket/run", "x" * 300, "run\0"])
 def test_a_name_that_is_no_folder_is_refused(name):
-    with pytest.raises(UserError, match=r"--workdir .*(runs/first|give it a name|mount the bucket)"):
+    with pytest.raises(UserError, match=r"--workdir .*(runs/first|leave it out|mount the bucket)"):
         begin(name)
 
 

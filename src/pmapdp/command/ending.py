@@ -17,7 +17,7 @@ from typing import TextIO
 
 from pmapdp.command.environment import cannot_start
 from pmapdp.command.shadows import shadow
-from pmapdp.errors import StoppedError, UserError, reason
+from pmapdp.errors import StoppedError, UserError, in_one_line, reason
 from pmapdp.files.python_files import own_fault
 
 TRACEBACK = "PMAPDP_TRACEBACK"  # set in the environment, it shows where an unexpected error comes from
@@ -93,11 +93,7 @@ def no_memory(error: BaseException) -> str | None:
 
 
 def say(line: str, status: int) -> int:
-    """Print one line on standard error, if anybody can read it, and return the status.
-
-    Names of files may hold line breaks and characters that steer a terminal: they are shown, not obeyed.
-    """
-    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+    """Print one line on standard error, if anybody can read it, and return the status."""
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(in_one_line(line), file=sys.stderr, flush=True)
     return status

@@ -11,12 +11,13 @@ from pmapdp.config import Config
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, require
 from pmapdp.export.read import Exported, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.loss import MetricSums, metric_sums, named_sums
 from pmapdp.metrics import Totals
 from pmapdp.own.arrays import check_part
+from pmapdp.own.data_sets import as_part
 from pmapdp.registry import load_data
 from pmapdp.run.trained import load_state, read_config
 
@@ -25,7 +26,7 @@ def respread(config: Config, strategy: str | None, devices: int | None) -> Confi
     """The configuration of a run, spread by another strategy or over another number of devices where they are given."""
     if strategy is None and devices is None:
         return config
-    if devices is None and strategy != "single":
+    if devices is None and not (isinstance(strategy, str) and strategy == "single"):
         devices = config.devices
     spread: dict[str, Any] = {"strategy": config.strategy if strategy is None else strategy, "devices": devices}
     # A mesh is for one number of devices, and the other settings do not go with every strategy.
@@ -35,6 +36,8 @@ def respread(config: Config, strategy: str | None, devices: int | None) -> Confi
 def evaluate_exported(exported: Exported, split: Any) -> Totals:
     """The model's loss and metrics over exactly the examples of `split`; texts go through the view in its file, as
     strings do in use."""
+    require(Exported, "exported", exported, "pmapdp.export.read.load_exported(path)")
+    split = as_part("the test", split, exported.metadata["labels"])
     split = Split(exported.view(split.texts), split.labels) if isinstance(split, Texts) else split
     part, totals = check_part("the test", split, exported.classifies), Totals()
     with exported.precision():

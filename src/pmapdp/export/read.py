@@ -70,28 +70,28 @@ class Exported:
         given = shown(inputs)
         try:
             inputs = jax.tree.map(np.asarray, inputs, is_leaf=lambda each: not isinstance(each, dict))
-            given = described(jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": list(x.shape)}, inputs))
+            given = in_words(jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": list(x.shape)}, inputs))
             with self.precision():
                 parts = [answer(start) for start in range(0, len(jax.tree.leaves(inputs)[0]), EXAMPLES_PER_CALL)]
             outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         except Exception as error:  # JAX has several for what it cannot call
             raise UserError(
                 f"the model does not take inputs {given} ({reason(error)}): give it what it was trained on, "
-                f"{described(self.metadata['input'])}"
+                f"{in_words(self.metadata['input'])}"
             ) from error
         if not all(np.isfinite(each).all() for each in outputs.values()):
             raise UserError("the model answers with nan: train it again with a lower --learning-rate")
         return outputs
 
 
-def described(arrays: dict[str, Any]) -> str:
+def in_words(arrays: dict[str, Any]) -> str:
     """Shape and type of an array, from what `metadata["input"]` has of it, or of each in a dictionary."""
     match arrays:
         case {"dtype": str(dtype), "shape": [*shape]}:
             return f"{shape} of {dtype}"
         case {**others} if not others:
             raise ValueError("its input has no shape and type")
-    return ", ".join(f"{name!r} {described(each)}" for name, each in arrays.items())
+    return ", ".join(f"{name!r} {in_words(each)}" for name, each in arrays.items())
 
 
 def load_exported(path: str | Path) -> Exported:
@@ -121,7 +121,7 @@ def load_exported(path: str | Path) -> Exported:
                         raise ValueError("its labels are not all texts")
                 case _:
                     raise ValueError(f"{METADATA} has another form")
-            described(metadata["input"])
+            in_words(metadata["input"])
             loss = [LOSS] if LOSS in archive.namelist() else []
             programs = [bytearray(archive.read(name)) for name in (PROGRAM, *loss)]
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}

@@ -54,7 +54,7 @@ from flax import nnx
 from pmapdp import __version__
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, reason, require
 from pmapdp.export.read import ARRAYS, FORMAT, LOSS, METADATA, PROGRAM, VIEW, Exported
 from pmapdp.files.outputs import MODEL, Output, check_outputs
 from pmapdp.files.reading import require_path
@@ -64,7 +64,7 @@ from pmapdp.models.layers import Context, call
 from pmapdp.own.arrays import check_data
 from pmapdp.own.data_file import own_files
 from pmapdp.own.data_sets import as_data_set
-from pmapdp.registry import load_data, view_of, viewed
+from pmapdp.registry import VIEWS, load_data, view_of, viewed
 from pmapdp.run.trained import load_state, read_config, trained_task
 from pmapdp.state import Task, TrainState, count_parameters
 
@@ -136,6 +136,9 @@ def export_model(
     Raises:
         UserError: `path` cannot be written, or the parameters or the answers are no finite numbers.
     """
+    require(TrainState, "state", state, "that of pmapdp.run.trained.load_run(workdir)")
+    require(Split, "examples", examples, "pmapdp.data.dataset.Split(inputs, labels)")
+    require(dict, "metadata", metadata, "{'labels': ()}")
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
@@ -185,7 +188,7 @@ def export_model(
                 f"the model answers {[*output.shape]}, not one row for each example: return [n, ...] arrays"
             )
     C = model.out_avals[0].shape[-1] if task.classifies else 0
-    classes = list(map(str, metadata["labels"])) or [str(number) for number in range(C)]
+    classes = list(map(str, metadata.get("labels", ()))) or [str(number) for number in range(C)]
     if task.classifies and len(classes) != C:
         raise UserError(f"the model has {C} classes, and the data set names {len(classes)}: name all of them, or none")
     metadata = {
@@ -204,7 +207,9 @@ def export_model(
     }
     Exported(metadata, model, arrays).outputs(examples.inputs)  # finite parameters may be too large for finite answers
     files = {METADATA: json.dumps(metadata, indent=2).encode(), **programs}
-    if view:
+    if view is not None:
+        kind = VIEWS.get(view_of(task.model), type(None))
+        require(kind, "view", view, "the one that was fitted to the training texts, or None")
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
     zipped = io.BytesIO()
     np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pmapdp.files.writing import WRITE_ADVICE, require_writable
 # How a file of each kind begins. Lines are appended, to those of other runs; files of the other kinds are replaced.
 JSON, LINES, HTML = (re.compile(start, re.IGNORECASE) for start in (rb"{", rb'{"event": ', b"<!doctype html>"))
 MODEL = re.compile(rb"PK\x03\x04.{26}arrays/", re.DOTALL)  # a zip, in which what is exported is first
+ENDINGS = {".json": (JSON, LINES), ".html": (HTML,)}
 
 # What a run has in its folder, and how the names of its files for TensorBoard begin.
 RUN = ("config.json", "metrics.jsonl", "log.txt", "pmapdp.lock", "checkpoints", "damaged", "profile")
@@ -71,6 +72,8 @@ def check_outputs(
                         what = "a file of another kind, which would be lost"
                     elif kind is LINES and os.fstat(file.fileno()).st_nlink > 1:
                         what = "a file with several names, under each of which it would change"
+        if not what and kind not in ENDINGS.get(target.suffix, [kind]):
+            what = "the name of a file of another kind"
         if what:
             raise UserError(f"{given} is {what}: name another file")
         taken[place_of(path)] = f"also what {name} names"

@@ -19,7 +19,11 @@ READ_ADVICE = "name another file"
 
 def require_path(path: Any) -> None:
     """Refuse what is neither a text nor a `pathlib.Path`."""
-    if not isinstance(path, str | os.PathLike):
+    try:
+        fits = isinstance(os.fspath(path), str)
+    except Exception:  # of a class of the user's own
+        fits = False
+    if not fits:
         raise UserError(f"{shown(path)} is no path: give a text or a pathlib.Path")
 
 

@@ -34,23 +34,23 @@ def as_data_set(data: Any) -> DataSet:
     elif unnamed and isinstance(data.train, tuple) and len(data.train) > 1 and are_names(data.train[1]):
         classes = names_of(data.train[1])
 
-    def part(name: str, value: Any) -> Any:
-        if type(value) is tuple and len(value) in (2, 3):
-            value = Split(*value)
-        if isinstance(value, Split | Texts):
-            if are_names(value.labels):
-                return value._replace(labels=numbers_of(f"{NAMES[name]} labels", value.labels, classes))
-            return value
-        if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, Mapping | str | bytes):
-            return Examples(value, NAMES[name], classes)
-        raise UserError(
-            f"{NAMES[name]} data={shown(value)} are no examples: give Split(inputs, labels), or what has len(data) and "
-            "data[i], a pair (inputs, label); of a loader give its data set, as batches are made here"
-        )
+    parts: Any = {name: as_part(NAMES[name], value, classes) for name, value in data.parts.items()}
+    return DataSet(**parts, classes=classes, augment=data.augment)
 
-    return DataSet(
-        part("train", data.train),
-        **{name: part(name, value) for name, value in data.parts.items() if name != "train"},
-        classes=classes,
-        augment=data.augment,
+
+def as_part(name: str, value: Any, classes: Any) -> Any:
+    """A part of a data set, called `name`, whose classes have these names; errors as of `as_data_set`."""
+    if type(value) is tuple and len(value) in (2, 3):
+        value = Split(*value)
+    if isinstance(value, Split | Texts):
+        if are_names(value.labels):
+            return value._replace(labels=numbers_of(f"{name} labels", value.labels, classes))
+        return value
+    if isinstance(value, Examples):
+        return value
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, Mapping | str | bytes):
+        return Examples(value, name, classes)
+    raise UserError(
+        f"{name} data={shown(value)} are no examples: give Split(inputs, labels), or what has len(data) and data[i], "
+        "a pair (inputs, label); of a loader give its data set, as batches are made here"
     )

@@ -14,7 +14,7 @@ from jax.errors import JaxRuntimeError
 from pmapdp import devices
 from pmapdp.command.ending import say
 from pmapdp.config import Config, flag
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, reason, require
 from pmapdp.processes.options import ProcessesOptions, check_options, check_several, split_address
 from pmapdp.processes.peers import ALONE, Peers, failing_together
 from pmapdp.sharding.notation import number_of_devices
@@ -45,9 +45,12 @@ def joined(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
             jax.distributed.shutdown()
 
 
-def of_this_program(config: Config) -> Peers:
-    """The processes of a program that has called `jax.distributed.initialize` itself, which also ends that connection;
-    any other is alone. Errors as of `joined`."""
+def of_this_program(config: Config, given: Peers | None = None) -> Peers:
+    """The processes that are `given`, or those of a program that has called `jax.distributed.initialize` itself, which
+    also ends that connection; any other is alone. Errors as of `joined`."""
+    if given is not None:
+        require(Peers, "peers", given, "none")
+        return given
     if not jax.distributed.is_initialized():
         return ALONE
     check_several(config)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from pmapdp.config import Config
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, require
 from pmapdp.job import make_task
 from pmapdp.optimizer import make_optimizer
 from pmapdp.own.training import check_optimizer
@@ -50,6 +50,7 @@ def load_state(path: str | Path, task: Task, *, best: bool = False) -> tuple[Tra
     """The newest intact checkpoint in the folder of a run of `task`, or that of its `best` epoch: state on the host,
     and its progress. A `UserError` says that there is none, or that its config.json or the model is not that of the
     checkpoint."""
+    require(bool, "best", best, "True or False")
     checkpoints = open_to_read(path)
     for found in checkpoints.newest_first(task):
         if not best:

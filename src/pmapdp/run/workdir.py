@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.config import Config
-from pmapdp.errors import UserError, shown
+from pmapdp.errors import UserError, require
 from pmapdp.files.outputs import LINES, Output, check_outputs
 from pmapdp.files.reading import open_regular, read_json, require_path, saying
 from pmapdp.files.writing import write_file
@@ -91,8 +91,7 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     Raises:
         UserError: it is an input, a file of a run or of another kind, or cannot be written.
     """
-    if not isinstance(config, Config):
-        raise UserError(f"config={shown(config)} is no configuration: give pmapdp.config.Config(devices=8)")
+    require(Config, "config", config, "pmapdp.config.Config(devices=8)")
     if first:
         metrics = Output("--metrics-file", config.metrics_file, LINES)
         check_outputs(metrics, inputs=[*own_files(config), config.init_from], run=config.workdir)
@@ -116,8 +115,6 @@ def claimed(path: str | Path, config: Config, global_batch_size: int) -> Iterato
         UserError: it is no folder, cannot be written, holds files of somebody else under the names of ours or a run of
             another configuration, or is in use by a running process.
     """
-    if not str(path):  # of which pathlib makes the current folder
-        raise UserError("--workdir '' is no folder: name one, for example runs/first")
     folder = Path(path)
     with contextlib.ExitStack() as stack:
         with saying(f"--workdir {path}", "written", WRITE_ADVICE):
