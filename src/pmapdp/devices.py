@@ -9,7 +9,7 @@ import re
 
 import jax
 
-from pmapdp.errors import UserError
+from pmapdp.errors import UserError, require, shown
 
 DEFAULT_SIMULATED = 8
 MOST_SIMULATED = 1024
@@ -54,8 +54,11 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
         UserError: JAX has already started with fewer CPU devices, the environment asks for fewer, or `count` is not
             from 1 to 1,024.
     """
+    require(int, "count", count, "8")
     if not 1 <= count <= MOST_SIMULATED:
-        raise UserError(f"{count} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}")
+        raise UserError(
+            f"{shown(count)} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}"
+        )
     given = count_from_environment()
     if given and given[1] < count:
         raise UserError(

@@ -15,6 +15,7 @@ from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import Tokens
 from pmapdp.errors import UserError, unknown
 from pmapdp.files.python_files import from_python_file
+from pmapdp.files.reading import require_path
 from pmapdp.models.cnn import CNN
 from pmapdp.models.convnet import ConvNet
 from pmapdp.models.dot_relu_dot import DotReluDot
@@ -103,6 +104,8 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     if name not in DATA_SETS:
         own = "my_data.npz, folder/ or my_data.py:make (your own; from Python data=...)"
         raise unknown("dataset", name, [*DATA_SETS, own])
+    if data_dir is not None:
+        require_path(data_dir)
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
 
 

@@ -15,7 +15,15 @@ import pytest
 
 from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split
+from pmapdp.devices import choose, simulate
 from pmapdp.errors import UserError
+from pmapdp.evaluate.evaluation import evaluate_exported
+from pmapdp.export.read import load_exported
+from pmapdp.export.write import export_model
+from pmapdp.job import prepare
+from pmapdp.port.sources import read
+from pmapdp.registry import load_data
+from pmapdp.run.trained import load_run, load_state
 from pmapdp.train import train
 
 
@@ -149,6 +157,39 @@ def test_a_recipe_is_not_chosen_by_its_name_alone(settings):
 def test_whole_numbers_beyond_32_bits_are_real_numbers_too(settings):
     config = dataclasses.replace(RIGHT["config"], steps=1, **settings)
     assert train(**RIGHT | {"config": config}).state.step == 1
+
+
+OTHERS = {
+    "prepare": lambda value: prepare(RIGHT["config"], value),
+    "simulate": simulate,
+    "choose": choose,
+    "evaluate_exported": lambda value: evaluate_exported(value, SPLIT),
+    "export_model": lambda value: export_model(None, value, "x.zip", examples=SPLIT, metadata={}),
+    "load_state": lambda value: load_state("nowhere", None, best=value),
+    "load_run": load_run,
+    "load_exported": load_exported,
+    "load_data": lambda value: load_data("mnist", value),
+    "read": read,
+}
+
+
+class NoName:
+    """As a path of somebody else's, which is none."""
+
+    def __fspath__(self):
+        return b"x"
+
+
+@pytest.mark.parametrize("function", OTHERS)
+@pytest.mark.parametrize("value", [3.5, object(), Silent(), [1], b"x", np.ones(3), NoPath(), NoName()])
+def test_other_functions_refuse_what_is_of_another_kind(function, value):
+    with pytest.raises(UserError, match=r" is no .*: give "):
+        OTHERS[function](value)
+
+
+def test_a_program_whose_name_is_too_long():
+    with pytest.raises(UserError, match=r"File name too long|there is no file"):
+        read("x" * 300)
 
 
 class Name(str):

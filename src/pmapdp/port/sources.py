@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 from pmapdp.errors import UserError, reason
+from pmapdp.files.reading import saying
 from pmapdp.port.names import CELL, File
 
 LEFT_OUT = {"node_modules", "site-packages", "__pycache__", "venv", "env", "build"}
@@ -17,8 +18,10 @@ def read(given: str) -> tuple[dict[str, File], list[str]]:
     Raises:
         UserError: there is nothing to read.
     """
-    path = Path(given)
-    if not path.exists():
+    with saying(given, "read", "name a file of Python, a notebook, or a folder"):
+        path = Path(given)
+        exists = path.exists()
+    if not exists:
         raise UserError(f"there is no file or folder {given!r}: name one, for example train.py")
     if path.is_file() and path.suffix not in (".py", ".ipynb"):
         raise UserError(

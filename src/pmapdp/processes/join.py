@@ -31,6 +31,7 @@ def joined(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
     says that a process has other settings, other devices or another version of JAX, or that there is nobody to connect
     with.
     """
+    require(ProcessesOptions, "options", options, "pmapdp.processes.options.ProcessesOptions()")
     check_options(options, config)
     if not options.several:
         yield ALONE
