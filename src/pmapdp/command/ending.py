@@ -78,18 +78,13 @@ def report(error: BaseException) -> int:
         return say(f"error: {error}", error.status)
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    sentence = own_fault(error) or no_memory(error) or shadow(error) or cannot_start(error)
-    if sentence:
+    sentence = own_fault(error)
+    if not sentence and (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason(error)):
+        sentence = f"no memory is left ({reason(error)}): free some, or use a smaller batch or model"
+    if sentence := sentence or shadow(error) or cannot_start(error):
         return say(f"error: {sentence}", UserError.status)
     shown = "" if os.environ.get(TRACEBACK) else f"; {TRACEBACK}=1 in the environment shows where"
     return say(f"error: unexpected {type(error).__name__} ({reason(error)}){shown}", 1)
-
-
-def no_memory(error: BaseException) -> str | None:
-    """The sentence about an error that says that memory is short; None about any other."""
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason(error):
-        return f"no memory is left ({reason(error)}): free some, or use a smaller batch or model"
-    return None
 
 
 def say(line: str, status: int) -> int:

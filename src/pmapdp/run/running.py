@@ -24,7 +24,7 @@ from pmapdp.run.replicas import Replicas
 from pmapdp.run.report import Reporter
 from pmapdp.run.resume import beginning, open_checkpoints, rolled_back
 from pmapdp.run.stop_request import StopRequest
-from pmapdp.run.workdir import update_schedule
+from pmapdp.run.workdir import write_config
 from pmapdp.state import TrainState
 from pmapdp.steps.placing import over_all_processes
 
@@ -65,7 +65,7 @@ class Run:
         self.checkpoints = open_checkpoints(job, stack)
         self.state, self.step, self.kept = beginning(job, self.checkpoints)
         if self.checkpoints is not None and job.peers.first:
-            update_schedule(str(job.config.workdir), job.config)
+            write_config(Path(str(job.config.workdir)), job.config, job.global_batch_size)
         self.end_step = self.step if ends_early(self.kept, job.config.patience) else job.total_steps
         self.report = Reporter(job.config, stack, first=job.peers.first)
         warnings = [] if self.checkpoints is None else self.checkpoints.warnings

@@ -134,22 +134,14 @@ def claimed(path: str | Path, config: Config, global_batch_size: int) -> Iterato
         if theirs := found(folder):
             require_same(f"the run in --workdir {path}", theirs, identity(config, global_batch_size))
         else:
-            content = {
-                "format": "pmapdp run 1",
-                "config": dataclasses.asdict(config),
-                "global_batch_size": global_batch_size,
-            }
-            write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
+            write_config(folder, config, global_batch_size)
         yield
 
 
-def update_schedule(path: str | Path, config: Config) -> None:
-    """Let the config.json in the folder of a run say how long and with which learning rate it is trained now."""
-    file = Path(path) / "config.json"
-    content = read_json(file, advice="name another folder")
-    new = {name: value for name, value in json.loads(json.dumps(vars(config))).items() if name in SCHEDULED}
-    if content["config"] != (updated := content["config"] | new):
-        write_file(file, json.dumps(content | {"config": updated}, indent=2) + "\n", advice=WRITE_ADVICE)
+def write_config(folder: Path, config: Config, global_batch_size: int) -> None:
+    """Let the config.json in the folder of a run say what it does now."""
+    content = {"format": "pmapdp run 1", "config": vars(config), "global_batch_size": global_batch_size}
+    write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
 
 
 def found(folder: Path) -> dict[str, Any] | None:
