@@ -236,14 +236,17 @@ def flag(field: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value without what a subclass adds to texts and numbers, for example an enum, or a number of NumPy."""
+    """A value without what a subclass adds to texts and numbers, for example an enum, or a number of NumPy; of a list,
+    which is all that JSON has, the tuple."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, float):
         return float.__float__(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return int.__int__(value)
-    return tuple(map(plain, tuple.__iter__(value))) if isinstance(value, tuple) else value
+    if isinstance(value, tuple | list):
+        return tuple(map(plain, value[:]))  # the slice of a subclass is plain
+    return value
 
 
 def is_a(kind: Any, value: Any) -> bool:

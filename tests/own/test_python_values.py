@@ -209,7 +209,7 @@ class Number(int):
 
 def test_settings_of_a_subclass_become_plain_values():
     """The enums of a program among them, which Python 3.11 formats by their own names."""
-    config = Config(strategy=Name("jit"), devices=Number(2), learning_rate=np.float64(1), trainable=(Name("out"),))
+    config = Config(strategy=Name("jit"), devices=Number(2), learning_rate=np.float64(1), trainable=[Name("out")])
     assert config == Config(strategy="jit", devices=2, learning_rate=1.0, trainable=("out",))
     assert {type(config.strategy), type(config.trainable[0]), type(config.learning_rate)} == {str, float}
     with pytest.raises(UserError, match="unknown strategy 'jot'"):

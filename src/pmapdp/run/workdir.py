@@ -177,12 +177,9 @@ def read_run(path: str | Path) -> tuple[Config, int]:
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     match read_json(file, advice="name another folder"):
         case {"format": "pmapdp run 1", "config": dict(settings), "global_batch_size": int(global_batch_size)}:
-            # JSON has no tuples; settings of earlier versions that are gone change no result.
-            known: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-            }
+            known = {name: settings[name] for name in DEFAULTS if name in settings}  # what is gone changes no result
             try:
-                return Config(**{name: known[name] for name in DEFAULTS if name in known}), global_batch_size
+                return Config(**known), global_batch_size
             except UserError as error:
                 raise UserError(f"{file} is not as a run writes it, name another folder: {error}") from None
     raise UserError(f"{file} is not as a run writes it: name another folder")
