@@ -33,26 +33,23 @@ def end_at_once() -> None:
     (`run/stop_request.py`).
 
     It ends with one line, and with exit status 128 + the signal's number, as shells have it. A thread does that, which
-    Python tells of a signal at any moment; or the signal's handler, whichever is first.
+    Python tells of a signal at any moment.
     """
     receive, send = os.pipe()
     os.set_blocking(send, False)
     signal.set_wakeup_fd(send, warn_on_full_buffer=False)
-    first = threading.Lock()
 
-    def end(number: int, frame: FrameType | None = None) -> None:
-        if first.acquire(blocking=False):
-            with contextlib.suppress(OSError):  # nobody reads it
-                os.write(2, f"stopped at once by {signal.Signals(number).name}\n".encode())
-            os._exit(128 + number)
+    def left_to_the_thread(number: int, frame: FrameType | None) -> None: ...
 
     def watch() -> None:
         taken = False
-        while number := os.read(receive, 1):
-            handler = signal.getsignal(number[0])
-            if handler is end or (taken and getattr(handler, "takes_one", False)):
-                end(number[0])
+        while number := os.read(receive, 1)[0]:
+            handler = signal.getsignal(number)
+            if handler is left_to_the_thread or (taken and getattr(handler, "takes_one", False)):
+                with contextlib.suppress(OSError):  # nobody reads it
+                    os.write(2, f"stopped at once by {signal.Signals(number).name}\n".encode())
+                os._exit(128 + number)
             taken = True
 
-    catch(end)
+    catch(left_to_the_thread)
     threading.Thread(target=watch, daemon=True).start()

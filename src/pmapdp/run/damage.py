@@ -36,16 +36,13 @@ def require_intact(folder: Path, step: int) -> None:
     if not (folder / LIST).exists():
         return
     try:
-        match json.loads((folder / LIST).read_bytes()):
-            case {"step": found, "files": dict(files)}:
-                pass
-            case _:
-                raise ValueError
-    except (ValueError, RecursionError):
+        content = json.loads((folder / LIST).read_bytes())
+        found, files = content["step"], content["files"].items()
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         raise DamagedError(f"{LIST} is not what was written") from None
     if found != step:
         raise DamagedError(f"it is of step {found}")
-    for name, written in files.items():
+    for name, written in files:
         try:
             intact = size_and_crc(folder / name) == written
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it is a folder or a pipe
