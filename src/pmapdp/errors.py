@@ -57,10 +57,10 @@ class StoppedError(Exception):
 
 
 def in_one_line(text: str) -> str:
-    """A text as one line that a screen can show. Names of files may be very long, and hold line breaks and characters
-    that steer a terminal: they are shown, not obeyed."""
+    """A text as one line that a screen can show, of two paths at most as the system has them. Names of files may hold
+    line breaks and characters that steer a terminal: they are shown, not obeyed."""
     line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-    return line if len(line) <= 2000 else f"{line[:1000]}...{line[-1000:]}"
+    return line if len(line) <= 10_000 else f"{line[:5_000]}...{line[-5_000:]}"
 
 
 def require(kind: type, name: str, value: Any, works: str) -> None:

@@ -231,7 +231,7 @@ def test_a_path_of_any_text_is_told_in_one_line(path, setting):
     with pytest.raises(UserError) as caught:
         train(**{name: value for name, value in RIGHT.items() if name not in ("model", "data")} | {"config": config})
     assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 2100
+    assert len(str(caught.value)) < 10_100
 
 
 def test_a_start_from_a_name_that_is_too_long_is_one_sentence():
