@@ -19,7 +19,7 @@ from running import run, start
 from pmapdp.command.signals import SIGNALS
 from pmapdp.run.trained import load_run
 
-ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 5))
+ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 2))
 JOB = ["--model", "mlp", "--optimizer", "sgd", "--no-progress", "--global-batch-size", 256]
 LONG = [*JOB, "--epochs", 100_000, "--checkpoint-every", 50]
 

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from marks import quick
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"devices": 2, "progress": False, "compile_cache": False}
@@ -28,22 +29,19 @@ def test_a_program_has_at_most_60_lines(path):
     assert len(path.read_text().splitlines()) <= 60
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(0, "strategy", STRATEGIES, by_day=1)
 def test_images_in_folders(strategy, tmp_path, monkeypatch):
     last = run(program("images_in_folders", monkeypatch).main, tmp_path, strategy=strategy)
     assert (last["test_examples"], last["test_accuracy"] > 0.97) == (360, True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(0, "strategy", STRATEGIES, by_day=1)
 def test_next_token(strategy, monkeypatch):
     last = run(program("next_token", monkeypatch).main, ROOT / "LICENSE", strategy=strategy)
     assert last["test_loss"] < 2.65
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@quick(0, "strategy", STRATEGIES, by_day=1)
 def test_weighted_table(strategy, tmp_path, monkeypatch):
     assert run(program("weighted_table", monkeypatch).main, tmp_path, strategy=strategy)["test_loss"] < 0.025
 

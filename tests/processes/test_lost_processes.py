@@ -21,7 +21,7 @@ from pmapdp.run.trained import load_run
 
 JOB = ["--model", "mlp", "--devices", 2, "--checkpoint-every", 5, "--no-progress"]
 LONG = [*JOB, "--epochs", 1000]  # never done by itself
-ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", "2"))  # of kill and restart
+ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", "1"))  # of kill and restart
 
 
 class Network:

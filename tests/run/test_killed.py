@@ -16,11 +16,12 @@ import jax
 import numpy as np
 import pytest
 from disks import small_disk
+from marks import NIGHT
 from running import run, start
 
 from pmapdp.run.trained import load_run
 
-pytestmark = pytest.mark.slow
+pytestmark = NIGHT
 ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 1))
 # 90 updates an epoch. A checkpoint has 2.7 MB.
 JOB = ["--model", "mlp", "--strategy", "single", "--optimizer", "sgd", "--no-progress"]

@@ -14,6 +14,7 @@ import optax
 import pytest
 import training_programs as programs
 from jax.sharding import Mesh, PartitionSpec
+from marks import quick
 from right_programs import HALVED
 
 from pmapdp.verify import VerificationError, one_device, verify
@@ -65,7 +66,7 @@ ONE_PLACE = (  # of the program, in which only one of them can be made; or, one 
 )  # fmt: skip
 PAIRS = [pair for near in (1, 2, 3) for pair in zip(ENTANGLED, ENTANGLED[near:] + ENTANGLED[:near], strict=True)]
 PAIRS = [pair for pair in PAIRS if not any(set(pair) <= one for one in ONE_PLACE)]
-PAIRS += [("check_vma", "transfer"), ("replicated in the step", "transfer")]
+PAIRS = [("check_vma", "transfer"), ("replicated in the step", "transfer"), *PAIRS]
 # What is true of a mistake besides its own sentence, and leads to it.
 TRUE_TOO = {
     "left out": {"drift"}, "same mask": {"other random numbers", "mean of means"}, "sum for mean": {"another scale"},
@@ -73,9 +74,9 @@ TRUE_TOO = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
-def test_two_mistakes_are_never_given_the_name_of_a_third(pair):
+@quick(0, ("one", "other"), PAIRS, by_day=12)
+def test_two_mistakes_are_never_given_the_name_of_a_third(one, other):
+    pair = one, other
     possible = [way for way in WAYS if all(way in programs.ways(mistake) for mistake in pair)]
     report = report_on(possible[PAIRS.index(pair) % len(possible)], *pair)
     true = {programs.CAUSE.get(mistake, mistake) for mistake in pair}.union(*(TRUE_TOO.get(each, ()) for each in pair))
