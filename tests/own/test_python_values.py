@@ -159,6 +159,17 @@ def test_whole_numbers_beyond_32_bits_are_real_numbers_too(settings):
     assert train(**RIGHT | {"config": config}).state.step == 1
 
 
+class Name(str):
+    """A text that shows itself as another, or cannot."""
+
+    __hash__ = str.__hash__
+
+    def __repr__(self):
+        raise ValueError("no")
+
+    __str__ = __eq__ = __repr__
+
+
 OTHERS = {
     "prepare": lambda value: prepare(RIGHT["config"], value),
     "simulate": simulate,
@@ -181,7 +192,7 @@ class NoName:
 
 
 @pytest.mark.parametrize("function", OTHERS)
-@pytest.mark.parametrize("value", [3.5, object(), Silent(), [1], b"x", np.ones(3), NoPath(), NoName()])
+@pytest.mark.parametrize("value", [3.5, object(), Silent(), [1], b"x", np.ones(3), NoPath(), NoName(), Name("x")])
 def test_other_functions_refuse_what_is_of_another_kind(function, value):
     with pytest.raises(UserError, match=r" is no .*: give "):
         OTHERS[function](value)
@@ -190,17 +201,6 @@ def test_other_functions_refuse_what_is_of_another_kind(function, value):
 def test_a_program_whose_name_is_too_long():
     with pytest.raises(UserError, match=r"File name too long|there is no file"):
         read("x" * 300)
-
-
-class Name(str):
-    """A text that shows itself as another, or cannot."""
-
-    __hash__ = str.__hash__
-
-    def __repr__(self):
-        raise ValueError("no")
-
-    __str__ = __eq__ = __repr__
 
 
 class Number(int):
