@@ -22,7 +22,6 @@ from pmapdp.verify.mistakes import MISTAKES, WAYS, page
 
 QUICK = {
     ("no all-reduce", "pmap"), ("sum for mean", "jit"), ("check_vma", "shard_map"), ("mean of means", "pmap"),
-    ("local statistics", "shard_map"), ("same mask", "pmap"), ("dropped", "jit"),
 }  # fmt: skip
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 
