@@ -91,6 +91,7 @@ def test_pmap_under_every_name(tmp_path, source, wanted):
         ("k = jax.random.fold_in(k, 3)", []),
         ("k = jax.random.split(k, jax.local_device_count())", ["prng-key"]),
         ("k = jax.random.split(k, n_devices)", ["prng-key"]),
+        ("used = min(jax.local_device_count(), most); k = jax.random.split(k, used)", ["prng-key"]),
         ("k = jax.random.split(k, 2)", []),
         ("x = x.reshape((jax.local_device_count(), -1) + x.shape[1:])", ["shard"]),
         ("n = len(jax.local_devices()); x = x.reshape(n, -1)", ["shard"]),
@@ -235,6 +236,16 @@ def test_what_verify_needs_is_read_from_the_program():
     assert (need["state"], need["batch"], need["key"]) == (["state"], ["batch"], ["key"])
     assert need["per_device"] == ["batch_stats"]
     assert "state=create_state(jax.random.PRNGKey(0), steps, dropout)," in need["harness"]
+
+
+def test_the_harness_of_a_step_inside_another_function_and_without_a_batch(tmp_path):
+    source = "import jax\ndef train():\n  def epoch(params, env):\n    return params, env\n  jax.pmap(epoch, 'i')"
+    (tmp_path / "ppo.py").write_text(source)
+    files, unread = read(str(tmp_path))
+    harness = as_json(*find(files), files, unread)["verify"]["harness"]
+    assert "from ppo import epoch  # the step itself, without pmap, moved to the top level of the file" in harness
+    assert "state=...,  # (params, env): as for one device" in harness
+    assert "batch=...,  # leave it out if there is none; as for one device" in harness
 
 
 def test_no_false_line_on_our_own_package():

@@ -136,7 +136,18 @@ def scanned(average):
     return step, {"state": PARAMS, "batch": (np.stack([X, 2 * X]), np.stack([Y, Y])), "batch_axis": 1}
 
 
-FAMILIES = [haiku_like, returns_a_key, a_pair_alone, equinox_like, train_state_with_a_key, scanned]
+def batch_first(average):
+    """`(x, y, rng, params, opt_state)`, and the loss before the new state."""
+
+    def step(x, y, rng, params, opt_state):
+        loss, gradient = average(jax.value_and_grad(loss_of)(params, x, y))
+        return loss + 0 * jax.random.normal(rng), *moved(params, opt_state, gradient)
+
+    given = {"state": (PARAMS, TX.init(PARAMS)), "key": jax.random.PRNGKey(0), "batch": (X, Y)}
+    return step, given
+
+
+FAMILIES = [haiku_like, returns_a_key, a_pair_alone, equinox_like, train_state_with_a_key, scanned, batch_first]
 
 
 @pytest.mark.parametrize(("average", "causes"), [(MEAN, []), (SUM, ["sum for mean"])], ids=["right", "psum"])
@@ -255,6 +266,49 @@ def test_a_step_without_a_batch_keeps_its_environments_on_the_devices():
     report = verify(step=jax.pmap(step(ALONE), "i"), **given)
     assert report.causes
     assert set(report.causes) <= {"drift", "no all-reduce"}, str(report)
+
+
+def test_metrics_of_each_device_have_names_that_no_part_of_the_state_has():
+    """A step that returns `(params, opt_state, loss, largest)`; the loss is that of each device."""
+
+    def step(params, opt, batch):
+        loss, gradient = jax.value_and_grad(loss_of)(params, *batch)
+        return *moved(params, opt, MEAN(gradient)), loss, lax.pmax(loss, "i")
+
+    given = {"state": (PARAMS, TX.init(PARAMS)), "batch": (X, Y), "step": jax.pmap(step, "i")}
+    given |= {"reference": old_program(step, "i", groups=8)}
+    with pytest.raises(ArgumentsError, match=r"different values of metric 0 in .*per_device=\['metric 0'\]"):
+        verify(**given)
+    report = verify(**given, per_device=["metric 0"])
+    assert report.ok, str(report)
+
+
+def test_another_result_of_the_same_random_numbers_is_not_called_other_numbers():
+    """An evolution strategy: no batch, and a metric that moves both ways with the noise."""
+
+    def step(ranked):
+        def inner(state):
+            w, key = state
+            key, now = jax.random.split(key)
+            mine = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(now, i), (3,)))(
+                2 * lax.axis_index("i") + jnp.arange(2)
+            )
+            score = -jnp.sum((w + mine) ** 2, -1)
+            score, rank, noise = lax.all_gather((score, ranked(score), mine), "i", tiled=True)
+            rank = ranked(score) if ranked is ranks else rank
+            return (w + 0.1 * rank @ noise, key), {"score": jnp.mean(rank * score)}
+
+        return inner
+
+    reference = old_program(step(ranks), "i", groups=4)
+    given = {"state": (np.ones(3), jax.random.PRNGKey(0)), "reference": reference, "devices": jax.devices()[:4]}
+    assert verify(step=jax.pmap(step(ranks), "i", devices=jax.devices()[:4]), **given).ok
+    report = verify(step=jax.pmap(step(lambda x: ranks(x) * 2), "i", devices=jax.devices()[:4]), **given)
+    assert report.causes == ["unknown"], str(report)
+
+
+def ranks(x):
+    return jnp.argsort(jnp.argsort(x)) / x.size
 
 
 def test_leaves_of_each_device_are_not_compared_with_one_device():

@@ -62,6 +62,20 @@ def test_metrics_that_differ_between_devices_are_those_of_each_device():
     assert report.causes == ["one device's metrics"], str(report)
 
 
+def test_a_loss_and_a_count_of_each_device_have_one_cause():
+    """The counts of all devices are equal, a quarter of that of the batch."""
+
+    def step(state, batch, add=jax.lax.psum):
+        new, _ = halved(state, batch)
+        sums = jnp.sum(batch["y"]), batch["y"].size, batch["x"].size
+        return jax.lax.pmean(new, "i"), add(sums, "i")
+
+    given = HALVED | {"batch": {"x": HALVED["batch"]["x"], "y": np.arange(8.0)}, "devices": jax.devices()[:4]}
+    wrong = jax.pmap(functools.partial(step, add=lambda sums, _: sums), "i", devices=given["devices"])
+    report = verify(reference=old_program(step, "i", groups=4), step=wrong, **given)
+    assert report.causes == ["one device's metrics"], str(report)
+
+
 @pytest.mark.parametrize(
     ("change", "cause", "said"),
     [
@@ -127,6 +141,57 @@ def test_a_step_that_draws_from_the_key_alone_beside_a_reference_that_folds_fail
     given = HALVED | {"state": (HALVED["state"], np.int32(0)), "layout": "sharded", "counts": [2]}
     report = verify(reference=functools.partial(noisy, fold=True), step=jax.jit(noisy), key=jax.random.key(0), **given)
     assert "key stands still" in report.causes, str(report)
+
+
+def test_a_metric_of_another_size_hides_no_random_numbers():
+    """The noise is clearly more than rounding in the reference, and less than that in a tenth of it."""
+
+    def reference(state, batch, key, share=1.0):
+        w, update = state
+        new, _ = halved(w, batch)
+        return (new, update + 1), share * (100 + jax.random.normal(jax.random.fold_in(key, update)))
+
+    given = HALVED | {"state": (HALVED["state"], np.int32(0)), "layout": "sharded", "counts": [2], "float64": False}
+    step = jax.jit(functools.partial(reference, share=0.1))
+    report = verify(reference=reference, step=step, key=jax.random.key(0), **given)
+    assert "key stands still" not in report.causes, str(report)
+
+
+def test_a_counter_of_one_device_moves_a_fraction_as_far():
+    def step(state, batch, rows):
+        return (halved(state[0], batch)[0], state[1] + rows(batch["y"].size))
+
+    plain = functools.partial(step, rows=lambda b: jax.lax.psum(b, "i"))
+    given = HALVED | {"state": (HALVED["state"], np.int32(0)), "counts": [2], "devices": jax.devices()[:2]}
+    wrong = jax.pmap(functools.partial(step, rows=lambda b: b), "i", devices=jax.devices()[:2])
+    report = verify(reference=old_program(plain, "i", groups=2), step=wrong, **given)
+    assert "1 moves 0.5 times as far as in the reference" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("length", "local", "average", "cause"),
+    [(1.0, 9.0, jax.lax.psum, "sum for mean"), (9.0, 0.3, jax.lax.pmean, "unknown")],
+    ids=["psum", "clipped before"],
+)
+def test_a_cause_under_clipping_and_a_momentum_in_half_precision(length, local, average, cause):
+    """The sum differs by a few roundings, and exactly as predicted. Gradients of nearly equal length that each device
+    clips are nearly a multiple of the gradient, and no multiple."""
+
+    def clip(g, most):
+        return g * jnp.minimum(1, most / jnp.linalg.norm(g))
+
+    def step(state, batch, average=jax.lax.pmean, local=9.0):
+        w, momentum = state
+        g = average(clip(jax.grad(lambda w: jnp.mean(jnp.tanh(batch["x"] @ w)))(w), local), "i")
+        momentum = (clip(g, length) + 0.9 * momentum.astype(g.dtype)).astype(jnp.bfloat16)
+        return w - 0.01 * momentum, momentum
+
+    random = np.random.default_rng(0)
+    batch = {"x": 0.25 + 0.09 * random.normal(size=(4, 9)).astype(np.float32)}
+    given = {"state": (np.zeros(9, np.float32), jnp.zeros(9, jnp.bfloat16)), "batch": batch}
+    wrong = jax.pmap(functools.partial(step, average=average, local=local), "i", devices=jax.devices()[:4])
+    report = verify(reference=old_program(step, "i", groups=4), step=wrong, **given, devices=jax.devices()[:4])
+    assert report.causes == [cause], str(report)
 
 
 def test_a_key_of_each_device_that_is_returned_as_that_of_all_is_no_statistic():

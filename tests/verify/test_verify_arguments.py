@@ -83,6 +83,10 @@ def with_key(state, batch, key):
             "takes .state, batch, key., and verify has state, batch for it: give key=jax.random.key",
         ),
         (
+            {"step": halved, "reference": lambda state, batch, rng, rate: state, "key": np.zeros(2, np.uint32)},
+            "a function around it that gives the rest, lambda state, batch, key: step",
+        ),
+        (
             {"step": halved, "layout": "stack"},
             "unknown layout 'stack': choose from stacked, replicated, sharded",
         ),

@@ -105,7 +105,7 @@ class Names:
             return args[0]._replace(keywords=args[0].keywords | self.keywords(node))
         if function in ("jax.vmap", "jax.jit", "jax.checkpoint", "jax.remat", "functools.partial") and args:
             return args[-1] if args[0] == "jax.lax.scan" else args[0]
-        if function is None and getattr(node.func, "id", "") in ("len", "int", "tuple", "list") and args:
+        if function is None and getattr(node.func, "id", "") in ("len", "int", "tuple", "list", "min") and args:
             return "jax.device_count()" if args[0] in ("jax.devices()", "jax.local_devices()") else args[0]
         if isinstance(function, FUNCTION):
             return self.returned.get(function)

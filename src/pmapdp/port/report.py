@@ -20,14 +20,14 @@ STATE = re.compile(r"replicate\(((?:[\w.]*state[\w.]*|create\w*|init\w*)(?:\([^(
 HARNESS = """import jax
 from pmapdp.devices import simulate
 from pmapdp.verify import old_program, verify
-from {module} import {step}  # the step itself, without pmap
+from {module} import {step}  # the step itself, without pmap{inside}
 
 simulate(8)
 verify(
     step=jax.pmap({step}, axis_name={axis}{keywords}),
     reference=old_program({step}, {axis}, groups=8),
     state={given},  # {state}: as for one device, without a device axis
-    batch=...,  # {batch}: as for one device, [B, ...]
+    batch=...,  # {batch}as for one device, [B, ...]
 {optional}    layout="{layout}",
 ).require()"""
 
@@ -50,14 +50,20 @@ def needs(mapped: list[Mapped], files: dict[str, File]) -> dict[str, Any] | None
         axis=axis,
         keywords="".join(KEYWORDS.findall(step.call)),
         given=given[1] if given else "...",
-        state=", ".join(state) or "the state",
-        batch=", ".join(batch) or "the batch",
+        inside=", moved to the top level of the file" * (step.function not in files[step.path].tree.body),
+        state=as_argument(state) or "the state",
+        batch=f"{as_argument(batch)}: " if batch else "leave it out if there is none; ",
         optional=f"    key=jax.random.key(0),  # {', '.join(key)}\n" * bool(key)
         + f"    per_device={per_device},\n" * bool(per_device),
         layout="replicated" if "in_axes=(None" in step.call else "stacked",
     )
     found = {"step": step.name, "path": step.path, "axis_name": axis.strip("'\""), "state": state, "batch": batch}
     return found | {"key": key, "per_device": per_device, "harness": harness}
+
+
+def as_argument(names: list[str]) -> str:
+    """Several arguments are given to verify as a tuple."""
+    return f"({', '.join(names)})" if len(names) > 1 else "".join(names)
 
 
 def as_json(findings: list[Finding], mapped: list[Mapped], files: dict[str, File], unread: list[str]) -> dict[str, Any]:

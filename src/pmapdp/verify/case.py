@@ -67,11 +67,16 @@ class Case:
         ]
 
     @functools.cached_property
-    def drawn(self) -> dict[str, list[str]]:
-        """The leaves of "metrics" and "state" that change with other random numbers."""
+    def drawn(self) -> dict[str, dict[str, float]]:
+        """How far the leaves of "metrics" and "state" move that change with other random numbers."""
         state, key = trees.reseed((self.update.state, self.update.key))
-        other = self.reference(state=state, key=key)
-        return {part: self.differ(part, other[part], self.update.values[part]) for part in ("metrics", "state")}
+        other, values = self.reference(state=state, key=key), self.update.values
+        return {
+            part: {
+                n: trees.distance(other[part][n], values[part][n]) for n in self.differ(part, other[part], values[part])
+            }
+            for part in ("metrics", "state")
+        }
 
     @functools.cached_property
     def shuffled(self) -> np.ndarray:

@@ -20,6 +20,7 @@ from pmapdp.verify.trees import Leaves
 from pmapdp.verify.trial import blame
 from pmapdp.verify.work import work_is_split
 
+REDRAWN = 0.1  # of the change that other random numbers make: what less than this changes is not drawn anew
 ALIKE = 0.1  # relative difference of how far one device and several are off
 
 
@@ -123,7 +124,8 @@ def reference_advances(cases: list[Case]) -> bool:
 def drawn_anew(case: Case, here: dict[str, Leaves], there: dict[str, Leaves]) -> bool:
     """Whether two results differ in what is drawn: in the metrics, or in the state where these draw nothing."""
     part = "metrics" if case.drawn["metrics"] else "state"
-    changed = case.differ(part, here[part], there[part], case.drawn[part])
+    least = {name: REDRAWN * far for name, far in case.drawn[part].items()}
+    changed = [name for name in least if trees.distance(here[part][name], there[part][name]) > least[name]]
     if part == "metrics" or not changed:
         return bool(changed)
     # A learning rate by a schedule scales the change of the state, and draws nothing.

@@ -73,7 +73,9 @@ class Convention(NamedTuple):
         if state is None:
             return None
         key = take(left, self.key[0], trees.is_random) if self.key else None
-        metrics = {} if not left else left[0] if len(left) == 1 else tuple(left)
+        metrics = left[0] if len(left) == 1 else left
+        if type(metrics) in (tuple, list):  # a name of their own: "0" is also the first part of a state that is a tuple
+            metrics = {f"metric {place}": value for place, value in enumerate(metrics)}
         return {"state": trees.arrays(state), "metrics": metrics} | ({} if key is None else {"key": key})
 
 
@@ -112,9 +114,11 @@ def orders(state: Any, batch: Any, key: tuple) -> Iterator[tuple[str, ...]]:
         if not key:
             yield from dict.fromkeys([(*of_state, *of_batch), (*of_batch, *of_state)])
             continue
-        plain = (*of_state, *of_batch)
+        plain, other = (*of_state, *of_batch), (*of_batch, *of_state)
         for place in (len(plain), len(of_state), 0, *range(1, len(of_state))):
             yield (*plain[:place], "key", *plain[place:])
+        for place in (len(of_batch), len(other), 0):
+            yield (*other[:place], "key", *other[place:])
 
 
 def find_convention(
@@ -162,14 +166,19 @@ def refused(function: Callable, state: Any, batch: Any, key: tuple, errors: list
     names = list(inspect.signature(function).parameters)
     has = [f"state (a tuple of {len(state)})" if isinstance(state, tuple) else "state"]
     has += ["batch"] * (batch is not None) + ["key"] * len(key)
-    if not key and any(word in name for name in names for word in ("key", "rng", "seed")):
+    keyed = any(word in name for name in names for word in ("key", "rng", "seed"))
+    if not key and keyed:
         advice = "give key=jax.random.key(0)"
-    elif key:
+    elif key and not keyed and len(names) < len(has):
         advice = "leave key out where both functions take none"
-    elif batch is None:
+    elif not key and batch is None:
         advice = "give batch=, the examples"
     else:
-        advice = "give the parts of the state as a tuple, state=(params, opt_state), or functions of (state, batch)"
+        given = ", ".join(["state", *["batch"] * (batch is not None), *["key"] * len(key)])
+        advice = (
+            "give the parts of the state as a tuple, state=(params, opt_state), or a function around it that gives "
+        )
+        advice += f"the rest, lambda {given}: step(...)"
     return ArgumentsError(f"the reference takes ({', '.join(names)}), and verify has {', '.join(has)} for it: {advice}")
 
 

@@ -97,7 +97,8 @@ def scale(search: Search) -> Found:
                     continue
                 scaled = {place for place in places if cut.arrays[place] or numbers}
                 changed = [x * ratio if place in scaled else x for place, x in enumerate(values)]
-                if (part := search.explains(search.through(cut, changed))) is not None:
+                fitted = ratio not in usual
+                if (part := search.explains(search.through(cut, changed), fitted=fitted)) is not None:
                     cause = usual.get(ratio, "another scale")
                     summed = ratio in (N, N * N) and ratio in usual
                     if summed and "check_vma=True" in text_of_step(search.case):
@@ -183,7 +184,7 @@ def sure(search: Search) -> str:
     if len(copies) > 1:
         apart = max(trees.distance(copy, copies[0]) for copy in copies)
         facts.append(f"The devices hold {'different' if apart > REST * far else 'the same'} values.")
-    if name in search.several:
+    if name in search.old and search.old[name].dtype.kind in "fci":
         ratio, error = search.moves(name)
         if error < 0.01 * abs(ratio):
             facts.append(f"{name} moves {ratio:.3g} times as far as in the reference.")

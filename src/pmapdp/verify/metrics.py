@@ -43,6 +43,7 @@ def causes_of(search: Search, name: str, far: float, tolerance: float) -> list[s
     guesses: list[tuple[str, Any]] = []
     if not search.alike:
         guesses += [(f"scaled metrics: {ratio:.3g}", right * ratio) for ratio in (search.N, 1 / search.N, search.N**2)]
+        guesses.append(("one device's metrics", right / search.N))  # as a count of its examples
     if not search.alike and search.parts:
         parts = [
             np.nan_to_num(part["metrics"][name]) for part in search.parts

@@ -36,7 +36,7 @@ def other_numbers(search: Search) -> Found:
     """
     case = search.case
     names = [name for name in case.drawn["metrics"] if name in case.wrong("metrics")]
-    if names and (lacks_numbers(case) if case.positional else varies(case, names)):
+    if case.update.examples and names and (lacks_numbers(case) if case.positional else varies(case, names)):
         return named("other random numbers", list(search.wrong)), None
     return None
 

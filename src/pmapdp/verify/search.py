@@ -34,6 +34,8 @@ class Search:
         self.case, self.N, self.alike = case, case.trial.N, alike
         self.wrong = case.wrong("state")
         self.clear = [name for name, pair in self.wrong.items() if excess(*pair) > CLEAR]
+        self.slack = bool(self.clear)  # whether rounding may be what a cause leaves unexplained
+        self.clear = self.clear or list(self.wrong)
         self.gradient: Gradient | None = attempt(lambda: Gradient(case.trial.reference, case.update))
         self.found: dict[str, Any] = {}
         self.old = trees.values(case.update.state)
@@ -107,12 +109,13 @@ class Search:
         got, wanted, old = self.case.got["state"][name][0], self.case.update.values["state"][name], self.old[name]
         return multiple(got - old, wanted - old)
 
-    def explains(self, predicted: Prediction, names: Iterable[str] | None = None) -> float | None:
+    def explains(self, predicted: Prediction, names: Iterable[str] | None = None, fitted: bool = False) -> float | None:
         """The least part of the difference of a clearly wrong leaf that a prediction explains; None where it fails.
 
         Args:
             predicted: by leaf, at least those of `names`.
             names: the leaves that the cause is about; None: all, and the right ones must be predicted right.
+            fitted: whether the prediction was fitted to a leaf, so that it must come nearer.
         """
         chosen = [name for name in self.wrong if names is None or name in set(names)]
         clear = [name for name in chosen if name in self.clear]
@@ -124,7 +127,8 @@ class Search:
             copies = self.case.got["state"][name]
             values = predicted[name] if isinstance(predicted[name], list) else [predicted[name]] * len(copies)
             rest = max(trees.distance(copy, value) for copy, value in zip(copies, values, strict=False))
-            if not rest <= (max(tolerance, REST * far) if np.isfinite(far) else tolerance):
+            may_rest = max(tolerance * self.slack, REST * far) if np.isfinite(far) else tolerance
+            if not rest <= (may_rest / 4 if fitted else may_rest):
                 return None
             if name in clear:
                 least = min(least, 1 - rest / far)
