@@ -106,3 +106,7 @@ def test_wrong_arguments_are_one_sentence(arguments, message):
 def test_an_error_of_the_reference_stays_the_users():
     with pytest.raises(KeyError, match="absent"):
         verify(reference=lambda state, batch: (state, batch["absent"]), step=halved, **HALVED)
+    # Of the orders of the arguments, that which gives the key to the parameter of that name.
+    key = np.zeros(2, np.uint32)
+    with pytest.raises(KeyError, match="absent"):
+        verify(reference=lambda batch, rng, state: (state, batch["absent"]), step=halved, **HALVED, key=key)

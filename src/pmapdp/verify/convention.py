@@ -134,10 +134,12 @@ def find_convention(
         ArgumentsError: there is none.
     """
     errors: list[Exception] = []
+    likely: list[Exception] = []  # of the orders that give the key to a parameter with such a name
     for order in orders(state, batch, key):
-        convention = Convention(order, state, key)
+        convention, into = Convention(order, state, key), errors
         try:
-            inspect.signature(function).bind(*order)
+            given = inspect.signature(function).bind(*order).arguments
+            into = likely if any(random_name(name) for name, value in given.items() if value == "key") else errors
         except TypeError:
             continue
         except ValueError:  # some functions that are not written in Python do not tell
@@ -145,10 +147,15 @@ def find_convention(
         try:
             jax.eval_shape(make(convention), trees.arrays(state), batch, *key)
         except Exception as error:
-            errors.append(error)
+            into.append(error)
             continue
         return convention
-    raise refused(function, state, batch, key, errors)
+    raise refused(function, state, batch, key, likely + errors)
+
+
+def random_name(name: str) -> bool:
+    """Whether a parameter of this name takes a key."""
+    return any(word in name for word in ("key", "rng", "seed"))
 
 
 def refused(function: Callable, state: Any, batch: Any, key: tuple, errors: list[Exception]) -> Exception:
@@ -166,7 +173,7 @@ def refused(function: Callable, state: Any, batch: Any, key: tuple, errors: list
     names = list(inspect.signature(function).parameters)
     has = [f"state (a tuple of {len(state)})" if isinstance(state, tuple) else "state"]
     has += ["batch"] * (batch is not None) + ["key"] * len(key)
-    keyed = any(word in name for name in names for word in ("key", "rng", "seed"))
+    keyed = any(map(random_name, names))
     if not key and keyed:
         advice = "give key=jax.random.key(0)"
     elif key and not keyed and len(names) < len(has):
