@@ -35,7 +35,8 @@ def test_an_error_of_the_step_is_shown_with_its_line():
 )
 def test_a_step_that_returns_something_else_is_said_once(returned, said):
     report = verify(
-        reference=halved, step=jax.jit(lambda *given: returned(*halved(*given))), layout="sharded", **HALVED,
+        reference=lambda *given: halved(*given), step=jax.jit(lambda *given: returned(*halved(*given))),
+        layout="sharded", **HALVED,
         counts=[1, 2],
     )  # fmt: skip
     assert [(check.name, check.devices) for check in report.failed] == [("runs", (1, 2))]

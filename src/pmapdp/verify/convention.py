@@ -133,13 +133,12 @@ def find_convention(
     Raises:
         ArgumentsError: there is none.
     """
-    errors: list[Exception] = []
-    likely: list[Exception] = []  # of the orders that give the key to a parameter with such a name
+    errors: list[tuple[int, Exception]] = []  # each with the number of parameters whose names fit the order
     for order in orders(state, batch, key):
-        convention, into = Convention(order, state, key), errors
+        convention, fitting = Convention(order, state, key), 0
         try:
             given = inspect.signature(function).bind(*order).arguments
-            into = likely if any(random_name(name) for name, value in given.items() if value == "key") else errors
+            fitting = sum(fits(name, value) for name, value in given.items())
         except TypeError:
             continue
         except ValueError:  # some functions that are not written in Python do not tell
@@ -147,10 +146,17 @@ def find_convention(
         try:
             jax.eval_shape(make(convention), trees.arrays(state), batch, *key)
         except Exception as error:
-            into.append(error)
+            errors.append((fitting, error))
             continue
         return convention
-    raise refused(function, state, batch, key, likely + errors)
+    likely = sorted(errors, key=lambda pair: -pair[0])
+    raise refused(function, state, batch, key, [error for _, error in likely])
+
+
+def fits(name: str, value: Any) -> bool:
+    """Whether a parameter of this name takes "state", "batch" or "key", or a part as "state/1"; `*args` are a tuple."""
+    part = str(value).partition("/")[0]
+    return random_name(name) if part == "key" else part in name
 
 
 def random_name(name: str) -> bool:
