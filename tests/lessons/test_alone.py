@@ -1,4 +1,4 @@
-"""Every notebook runs alone and twice; its take-home cell runs where only jax, flax, optax and numpy are installed."""
+"""Every notebook runs alone, and again in the same kernel; its take-home cell with jax, flax, optax and numpy alone."""
 
 import ast
 import os
@@ -8,6 +8,7 @@ import sys
 import build
 import pytest
 from launch import IN_COMMANDS
+from marks import quick
 from notebooks import source
 
 LESSONS = build.sources()
@@ -16,20 +17,20 @@ QUICK = (
     "05",
     "09",
 )  # what the core teaches; plain `pytest` runs their take-home cells, and the shortest notebook
+NUMBERS = [lesson.name[:2] for lesson in LESSONS]
+LONG = ("10", "12", "13", "14", "16", "17")  # once by day, and again in the same kernel at night
+BY_DAY = [(number, 1 if number in LONG else 2) for number in NUMBERS]
+AT_NIGHT = [(number, 2) for number in LONG]
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
 
 
-@pytest.mark.parametrize(
-    "lesson",
-    [pytest.param(each, marks=[] if each.name[:2] == "00" else pytest.mark.slow) for each in LESSONS],
-    ids=lambda path: path.stem,
-)
-def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(lesson, tmp_path):
-    notebook = build.execute(lesson, tmp_path, twice=True)
+@quick(1, ("number", "times"), BY_DAY + AT_NIGHT, by_day=len(BY_DAY))
+def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(number, times, tmp_path):
+    notebook = build.execute(build.source_of(number), tmp_path, twice=times == 2)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert "DeprecationWarning" not in str(outputs)
     assert "\x1b" not in "".join(output.get("text", "") for output in outputs)  # no colours or cursor of a terminal
-    assert str(outputs).count("not solved yet") % 2 == 0  # the exercises' stubs, which do not stop the notebook
+    assert str(outputs).count("not solved yet") % times == 0  # the exercises' stubs, which do not stop the notebook
     assert "not solved yet" in str(outputs)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from launch import python
+from marks import quick
 from own_program import PROGRAM
 from processes import end_of, free_port, running
 
@@ -13,8 +14,7 @@ print("said", loss(strategy=sys.argv[3], devices=2, workdir=sys.argv[4]), flush=
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pmap", "jit"])
+@quick(0, "strategy", ["pmap", "jit"], by_day=1)
 def test_a_program_that_has_connected_its_processes(tmp_path, strategy):
     """Case 17: two processes share one run and its folder, and give what one process gives on four devices."""
     (tmp_path / "two.py").write_text(PROGRAM + DISTRIBUTED)

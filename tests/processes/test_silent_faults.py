@@ -5,6 +5,7 @@ import json
 import flipped_bit
 import numpy as np
 import pytest
+from marks import quick
 from processes import by_hand, end_of, free_port, running, train_together
 from running import run
 
@@ -12,8 +13,7 @@ JOB = ["--model", "mlp", "--devices", 2, "--epochs", 1, "--check-replicas", 6, "
 KERNEL = "params/logits/kernel"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pmap", "jit", "shard_map"])
+@quick(0, "strategy", ["pmap", "jit", "shard_map"], by_day=1)
 def test_a_bit_that_flips_in_one_process_ends_both(strategy, tmp_path):
     job = [10, KERNEL, 3, *JOB, "--strategy", strategy, "--workdir", tmp_path]
     with running(*([*job, *own] for own in by_hand(2)), program=(flipped_bit.__file__,)) as processes:
@@ -51,8 +51,7 @@ class Net(nnx.Module):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pmap", "jit"])
+@quick(0, "strategy", ["pmap", "jit"], by_day=1)
 def test_all_processes_roll_back_as_one_does(strategy, tmp_path):
     """Losses in float64 differ by less than 1e-10 from those of one process with as many devices."""
     (tmp_path / "net.py").write_text(MODEL)
