@@ -138,6 +138,30 @@ def test_one_key_for_every_update_is_neither_failed_nor_passed(each, verdict):
     assert ("give key=lambda update" in str(report)) == (verdict == "incomplete")
 
 
+@pytest.mark.parametrize("length", [1e-3, 1e3])
+def test_a_scale_that_clipping_hides_is_said_not_to_be_checked(length):
+    def step(w, batch, average):
+        g = average(jax.grad(lambda w: jnp.mean((batch["x"] @ w - batch["y"]) ** 2))(w), "i")
+        return w - g * jnp.minimum(1, length / jnp.linalg.norm(g))
+
+    mean, total = (functools.partial(step, average=average) for average in (jax.lax.pmean, jax.lax.psum))
+    mapped = jax.pmap(total, "i", devices=jax.devices()[:2])
+    report = verify(reference=old_program(mean, "i", groups=2), step=mapped, devices=jax.devices()[:2], **HALVED)
+    hidden = "not checked  the scale of the gradient (2 devices): clipping hides it in every update" in str(report)
+    assert (hidden, bool(report.failed)) == ((True, False) if length == 1e-3 else (False, True)), str(report)
+
+
+def test_a_key_for_each_device_that_stays_the_same_is_answered_with_keys_for_each_device():
+    def step(w, batch, key):
+        new, loss = halved(w, batch)
+        return jax.lax.pmean((new, loss + jax.random.normal(key)), "i")
+
+    given = HALVED | {"key": jax.random.split(jax.random.key(0), 2), "per_device": ["key"]}
+    mapped = jax.pmap(step, "i", devices=jax.devices()[:2])
+    report = verify(reference=old_program(step, "i", groups=2), step=mapped, devices=jax.devices()[:2], **given)
+    assert "give key=lambda update: jax.random.split(jax.random.fold_in(key, update), 2)" in str(report)
+
+
 def test_a_step_that_draws_from_the_key_alone_beside_a_reference_that_folds_fails():
     given = HALVED | {"state": (HALVED["state"], np.int32(0)), "layout": "sharded", "counts": [2]}
     report = verify(reference=functools.partial(noisy, fold=True), step=jax.jit(noisy), key=jax.random.key(0), **given)

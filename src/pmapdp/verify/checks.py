@@ -11,11 +11,13 @@ from jax.errors import JaxRuntimeError
 from pmapdp.errors import reason
 from pmapdp.verify import trees
 from pmapdp.verify.case import Case, first_wrong
+from pmapdp.verify.cuts import Gradient
 from pmapdp.verify.examples import multiple
 from pmapdp.verify.explain import explain_state
 from pmapdp.verify.metrics import explain_metrics
 from pmapdp.verify.mistakes import Cause, named
 from pmapdp.verify.report import FAILED, NOT_CHECKED, PASSED, Check, NotCheckedError, NotProvenError
+from pmapdp.verify.search import attempt
 from pmapdp.verify.trees import Leaves
 from pmapdp.verify.trial import blame
 from pmapdp.verify.work import work_is_split
@@ -106,10 +108,12 @@ def random_numbers_advance(cases: list[Case]) -> Cause | None:
     keys = [trees.values(update.key) for update in (first, cases[1].update)]
     one_key = first.key and "key" not in returned and jax.tree.all(jax.tree.map(np.array_equal, *keys))
     if one_key and not reference_advances(cases):
+        new = "jax.random.fold_in(key, update)"
+        new = f"jax.random.split({new}, {trial.N})" if trial.own("key") else new
         raise NotProvenError(
             "both updates were given the same key, and step and reference draw the same numbers from it. If your loop "
-            "passes a new key every time, give key=lambda update: jax.random.fold_in(key, update); if it passes the "
-            "same key, fold the update's number into it in the step"
+            f"passes a new key every time, give key=lambda update: {new}; if it passes the same key, fold the "
+            "update's number into it in the step"
         )
     return named("key stands still")
 
@@ -192,4 +196,20 @@ def other_checks(cases: list[Case]) -> list[Check]:
             checks.append(
                 Check(name, NOT_CHECKED, devices, f"the step cannot be called or traced for it, {blame(error)}")
             )
+    if attempt(lambda: all(map(scale_is_hidden, cases))):
+        hidden = (
+            "clipping hides it in every update, as would a sum in place of a mean: give a state or data with smaller "
+            "gradients, or verify once without clipping"
+        )
+        checks.append(Check("the scale of the gradient", NOT_CHECKED, devices, hidden))
     return checks
+
+
+def scale_is_hidden(case: Case) -> bool:
+    """Whether the reference clips a gradient N times as large to the same update."""
+    gradient = Gradient(case.trial.reference, case.update)
+    if case.trial.N == 1 or not any(cut.by_norm for cut in gradient.cuts):
+        return False
+    cut, values = gradient.cuts[-1], gradient.at(case.update.batch)[-1]
+    scaled = [value * case.trial.N if array else value for value, array in zip(values, cut.arrays, strict=True)]
+    return not case.differ("state", trees.values(gradient.state(cut, scaled)), case.update.values["state"])
