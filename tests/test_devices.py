@@ -2,6 +2,7 @@
 
 import pytest
 from launch import python
+from marks import quick
 
 from pmapdp.devices import COLLECTIVES_HOLD_THREADS, cores
 
@@ -12,7 +13,8 @@ def choose(count="", **env):
     return python("-c", SHOW.format(count), env=env)
 
 
-@pytest.mark.parametrize(
+@quick(
+    2,
     ("count", "env", "devices", "threads"),
     [
         ("", {}, 8, 16),

@@ -116,7 +116,8 @@ def test_a_terminal_of_another_encoding():
     assert (done.returncode, done.stdout, done.stderr) == (2, "3 ? 4, ?\n", "error: ?\n")
 
 
-@pytest.mark.parametrize(
+@quick(
+    3,
     ("variable", "value", "said"),
     [
         ("JAX_PLATFORMS", "cuda", ""),
@@ -138,7 +139,8 @@ def test_environments_that_jax_cannot_start_in(variable, value, said):
     assert said in done.stderr
 
 
-@pytest.mark.parametrize(
+@quick(
+    2,
     ("variable", "value", "said"),
     [
         ("JAX_NUMPY_DTYPE_PROMOTION", "strict", "unset it"),

@@ -297,7 +297,7 @@ def test_a_run_that_fails_is_no_success():
 
 
 @quick(
-    4,
+    2,
     ("arguments", "words"),
     [
         (["--strategies", "pmpa"], "did you mean 'pmap'"),

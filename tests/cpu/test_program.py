@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from marks import quick
 
 from pmapdp.cpu.convolution import LAYOUT, faster
 from pmapdp.models.layers import max_pool
@@ -63,7 +64,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@quick(9, "name", FUNCTIONS)
 def test_values_and_gradients(float64, name):
     function, random = FUNCTIONS[name], np.random.default_rng(0)
     x, k = random.normal(size=(8, 12, 12, 2)), random.normal(size=KERNEL)

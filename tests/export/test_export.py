@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from archives import pack, unpack
+from marks import quick
 from trained import train_briefly
 
 from pmapdp.command.ending import run_command
@@ -62,7 +63,7 @@ def test_same_figures_as_the_state(trained):
     assert exported.means()["loss"] == pytest.approx(ours.means()["loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize("examples", [7, EXAMPLES_PER_CALL + 1])
+@quick(1, "examples", [7, EXAMPLES_PER_CALL + 1])
 def test_any_batch_size(trained, examples):
     job, state, path = trained
     inputs = job.data.train.inputs[:examples]

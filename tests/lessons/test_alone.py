@@ -12,19 +12,15 @@ from marks import quick
 from notebooks import source
 
 LESSONS = build.sources()
-QUICK = (
-    "03",
-    "05",
-    "09",
-)  # what the core teaches; plain `pytest` runs their take-home cells, and the shortest notebook
+QUICK = ("05", "09")  # pmap and jit; plain `pytest` runs their take-home cells, and the shortest notebook
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
-LONG = ("10", "12", "13", "14", "16", "17")  # once by day, and again in the same kernel at night
-BY_DAY = [(number, 1 if number in LONG else 2) for number in NUMBERS]
-AT_NIGHT = [(number, 2) for number in LONG]
+TWICE = ("00", "01", "03", "06", "09")  # by day; the others once, and at night again in the same kernel
+BY_DAY = [(number, 2 if number in TWICE else 1) for number in NUMBERS]
+AT_NIGHT = [(number, 2) for number in NUMBERS]
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
 
 
-@quick(1, ("number", "times"), BY_DAY + AT_NIGHT, by_day=len(BY_DAY))
+@quick(1, ("number", "times"), dict.fromkeys(BY_DAY + AT_NIGHT), by_day=len(BY_DAY))
 def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(number, times, tmp_path):
     notebook = build.execute(build.source_of(number), tmp_path, twice=times == 2)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]

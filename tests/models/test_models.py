@@ -191,7 +191,8 @@ def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
     np.testing.assert_allclose(jax.grad(by_layer)(x), jax.grad(by_definition)(x), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
+@quick(
+    2,
     ("size", "kernel", "padding"),
     [((28, 28), (6, 6), "VALID"), ((12, 12), (6, 6), "SAME"), ((8, 6), (2, 4), "VALID"), ((8, 10), (4, 2), "SAME")],
 )

@@ -29,7 +29,8 @@ JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--
 @pytest.mark.parametrize(
     ("count", "devices", "model", "strategies"),
     [
-        (2, 3, "mlp", "pmap,jit,shard_map"),
+        (2, 3, "mlp", "pmap"),
+        pytest.param(2, 3, "mlp", "jit,shard_map", marks=pytest.mark.slow),
         pytest.param(2, 3, "convnet", "pmap,jit", marks=pytest.mark.slow),
         pytest.param(4, 2, "mlp", "pmap,jit,shard_map", marks=pytest.mark.slow),
     ],

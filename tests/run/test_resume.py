@@ -18,7 +18,7 @@ from running import run, start
 
 from pmapdp.run.trained import load_run
 
-ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 2))  # of kill and restart
+ROUNDS = int(os.environ.get("PMAPDP_ROUNDS", 1))  # of kill and restart
 # A network with batch norm and dropout, so that all kinds of state matter; 23 steps an epoch.
 NET = TESTS / "support" / "small_net.py"
 JOB = ["--model", f"{NET}:Net", "--devices", 2, "--epochs", 2, "--checkpoint-every", 3, "--global-batch-size", 64]

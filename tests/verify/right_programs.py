@@ -301,7 +301,6 @@ def a_ragged_batch_padded_by_the_layout():
     }  # fmt: skip
 
 
-QUICK = {"fully_sharded_with_jit"}
 RIGHT = [
     batch_norm_and_dropout_with_pmap, batch_norm_and_dropout_with_shard_map, batch_norm_and_dropout_with_jit,
     adam_with_pmap, momentum_in_bfloat16_with_shard_map, stacked_pmap_with_linen, jit_with_nnx,

@@ -11,6 +11,7 @@ import pytest
 from flax.training.train_state import TrainState
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from marks import quick
 
 from pmapdp.verify import ArgumentsError, old_program, one_device, verify
 
@@ -151,7 +152,7 @@ FAMILIES = [haiku_like, returns_a_key, a_pair_alone, equinox_like, train_state_w
 
 
 @pytest.mark.parametrize(("average", "causes"), [(MEAN, []), (SUM, ["sum for mean"])], ids=["right", "psum"])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@quick(3, "family", FAMILIES)
 def test_a_step_of_a_family_equals_one_device_or_its_mistake_is_found(family, average, causes):
     step, given = family(average)
     mapped = filtered_pmap(step) if family is equinox_like else jax.pmap(step, "i")

@@ -20,9 +20,15 @@ from right_programs import HALVED
 from pmapdp.verify import VerificationError, one_device, verify
 from pmapdp.verify.mistakes import MISTAKES, WAYS, page
 
-QUICK = {
+QUICK = [
     ("no all-reduce", "pmap"), ("sum for mean", "jit"), ("check_vma", "shard_map"), ("mean of means", "pmap"),
-}  # fmt: skip
+]  # fmt: skip
+# By day each mistake under one of the three ways, by turns.
+TURNS = [
+    (mistake, programs.ways(mistake)[n % len(programs.ways(mistake))]) for n, mistake in enumerate(programs.PLANTS)
+]
+BY_DAY = list(dict.fromkeys([*QUICK, *TURNS]))
+AT_NIGHT = [(mistake, way) for mistake in programs.PLANTS for way in programs.ways(mistake)]
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 
 
@@ -36,14 +42,7 @@ def pattern(cause):
     return re.sub(r"\\{.*?\\}", ".+", re.escape(MISTAKES[cause].sentence))
 
 
-@pytest.mark.parametrize(
-    ("mistake", "way"),
-    [
-        pytest.param(mistake, way, marks=() if (mistake, way) in QUICK else pytest.mark.slow)
-        for mistake in programs.PLANTS
-        for way in programs.ways(mistake)
-    ],
-)
+@quick(len(QUICK), ("mistake", "way"), dict.fromkeys([*BY_DAY, *AT_NIGHT]), by_day=len(BY_DAY))
 def test_a_planted_mistake_is_found_and_named(mistake, way):
     report, cause = report_on(way, mistake), programs.CAUSE.get(mistake, mistake)
     assert report.causes == [cause], str(report)

@@ -4,22 +4,20 @@ import jax
 import numpy as np
 import pytest
 import right_programs
+from marks import quick
 from right_programs import HALVED
 
 from pmapdp.verify import trees, verify
 from pmapdp.verify.plain_step import PlainStep
 from pmapdp.verify.rounding import reference_updates
 
+FIRST = right_programs.fully_sharded_with_jit  # that of plain `pytest`
+BY_DAY = [(FIRST, True), *((each, True) for each in right_programs.RIGHT if each is not FIRST)]
+BY_DAY += [(each, False) for each in right_programs.RIGHT[::3]]
+AT_NIGHT = [(each, False) for each in right_programs.RIGHT]
 
-@pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(program, marks=() if program.__name__ in right_programs.QUICK else pytest.mark.slow)
-        for program in right_programs.RIGHT
-    ],
-    ids=lambda program: program.__name__,
-)
+
+@quick(1, ("program", "float64"), dict.fromkeys(BY_DAY + AT_NIGHT), by_day=len(BY_DAY))
 def test_a_right_program_passes(program, float64):
     report = verify(**program(), float64=float64)
     assert report.ok, str(report)

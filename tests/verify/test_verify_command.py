@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from launch import environment, python
+from marks import quick
 
 from pmapdp.command.ending import run_command
 from pmapdp.verify.__main__ import main
@@ -46,7 +47,8 @@ def incomplete():
 """
 
 
-@pytest.mark.parametrize(
+@quick(
+    6,
     ("reduce", "target", "status", "said"),
     [
         ("pmean", "step.py:check", 0, "checks passed"),
