@@ -22,7 +22,7 @@ from pmapdp.verify.trees import Leaves
 from pmapdp.verify.trial import blame
 from pmapdp.verify.work import work_is_split
 
-REDRAWN = 0.1  # of the change that other random numbers make: what less than this changes is not drawn anew
+REDRAWN = 1e-3  # of the change that other random numbers make: what changes by less than this is rounding
 ALIKE = 0.1  # relative difference of how far one device and several are off
 
 
