@@ -20,7 +20,7 @@ READ_ADVICE = "name another file"
 def require_path(path: Any) -> None:
     """Refuse what is neither a text nor a `pathlib.Path`."""
     try:
-        fits = isinstance(os.fspath(path), str) and f"{path!r} {path}" != ""  # sentences show it
+        fits = all(isinstance(each, str) for each in (os.fspath(path), str(path), repr(path)))  # sentences show it
     except Exception:  # of a class of the user's own
         fits = False
     if not fits:
