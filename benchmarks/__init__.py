@@ -6,6 +6,7 @@ from pmapdp.command.flags import parse_with
 from pmapdp.command.parser import Parser
 from pmapdp.config import Config
 from pmapdp.processes.options import ProcessesOptions
+from pmapdp.registry import MODELS
 
 
 def make_parser(description: str | None, name: str, example: str) -> Parser:
@@ -15,6 +16,17 @@ def make_parser(description: str | None, name: str, example: str) -> Parser:
     """
     parser = Parser(f"python -m benchmarks.{name}", example, description)
     parser.argument_default = None  # a flag that is not given has a value too
+    return parser
+
+
+def work_parser(description: str | None, name: str) -> Parser:
+    """The parser of a program that trains on the first EXAMPLES of DATA.npz and prints the speed of each epoch."""
+    parser = make_parser(description, name, "data.npz pmap cnn 8 512 51200 3")
+    parser.add_argument("data")
+    parser.add_argument("strategy", choices=["single", "pmap", "jit", "shard_map"])
+    parser.add_argument("model", choices=list(MODELS))
+    for number in ("devices", "batch", "examples", "epochs"):
+        parser.add_argument(number, type=at_least_one)
     return parser
 
 

@@ -19,7 +19,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks import at_least_one, make_parser
+from benchmarks import work_parser
 from pmapdp.command.ending import run_command
 from pmapdp.devices import choose
 from pmapdp.files.reading import open_file
@@ -82,13 +82,7 @@ def make_loop(model: str, strategy: str, devices: list[jax.Device], optimizer: A
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "bare", "data.npz pmap cnn 8 512 51200 3")
-    parser.add_argument("data")
-    parser.add_argument("strategy", choices=["single", "pmap", "jit", "shard_map"])
-    parser.add_argument("model", choices=list(MODELS))
-    for number in ("devices", "batch", "examples", "epochs"):
-        parser.add_argument(number, type=at_least_one)
-    options = parser.parse_args(arguments)
+    options = work_parser(__doc__, "bare").parse_args(arguments)
     N, B = options.devices, options.batch
     devices = choose(N)
     with open_file(options.data) as file, np.load(file) as data:

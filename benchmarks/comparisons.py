@@ -31,10 +31,11 @@ class Run:
         fields = (self.who, self.strategy, self.model, self.devices, self.global_batch, self.flag)
         return " ".join(map(str, filter(None, fields)))
 
-    @property
-    def examples(self) -> int:
-        """Examples of one epoch: enough for about a second."""
-        return {"cnn": 12_288, "convnet": 3_200}[self.model]
+    def examples(self, on_accelerators: bool) -> int:
+        """Examples of one epoch: enough for a second or more on a CPU, and for 100 updates or more on accelerators."""
+        if on_accelerators:
+            return max(65_536 * self.devices, 100 * self.global_batch)
+        return {"cnn": 25_600, "convnet": 6_400}[self.model]
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,15 @@ def comparisons(peers: bool) -> list[Comparison]:
             if devices == 1:
                 fast = Run("pmapdp", model, "single", 1, batch, "--fast-cpu")
                 found.append(Comparison(f"{work}, --fast-cpu", fast, peer, names[who], fast_targets[who]))
+    return found
+
+
+def comparisons_of_accelerators(devices: int) -> list[Comparison]:
+    """Those of a machine with so many: the trainer beside the bare loop, at two sizes of the batch on each."""
+    found = []
+    for name, model, here in (("CNN", "cnn", 64), ("CNN", "cnn", 4096), ("convnet", "convnet", 4096)):
+        for strategy in STRATEGIES:
+            ours = Run("pmapdp", model, strategy, devices, here * devices)
+            work = f"{name}, {here * devices:,}"
+            found.append(Comparison(work, ours, replace(ours, who="bare"), "bare loop", 0.98))
     return found

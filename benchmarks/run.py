@@ -1,10 +1,11 @@
 """Ours and others on the same work: `python -m benchmarks.run [--peers]`, from the repository's root.
 
 Every command runs in a process of its own, ours and theirs in turn, round after round, on the real MNIST. A run has two
-epochs: the first warms up, of the second the examples/s count (of ours, of the updates after the first); of each
-command the median over the rounds. `--peers` first makes an environment for TensorFlow, PyTorch and Keras (once;
-some minutes, 4 GB) and compares with them too. Writes, after every round, benchmarks/results.json and, from it, the
-table and the picture of docs/speed.md. Leave the machine alone meanwhile.
+epochs: the first warms up, of the second the examples/s count; of each command the median over the rounds. `--peers`
+first makes an environment for TensorFlow, PyTorch and Keras (once; some minutes, 4 GB) and compares with them too.
+Writes, after every round, benchmarks/results.json and, from it, the table and the picture of docs/speed.md. Where JAX
+finds accelerators it compares the trainer with the bare loop on them, over larger epochs, and writes
+benchmarks/accelerators.json and its table. Leave the machine alone meanwhile.
 """
 
 import json
@@ -23,13 +24,14 @@ import jax
 import numpy as np
 
 from benchmarks import at_least_one, make_parser, summary
-from benchmarks.comparisons import Run, comparisons
+from benchmarks.comparisons import Run, comparisons, comparisons_of_accelerators
 from pmapdp.command.ending import run_command
 from pmapdp.devices import cores
 from pmapdp.registry import load_data
 
 PEER_PACKAGES = ["jax", "flax", "optax", "tensorflow", "keras", "torch==2.13.0"]
 PEERS = Path(__file__).parent / "peers"
+PROGRAMS = {"pmapdp": "benchmarks.ours", "bare": "benchmarks.bare"}
 EPOCHS = 2
 
 
@@ -63,22 +65,20 @@ def environment_with(cache: Path) -> dict[str, str]:
     return clean | cached
 
 
-def speed(run: Run, folder: Path, python: Path | None, data_dir: str | None) -> float:
+def speed(run: Run, folder: Path, python: Path | None, examples: int) -> float:
     """Examples per second of one run. `folder` holds mnist.npz, and compiled programs.
 
     Raises:
         subprocess.CalledProcessError: it failed.
     """
-    if run.who == "pmapdp":
-        return our_speed(run, folder, data_dir)
-    if run.who == "bare":
-        program = [sys.executable, "-m", "benchmarks.bare", folder / "mnist.npz", run.strategy, run.model]
-        sizes = [run.devices, run.global_batch]
+    sizes = [run.devices, run.global_batch]
+    if run.who in PROGRAMS:
+        program = [sys.executable, "-m", PROGRAMS[run.who], folder / "mnist.npz", run.strategy, run.model]
     else:
         program = [python, PEERS / f"{run.who}.py", folder / "mnist.npz"]
-        sizes = [run.devices, run.global_batch if run.who == "keras_jax" else run.global_batch // run.devices]
+        sizes = sizes if run.who == "keras_jax" else [run.devices, run.global_batch // run.devices]
     done = subprocess.run(
-        list(map(str, [*program, *sizes, run.examples, EPOCHS])),
+        list(map(str, filter(None, [*program, *sizes, examples, EPOCHS, run.flag]))),
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -86,32 +86,6 @@ def speed(run: Run, folder: Path, python: Path | None, data_dir: str | None) -> 
     )
     lines = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
     return lines[-1]["examples_per_second"]
-
-
-def our_speed(run: Run, folder: Path, data_dir: str | None) -> float:
-    """Examples per second of `python -m pmapdp.train`."""
-    metrics = folder / "metrics.jsonl"
-    settings: dict[str, Any] = {
-        "dataset": "mnist",
-        "model": run.model,
-        "strategy": run.strategy,
-        "devices": run.devices,
-        "global-batch-size": run.global_batch,
-        "epochs": 1,
-        "steps": EPOCHS * run.examples // run.global_batch,
-        "learning-rate": 1e-3,
-        "schedule": "constant",
-        "label-smoothing": 0,
-        "metrics-file": metrics,
-    }
-    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    flags += ["--data-dir", data_dir] if data_dir else []
-    flags += [run.flag] if run.flag else []
-    command = [sys.executable, "-m", "pmapdp.train", *flags, "--no-progress"]
-    metrics.unlink(missing_ok=True)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment_with(folder / "programs"))
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return next(line["examples_per_second"] for line in lines if line["event"] == "epoch")
 
 
 def seconds_of_commands(folder: Path, data_dir: str | None) -> dict[str, float]:
@@ -147,46 +121,54 @@ def accumulation() -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on."""
-    return {
+    """What is measured on. A process that ends looks for accelerators, since one that stays would hold their memory."""
+    code = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].device_kind, sep=';')"
+    found = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
+    count, platform_name, kind = found.strip().split(";")
+    here = {
         "processor": platform.processor() or platform.machine(),
         "cores": cores(),
-        "devices": "simulated on the CPU",
+        "devices": "simulated on the CPU" if platform_name == "cpu" else f"{count} x {kind}",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "load before": os.getloadavg()[0],
     }
+    return here if platform_name == "cpu" else here | {"accelerators": int(count)}
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     parser = make_parser(__doc__, "run", "--rounds 5")
-    parser.add_argument("--peers", action="store_true", help="compare with other frameworks too")
+    parser.add_argument("--peers", action="store_true", help="compare with other frameworks too (on a CPU)")
     parser.add_argument("--rounds", type=at_least_one, default=5, help="runs of each command")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")
     parser.add_argument("--environment", type=Path, default=peers_environment(), help="folder of their environment")
     options = parser.parse_args(arguments)
 
     facts = machine()
+    accelerators = facts.get("accelerators")
     python = peers_python(options.environment) if options.peers else None
     if python:
         facts["peers"] = peers_versions(python)
-    pairs = comparisons(options.peers)
+    pairs = comparisons_of_accelerators(accelerators) if accelerators else comparisons(options.peers)
     runs = list(dict.fromkeys(run for pair in pairs for run in (pair.ours, pair.other)))
     speeds: dict[str, list[float]] = {run.name: [] for run in runs}
+    results: dict[str, Any] = {"machine": facts, "examples_per_second": speeds}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train = load_data("mnist", options.data_dir).train
-        np.savez(folder / "mnist.npz", images=train.inputs, labels=train.labels)
-        results = {"machine": facts, "accumulation": accumulation()}
-        results |= {"seconds": seconds_of_commands(folder, options.data_dir), "examples_per_second": speeds}
+        copies = 7 * accelerators if accelerators else 1  # 60,000 examples each
+        arrays = {"images": train.inputs, "labels": train.labels}
+        np.savez(folder / "mnist.npz", **{key: np.concatenate(copies * [value]) for key, value in arrays.items()})
+        if not accelerators:
+            results |= {"accumulation": accumulation(), "seconds": seconds_of_commands(folder, options.data_dir)}
         for number in range(options.rounds):
             for run in runs:
-                speeds[run.name].append(speed(run, folder, python, options.data_dir))
+                speeds[run.name].append(speed(run, folder, python, run.examples(bool(accelerators))))
                 print(f"round {number + 1}: {run.name:40} {speeds[run.name][-1]:9,.0f} examples/s", flush=True)
-            summary.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            file = summary.ACCELERATORS if accelerators else summary.RESULTS
+            file.write_text(json.dumps(results, indent=1) + "\n")
             summary.write(results)
-    print(summary.table(results))
 
 
 if __name__ == "__main__":

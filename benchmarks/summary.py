@@ -1,25 +1,29 @@
-"""The table of docs/speed.md and its picture, made from results.json: `python -m benchmarks.summary`."""
+"""The tables of docs/speed.md and their picture, made from results.json and accelerators.json:
+`python -m benchmarks.summary`."""
 
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparisons import Comparison, comparisons
+from benchmarks.comparisons import STRATEGIES, Comparison, comparisons, comparisons_of_accelerators
 from benchmarks.pictures import drawing, svg
 from pmapdp.compare.pictures import INK, STRATEGY_COLOURS
 
 RESULTS = Path(__file__).with_name("results.json")
+ACCELERATORS = Path(__file__).with_name("accelerators.json")
 PICTURE = Path(__file__).with_name("results.svg")
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- made by python -m benchmarks.summary -->", "<!-- until here -->"
+BEGIN_ACCELERATORS = "<!-- made by python -m benchmarks.summary from accelerators.json -->"
 TARGETS = {"default job, warm": 6, "speedrun --fast-cpu, cold": 12, "speedrun --fast-cpu, warm": 8}  # seconds
 
 
 def measured(results: dict[str, Any]) -> list[tuple[Comparison, list[float], list[float]]]:
     """The comparisons whose runs were measured, with the speeds of both sides, round by round."""
     speeds = results["examples_per_second"]
-    found = comparisons(peers=True)
+    accelerators = results["machine"].get("accelerators")
+    found = comparisons_of_accelerators(accelerators) if accelerators else comparisons(peers=True)
     return [
         (pair, speeds[pair.ours.name], speeds[pair.other.name])
         for pair in found
@@ -37,13 +41,13 @@ def spread(values: list[float]) -> float:
     return (max(values) - min(values)) / statistics.median(values)
 
 
-def table(results: dict[str, Any]) -> str:
-    """The comparisons in Markdown."""
+def rows(results: dict[str, Any]) -> list[str]:
+    """The comparisons in Markdown, and what they were measured on."""
     groups: dict[tuple[Any, ...], dict[str, str]] = {}
     for pair, ours, other in measured(results):
         cells = groups.setdefault((pair.work, pair.ours.devices, pair.against, pair.target), {})
         cells[pair.ours.strategy] = f"{statistics.median(ours):,.0f} ({ratio(ours, other):.2f})"
-    strategies = ("single", "pmap", "jit", "shard_map")
+    strategies = [name for name in ("single", *STRATEGIES) if any(name in cells for cells in groups.values())]
     lines = [
         "Examples/s of pmapdp, and in brackets over those of the other program.",
         "",
@@ -53,17 +57,24 @@ def table(results: dict[str, Any]) -> str:
     for (work, devices, against, target), cells in groups.items():
         values = " | ".join(cells.get(strategy, "") for strategy in strategies)
         lines.append(f"| {work} | {devices} | {against} | {values} | {target:.2f} |")
-    missing = {pair.against for pair in comparisons(peers=True)} - {pair.against for pair, _, _ in measured(results)}
-    if missing:
-        lines += ["", f"Not measured yet: the rows against {', '.join(sorted(missing))}."]
     facts, rounds = results["machine"], len(next(iter(results["examples_per_second"].values())))
     widest = max(spread(values) for values in results["examples_per_second"].values())
     peers = "".join(f", {name} {version}" for name, version in facts.get("peers", {}).items())
-    lines += [
+    return [
+        *lines,
         "",
         f"Medians of {rounds} runs each, in turn; a command's runs lay up to {widest:.0%} of their median apart. "
         f"{facts['cores']} cores ({facts['processor']}), devices {facts['devices']}, "
         f"Python {facts['python']}, jax {facts['jax']}{'; peers:' + peers[1:] if peers else ''}.",
+    ]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The part of the page about CPUs."""
+    missing = {pair.against for pair in comparisons(peers=True)} - {pair.against for pair, _, _ in measured(results)}
+    lines = [
+        *rows(results),
+        *(["", f"Not measured yet: the rows against {', '.join(sorted(missing))}."] if missing else []),
         "",
         "| whole command | seconds | target |",
         "| --- | --- | --- |",
@@ -103,12 +114,17 @@ def picture(results: dict[str, Any]) -> str:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Write the picture, and the table between its two marks on the page."""
-    PICTURE.write_text(picture(results), encoding="utf-8")
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
+    """Write the table between its marks on the page, and, of CPUs, the picture."""
+    if results["machine"].get("accelerators"):
+        begin, text = BEGIN_ACCELERATORS, "\n".join(rows(results))
+    else:
+        PICTURE.write_text(picture(results), encoding="utf-8")
+        begin, text = BEGIN, table(results)
+    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    _, after = rest.split(END, maxsplit=1)
+    PAGE.write_text(f"{before}{begin}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(json.loads(RESULTS.read_text(encoding="utf-8")))
+    for file in (RESULTS, ACCELERATORS):
+        write(json.loads(file.read_text(encoding="utf-8")))

@@ -13,6 +13,7 @@ from launch import COMPILED, IN_TESTS
 from marks import MNIST_REQUIRED
 
 os.environ.setdefault("XLA_FLAGS", IN_TESTS)
+os.environ["JAX_PLATFORMS"] = "cpu"  # also where there are accelerators, which tests/accelerators uses
 
 import jax
 import numpy as np

@@ -42,6 +42,7 @@ def test_too_small_a_thread_pool_is_made_larger_where_it_may_deadlock():
     assert done.stdout.split() == ["4", "8" if COLLECTIVES_HOLD_THREADS else "4"]
 
 
+@pytest.mark.slow
 def test_a_loop_that_runs_far_ahead_of_its_devices_ends():
     """The plainest loop: nothing waits for a step before the last. With one thread a device jax 0.10 aborted in each of
     four runs of it."""

@@ -1,28 +1,32 @@
-"""The sums of a run on the host: exact, read two updates late, and timed."""
+"""The sums of a run on the host: exact, read late, and timed."""
 
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pmapdp import metrics
 from pmapdp.errors import DivergedError
 from pmapdp.loss import MetricSums
-from pmapdp.metrics import UPDATES_BEHIND, Meter, Totals
+from pmapdp.metrics import READ_TOGETHER, UPDATES_BEHIND, Meter, Totals
 
 
 class Watched:
-    """A number on a device that tells when the host reads it."""
+    """A number on a device that tells when the host waits for it."""
 
-    def __init__(self, value: float, step: int, reads: list[int]):
-        self.value, self.step, self.reads = value, step, reads
+    def __init__(self, step: int, waits: list[int]):
+        self.step, self.waits = step, waits
+
+    def block_until_ready(self):
+        self.waits.append(self.step)
 
     def __array__(self, dtype=None, copy=None):
-        self.reads.append(self.step)
-        return np.asarray(self.value, np.float32)
+        return np.ones((), np.float32)
 
 
 def sums(loss, correct=1.0, count=2.0):
-    return MetricSums(np.float32(loss), np.float32(correct), np.float32(count))
+    return MetricSums(*map(jnp.float32, (loss, correct, count)))
 
 
 def test_means_are_those_of_all_examples():
@@ -61,23 +65,38 @@ def test_a_loss_without_classes_has_no_accuracy_and_others_are_means_too():
     assert Totals().add(given, 8).means("train_") == {"train_loss": 0.5, "train_error": 0.25}
 
 
-def test_an_update_is_read_when_two_more_have_been_started():
-    meter, reads = Meter(), []
+def test_an_update_is_waited_for_when_two_more_have_been_started():
+    meter, waits = Meter(), []
     for step in range(1, 6):
-        meter.add(step, MetricSums(Watched(1.0, step, reads), None, Watched(1.0, step, reads)), 1)
-        assert set(reads) == set(range(1, step - UPDATES_BEHIND + 1))
-    assert meter.totals.loss == 3
+        meter.add(step, MetricSums(Watched(step, waits), None, np.float32(1)), 1)
+        assert waits == list(range(1, step - UPDATES_BEHIND + 1))
     assert meter.finish().loss == 5
-    assert set(reads) == {1, 2, 3, 4, 5}
+
+
+def test_metrics_are_read_together_or_after_a_second(monkeypatch):
+    """The sums are those of one update after the other, to the last bit."""
+    monkeypatch.setattr(metrics, "SECONDS_UNREAD", np.inf)  # first, however slow this machine is
+    losses, meter = np.random.default_rng(0).exponential(size=50).astype(np.float32), Meter()
+    for step, loss in enumerate(losses, start=1):
+        meter.add(step, sums(loss), 2)
+        read = max(0, step - UPDATES_BEHIND) // READ_TOGETHER * READ_TOGETHER
+        assert meter.totals.examples == 2 * read
+        assert meter.totals.loss == sum(map(float, losses[:read]))
+    assert meter.finish().loss == sum(map(float, losses))
+    monkeypatch.setattr(metrics, "SECONDS_UNREAD", 0.0)
+    for step in range(1, 10):
+        meter.add(step, sums(1.0), 2)
+        assert meter.totals.examples == 100 + 2 * max(0, step - UPDATES_BEHIND)
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
-def test_a_loss_that_is_not_finite_names_its_step(loss):
-    meter = Meter()
-    meter.add(7, sums(loss), 2)
-    meter.add(8, sums(1), 2)
+def test_a_loss_that_is_not_finite_names_its_step(loss, monkeypatch):
+    monkeypatch.setattr(metrics, "SECONDS_UNREAD", np.inf)
+    meter, last = Meter(), READ_TOGETHER + UPDATES_BEHIND
+    for step in range(1, last):
+        meter.add(step, sums(loss if step == 7 else 1), 2)
     with pytest.raises(DivergedError, match=f"the loss is {loss} at step 7: try a lower --learning-rate") as error:
-        meter.add(9, sums(1), 2)
+        meter.add(last, sums(1), 2)
     assert error.value.step == 7
 
 

@@ -6,11 +6,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import jax
+import jax.numpy as jnp
 
 from pmapdp.errors import DivergedError
 from pmapdp.loss import MetricSums
 
-UPDATES_BEHIND = 2
+UPDATES_BEHIND = 2  # the host starts no more updates than this before it waits for the oldest
+READ_TOGETHER = 16  # so many updates' metrics are one copy to the host, which costs as much as that of one
+SECONDS_UNREAD = 1.0  # after which metrics are read even where they are fewer
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,23 @@ def require_finite(loss: float, step: int) -> None:
         )
 
 
+@jax.jit
+def stacked(*sums: MetricSums) -> MetricSums:
+    """The metrics of several updates in arrays `[updates]`."""
+    return jax.tree.map(lambda *each: jnp.stack(each), *sums)
+
+
+def to_host(sums: list[MetricSums]) -> list[MetricSums]:
+    """The metrics of some updates; of `READ_TOGETHER` in one copy, of another number in one for each update."""
+    if len(sums) != READ_TOGETHER:  # one program is compiled, not one for each number
+        return jax.device_get(sums)
+    together = jax.device_get(stacked(*jax.tree.map(lambda x: x.addressable_data(0), sums)))
+    return [jax.tree.map(lambda x, number=number: x[number], together) for number in range(READ_TOGETHER)]
+
+
 class Meter:
-    """Adds up the metrics of updates and times them. Reads metrics two updates late, so that the devices never wait for
-    the host; this also bounds how far the host can run ahead of them.
+    """Adds up the metrics of updates and times them, without stopping the devices: the host waits for an update when
+    two more have been started, and reads its metrics later, with those of others.
     """
 
     def __init__(self, totals: Totals = Totals()):
@@ -60,6 +77,7 @@ class Meter:
         self.waiting: deque[tuple[int, MetricSums, int]] = deque()
         self.updates = self.examples = 0
         self.clock, self.seconds = time.perf_counter(), 0.0
+        self.read_at = self.clock
 
     def add(self, step: int, sums: MetricSums, examples: int) -> None:
         """Take the metrics of update `step`, which may still be computed, over so many examples.
@@ -69,8 +87,10 @@ class Meter:
         """
         self.waiting.append((step, sums, examples))
         self.updates, self.examples = self.updates + 1, self.examples + examples
-        if len(self.waiting) > UPDATES_BEHIND:
-            self.read()
+        if (done := len(self.waiting) - UPDATES_BEHIND) > 0:
+            jax.block_until_ready(self.waiting[done - 1][1].loss)
+            if done == READ_TOGETHER or time.perf_counter() - self.read_at >= SECONDS_UNREAD:
+                self.read(done)
         self.seconds = time.perf_counter() - self.clock
 
     def restart_clock(self) -> float:
@@ -89,18 +109,20 @@ class Meter:
         """Milliseconds an update since the clock was last restarted; None where no update was timed."""
         return 1000 * self.seconds / self.updates if self.updates else None
 
-    def read(self) -> None:
-        """Wait for the oldest update that is not read yet and add its metrics."""
-        step, sums, examples = self.waiting.popleft()
-        self.totals = self.totals.add(jax.device_get(sums), examples)
-        if not math.isfinite(self.totals.loss):
-            # A process that ends while its devices still compute would break what the others' devices compute with it.
-            jax.block_until_ready([later for _, later, _ in self.waiting])
-        require_finite(self.totals.loss, step)
+    def read(self, count: int) -> None:
+        """Add the metrics of the oldest `count` updates that are not read yet; the first loss among them that is not
+        finite is a `DivergedError`."""
+        oldest = [self.waiting.popleft() for _ in range(count)]
+        for (step, _, examples), sums in zip(oldest, to_host([sums for _, sums, _ in oldest]), strict=True):
+            self.totals = self.totals.add(sums, examples)
+            if not math.isfinite(self.totals.loss):
+                # A process that ends while its devices still compute would break what the others' devices compute.
+                jax.block_until_ready([later for _, later, _ in self.waiting])
+            require_finite(self.totals.loss, step)
+        self.read_at = time.perf_counter()
 
     def finish(self) -> Totals:
         """Wait for all updates; the sums over them."""
-        while self.waiting:
-            self.read()
+        self.read(len(self.waiting))
         self.seconds = time.perf_counter() - self.clock
         return self.totals

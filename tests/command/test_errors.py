@@ -238,6 +238,19 @@ def test_looking_for_such_a_file_changes_nothing(tmp_path, monkeypatch):
     assert (dict(sys.modules), list(sys.path)) == before
 
 
+def test_a_file_is_not_blamed_for_a_package_that_is_missing(tmp_path, monkeypatch):
+    """Also where some package has installed a module of its name."""
+    for folder in ("site-packages", "here"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "stands_twice.py").write_text("x = 1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "here"), str(tmp_path / "site-packages")])
+    with pytest.raises(ModuleNotFoundError) as caught:
+        import absent_package.inner  # noqa: F401
+    assert shadow(caught.value) is None
+    found = shadow(ModuleNotFoundError("no", name="stands_twice.inner"))
+    assert found.startswith(f"{tmp_path / 'here' / 'stands_twice.py'} stands in the place of the module stands_twice (")
+
+
 def test_a_model_is_not_blamed_for_an_environment_that_jax_cannot_start_in(tmp_path):
     job, state = train_briefly(model="mlp", steps=0)
     export_model(job.task, state, tmp_path / "model.zip", examples=job.data.test, metadata={"labels": ""})

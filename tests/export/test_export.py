@@ -40,7 +40,9 @@ def convnet(tmp_path_factory):
     return train_and_export("convnet", tmp_path_factory.mktemp("convnet"))
 
 
-@pytest.fixture(scope="module", params=["mlp", "convnet", pytest.param("cnn", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["mlp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("convnet", "cnn"))]
+)
 def trained(request, tmp_path_factory):
     """As `convnet`, for each model."""
     if request.param == "convnet":

@@ -21,6 +21,7 @@ def lines(code: str, **env: str) -> list[str]:
     return [line.removeprefix("said ") for line in done.stdout.splitlines() if line.startswith("said ")]
 
 
+@pytest.mark.slow
 def test_one_device_then_four_after_simulate():
     """Case 09: a run on one device left JAX with one, and the advice was what had been done."""
     code = """
@@ -61,6 +62,7 @@ for devices in (4, None):
         assert "set XLA_FLAGS before any other use of JAX (in a notebook: restart the kernel)" in line
 
 
+@pytest.mark.slow
 def test_a_kernel_that_asks_for_colours_gets_no_escape_sequences():
     """Case 22: ipykernel sets FORCE_COLOR, and every redraw of the progress bar was kept in the notebook."""
     done = python("-c", PROGRAM + "loss(progress=True, devices=2, epochs=3)", env={"FORCE_COLOR": "1"})

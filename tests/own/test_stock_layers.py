@@ -184,6 +184,7 @@ def test_masks_differ_between_layers_and_examples_and_scanned_layers():
             assert 0.4 < (row == other).mean() < 0.6  # independent: half of 500, the standard deviation is 0.022
 
 
+@pytest.mark.slow
 def test_the_header_names_what_was_exchanged():
     text = exchanged(exchange(build(ScannedTransformer)))
     assert text == "1 Dropout per example, 1 MultiHeadAttention with dropout per example"

@@ -30,6 +30,7 @@ def test_a_folder_that_takes_no_file_of_tensorboard():
         TensorBoard(Path("/proc"))
 
 
+@pytest.mark.slow
 def test_an_error_of_the_disk_is_an_error_of_the_command(tmp_path):
     """Nothing is kept in a buffer, so the error comes with the line, and once."""
     with small_disk(tmp_path / "disk", "size=8k") as disk:

@@ -43,6 +43,7 @@ def test_published_runs_are_predicted_within_five_percent_while_computing_rules(
     assert 0.15 < mixed.error < 0.2  # what slows eight GPUs there is not the all-reduce
 
 
+@pytest.mark.slow
 def test_the_page_has_the_error_of_each_prediction():
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
     for line in checks.check_published():

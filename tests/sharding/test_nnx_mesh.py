@@ -76,6 +76,7 @@ def test_places_are_as_the_guide_has_them(trained):
     assert fit_layout(jax.devices()[:8], in_the_model, (1024,), mesh="data=2,model=4").state(in_the_model) == places
 
 
+@pytest.mark.slow
 def test_restored_straight_into_other_shards(trained, tmp_path):
     task, _, state, _ = trained
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:

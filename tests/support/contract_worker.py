@@ -1,10 +1,11 @@
 """Contract 1 on some numbers of devices: a process of `test_contracts.py`.
 
     python contract_worker.py 1,2,3 mlp,cnn      # prints {case: {strategy: what was found}} as JSON
+    python contract_worker.py 1 transformer all  # the cases of all counts on each
 
 Five updates on 83 examples with a global batch of 18 that few counts divide; the last holds 11, so that with 8 devices
-some of them get padding alone. Before each update its batch is evaluated. The reference is one device on the
-unpadded batch; what every device holds is compared with it after each update.
+some of them get padding alone. Before each update its batch is evaluated. The reference is one device, a CPU also where
+there are accelerators, on the unpadded batch; what every device holds is compared with it after each update.
 """
 
 import functools
@@ -108,7 +109,7 @@ def one_device(model: str, optimizer: str, dtype: str, accumulate: int) -> OneDe
     order = batches.order(0)
     parts = [order[step * BATCH : (step + 1) * BATCH] for step in range(batches.per_epoch)]
     return OneDevice(
-        steps.make_strategy("single", Case(model, optimizer, dtype).task(accumulate), jax.devices()[:1]),
+        steps.make_strategy("single", Case(model, optimizer, dtype).task(accumulate), jax.devices("cpu")[:1]),
         first_state(model, optimizer, dtype),
         [whole_batch(train, part) if accumulate == 1 else batches.take(part) for part in parts],
     )
@@ -163,7 +164,7 @@ def main() -> None:
     devices = choose(max(counts))
     found: dict[str, dict[str, list[str]]] = {}
     for case in CASES:
-        here = [count for count in counts if not case.counts or count in case.counts]
+        here = [count for count in counts if sys.argv[3:] == ["all"] or not case.counts or count in case.counts]
         if not here or case.model not in sys.argv[2].split(","):
             continue
         runs = dict.fromkeys(("pmap", "jit", "shard_map"), here) | ({"single": [1]} if 1 in here else {})

@@ -16,6 +16,7 @@ def shadow(error: BaseException) -> str | None:
     packages = {each for each in paths if each.endswith("-packages")}
     folders = {each for each in paths - packages if not each.startswith(os.path.dirname(os.path.abspath(os.__file__)))}
     installed = {name.partition(".")[0] for each in packages for name in os.listdir(each)} - {"__pycache__"}
+    known = sys.stdlib_module_names | installed
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     chain: BaseException | None = error
     while chain is not None:
@@ -25,14 +26,15 @@ def shadow(error: BaseException) -> str | None:
             files.append(frame.tb_frame.f_code.co_filename)
             frame = frame.tb_next
         chain = chain.__cause__ or chain.__context__
-    if isinstance(error, ImportError):  # C++ does not say which
+    absent = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in known
+    if isinstance(error, ImportError) and not absent:  # C++ does not say which
         files[:0] = [os.path.join(each, name) for each in folders for name in os.listdir(each)]
     for file in map(str, files):
         if os.path.isfile(file) and not file.endswith((".py", ".so")):
             continue  # a program without such an ending, as `bin/pytest`, is no module
         module = os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file.removesuffix(".py")
         name = os.path.basename(module)
-        if os.path.dirname(os.path.abspath(module)) in folders and name in (sys.stdlib_module_names | installed) - OURS:
+        if os.path.dirname(os.path.abspath(module)) in folders and name in known - OURS:
             return (
                 f"{os.path.abspath(file)} stands in the place of the module {name} ({type(error).__name__}): rename "
                 "it, or move it"

@@ -29,7 +29,10 @@ def verified(runs: list[dict[str, Any]]) -> str:
     wrong = [
         f"{run['name']}: {text.verified(run)}" for run in runs if text.verified(run) not in ("equal", "the reference")
     ]
-    return "pmapdp.verify finds " + ("; ".join(wrong) or "that each step equals that of a single device") + "."
+    found = "pmapdp.verify finds " + ("; ".join(wrong) or "that each step equals that of a single device") + "."
+    if max(run["devices"] for run in runs) > 1:
+        return found
+    return f"{found} On one device nothing was split: try --devices 8, after JAX_PLATFORMS=cpu where there is one GPU."
 
 
 def plain(columns: list[str], rows: list[list[str]]) -> Table:

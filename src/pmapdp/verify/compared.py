@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import jax
+
 from pmapdp.verify.case import Case
 from pmapdp.verify.report import NOT_COMPARED, Check, Compared, shares
 from pmapdp.verify.rounding import Update
@@ -45,7 +47,8 @@ def gaps(found: Compared, counts: Sequence[int]) -> list[Check]:
     checks, updates = [], found.updates or {}
     lacking = [number for number, on in updates.items() if not any(N > 1 for N in on)]
     if lacking:
-        why = "no update was compared on more than one device"
+        one = "" if len(jax.devices()) > 1 else "; there is one here, but JAX_PLATFORMS=cpu lets pmapdp simulate eight"
+        why = f"no update was compared on more than one device{one}"
         if len(lacking) < len(updates):
             several = ", ".join(str(N) for N in counts if N > 1)
             why = (

@@ -1,0 +1,116 @@
+"""The contracts on accelerators, against a CPU: `PMAPDP_ACCELERATOR=cuda pytest tests/accelerators`.
+
+pytest's own process, and all other tests, stay on the CPU; each test here starts processes that see both platforms.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from launch import IN_COMMANDS, TESTS, environment, python
+from running import run, start
+
+from pmapdp.run.trained import load_run
+
+ACCELERATOR = os.environ.get("PMAPDP_ACCELERATOR", "")
+if not ACCELERATOR:
+    pytest.skip("ACCELERATORS ARE NOT TESTED: set PMAPDP_ACCELERATOR=cuda, or tpu", allow_module_level=True)
+
+# Several processes share the accelerators. For float32, products are not rounded to the digits of TF32 or bfloat16.
+HERE = {
+    "JAX_PLATFORMS": f"{ACCELERATOR},cpu",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "XLA_FLAGS": None,
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+}
+CPU = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": IN_COMMANDS}
+NET = TESTS / "support" / "small_net.py"
+JOB = ["--model", f"{NET}:Net", "--epochs", 2, "--checkpoint-every", 3, "--global-batch-size", 64]
+
+
+@pytest.fixture(scope="module")
+def devices() -> int:
+    """How many there are; a test fails where JAX does not find the platform that was named."""
+    done = python("-c", "import jax; print(jax.device_count(), jax.default_backend())", env=HERE)
+    assert done.returncode == 0, done.stderr
+    count, platform = done.stdout.split()
+    assert platform != "cpu"
+    return int(count)
+
+
+def on_accelerators(*arguments: object, **options) -> tuple[str, str]:
+    return run(*arguments, env=HERE, **options)
+
+
+def leaves(folder: Path) -> list[np.ndarray]:
+    return jax.tree.leaves(load_run(folder)[1])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those that are whole."""
+    return [path for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
+
+
+@pytest.mark.parametrize("models", ["mlp,text_mlp,transformer", "cnn,speedrun", "convnet"])
+def test_every_strategy_equals_one_cpu_device_on_the_whole_batch(devices, models):
+    counts = ",".join(str(count) for count in range(1, devices + 1))
+    done = python("support/contract_worker.py", counts, models, "all", env=HERE, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    for name, strategies in json.loads(done.stdout).items():
+        assert not any(strategies.values()), f"{name}: {strategies}"
+        assert {"pmap", "jit", "shard_map", "single"} == set(strategies)
+
+
+@pytest.mark.parametrize("strategy", ["single", "pmap", "jit", "shard_map"])
+def test_a_killed_run_ends_as_the_uninterrupted_one_bit_for_bit(devices, strategy, tmp_path):
+    job = [*JOB, "--strategy", strategy, "--devices", 1 if strategy == "single" else devices]
+    on_accelerators(*job, "--workdir", tmp_path / "whole")
+    process = start(*job, "--workdir", tmp_path / "killed", env=HERE)
+    while process.poll() is None and not checkpoints(tmp_path / "killed"):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert "restored from the checkpoint" in on_accelerators(*job, "--workdir", tmp_path / "killed")[0]
+    for a, b in zip(leaves(tmp_path / "whole"), leaves(tmp_path / "killed"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_goes_from_accelerators_to_cpus_and_back(devices, tmp_path):
+    """In float64 within 1e-10 of the run that was on a CPU alone."""
+    job = [*JOB, "--dtype", "float64"]
+    run(*job, "--devices", 1, "--strategy", "single", "--workdir", tmp_path / "cpu", env=CPU)
+    there = [*job, "--workdir", tmp_path / "both"]
+    on_accelerators(*there, "--devices", devices, "--steps", 5)
+    run(*there, "--devices", 8, "--strategy", "jit", "--steps", 31, env=CPU)
+    on_accelerators(*there, "--devices", devices, "--strategy", "shard_map")
+    for a, b in zip(leaves(tmp_path / "cpu"), leaves(tmp_path / "both"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_the_other_commands_read_a_run_of_accelerators(devices, tmp_path):
+    """evaluate's accuracy and loss are those of a CPU, the loss within 1e-5 of itself."""
+    on_accelerators("--epochs", 1, "--devices", devices, "--workdir", tmp_path / "run")
+    found = [run(tmp_path / "run", "--json", module="pmapdp.evaluate", env=env)[0] for env in (HERE, CPU)]
+    there, here = (json.loads(text.splitlines()[-1]) for text in found)
+    assert there["test_accuracy"] == here["test_accuracy"]
+    assert there["test_loss"] == pytest.approx(here["test_loss"], rel=1e-5)
+    on_accelerators(tmp_path / "run", tmp_path / "model.zip", module="pmapdp.export")
+    on_accelerators("--steps", 10, module="pmapdp.compare")
+
+
+def test_more_devices_than_there_are_is_a_sentence(devices):
+    _, error = on_accelerators("--devices", devices + 1, status=2)
+    assert error.startswith("error: ")
+    assert f"--devices {devices + 1} is more than the {devices} " in error
+    assert error.count("\n") == 1
+
+
+def test_pytest_itself_stays_on_the_cpu():
+    assert {device.platform for device in jax.devices()} == {"cpu"}
+    assert environment()["JAX_PLATFORMS"] == "cpu"
