@@ -63,7 +63,8 @@ def rows(results: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        f"Medians of {rounds} runs each, in turn; a command's runs lay up to {widest:.0%} of their median apart. "
+        f"{'Medians' if rounds > 2 else 'Means'} of {rounds} runs each, in turn; a command's runs lay up to "
+        f"{widest:.0%} of their median apart. "
         f"{facts['cores']} cores ({facts['processor']}), devices {facts['devices']}, "
         f"Python {facts['python']}, jax {facts['jax']}{'; peers:' + peers[1:] if peers else ''}.",
     ]

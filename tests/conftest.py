@@ -31,18 +31,23 @@ IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"
 
 # The files that take longest, longest first: begun last, one of them would leave the other cores idle at the end.
 LONGEST = (
+    "test_alone.py",
     "test_contracts.py",
-    "test_lost_processes.py",
-    "test_resume.py",
-    "test_lessons.py",
+    "test_families.py",
     "test_many_processes.py",
+    "test_planted.py",
+    "test_lost_processes.py",
+    "test_compare.py",
+    "test_resume.py",
+    "test_train.py",
+    "test_errors.py",
     "test_workdir.py",
     "test_sharding.py",
-    "test_train.py",
+    "test_benchmarks.py",
+    "test_fast.py",
+    "test_examples.py",
+    "test_conventions.py",
     "test_launchers.py",
-    "test_alone.py",
-    "test_planted.py",
-    "test_families.py",
     "test_exercises.py",
 )
 

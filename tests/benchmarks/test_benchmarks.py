@@ -61,8 +61,8 @@ def test_the_trainer_on_the_work_of_the_bare_loop(tmp_path):
     """The programs of both print a speed for each epoch."""
     split = random_split(96, seed=0)
     np.savez(tmp_path / "data.npz", images=split.inputs, labels=split.labels)
-    for name, flags in (("ours", ["--fast-cpu"]), ("ours", []), ("bare", [])):
-        work = [tmp_path / "data.npz", "jit", "cnn", 2, 32, 64, 2, *flags]
+    for name, model, flags in (("ours", "cnn", ["--fast-cpu"]), ("bare", "mlp", [])):
+        work = [tmp_path / "data.npz", "jit", model, 2, 32, 64, 2, *flags]
         out, _ = run(*work, module=f"benchmarks.{name}")
         speeds = [json.loads(line)["examples_per_second"] for line in out.splitlines() if line.startswith("{")]
         assert len(speeds) == 2
@@ -88,15 +88,16 @@ def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(other, one, rtol=0, atol=1e-10), wanted, found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@quick(
+    0,
     ("name", "options", "said"),
     [
-        ("checkpoints", ["--epochs", 7, "--every", 3, "--model", "mlp", "--devices", 2], "2 ratios: median"),
-        ("accumulation", ["--rounds", 1], '"model": "convnet", "unrolled": '),
         ("convolution", ["--rounds", 1], "times as fast"),
         ("replicas", ["--rounds", 1, "--model", "mlp"], "1 rounds: an update"),
+        ("checkpoints", ["--epochs", 7, "--every", 3, "--model", "mlp", "--devices", 2], "2 ratios: median"),
+        ("accumulation", ["--rounds", 1], '"model": "convnet", "unrolled": '),
     ],
+    by_day=2,
 )
 def test_runs(name, options, said):
     assert said in run(*options, module=f"benchmarks.{name}")[0]

@@ -43,13 +43,10 @@ def test_take_home_cell_imports_the_four_libraries_alone(lesson):
     assert {name.split(".")[0] for name in modules} <= LIBRARIES | sys.stdlib_module_names
 
 
-@pytest.mark.parametrize(
-    "lesson",
-    [pytest.param(each, marks=[] if each.name[:2] in QUICK else pytest.mark.slow) for each in LESSONS],
-    ids=lambda path: path.stem,
-)
-def test_take_home_cell_runs_alone(lesson, tmp_path):
-    assert runs_alone(take_home(lesson), tmp_path), "it shows a result"
+@quick(2, "number", [*QUICK, *(number for number in NUMBERS if number not in QUICK)], by_day=2)
+def test_take_home_cell_runs_alone(number, tmp_path):
+    """Of the other lessons too at night; by day their notebooks run, which hold these cells."""
+    assert runs_alone(take_home(build.source_of(number)), tmp_path), "it shows a result"
 
 
 @pytest.mark.slow

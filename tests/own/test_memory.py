@@ -23,8 +23,8 @@ class Net(nnx.Module):
 images = np.load(sys.argv[1], mmap_mode="r")
 labels = np.arange(len(images)) % 10
 data = DataSet(Split(images, labels), Split(images[:100], labels[:100]))
-config = Config(strategy="jit", devices=2, steps=20, workdir=sys.argv[2], progress=False)
-assert int(train(config, model=Net, data=data).state.step) == 20
+config = Config(strategy="jit", devices=2, steps=5, workdir=sys.argv[2], progress=False)
+assert int(train(config, model=Net, data=data).state.step) == 5
 # Of this program alone: getrusage would begin with what the process that started it has taken.
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print("peak of", peak // 1024, "MiB")
@@ -33,7 +33,7 @@ print("peak of", peak // 1024, "MiB")
 
 @pytest.mark.slow
 def test_a_hundred_gigabytes_train_within_one(tmp_path):
-    """20 updates from a sparse file, in a workdir, for which the content of the data is sampled. The peak of the
+    """Five updates from a sparse file, in a workdir, for which the content of the data is sampled. The peak of the
     resident memory has the pages of the file in it."""
     file, shape = tmp_path / "images.npy", (510_000, 256, 256, 3)
     np.lib.format.open_memmap(file, "w+", np.uint8, shape)

@@ -161,6 +161,7 @@ def final_leaves(workdir: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_killed_at_random_moments_and_started_again(tmp_path):
     """Rounds of SIGKILL to one process and a restart of both; then to the end."""
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"

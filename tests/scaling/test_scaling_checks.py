@@ -69,6 +69,7 @@ def test_a_fit_finds_the_constants_that_made_the_times():
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_the_command():
     done = python("-m", "benchmarks.scaling", "mlp")
     assert done.returncode == 0, done.stderr
