@@ -2,6 +2,7 @@
 
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -108,7 +109,8 @@ def test_the_first_update_that_is_not_finite_is_the_one_named_at_the_end():
         meter.finish()
 
 
-def test_what_compiles_is_not_timed():
+def test_what_compiles_is_not_timed(compilations):
+    jax.clear_caches()
     meter = Meter()
     assert (meter.examples_per_second, meter.step_ms) == (None, None)
     time.sleep(0.2)
@@ -122,6 +124,10 @@ def test_what_compiles_is_not_timed():
     assert 10 <= meter.step_ms < 100
     assert meter.examples_per_second == pytest.approx(64 / (meter.step_ms / 1000))
     assert meter.totals.examples == 3 * 64  # but it counts
+    before = len(compilations)
+    for step in range(4, 4 + 2 * READ_TOGETHER):
+        meter.add(step, sums(1), 64)
+    assert len(compilations) == before
 
 
 def test_a_resumed_epoch_goes_on_from_its_sums():
