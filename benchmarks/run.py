@@ -169,6 +169,7 @@ def main(arguments: list[str]) -> None:
             file = summary.ACCELERATORS if accelerators else summary.RESULTS
             file.write_text(json.dumps(results, indent=1) + "\n")
             summary.write(results)
+    print("\n".join(summary.rows(results)))
 
 
 if __name__ == "__main__":
