@@ -147,7 +147,7 @@ def main(arguments: list[str]) -> None:
 
     facts = machine()
     accelerators = facts.get("accelerators")
-    python = peers_python(options.environment) if options.peers else None
+    python = peers_python(options.environment) if options.peers and not accelerators else None
     if python:
         facts["peers"] = peers_versions(python)
     pairs = comparisons_of_accelerators(accelerators) if accelerators else comparisons(options.peers)

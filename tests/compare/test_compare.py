@@ -212,7 +212,7 @@ def test_a_step_that_verify_finds_wrong_is_named(compared):
     assert verified([single, first | {"causes": ["sum for mean"]}, *others]) == (
         "pmapdp.verify finds pmap \u00d7 2: sum for mean."
     )
-    ending = "On one device nothing was split: try --devices 8, after JAX_PLATFORMS=cpu where there is one GPU."
+    ending = "On one device nothing was split: try --devices 8 (beside a single GPU with JAX_PLATFORMS=cpu)."
     assert verified([single, first | {"devices": 1}]).endswith(ending)
     assert not verified(report["runs"]).endswith(ending)
 

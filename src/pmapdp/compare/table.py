@@ -32,7 +32,7 @@ def verified(runs: list[dict[str, Any]]) -> str:
     found = "pmapdp.verify finds " + ("; ".join(wrong) or "that each step equals that of a single device") + "."
     if max(run["devices"] for run in runs) > 1:
         return found
-    return f"{found} On one device nothing was split: try --devices 8, after JAX_PLATFORMS=cpu where there is one GPU."
+    return f"{found} On one device nothing was split: try --devices 8 (beside a single GPU with JAX_PLATFORMS=cpu)."
 
 
 def plain(columns: list[str], rows: list[list[str]]) -> Table:
