@@ -69,7 +69,7 @@ def to_host(sums: list[MetricSums]) -> list[MetricSums]:
 
 class Meter:
     """Adds up the metrics of updates and times them, without stopping the devices: the host waits for an update when
-    two more have been started, and reads its metrics later, with those of others.
+    two more have been started. It reads its metrics later, with those of others; one of several processes at once.
     """
 
     def __init__(self, totals: Totals = Totals()):
@@ -89,7 +89,9 @@ class Meter:
         self.updates, self.examples = self.updates + 1, self.examples + examples
         if (done := len(self.waiting) - UPDATES_BEHIND) > 0:
             jax.block_until_ready(self.waiting[done - 1][1].loss)
-            if done == READ_TOGETHER or time.perf_counter() - self.read_at >= SECONDS_UNREAD:
+            late = time.perf_counter() - self.read_at >= SECONDS_UNREAD
+            # Processes with clocks of their own must all see a loss that is not finite after the same update.
+            if done == READ_TOGETHER or late or jax.process_count() > 1:
                 self.read(done)
         self.seconds = time.perf_counter() - self.clock
 

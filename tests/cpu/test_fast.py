@@ -56,7 +56,7 @@ def assert_equal(found, wanted, tolerance):
         ("convnet", "jit", 4, 1),
         ("convnet", "shard_map", 3, 1),
     ],
-    by_day=5,
+    by_day=4,
 )
 def test_the_result_is_that_of_one_device_without_the_flag(float64, model, strategy, devices, accumulate):
     of_reference = accumulate if model == "convnet" else 1  # batch norm takes the moments of each micro-batch

@@ -98,6 +98,7 @@ def test_features_equal_those_of_training(run):
     assert not found[:, wanted.shape[1] :].any()
 
 
+@pytest.mark.slow
 def test_what_is_in_the_file(run, transformer):
     files = unpack(run[0])
     metadata = json.loads(files["metadata.json"])
@@ -112,6 +113,7 @@ def test_what_is_in_the_file(run, transformer):
     assert list(json.loads(files["view.json"])) == ["vocabulary"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "view",
     [[], {}, {"vocabulary": 5}, {"vocabulary": [["a"]]}, {"vocabulary": ["a"], "idf": [1, 2]}, {"words": ["a"]}],

@@ -119,8 +119,8 @@ def references():
 
 @pytest.mark.usefixtures("float64")
 @quick(1, "strategy", STRATEGIES)
-@quick(1, "N", [3, 1, 8])
-@quick(2, "model", MODELS)
+@quick(1, "N", [3, 1, 8], by_day=1)
+@quick(1, "model", MODELS)
 def test_models_of_stock_layers_equal_one_device(references, model, N, strategy):
     """Parameters and running moments after five updates, and the sums of an evaluation, within 1e-10."""
     split = examples(MODELS[model])

@@ -20,7 +20,7 @@ def page_pmap():
     return names["my_pmap"]
 
 
-@quick(1, "name", NAMES)
+@quick(1, "name", NAMES, by_day=5)
 def test_the_drop_in_of_the_page_gives_the_numbers_of_pmap(name):
     before, after = (jax.tree.leaves(run(name, pmap=pmap)) for pmap in (None, page_pmap()))
     for x, y in zip(before, after, strict=True):

@@ -76,7 +76,7 @@ def running(
 def end_of(process: subprocess.Popen, timeout: float = 120) -> Ended:
     """Wait for a process to end."""
     out, err = process.communicate(timeout=timeout)
-    return Ended(process.returncode, out, "\n".join(line for line in err.splitlines() if "Gloo" not in line))
+    return Ended(process.returncode, out, "\n".join(line for line in err.splitlines() if not line.startswith("[Gloo]")))
 
 
 def train_together(count: int, *job: object, status: int = 0) -> list[Ended]:

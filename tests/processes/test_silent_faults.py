@@ -39,6 +39,29 @@ def test_a_loss_that_is_not_finite_ends_both_alike(checkpoints, tmp_path):
     assert "error: the loss is " in ended[0].err
 
 
+# The program of `pmapdp.train`, which reads metrics when they are so many seconds old.
+READ_AFTER = """
+import sys
+from pmapdp import metrics
+from pmapdp.command.ending import run_command
+from pmapdp.train import main
+
+metrics.SECONDS_UNREAD = float(sys.argv[1])
+sys.exit(run_command(main, sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+def test_it_ends_both_after_the_same_update_where_one_is_faster():
+    """Else the update that one of them has started alone waits for the other for ever."""
+    job = ["--model", "mlp", "--devices", 2, "--learning-rate", 1e38, "--no-progress"]
+    jobs = ([seconds, *job, *own] for seconds, own in zip((0, "inf"), by_hand(2), strict=True))
+    with running(*jobs, program=("-c", READ_AFTER)) as processes:
+        ended = [end_of(process) for process in processes]
+    assert [each.status for each in ended] == [3, 3], ended
+    assert ended[0].err == ended[1].err
+
+
 MODEL = """
 from flax import nnx
 

@@ -79,8 +79,7 @@ def test_one_device_equals_numpy():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-11), found, wanted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [1, 2])
+@quick(0, "accumulate", [2, 1], by_day=1)
 def test_one_device_equals_a_plain_convnet(accumulate):
     """After five updates in float64 within 1e-11, with batch norm over each micro-batch."""
     train, _ = data("convnet")

@@ -152,7 +152,7 @@ FAMILIES = [haiku_like, returns_a_key, a_pair_alone, equinox_like, train_state_w
 
 
 @pytest.mark.parametrize(("average", "causes"), [(MEAN, []), (SUM, ["sum for mean"])], ids=["right", "psum"])
-@quick(3, "family", FAMILIES)
+@quick(2, "family", FAMILIES)
 def test_a_step_of_a_family_equals_one_device_or_its_mistake_is_found(family, average, causes):
     step, given = family(average)
     mapped = filtered_pmap(step) if family is equinox_like else jax.pmap(step, "i")
