@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from examples import random_split, whole_batch
+from examples import random_split_for, whole_batch
 from flax import nnx
 from marks import quick
 from running import run
@@ -59,7 +59,7 @@ def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():
 @pytest.mark.slow
 def test_the_trainer_on_the_work_of_the_bare_loop(tmp_path):
     """The programs of both print a speed for each epoch."""
-    split = random_split(96, seed=0)
+    split = random_split_for("cnn", 96)
     np.savez(tmp_path / "data.npz", images=split.inputs, labels=split.labels)
     for name, model, flags in (("ours", "cnn", ["--fast-cpu"]), ("bare", "mlp", [])):
         work = [tmp_path / "data.npz", "jit", model, 2, 32, 64, 2, *flags]
@@ -78,7 +78,7 @@ def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
     loop = bare.make_loop(model, strategy, jax.devices()[:devices], optimizer=optax.sgd(0.1), dtype="float64")
     state, bare_state = trainer.place_state(create_state(task)), loop.state
     for number in range(2):
-        batch = whole_batch(random_split(32, seed=0), np.arange(16 * number, 16 * (number + 1)))
+        batch = whole_batch(random_split_for(model, 32), np.arange(16 * number, 16 * (number + 1)))
         state, _ = trainer.train_step(state, trainer.place_batch(batch))
         arrays = batch.inputs, batch.labels, batch.indices
         if strategy == "pmap":

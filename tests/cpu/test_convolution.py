@@ -31,7 +31,7 @@ def convolutions(function, *inputs):
 
 
 @quick(
-    2,
+    1,
     ("images", "kernel", "stride", "padding", "rewritten"),
     [
         ((8, 14, 14, 48), (3, 3, 48, 24), 1, "VALID", True),  # convnet

@@ -64,7 +64,7 @@ FUNCTIONS = {
 }
 
 
-@quick(9, "name", FUNCTIONS)
+@quick(4, "name", FUNCTIONS)
 def test_values_and_gradients(float64, name):
     function, random = FUNCTIONS[name], np.random.default_rng(0)
     x, k = random.normal(size=(8, 12, 12, 2)), random.normal(size=KERNEL)

@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 
 
 @quick(
-    3,
+    2,
     "spread",
     [
         ["--devices", "3"],

@@ -149,6 +149,7 @@ def test_texts_on_the_command_line(run, capsys):
         assert result["probability"] == max(result["probabilities"].values())
 
 
+@pytest.mark.slow
 def test_lines_of_a_file_and_of_standard_input(run, capsys, tmp_path):
     long = "A wonderful film. " * 20
     content = "\r\n\r\n".join([*TEXTS, long, "\u00e7a alors"]).encode("utf-8-sig")

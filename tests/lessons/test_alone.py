@@ -14,7 +14,7 @@ from notebooks import source
 LESSONS = build.sources()
 QUICK = ("05", "09")  # pmap and jit; plain `pytest` runs their take-home cells, and the shortest notebook
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
-TWICE = ("00", "01", "03", "06", "09")  # by day; the others once, and at night again in the same kernel
+TWICE = ("00", "06")  # by day; the others once, and at night again in the same kernel
 BY_DAY = [(number, 2 if number in TWICE else 1) for number in NUMBERS]
 AT_NIGHT = [(number, 2) for number in NUMBERS]
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints

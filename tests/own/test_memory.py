@@ -45,6 +45,7 @@ def test_a_hundred_gigabytes_train_within_one(tmp_path):
     assert int(done.stdout.split("peak of ")[1].split()[0]) < 1024
 
 
+@pytest.mark.slow
 def test_a_large_array_of_another_type_is_refused(tmp_path):
     """Because it would be copied."""
     from pmapdp.data.dataset import DataSet, Split

@@ -285,6 +285,7 @@ def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
     np.testing.assert_array_equal(names["flip"](image, key), image[:, :: -1 if jax.random.bernoulli(key) else 1])
 
 
+@pytest.mark.slow
 def test_files_on_the_command_line(tmp_path):
     model, data, workdir = tmp_path / "net.py", tmp_path / "points.npz", tmp_path / "run"
     model.write_text(FILE)

@@ -211,6 +211,7 @@ class OfEveryType(Net):
         return super().__call__(x)
 
 
+@pytest.mark.slow
 def test_kept_arrays_of_every_type_are_compared_and_resumed(tmp_path):
     settings = {"workdir": str(tmp_path / "run"), "epochs": 2, "check_replicas": 2}
     run(OfEveryType, **settings, steps=3)

@@ -248,6 +248,7 @@ def test_the_harness_of_a_step_inside_another_function_and_without_a_batch(tmp_p
     assert "batch=...,  # leave it out if there is none; as for one device" in harness
 
 
+@pytest.mark.slow
 def test_no_false_line_on_our_own_package():
     files, unread = read(str(ROOT / "src" / "pmapdp"))
     findings, _ = find(files)

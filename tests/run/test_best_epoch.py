@@ -29,6 +29,7 @@ def finished(tmp_path_factory):
     return folder, run(own=RISING, workdir=str(folder), **SETTINGS).epochs
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_evaluated_and_exported(finished):
     folder, epochs = finished
     losses = [each["test_loss"] for each in epochs]

@@ -130,7 +130,7 @@ os._exit(0)
 
 
 @quick(
-    2,
+    1,
     ("kind", "more"),
     [("memory", 0), ("handles", 0), ("handles", 1), ("handles", 3), ("memory", 2**20), ("memory", 4 * 2**20)],
 )
@@ -158,7 +158,7 @@ except UserError as error:
 """
 
 
-@quick(1, "name", ["checkpoints/18/state", "checkpoints/18/progress/metadata", "checkpoints/18", "checkpoints"])
+@quick(0, "name", ["checkpoints/18/state", "checkpoints/18/progress/metadata", "checkpoints/18", "checkpoints"])
 def test_what_may_not_be_read_is_no_damage(folder, name):
     before = content(folder)
     (folder / name).chmod(0)
@@ -171,6 +171,7 @@ def test_what_may_not_be_read_is_no_damage(folder, name):
     assert content(folder) == before
 
 
+@pytest.mark.slow
 def test_a_file_that_the_disk_cannot_read_is_no_damage(folder):
     """Reading this file of the kernel is an error of input and output, as on a broken disk."""
     file = largest(folder / "checkpoints" / "18" / "state")

@@ -11,12 +11,13 @@ from benchmarks.scaling.fit import fit, leave_out, shared_memory_terms
 from benchmarks.workers import WorkerError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "strategy"),
     [
         ("cnn", "pmap"),
-        pytest.param("convnet", "shard_map", marks=pytest.mark.slow),
-        pytest.param("text_mlp", "shard_map", marks=pytest.mark.slow),
+        ("convnet", "shard_map"),
+        ("text_mlp", "shard_map"),
     ],
 )
 def test_collectives_of_a_program_for_512_devices_are_predicted(model, strategy):

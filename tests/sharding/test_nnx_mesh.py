@@ -28,6 +28,7 @@ ONE_DEVICE = [1.493, 0.820, 0.558, 0.411, 0.298]
 REPORTED = [1.455, 0.765, 0.510, 0.378, 0.281]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], pytest.param(["--mesh", "data=4,model=2"], marks=pytest.mark.slow)])
 def test_five_updates_on_the_mesh_as_on_one_device(flags):
     out = launch.train("nnx-mesh", "--no-progress", *flags)

@@ -14,7 +14,7 @@ import numpy_mlp
 import plain_convnet
 import pytest
 from contract_worker import BATCH, CASES, SEED, OneDevice, data, one_device
-from launch import IN_COMMANDS, IN_TESTS, python
+from launch import IN_TESTS, python
 from marks import quick
 
 from pmapdp.state import TrainState
@@ -25,8 +25,7 @@ MODELS = ("mlp,text_mlp,transformer", "cnn,speedrun", "convnet")
 
 
 def worker(run: str, models: str) -> dict[str, dict[str, list[str]]]:
-    flags = IN_COMMANDS if models == "convnet" else IN_TESTS  # whose programs take longer to run than to compile
-    done = python("support/contract_worker.py", run, models, env={"XLA_FLAGS": flags}, timeout=1800)
+    done = python("support/contract_worker.py", run, models, env={"XLA_FLAGS": IN_TESTS}, timeout=1800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -7,7 +7,7 @@ import numpy as np
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import FEATURES
-from pmapdp.data.tokens import LENGTH, PADDING, UNKNOWN, VOCABULARY
+from pmapdp.data.tokens import PADDING, UNKNOWN, VOCABULARY
 from pmapdp.registry import MODELS, view_of
 
 
@@ -22,18 +22,20 @@ CLASSIFIERS = [name for name, model in MODELS.items() if not hasattr(model, "los
 
 
 def random_split_for(model: str, examples: int, seed: int = 0) -> Split:
-    """`examples` random inputs as `model` takes them, with labels of its classes."""
+    """`examples` random inputs as `model` takes them, with labels of its classes; small ones, images of 12 x 12 pixels
+    and texts of 24 words, for the convnet and the transformer, which take any size and are slow in float64."""
     generator = np.random.default_rng(seed)
     match view_of(MODELS[model]):
         case "images":
-            return random_split(examples, seed)
+            split = random_split(examples, seed)
+            return split._replace(inputs=split.inputs[:, :12, :12]) if model == "convnet" else split
         case "tfidf":
             weights = np.where(generator.random((examples, FEATURES)) < 0.03, generator.random((examples, FEATURES)), 0)
             inputs = (weights / np.linalg.norm(weights, axis=1, keepdims=True)).astype(np.float32)
         case "tokens":
-            lengths = generator.integers(0, LENGTH + 1, (examples, 1))  # an empty text among them would be no mistake
-            ids = generator.integers(UNKNOWN, VOCABULARY, (examples, LENGTH), np.int32)
-            inputs = np.where(np.arange(LENGTH) < lengths, ids, PADDING).astype(np.int32)
+            lengths = generator.integers(0, 25, (examples, 1))  # an empty text among them would be no mistake
+            ids = generator.integers(UNKNOWN, VOCABULARY, (examples, 24), np.int32)
+            inputs = np.where(np.arange(24) < lengths, ids, PADDING).astype(np.int32)
     return Split(inputs, generator.integers(0, 2, examples, np.int32))
 
 

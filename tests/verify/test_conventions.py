@@ -206,6 +206,7 @@ def test_a_port_equals_the_old_program_masks_and_statistics_included(way):
     assert {"stats/mean", "params/linear/~/w"} <= set(report.compared.leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "causes"),
     [

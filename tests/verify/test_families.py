@@ -64,7 +64,7 @@ def test_every_program_has_a_harness_and_mistakes():
     assert all(len(mistakes) >= 3 for mistakes in MISTAKES.values())
 
 
-@quick(1, "name", sorted(HARNESS))
+@quick(1, "name", sorted(HARNESS), by_day=5)
 def test_a_program_equals_its_old_self(name):
     report = report_on(name)
     assert not report.causes, str(report)

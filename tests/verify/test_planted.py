@@ -133,6 +133,7 @@ def averaged(state, batch, clip_first=False, gradients=1, average=0.1):
     return {"params": params, "average": kept}, jax.lax.pmean(loss, "data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
@@ -153,6 +154,7 @@ def test_an_average_of_the_parameters_and_one_gradient_of_two_are_told_apart(cha
     assert set(report.causes) <= cause, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "clipping"])
 def test_a_batch_that_is_replicated_in_a_small_step_is_found(optimizer):
     report = verify(**programs.given("jit", "replicated in the step", optimizer=optimizer, key="none"))
