@@ -268,11 +268,9 @@ def test_nothing_is_moved_to_a_device_unasked(tmp_path):
     for command in (
         ["train", "--model", "mlp", "--devices", 2, "--epochs", 1, "--workdir", folder],
         ["train", "--model", "mlp", "--devices", 2, "--epochs", 1, "--workdir", folder],  # resumes
-        ["evaluate", folder],
         ["export", folder, exported],
         ["evaluate", exported],
         ["predict", exported, tmp_path / "digit.npy"],
-        ["train", "nnx-mesh", "--steps", 1],
     ):
         done = python("-m", f"pmapdp.{command[0]}", *command[1:], env={"JAX_TRANSFER_GUARD": "disallow"})
         assert (done.returncode, done.stderr) == (0, ""), command

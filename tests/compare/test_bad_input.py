@@ -21,6 +21,7 @@ from marks import quick
         (["--global-batch-size", "5000"], "the training set of digits has 1437"),
         (["--steps", "1"], "a single update is too few to time"),
     ],
+    by_day=7,
 )
 def test_bad_input_gets_one_sentence(arguments, words):
     done = python("-m", "pmapdp.compare", *arguments)

@@ -114,6 +114,7 @@ def documented_code() -> str:
     return "\n".join(line.removeprefix("    ") for line in lines[start : end + 1])
 
 
+@pytest.mark.slow
 def test_readable_with_jax_and_numpy_alone(convnet):
     """The code in the documentation, word for word, where our package and the model's library cannot be imported."""
     job, _, path = convnet

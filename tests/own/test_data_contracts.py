@@ -112,6 +112,7 @@ def test_a_weight_of_two_counts_as_two_examples():
     assert (weighted.epochs[0]["train_examples"], repeated.epochs[0]["train_examples"]) == (12, 18)
 
 
+@pytest.mark.slow
 def test_a_validation_set_is_measured_in_the_place_of_the_test_set(tmp_path):
     """And the test set waits for `evaluate`. The exported file says the same of it, within 1e-5."""
     workdir, data = str(tmp_path / "run"), DataSet(TRAIN, TEST, validation=points(30, 4))

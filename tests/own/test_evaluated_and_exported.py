@@ -70,7 +70,7 @@ class ManyLabels(OneLogit):
     outputs = 4
 
 
-@quick(1, ("model", "columns"), [(OneLogit, 0), (ManyLabels, slice(0, 4))])
+@quick(0, ("model", "columns"), [(OneLogit, 0), (ManyLabels, slice(0, 4))])
 def test_a_loss_of_ones_own_is_evaluated_exported_and_asked(tmp_path, monkeypatch, capsys, model, columns):
     """Case 03: export and evaluation knew softmax alone; one logit had an accuracy of 0.5, several labels crashed."""
     monkeypatch.chdir(tmp_path)
@@ -114,6 +114,7 @@ def of_kind(change):
     return DataSet(*(change(part) for part in (DATA.train, DATA.test)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "names"),
     [

@@ -35,7 +35,7 @@ def test_images_in_folders(strategy, tmp_path, monkeypatch):
     assert (last["test_examples"], last["test_accuracy"] > 0.97) == (360, True)
 
 
-@quick(0, "strategy", STRATEGIES, by_day=1)
+@quick(0, "strategy", STRATEGIES, by_day=0)
 def test_next_token(strategy, monkeypatch):
     last = run(program("next_token", monkeypatch).main, ROOT / "LICENSE", strategy=strategy)
     assert last["test_loss"] < 2.65

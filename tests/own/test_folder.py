@@ -97,6 +97,7 @@ def test_what_is_no_image_of_ours(tmp_path):
         ImageFolder(tmp_path / "empty")
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     """A folder, and a function that returns one with augmentation; evaluation gives the figures of training again."""
     monkeypatch.chdir(tmp_path)

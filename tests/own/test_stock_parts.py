@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from marks import quick
 from points import DATA, run
 
 from pmapdp.errors import UserError
@@ -63,8 +64,7 @@ def bridged(module):
     return build
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [Everything, bridged(LinenNet())], ids=["NNX", "Linen"])
+@quick(0, "model", [Everything, bridged(LinenNet())], by_day=1)
 def test_it_trains_resumes_evaluates_and_exports(tmp_path, model):
     """Stopped and resumed on three devices, it is what one device makes, within rounding."""
     workdir, file = str(tmp_path / "run"), tmp_path / "model.zip"

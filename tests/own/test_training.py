@@ -157,7 +157,7 @@ def test_wrong_values_are_one_sentence(own, sentence):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("chosen", [{"trainable": nnx.PathContains("head")}, None])
+@quick(1, "chosen", [{"trainable": nnx.PathContains("head")}, None])
 def test_parameters_that_are_not_trained_stay_also_under_weight_decay(tmp_path, chosen):
     """A filter from Python and the name on the command line are the same run, which its folder can tell."""
     workdir = tmp_path / "run"

@@ -133,6 +133,7 @@ os._exit(0)
     1,
     ("kind", "more"),
     [("memory", 0), ("handles", 0), ("handles", 1), ("handles", 3), ("memory", 2**20), ("memory", 4 * 2**20)],
+    by_day=4,
 )
 def test_without_file_handles_or_memory_nothing_is_called_damaged(folder, kind, more):
     """Nor does it hang: without memory CPython did, once in eleven times."""

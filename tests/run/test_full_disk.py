@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from disks import small_disk
 from launch import environment
+from marks import quick
 from running import run
 
 from pmapdp.errors import UserError
@@ -54,8 +55,7 @@ def fill(disk: Path, left: int) -> None:
         os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - left)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 50_000, 1_000_000])
+@quick(0, "left", [50_000, 0, 1_000_000], by_day=1)
 def test_while_a_checkpoint_is_written(disk, left):
     command = [sys.executable, "-c", TRAIN, left, disk, *JOB, "--workdir", disk / "run"]
     done = subprocess.run(

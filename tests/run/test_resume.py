@@ -140,8 +140,7 @@ def test_another_strategy_and_device_count(uninterrupted, tmp_path):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["altered", "truncated", "missing"])
+@quick(0, "how", ["altered", "truncated", "missing"], by_day=1)
 def test_damaged_checkpoint_is_set_aside(uninterrupted, tmp_path, how):
     shutil.copytree(uninterrupted, tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"

@@ -35,6 +35,7 @@ def test_a_last_batch_that_does_not_divide_does_not_hide_the_others(more):
     assert "no all-reduce" in report.causes, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "ok"), [(11, False), (12, True)])
 def test_a_last_batch_must_be_compared_on_several_devices(last, ok):
     """12 examples divide over 2 and 4 devices, 11 over no number of them."""
