@@ -31,9 +31,9 @@ JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", 0.05, "--
     ("count", "devices", "model", "strategies"),
     [
         (2, 3, "mlp", "pmap"),
-        pytest.param(2, 3, "convnet", "jit,shard_map", marks=pytest.mark.slow),
+        pytest.param(2, 3, "convnet", "shard_map", marks=pytest.mark.slow),
         pytest.param(2, 3, "mlp", "jit,shard_map", marks=NIGHT),
-        pytest.param(2, 3, "convnet", "pmap", marks=NIGHT),
+        pytest.param(2, 3, "convnet", "pmap,jit", marks=NIGHT),
         pytest.param(4, 2, "mlp", "pmap,jit,shard_map", marks=NIGHT),
     ],
 )

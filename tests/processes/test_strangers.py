@@ -58,6 +58,7 @@ def stranger(port: int, message: bytes) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_strangers_at_every_port_change_nothing(tmp_path):
     """A port scanner comes before the processes have met, and again while they train: the run ends as if nobody had
     come, bit for bit. At another address nobody listens."""

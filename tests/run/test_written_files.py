@@ -1,5 +1,7 @@
 """The files that a run writes, where the disk is full, takes no file, or holds half a line."""
 
+import asyncio
+import gc
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from marks import quick
 from run_folders import COMMAND, refused
 
 from pmapdp.errors import UserError
+from pmapdp.run.checkpoint import orbax
 from pmapdp.run.log import LinesFile
 from pmapdp.run.tensorboard import TensorBoard
 
@@ -54,3 +57,16 @@ def test_checkpoints_that_cannot_be_written_end_the_run(tmp_path, options, sente
         out, err = refused(*COMMAND, "--workdir", tmp_path / "run")
     assert (out == "") == (options == "ro")  # that is found out before the first update
     assert sentence in err
+
+
+def test_an_error_in_a_task_of_orbax_is_said_once(caplog):
+    """Python's collector, at any moment, has asyncio log the tracebacks of tasks whose errors nobody has asked for."""
+    orbax()
+    loop = asyncio.new_event_loop()
+    for package in ("orbax", "another"):
+        names = {}
+        exec(compile("async def create():\n    raise OSError(28)", f"/{package}/path.py", "exec"), names)
+        loop.run_until_complete(asyncio.wait([loop.create_task(names["create"]())]))
+    gc.collect()
+    loop.close()
+    assert ["/another/path.py" in record.getMessage() for record in caplog.records] == [True]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
-# The night's: a check that `.ci/run` makes, again at moments that chance picks, or again in other programs.
+# The night's: what takes longest, and checks that `.ci/run` makes, again at random moments or in other cases.
 NIGHT = [pytest.mark.slow, pytest.mark.night]
 
 

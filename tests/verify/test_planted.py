@@ -79,7 +79,7 @@ TRUE_TOO = {
 }  # fmt: skip
 
 
-@quick(0, ("one", "other"), PAIRS, by_day=7)
+@quick(0, ("one", "other"), PAIRS, by_day=4)
 def test_two_mistakes_are_never_given_the_name_of_a_third(one, other):
     pair = one, other
     possible = [way for way in WAYS if all(way in programs.ways(mistake) for mistake in pair)]

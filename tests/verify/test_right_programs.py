@@ -12,9 +12,8 @@ from pmapdp.verify.plain_step import PlainStep
 from pmapdp.verify.rounding import reference_updates
 
 FIRST = right_programs.fully_sharded_with_jit  # that of plain `pytest`
-BY_DAY = [(FIRST, True), *((each, True) for each in right_programs.RIGHT if each is not FIRST)]
-BY_DAY += [(each, False) for each in right_programs.RIGHT[::6]]
-AT_NIGHT = [(each, False) for each in right_programs.RIGHT]
+BY_DAY = [(FIRST, True)] + [(each, number % 3 > 0) for number, each in enumerate(right_programs.RIGHT)]
+AT_NIGHT = [(each, float64) for each in right_programs.RIGHT for float64 in (True, False)]
 
 
 @quick(1, ("program", "float64"), dict.fromkeys(BY_DAY + AT_NIGHT), by_day=len(BY_DAY))

@@ -36,12 +36,18 @@ MEMORY = 64 * 2**20  # bytes that must be left before a checkpoint is read or wr
 def orbax() -> ModuleType:
     """`orbax.checkpoint`, whose import takes a sixth of the start of a command that may not write a checkpoint.
 
-    Its threads log with their tracebacks the errors that the caller gets as well: they keep silent.
+    Its threads and tasks log with their tracebacks the errors that the caller gets as well: they keep silent.
     """
     import orbax.checkpoint
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(of_another_package)
     return orbax.checkpoint
+
+
+def of_another_package(record: logging.LogRecord) -> bool:
+    """Whether what asyncio logs is not about a task of Orbax."""
+    return "orbax" not in record.getMessage()
 
 
 class Checkpoint(NamedTuple):
