@@ -191,6 +191,19 @@ def test_a_cache_that_cannot_be_written_is_left_out(folder):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
+def test_half_an_entry_of_the_cache_is_left_out(tmp_path):
+    """As where another process is about to write it, or was killed."""
+    flags = ["-m", "pmapdp.train", "--model", "mlp", "--devices", 1, "--steps", 1]
+    for _ in range(2):
+        done = python(*flags, env={"JAX_COMPILATION_CACHE_DIR": str(tmp_path)})
+        assert (done.returncode, done.stderr) == (0, "")
+        entries = [path for path in tmp_path.iterdir() if path.name.endswith("-cache")]
+        assert entries
+        for path in entries:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 @pytest.mark.parametrize("kilobytes", [300_000, 700_000, 1_200_000, 1_700_000])
 def test_little_memory(kilobytes):
     command = f'ulimit -v {kilobytes}; exec "$0" -m pmapdp.train --no-progress --no-compile-cache --devices 2 --steps 3'

@@ -1,6 +1,7 @@
 """JAX's persistent cache of compiled programs, so that a second start need not compile again."""
 
 import os
+import warnings
 from pathlib import Path
 
 import jax
@@ -15,5 +16,7 @@ def enable() -> None:
         except OSError:  # a run needs no cache, and JAX would warn of each program
             return
         jax.config.update("jax_compilation_cache_dir", str(cache))
+    # Nor does a run need an entry that another process is about to write, or was killed while it wrote.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
