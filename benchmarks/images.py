@@ -20,10 +20,10 @@ from PIL import Image
 from benchmarks import at_least_one, make_parser
 from pmapdp.command.ending import run_command
 from pmapdp.config import Config
+from pmapdp.custom.data_sets import as_data_set
+from pmapdp.custom.folder import ImageFolder
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
-from pmapdp.own.data_sets import as_data_set
-from pmapdp.own.folder import ImageFolder
 from pmapdp.train import train
 
 SIZE, CLASSES, BATCH = 64, 10, 64

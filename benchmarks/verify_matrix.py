@@ -1,7 +1,7 @@
 """How often `pmapdp.verify` names a planted mistake, by mistake, update rule, key, type and kind of metrics.
 
-    PYTHONPATH=src:tests/verify python benchmarks/verify_matrix.py --of 8      # every eighth combination; 1: all
-    PYTHONPATH=src:tests/verify python benchmarks/verify_matrix.py --json matrix.json
+    PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 8      # every eighth combination; 1: all
+    PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --json matrix.json
 
 A report is right where it gives the mistake's name and no name of another, unknown where it fails without a name,
 wrong where it names another, and silent where nothing fails. The program without a mistake must pass.

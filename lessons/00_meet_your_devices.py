@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmapdp import devices  # simulates devices and describes them
-from pmapdp_lessons import drawing  # a picture that two lessons share
+from pmapdp.lessons import drawing  # a picture that two lessons share
 
 devices.simulate(8)  # before any other use of JAX
 
@@ -59,7 +59,7 @@ assert len(eight) == 8
 # In the pictures of this course, a colour is a device, and each device keeps its colour.
 
 # %%
-from pmapdp_lessons.pictures import lesson_00
+from pmapdp.lessons.pictures import lesson_00
 
 x = np.arange(8, dtype=np.float32).reshape(8, 1)  # [8, 1], NumPy, on the host
 rows = [jax.device_put(row, device) for row, device in zip(x, eight, strict=True)]  # eight arrays [1]
@@ -214,7 +214,7 @@ def broken_standardize(x, device):
 print("asked for device 6, computed on", broken_standardize(jnp.arange(4.0), eight[6]).devices())
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def add_on(device, a, b):
@@ -242,7 +242,7 @@ for exercise in (add_on, sum_in_pairs, fixed_standardize):
 # * An operation runs where its operands are. `jax.device_put` moves arrays, `jax.device_get` brings them back.
 # * Simulated devices show that a program is right, and not how fast it is.
 #
-# In pmapdp this code is [devices.py](../src/pmapdp/devices.py). To read on:
+# In pmapdp this code is [devices.py](../pmapdp/devices.py). To read on:
 # [JAX on data placement](https://docs.jax.dev/en/latest/201/placement.html). Next, a network without JAX, if you have
 # never written a backward pass: [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb). Otherwise:
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).

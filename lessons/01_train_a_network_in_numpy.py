@@ -31,8 +31,8 @@ import itertools
 
 import numpy as np
 
-from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
-from pmapdp_lessons.pictures import lesson_01
+from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp.lessons.pictures import lesson_01
 
 data = digits.load()
 x, labels = data.train  # [n, D], [n]
@@ -361,7 +361,7 @@ def broken_update(parameters, x, labels, rate):
     return [(W1, b1), (W2, b2)]
 
 
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def softmax_gradient(probabilities, labels):

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
 
 x, labels = digits.load().train  # [n, 64] float32, [n] int32
 
@@ -136,7 +136,7 @@ np.testing.assert_allclose(slope, squares, rtol=1e-2)
 # program, without Python. **Predict:** how often does the next cell print "tracing"?
 
 # %% tags=["prediction"]
-from pmapdp_lessons.pictures import lesson_02
+from pmapdp.lessons.pictures import lesson_02
 
 lesson_02.trace()
 
@@ -496,7 +496,7 @@ def broken_shift(key, image):  # [H, W]
 dot = jnp.zeros((7, 7)).at[3, 3].set(1)
 print(sum(broken_shift(jax.random.fold_in(key, number), dot) for number in range(60)).astype(int))
 
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def relu_power(x, n):
@@ -525,8 +525,8 @@ for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
 #   everything that changes must be an argument, also the key of random numbers.
 # - The gradient of a mean is the mean of the gradients.
 #
-# In pmapdp, the loss is in [loss.py](../src/pmapdp/loss.py), and `value_and_grad` is called in
-# [steps/shared.py](../src/pmapdp/steps/shared.py). To read on:
+# In pmapdp, the loss is in [loss.py](../pmapdp/loss.py), and `value_and_grad` is called in
+# [steps/shared.py](../pmapdp/steps/shared.py). To read on:
 # [JAX: the sharp bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html),
 # [debugging](https://docs.jax.dev/en/latest/201/debugging.html),
 # [JAX 101](https://docs.jax.dev/en/latest/101/index.html). Next:

@@ -38,7 +38,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
 
 data = digits.load()
 print("train", data.train[0].shape, "| validation", data.validation[0].shape, "| test", data.test[0].shape)
@@ -193,7 +193,7 @@ def loss_sums(model, batch):
 # returns a pair of which only the first element is differentiated.
 
 # %%
-from pmapdp_lessons.pictures import lesson_03
+from pmapdp.lessons.pictures import lesson_03
 
 lesson_03.step()
 
@@ -421,7 +421,7 @@ for number in range(201):
 print(f"variance of the targets: {targets.var():.3f}")
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def decayed(params, factor):
@@ -449,8 +449,8 @@ for exercise in (decayed, make_step, fixed_loss):
 # - A training step is a pure function from (model, optimizer state, batch) to (new model, new optimizer state, sums).
 # - Pad the last batch, give padding the weight 0, add up sums, and divide once. Then every example counts once.
 #
-# In pmapdp, this step is in [steps/single.py](../src/pmapdp/steps/single.py), which takes the sums and the update from
-# [steps/shared.py](../src/pmapdp/steps/shared.py). The batches are in [data/batches.py](../src/pmapdp/data/batches.py).
+# In pmapdp, this step is in [steps/single.py](../pmapdp/steps/single.py), which takes the sums and the update from
+# [steps/shared.py](../pmapdp/steps/shared.py). The batches are in [data/batches.py](../pmapdp/data/batches.py).
 # To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html),
 # [Optax's getting started](https://optax.readthedocs.io/en/latest/getting_started.html). Next:
 # [04 Map over devices](04_map_over_devices.ipynb).

@@ -52,7 +52,7 @@ print(devices.describe(jax.devices()))
 # and stacks the results. It compiles `f`, as `jit` does. In the picture, each colour is a device.
 
 # %%
-from pmapdp_lessons.pictures import lesson_04
+from pmapdp.lessons.pictures import lesson_04
 
 assert jnp.dot(np.arange(10), np.ones(10)) == 45
 
@@ -365,7 +365,7 @@ else:
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_accuracy(w, x, labels):  # [D, C], [N, b, D], [N, b]
@@ -401,7 +401,7 @@ for exercise in (dot_product, block_product, fixed_accuracy):
 # * With `out_axes=None` you promise that all devices agree, and JAX does not check it. Read one copy through
 #   `addressable_shards[0].data`; `x[0]` makes all devices communicate.
 #
-# In pmapdp this code is [steps/pmap.py](../src/pmapdp/steps/pmap.py). To read on:
+# In pmapdp this code is [steps/pmap.py](../pmapdp/steps/pmap.py). To read on:
 # [jax.pmap](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far each device worked alone.
 # Next: [05 Average gradients](05_average_gradients.ipynb).

@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
@@ -87,7 +87,7 @@ print("one device:", one_device, "| local:", local, "| averaged:", averaged)
 # picture shows one update, from the batch at the top to the new model at the bottom.
 
 # %%
-from pmapdp_lessons.pictures import lesson_05
+from pmapdp.lessons.pictures import lesson_05
 
 lesson_05.data_parallel_step()
 
@@ -364,8 +364,8 @@ assert all(distance(copy, together) == 0 for copy in copies(together))
 # what factor is the update too long?
 
 # %% tags=["prediction"]
+from pmapdp.lessons.reports import show  # prints a report, and breaks its long lines
 from pmapdp.verify import verify  # compares a step with one device, and explains what differs
-from pmapdp_lessons.reports import show  # prints a report, and breaks its long lines
 
 
 def summed_step(model, batch):
@@ -504,7 +504,7 @@ assert len(all_reduces) == 1
 #    1?</details>
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_clipping(gradient):  # [D], the mean over this device's examples
@@ -540,7 +540,7 @@ for exercise in (step, global_gradient, fixed_clipping):
 #   `pmapdp.verify` does it, and names the mistake.
 # * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
 #
-# In pmapdp, [steps/pmap.py](../src/pmapdp/steps/pmap.py) differs from [steps/single.py](../src/pmapdp/steps/single.py)
+# In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) differs from [steps/single.py](../pmapdp/steps/single.py)
 # in the same line: `gradients, count = lax.pmean((gradients, sums.count), AXIS)`. It trains a model, a loss and data of
 # yours, too: [docs/own.md](../docs/own.md). To read on:
 # [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and

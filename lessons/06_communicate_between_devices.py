@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import drawing  # a picture that two lessons share
+from pmapdp.lessons import drawing  # a picture that two lessons share
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
@@ -87,7 +87,7 @@ assert (states[-1] == vectors.sum(0)).all()
 # first column: in each of the first three steps, the sum moves to the next device and grows.
 
 # %%
-from pmapdp_lessons.pictures import lesson_06
+from pmapdp.lessons.pictures import lesson_06
 
 lesson_06.ring(states, vectors.sum(0))
 
@@ -378,7 +378,7 @@ print("right: ", np.asarray(jax.nn.softmax(split_logits.ravel())).round(3))
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broadcast(x):
@@ -408,8 +408,8 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 #   devices must reach the same line.
 # - The cost does not depend on the batch. Many examples for each device make it small beside the computation.
 #
-# In pmapdp, the collectives of a step are in [steps/pmap.py](../src/pmapdp/steps/pmap.py), and
-# [scaling/costs.py](../src/pmapdp/scaling/costs.py) computes their time. To read on:
+# In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py), and
+# [scaling/costs.py](../pmapdp/scaling/costs.py) computes their time. To read on:
 # [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
 # [lax's parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
 # [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb).

@@ -31,7 +31,7 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
@@ -139,7 +139,7 @@ assert found["around 20,000, use_fast_variance=False"] == (20_006, 26)
 # 0.
 
 # %%
-from pmapdp_lessons.pictures import lesson_07
+from pmapdp.lessons.pictures import lesson_07
 
 lesson_07.sums_and_counts()
 
@@ -472,7 +472,7 @@ print("centred:", centred.ravel(), "| running means:", running_means.ravel())
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def global_variance(values, weights):
@@ -502,7 +502,7 @@ for exercise in (global_variance, standardize_backward, fixed_centre):
 #   for equal counts.
 # - The running averages are state. Return them from the step, and make sure that all devices hold the same.
 #
-# In pmapdp the layer is in [models/batch_norm.py](../src/pmapdp/models/batch_norm.py). It also takes images `[b, H, W,
+# In pmapdp the layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py). It also takes images `[b, H, W,
 # C]`. It has no scale, because in its networks a linear layer follows after the ReLU, and can scale as well. And its
 # running averages begin as plain means of all batches so far, without the initial 0 and 1. To read on:
 # [Batch normalization](https://arxiv.org/abs/1502.03167) and

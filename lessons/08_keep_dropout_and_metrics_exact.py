@@ -31,7 +31,7 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
@@ -68,7 +68,7 @@ def key_per_example(key, indices):
 
 
 # %% tags=["prediction"]
-from pmapdp_lessons.pictures import lesson_08
+from pmapdp.lessons.pictures import lesson_08
 
 
 def mask(way, N):  # bool [8, 12], from N devices
@@ -403,7 +403,7 @@ for function in (with_one_key, with_example_keys):
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_mean(x, weights):  # [b, C], [b] to [C]
@@ -436,7 +436,7 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # - Padding has weight 0. Add up sums and counts over devices and batches, and divide once, at the end.
 # - Compare with one device: neither a repeated mask nor a wrong mean raises an error.
 #
-# In pmapdp, the keys and the dropout layer are in [models/layers.py](../src/pmapdp/models/layers.py), and the padding
-# is in [data/batches.py](../src/pmapdp/data/batches.py). To read on:
+# In pmapdp, the keys and the dropout layer are in [models/layers.py](../pmapdp/models/layers.py), and the padding
+# is in [data/batches.py](../pmapdp/data/batches.py). To read on:
 # [JAX's random numbers](https://docs.jax.dev/en/latest/101/random.html). Next, the compiler takes all this work over:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).

@@ -72,7 +72,7 @@ for sharding in (split, replicated):
 # split too.
 
 # %%
-from pmapdp_lessons.pictures import lesson_09
+from pmapdp.lessons.pictures import lesson_09
 
 grid = Mesh(np.array(chosen).reshape(4, 2), ("data", "model"))
 both = NamedSharding(grid, PartitionSpec("data", "model"))
@@ -244,7 +244,7 @@ for name, wrong in refused.items():
 #
 # ## The step in pmapdp
 #
-# [steps/jit.py](../src/pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Its `place_batch` places
+# [steps/jit.py](../pmapdp/steps/jit.py) is this step for any model, loss and optimizer. Its `place_batch` places
 # each batch with `device_put`, and its step names `out_shardings` alone: give it placed batches only.
 
 # %%
@@ -403,7 +403,7 @@ assert len(jax.devices()) == 1 or "all-reduce" in program, "the batch is not spl
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_evaluation(mesh):
@@ -437,7 +437,7 @@ for exercise in (make_trainer, fixed_evaluation):
 # - `device_put` places a batch, or `in_shardings` splits it and refuses a misplaced one; `out_shardings` only says
 #   where results are placed.
 #
-# The code is in [steps/jit.py](../src/pmapdp/steps/jit.py). To read on: [Distributed arrays and automatic
+# The code is in [steps/jit.py](../pmapdp/steps/jit.py). To read on: [Distributed arrays and automatic
 # parallelization](https://docs.jax.dev/en/latest/201/sharding.html) and the [JAX scaling book on
 # sharding](https://jax-ml.github.io/scaling-book/sharding/). Next: [10 Three ways side by
 # side](10_three_ways_side_by_side.ipynb).

@@ -32,7 +32,7 @@ from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons.pictures import lesson_10
+from pmapdp.lessons.pictures import lesson_10
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
@@ -338,7 +338,7 @@ np.testing.assert_allclose(last_losses, last_losses[0], rtol=1e-4)
 # there in the form of old programs, too, in which every array of the state has a device axis.
 
 # %%
-from pmapdp_lessons.programs.compared import compare  # runs the command; again, it shows the same page
+from pmapdp.lessons.programs.compared import compare  # runs the command; again, it shows the same page
 
 page, compared = compare("--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.1", "--steps", "20")
 for run in compared["runs"]:
@@ -459,8 +459,8 @@ except ValueError as error:
 # typical size. **Predict:** can the trap be seen at all?
 
 # %% tags=["prediction"]
+from pmapdp.lessons.reports import show  # prints a report, and breaks its long lines
 from pmapdp.verify import verify  # compares a step with that of one device
-from pmapdp_lessons.reports import show  # prints a report, and breaks its long lines
 
 adam = optax.adam(1e-3)
 
@@ -538,7 +538,7 @@ def make_step(loss, optimizer, mesh):
     ...  # your code: 6 to 9 lines
 
 
-from pmapdp_lessons.checks import check  # tries an answer
+from pmapdp.lessons.checks import check  # tries an answer
 
 for exercise in (fixed_gradient, make_step):
     check("10_three_ways_side_by_side", exercise.__name__, exercise)
@@ -554,8 +554,8 @@ for exercise in (fixed_gradient, make_step):
 #   gradient.
 # - Compare an update with that of one device, as `pmapdp.verify` does.
 #
-# The code is in [steps/shard_map.py](../src/pmapdp/steps/shard_map.py), beside [pmap.py](../src/pmapdp/steps/pmap.py)
-# and [jit.py](../src/pmapdp/steps/jit.py). Read on in JAX's documentation:
+# The code is in [steps/shard_map.py](../pmapdp/steps/shard_map.py), beside [pmap.py](../pmapdp/steps/pmap.py)
+# and [jit.py](../pmapdp/steps/jit.py). Read on in JAX's documentation:
 # [shard_map](https://docs.jax.dev/en/latest/201/shard-map.html) and
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
 # [11 Explicit sharding](11_explicit_sharding.ipynb), or [12 Port a pmap program](12_port_a_pmap_program.ipynb), or

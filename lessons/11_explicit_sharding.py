@@ -72,7 +72,7 @@ for name, array in (("x", x), ("2 * x", 2 * x), ("x.sum(1)", x.sum(1)), ("x.sum(
 # hidden units over the axis "model".
 
 # %%
-from pmapdp_lessons.pictures import lesson_11
+from pmapdp.lessons.pictures import lesson_11
 
 lesson_11.types()
 
@@ -333,7 +333,7 @@ assert programs[AxisType.Auto] == programs[AxisType.Explicit]
 # | to write the collectives yourself | `shard_map`, inside either |
 #
 # Explicit axes have a price: you write `out_sharding` or `jax.reshard` wherever an array is indexed, cut or sorted
-# along a split axis, also inside a library's layer. pmapdp uses Auto axes ([steps/jit.py](../src/pmapdp/steps/jit.py)),
+# along a split axis, also inside a library's layer. pmapdp uses Auto axes ([steps/jit.py](../pmapdp/steps/jit.py)),
 # so that models stay free of shardings.
 #
 # ## Take it home
@@ -441,7 +441,7 @@ assert accuracy(model) > 0.9
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_gram(x):

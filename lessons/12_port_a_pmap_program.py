@@ -41,8 +41,8 @@ import numpy as np
 from jax import P, lax
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons.pictures import lesson_12
-from pmapdp_lessons.programs import pmap_program as old  # the program that we port
+from pmapdp.lessons.pictures import lesson_12
+from pmapdp.lessons.programs import pmap_program as old  # the program that we port
 
 devices.simulate(8)
 chosen, N = jax.devices(), 8
@@ -52,7 +52,7 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## The old program
 #
-# [pmap_program.py](../src/pmapdp_lessons/programs/pmap_program.py) is written as such programs were from 2020 to 2023:
+# [pmap_program.py](../pmapdp/lessons/programs/pmap_program.py) is written as such programs were from 2020 to 2023:
 #
 # - The network is a module of Flax Linen, the module system before NNX. Its parameters, its batch statistics and the
 #   state of the optimizer are in a `TrainState`, whose `apply_gradients` makes an update.
@@ -267,8 +267,8 @@ print("running mean of the first unit, by device:", np.round(means, 3))
 # **Predict:** which part of the network makes the second comparison fail?
 
 # %% tags=["prediction"]
+from pmapdp.lessons.reports import show  # prints a report, and breaks its long lines
 from pmapdp.verify import old_program, verify
-from pmapdp_lessons.reports import show  # prints a report, and breaks its long lines
 
 
 def averaged_step(state, batch, key):
@@ -486,7 +486,7 @@ for old_array, new_array in zip(jax.tree.leaves(stack["params"]), jax.tree.leave
 # `python -m pmapdp.compare old.py:program new.py:program` shows to colleagues what a port has changed, and what it has
 # not. Each program is a function that returns the arguments of `verify`. The command verifies both programs. It shows
 # their sources beside each other, what the devices hold, the compiled collectives, memory and time. We give it
-# [port_example.py](../src/pmapdp_lessons/programs/port_example.py), a small step before and after its port to jit.
+# [port_example.py](../pmapdp/lessons/programs/port_example.py), a small step before and after its port to jit.
 
 # %%
 from pmapdp.port.constructs import find
@@ -499,9 +499,9 @@ lines, rest = as_text(report).replace(old.__file__, "pmap_program.py").split("Wh
 show(lines.rstrip() + rest[rest.index("\n\n") :])
 assert report["summary"]["gone"] == report["summary"]["fails"] == 0
 
-from pmapdp_lessons.pictures import lesson_10
-from pmapdp_lessons.programs import port_example
-from pmapdp_lessons.programs.compared import compare  # runs the command; again, it shows the same page
+from pmapdp.lessons.pictures import lesson_10
+from pmapdp.lessons.programs import port_example
+from pmapdp.lessons.programs.compared import compare  # runs the command; again, it shows the same page
 
 page, compared = compare(f"{port_example.__file__}:old", f"{port_example.__file__}:new")
 for run in compared["runs"]:
@@ -546,7 +546,7 @@ lesson_10.page(page)
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_variance(x):

@@ -124,7 +124,7 @@ print("3 and 1 examples:", (squares(0.0, numbers[:3]) + squares(0.0, numbers[3:]
 # communicate once, after the loop:
 
 # %%
-from pmapdp_lessons.pictures import lesson_13
+from pmapdp.lessons.pictures import lesson_13
 
 lesson_13.accumulation()
 
@@ -521,7 +521,7 @@ assert accuracy(model) > 0.85
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_gradient(w, x, y, weights):
@@ -562,7 +562,7 @@ for exercise in (accumulate, cut_rows, fixed_gradient):
 #   the plan of the compiler.
 #
 # In pmapdp these are `--accumulate` and `--dtype bfloat16`. The loop is in
-# [steps/shared.py](../src/pmapdp/steps/shared.py), and `gradient_sums` there adds sums, as exercise 3 does.
+# [steps/shared.py](../pmapdp/steps/shared.py), and `gradient_sums` there adds sums, as exercise 3 does.
 # Rematerialization belongs into a model of your own. Read on: JAX on
 # [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and the [scaling book on
 # training](https://jax-ml.github.io/scaling-book/training/). Next: [14 A real training

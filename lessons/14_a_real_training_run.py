@@ -29,7 +29,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp_lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
@@ -93,7 +93,7 @@ def batch(number):  # depends on the number of the update alone, so there is not
 # %%
 import orbax.checkpoint as ocp
 
-from pmapdp_lessons.pictures import lesson_14
+from pmapdp.lessons.pictures import lesson_14
 
 
 def shape_of(array):
@@ -244,7 +244,7 @@ assert [round(epoch["learning_rate"], 5) for epoch in never_killed.epochs] == [1
 # file, which TensorBoard reads: `tensorboard --logdir` with the folder. The learning rate falls twice, as the
 # schedule says. A schedule is a function from the number of updates to a rate, so it need not be saved.
 #
-# The loop of pmapdp stands in [train.py](../src/pmapdp/train.py):
+# The loop of pmapdp stands in [train.py](../pmapdp/train.py):
 
 # %%
 import inspect
@@ -490,7 +490,7 @@ assert accuracy > 0.85
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_batches(seed, first, batch_size, examples):
@@ -529,8 +529,8 @@ for exercise in (fixed_batches, resumable, exported):
 #   bits.
 # - An exported function needs JAX, at most six months newer, and none of your code.
 #
-# The code is in [train.py](../src/pmapdp/train.py), [run/checkpoint.py](../src/pmapdp/run/checkpoint.py) and
-# [export/write.py](../src/pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
+# The code is in [train.py](../pmapdp/train.py), [run/checkpoint.py](../pmapdp/run/checkpoint.py) and
+# [export/write.py](../pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
 # [exporting](https://docs.jax.dev/en/latest/501/export.html) and
 # [profiling](https://docs.jax.dev/en/latest/201/profiling.html). Next: [15 Split the
 # model](15_split_the_model.ipynb).

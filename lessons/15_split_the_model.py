@@ -93,7 +93,7 @@ assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
 # axes of the mesh a name is split. A name that is not in the table is not split.
 
 # %%
-from pmapdp_lessons.pictures import lesson_15
+from pmapdp.lessons.pictures import lesson_15
 
 B, D, H, C = 64, 784, 512, 10
 NAMES = {
@@ -346,7 +346,7 @@ assert difference < 1e-5
 # <details><summary>Answer</summary>
 #
 # It differs by rounding alone. A checkpoint holds global arrays as well, so pmapdp resumes a run in another layout in
-# the same way. Its models name their axes ([models/mlp.py](../src/pmapdp/models/mlp.py)), and
+# the same way. Its models name their axes ([models/mlp.py](../pmapdp/models/mlp.py)), and
 # `--mesh data=4,model=2 --layout model` chooses the rules. (What this lesson calls *two axes* is `--layout spatial`
 # there.)
 #
@@ -469,7 +469,7 @@ assert accuracy(params) > 0.85
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_layer(h, W2, bias):
@@ -505,7 +505,7 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 #   L - 1 backward.
 # - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
-# [sharding/layout.py](../src/pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in
-# `MeshLayout.array`. The notation of the rules is in [sharding/notation.py](../src/pmapdp/sharding/notation.py). Read
+# [sharding/layout.py](../pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in
+# `MeshLayout.array`. The notation of the rules is in [sharding/notation.py](../pmapdp/sharding/notation.py). Read
 # on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next:
 # [16 Born sharded](16_born_sharded.ipynb).

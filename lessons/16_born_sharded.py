@@ -172,7 +172,7 @@ assert 3.5 < created["replicated"] / created["in shards"] < 4.5
 # all-gather together.
 
 # %%
-from pmapdp_lessons.pictures import lesson_16
+from pmapdp.lessons.pictures import lesson_16
 
 lesson_16.zero_over_time()
 
@@ -362,7 +362,7 @@ for f in (all_reduced, in_shards):
 #
 # The first weight was 0 and is now -2.8, and both ways give the same result. With the second, each device updated one
 # weight instead of eight, so it needs the optimizer state of that one only.
-# [sharding/zero.py](../src/pmapdp/sharding/zero.py) does this for pmap and shard_map. (Under jit, XLA for CPUs
+# [sharding/zero.py](../pmapdp/sharding/zero.py) does this for pmap and shard_map. (Under jit, XLA for CPUs
 # all-reduces, and each device keeps its shard of the result. XLA for GPUs and TPUs has a pass that makes a
 # reduce-scatter of such a pair.)
 #
@@ -559,7 +559,7 @@ assert accuracy(model) > 0.85
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def born_in_place(build, sharding):
@@ -590,10 +590,10 @@ for exercise in (born_in_place, zero_step, fixed_clip):
 #   gathered by itself.
 # - Once the gradients are split, whatever needs all of them, such as their norm, needs a `psum`.
 #
-# The code is in [sharding/split_step.py](../src/pmapdp/sharding/split_step.py) and
-# [sharding/zero.py](../src/pmapdp/sharding/zero.py); the flags are `--mesh`, `--layout` and `--shard-state`. The
+# The code is in [sharding/split_step.py](../pmapdp/sharding/split_step.py) and
+# [sharding/zero.py](../pmapdp/sharding/zero.py); the flags are `--mesh`, `--layout` and `--shard-state`. The
 # function that gives every array of a train state its sharding is `MeshLayout.state` in
-# [sharding/layout.py](../src/pmapdp/sharding/layout.py). Read on: [Flax's guide to scaling
+# [sharding/layout.py](../pmapdp/sharding/layout.py). Read on: [Flax's guide to scaling
 # up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) (its program is
 # `python -m pmapdp.train nnx-mesh`), and [the scaling book on
 # training](https://jax-ml.github.io/scaling-book/training/). Next: [17 Train with many

@@ -33,7 +33,7 @@ import jax
 import numpy as np
 
 from pmapdp import devices  # simulates devices (lesson 00)
-from pmapdp_lessons.pictures import lesson_17
+from pmapdp.lessons.pictures import lesson_17
 
 devices.simulate(8)  # before any other use of JAX
 lesson_17.one_array()
@@ -452,7 +452,7 @@ assert max(apart) < 1e-10
 # <details><summary>Hint</summary>Which processes take part in the all-reduce inside mean_loss?</details>
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_log(process, mean_loss, say):
@@ -487,8 +487,8 @@ for exercise in (assemble, by_node, fixed_log):
 # - One task a node trains on one GPU, unless you name its GPUs. Keep the axis with most communication inside the nodes.
 # - A lost process ends the run in bounded time, and the same command resumes from the last checkpoint.
 #
-# In pmapdp this code is in [processes/join.py](../src/pmapdp/processes/join.py) and
-# [steps/placing.py](../src/pmapdp/steps/placing.py). [docs/processes.md](../docs/processes.md) has the commands for
+# In pmapdp this code is in [processes/join.py](../pmapdp/processes/join.py) and
+# [steps/placing.py](../pmapdp/steps/placing.py). [docs/processes.md](../docs/processes.md) has the commands for
 # Slurm, Open MPI and Kubernetes. Read on:
 # [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html), and on meshes and
 # networks [How to Scale Your Model](https://jax-ml.github.io/scaling-book/sharding/). Next:

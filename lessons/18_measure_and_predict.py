@@ -48,7 +48,7 @@ print(devices.describe(chosen), "| jax", jax.__version__)
 # different durations. Only the last one is the time of a step.
 
 # %%
-from pmapdp_lessons.pictures import lesson_18
+from pmapdp.lessons.pictures import lesson_18
 
 lesson_18.three_durations()
 
@@ -316,7 +316,7 @@ for N in (2, 4, 64, 4096):
 #
 # The time for the bytes approaches a limit, 2 n / W, and that for the latencies grows with N. So one all-reduce of a
 # large array scales better than many of small ones, which is why XLA combines. (Libraries also have trees, with about
-# log N messages; [scaling/costs.py](../src/pmapdp/scaling/costs.py) has both.)
+# log N messages; [scaling/costs.py](../pmapdp/scaling/costs.py) has both.)
 #
 # </details>
 #
@@ -546,7 +546,7 @@ print("\ntraced for", traced)
 
 
 # %%
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 
 def broken_timer(function, x, clock):
@@ -584,8 +584,8 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - Communication is hidden if the backward pass of b examples takes longer than 2 (N - 1) (L + n / (N W)). It is a
 #   bound; print the error of every prediction that can be checked.
 #
-# The code is in [scaling/costs.py](../src/pmapdp/scaling/costs.py),
-# [scaling/predict.py](../src/pmapdp/scaling/predict.py) and [run/profile.py](../src/pmapdp/run/profile.py);
+# The code is in [scaling/costs.py](../pmapdp/scaling/costs.py),
+# [scaling/predict.py](../pmapdp/scaling/predict.py) and [run/profile.py](../pmapdp/run/profile.py);
 # `python -m pmapdp.train --workdir runs/first --profile` writes the trace of a run. Read on: JAX on
 # [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
 # [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PACKAGES = FOLDER.parent / "src"
+PACKAGES = FOLDER.parent
 SECONDS_ALLOWED = 600  # for a cell, on a machine that others use, too
 PREDICTION, PROOF, TAKE_HOME = "prediction", "proof", "take-home"
 FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the first line of outputs that are folded

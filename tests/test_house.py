@@ -13,7 +13,7 @@ import pytest
 from launch import environment
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "src" / "pmapdp"
+PACKAGE = ROOT / "pmapdp"
 BIN = Path(sys.executable).parent
 
 
@@ -95,7 +95,7 @@ def test_type_checkers_follow_what_the_pages_import(checker, tmp_path):
     file = tmp_path / "program.py"
     file.write_text("\n".join(lines) + USES)
     wrong = [number for number, line in enumerate(file.read_text().splitlines(), 1) if line.startswith("train(")]
-    paths = {"MYPYPATH": str(ROOT / "src"), "PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]}
+    paths = {"MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     run = subprocess.run([*checker, file], cwd=tmp_path, capture_output=True, text=True, env=environment(paths))
     errors = re.findall(r"program\.py:(\d+)(?::\d+)?(?: -|:) error", run.stdout)
     assert sorted({int(number) for number in errors}) == wrong, run.stdout + run.stderr

@@ -14,7 +14,7 @@ from pmapdp.processes.options import ProcessesOptions
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("docs/*.md")]
 LESSONS = sorted(ROOT.glob("lessons/[0-9]*.py"))
-SOURCES = [path for folder in ("src", "benchmarks", "tests") for path in ROOT.glob(f"{folder}/**/*.py")]
+SOURCES = [path for folder in ("pmapdp", "benchmarks", "tests") for path in ROOT.glob(f"{folder}/**/*.py")]
 
 
 def name_of(path: Path) -> str:
@@ -68,9 +68,9 @@ def exists(name: str) -> bool:
     return False
 
 
-LESSON = "pmapdp_lessons.lesson_checks.lesson_"
+LESSON = "pmapdp.lessons.lesson_checks.lesson_"
 NO_NAMES = {"pmapdp.lock", "benchmarks.NAME", LESSON, f"{LESSON}99"}  # a file, and names to be completed
-NAME = re.compile(r"\b(?:pmapdp|pmapdp_lessons|benchmarks)(?:\.[a-zA-Z_]\w*)+\b(?![-/])")
+NAME = re.compile(r"\b(?:pmapdp|pmapdp.lessons|benchmarks)(?:\.[a-zA-Z_]\w*)+\b(?![-/])")
 
 
 def test_every_dotted_name_exists():
@@ -83,7 +83,7 @@ def test_every_dotted_name_exists():
 COMMAND = re.compile(r"(?:^ *|`)python -m pmapdp\.train((?: +[^\s`#|&>)]+)*)", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *LESSONS, ROOT / "src" / "pmapdp" / "train.py"], ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *LESSONS, ROOT / "pmapdp" / "train.py"], ids=name_of)
 def test_commands_of_the_trainer_are_taken(page):
     for flags in COMMAND.findall(text_of(page) if page in PAGES else page.read_text(encoding="utf-8")):
         if not re.search(r"[A-Z\[{]{2,}|\.\.\.|\[", flags):  # placeholders

@@ -14,7 +14,7 @@ from typing import Any
 from docutils import nodes
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT))
 
 from pmapdp import __version__, verify
 

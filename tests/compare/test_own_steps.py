@@ -5,14 +5,14 @@ import json
 import pytest
 from launch import python
 
-from pmapdp_lessons.programs import port_example
+from pmapdp.lessons.programs import port_example
 
 # The same step, which adds up what it should average. It stands in a file of its own, as a reader's may.
 WRONG = """
 import jax
 from jax import lax
 from pmapdp.verify import one_device
-from pmapdp_lessons.programs.port_example import loss, optimizer, start
+from pmapdp.lessons.programs.port_example import loss, optimizer, start
 import optax
 
 

@@ -13,10 +13,10 @@ from examples import parts
 from launch import train
 from marks import MNIST_REQUIRED
 
+from pmapdp.custom.arrays import check_data
+from pmapdp.custom.data_sets import as_data_set
 from pmapdp.data.batches import Batches
 from pmapdp.data.mnist import CHECKSUMS
-from pmapdp.own.arrays import check_data
-from pmapdp.own.data_sets import as_data_set
 from pmapdp.registry import load_data
 
 pytestmark = pytest.mark.mnist

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from solutions import solutions
 
-from pmapdp_lessons.checks import check
+from pmapdp.lessons.checks import check
 
 SOLUTIONS = {lesson.stem: solutions(lesson.stem) for lesson in build.sources()}
 EXERCISES = [(lesson, exercise) for lesson, functions in SOLUTIONS.items() for exercise in functions]
@@ -136,7 +136,7 @@ def test_an_error_in_a_library_is_shown_at_the_readers_line():
 def lesson_with(monkeypatch, check_of_exercise: str) -> None:
     """Lesson 99 gets one check, `exercise`, whose code is in no file: the answers' file is this one."""
     checks_of_lesson = SimpleNamespace(exercise=eval(compile(check_of_exercise, "a check", "eval")))
-    monkeypatch.setitem(sys.modules, "pmapdp_lessons.lesson_checks.lesson_99", checks_of_lesson)
+    monkeypatch.setitem(sys.modules, "pmapdp.lessons.lesson_checks.lesson_99", checks_of_lesson)
 
 
 def test_an_error_after_the_answer_returned_names_what_it_returned(monkeypatch):

@@ -14,7 +14,7 @@ from pmapdp.port.sources import read
 from pmapdp.port.table import TABLE
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "src" / "pmapdp_lessons" / "programs" / "pmap_program.py"
+PROGRAM = ROOT / "pmapdp" / "lessons" / "programs" / "pmap_program.py"
 
 
 def found(tmp_path: Path, **sources: str) -> list[str]:
@@ -250,7 +250,7 @@ def test_the_harness_of_a_step_inside_another_function_and_without_a_batch(tmp_p
 
 @pytest.mark.slow
 def test_no_false_line_on_our_own_package():
-    files, unread = read(str(ROOT / "src" / "pmapdp"))
+    files, unread = read(str(ROOT / "pmapdp"))
     findings, _ = find(files)
     assert unread == []
     assert [each for each in findings if each.row.status != "fine"] == []

@@ -53,8 +53,8 @@ def test_every_link_within_the_repository_leads_to_a_page_that_is_laid_out(laid)
 
 
 def test_a_source_file_is_shown_as_it_is(laid):
-    shown = (laid / "source" / "src" / "pmapdp" / "steps" / "pmap.py.md").read_text()
-    assert (ROOT / "src" / "pmapdp" / "steps" / "pmap.py").read_text() in shown
+    shown = (laid / "source" / "pmapdp" / "steps" / "pmap.py.md").read_text()
+    assert (ROOT / "pmapdp" / "steps" / "pmap.py").read_text() in shown
 
 
 def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):

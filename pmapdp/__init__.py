@@ -1,0 +1,35 @@
+"""Data-parallel training in JAX: the same step as pmap, jit, shard_map and on a single device.
+
+The core, in the order in which to read it (about an hour):
+
+    config.py                what a run does: one dataclass
+    errors.py                a mistake of the user's: one sentence that says what works
+    devices.py               simulate N devices, choose, describe
+    data/dataset.py          a data set: arrays for training and testing
+    data/batches.py          the order of the examples, a function of (seed, epoch, step); padding
+    models/cnn.py            a network in Flax NNX; beside it mlp.py and convnet.py
+    models/layers.py         what a layer must know of the batch; dropout per example
+    models/batch_norm.py     batch norm over the global batch
+    loss.py                  loss and metrics as sums and counts
+    state.py                 the train state, one pytree; the task: model, loss, update rule
+    optimizer.py             updates and schedules
+    steps/shared.py          what all strategies share: sums here, then the update
+    steps/placing.py         arrays to the devices and back
+    steps/single.py          one device
+    steps/pmap.py            one program per device and one all-reduce
+    steps/shard_map.py       the same program on sharded arrays
+    steps/jit.py             one program for the global batch, split by the compiler
+    metrics.py               sums on the host, read without stopping the devices
+    job.py                   the configuration becomes values, once: devices, batches, the task, the strategy
+    run/running.py           what happens around an update: resuming, checkpoints, progress, stopping
+    train.py                 the loop
+
+Everything else is in a room whose name says who needs it: `run/` who trains for long, `sharding/` who splits the model
+or the state, `processes/` who has several machines, `custom/` who brings a model, a loss or data, `cpu/` who asks for
+speed on a CPU.
+`evaluate/`, `export/`, `predict/`, `verify/`, `port/`, `compare/`, `scaling/` and `environment/` are a command each,
+and `command/` is how each of them starts, reads its flags and ends. The core imports none of them; `job.py` and
+`train.py` are where they meet.
+"""
+
+__version__ = "0.2.0"

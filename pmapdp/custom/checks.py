@@ -1,0 +1,105 @@
+"""Whether a model, a loss and data of one's own fit together, before anything is trained; `docs/own.md` has the
+sentences about what does not."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pmapdp.custom.augmentation import augmented, check_augment
+from pmapdp.custom.contract import check_loss
+from pmapdp.custom.labels import how_to_number
+from pmapdp.data.batches import Batch, Batches
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.errors import UserError, explained, shown
+from pmapdp.loss import MetricSums
+from pmapdp.models.layers import Context, call
+from pmapdp.state import Task
+
+ROWS = 4  # examples with which a loss is tried
+
+
+def check_own(model: Any, loss: Any, metrics: Any = None) -> None:
+    """Refuse values from Python that are of no use as these arguments of `train`."""
+    for name, value, kind in (
+        ("model", model, "class or function that makes a flax.nnx.Module"),
+        ("loss", loss, "function of (model, batch, context)"),
+        ("metrics", metrics, "function of (logits, batch)"),
+    ):
+        if isinstance(value, nnx.Module):
+            raise UserError(f"{name} is a {type(value).__name__} that was built already: give a {kind}")
+        if value is not None and not callable(value):
+            raise UserError(f"{name}={shown(value)} is no {kind}: give one")
+
+
+def check_task(task: Task, data: DataSet, *, own: bool) -> None:
+    """Refuse a model or a loss that does not take the data; with `own`, when they are the user's, also a loss that does
+    not keep its contract on a few examples, and a layer that keeps none. Errors as of `check_data`."""
+    name, rows = task.name, min(ROWS, data.train.examples)
+    example = Batches(data.train, rows).take(np.arange(rows))
+    params, model_state = task.arrays_of(task.model)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            where = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise UserError(
+                f"{name} has the parameter {where} of {leaf.dtype}, which has no gradient: make it of float32, or keep "
+                "it in nnx.Variable"
+            )
+
+    def outputs(params: Any, model_state: Any, batch: Batch) -> Any:
+        model, context = task.model_with(params, model_state), Context(batch.weights)
+        return call(model, batch.inputs, context) if task.classifies else task.loss(model, batch, context)
+
+    with explained(
+        f"{name} {'does not' if task.classifies else 'and its loss do not'} take inputs {described(example.inputs)}",
+        "give inputs of its shape, or correct its __call__, which gets (inputs) or (inputs, context)",
+    ):
+        returned = jax.eval_shape(outputs, params, model_state, example)
+    if task.classifies:
+        check_classes(name, returned, example.labels, data)
+    elif not isinstance(returned, MetricSums):
+        raise UserError(f"the loss returns {type(returned).__name__}: return pmapdp.loss.MetricSums")
+    check_augment(data.augment, example)
+    if own or data.augment is not None:
+        check_loss(augmented(task, data.augment), example)
+
+
+def described(inputs: Any) -> str:
+    """Shape and type of an array, or of each in a dictionary."""
+    if isinstance(inputs, dict):
+        return ", ".join(f"{name!r} {described(each)}" for name, each in inputs.items())
+    return f"{list(inputs.shape)} of {inputs.dtype}"
+
+
+def check_classes(name: str, logits: Any, labels: np.ndarray, data: DataSet) -> None:
+    """Refuse logits that are not of a classifier, and labels, some of which are `labels`, that are none of its classes.
+    What is read example by example is told how many there are."""
+    if getattr(logits, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
+        n = data.train.examples
+        given = list(logits.shape) if hasattr(logits, "shape") else f"a {type(logits).__name__}"
+        raise UserError(
+            f"a classifier has logits [n, C] for n examples and whole numbers [n] as labels, but {name} gives {given} "
+            f"and the labels are {labels.dtype} {[n, *labels.shape[1:]]}: give "
+            f"these{', labels.argmax(1)' if labels.ndim == 2 else ''}, or a loss of your own"
+        )
+    C = logits.shape[1]
+    if C > 1 and data.classes and len(data.classes) != C:
+        raise UserError(
+            f"the data name {len(data.classes)} classes, and {name} has {C} logits: name all of them in their order, "
+            "DataSet(..., classes=(...)), or none"
+        )
+    known = [labels]
+    for part in data.parts.values():
+        if isinstance(part, Split):
+            known.append(part.labels)
+        else:
+            part.logits = C
+    found = np.concatenate(known)
+    if found.min() < 0 or found.max() >= C:
+        raise UserError(
+            f"the labels are from {found.min()} to {found.max()}, and {name} has {C} logits: {how_to_number(found, C)}"
+            if C > 1
+            else f"{name} has a single logit: give it one for each class, or a loss of your own"
+        )

@@ -1,0 +1,83 @@
+"""Checks of the exercises: `check("04_map_over_devices", "dot_product", answer)` says whether an answer is right.
+
+A check never stops the notebook. It tries the answer on random inputs and prints what it found; an exercise that is not
+begun is reported as such. The checks of a lesson are the functions of `lesson_checks/lesson_NN.py`.
+"""
+
+import importlib
+import inspect
+import linecache
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Verdict(NamedTuple):
+    """What a check found: `solved`, and the sentence that was printed."""
+
+    solved: bool
+    message: str
+
+
+class NotYetError(Exception):
+    """Raised by a check's function: the rule that an answer breaks, and a hint at what to look at."""
+
+
+def require(works: bool, message: str) -> None:
+    """In a check: reject the answer with `message` unless `works`."""
+    if not works:
+        raise NotYetError(message)
+
+
+def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
+    """Try `answer` with the check `exercise` of `lesson`; print and return the verdict.
+
+    An answer whose body is still `...` returns None, which counts as not begun.
+    """
+    returned: list[Any] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        result = answer(*arguments, **options)
+        returned.append(result)
+        if result is None:
+            raise NotYetError("your function returned nothing (None): end it with a return statement")
+        return result
+
+    try:
+        getattr(importlib.import_module(f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}"), exercise)(watched)
+        verdict = Verdict(True, f"{exercise}: right")
+    except NotYetError as reason:
+        if returned and all(result is None for result in returned):
+            message = "not solved yet; replace the `...` by your code and run the cell again"
+            verdict = Verdict(False, f"{exercise}: {message}")
+        else:
+            verdict = Verdict(False, f"{exercise}: not yet: {reason}")
+    except Exception as error:  # an answer may fail in any way; the notebook goes on
+        verdict = Verdict(False, f"{exercise}: {explain(error, answer, returned)}")
+    print(verdict.message)
+    return verdict
+
+
+def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -> str:
+    """Where an error happened: in a line of the reader's, after what the answer returned, or in the check itself."""
+    first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    if line := own_line(error, answer):
+        return f"your code raised {first}\n    in {line}"
+    if returned:
+        kind = type(returned[-1]).__name__
+        return f"the check could not go on with what your function returned, a value of type {kind}: {first}"
+    return f"the check itself failed, which is no mistake of yours: {first}"
+
+
+def own_line(error: Exception, answer: Callable[..., Any]) -> str | None:
+    """The deepest line of the traceback in the reader's code: the file of `answer`, or another cell of his notebook."""
+    code = getattr(inspect.unwrap(answer), "__code__", None)
+    if code is None:
+        return None
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        same_notebook = "ipykernel" in file and Path(file).parent == Path(code.co_filename).parent
+        if same_notebook or file == code.co_filename:
+            return f"line {number}: {linecache.getline(file, number).strip()}"
+    return None

@@ -1,0 +1,104 @@
+"""Checks of lesson 01's exercises."""
+
+import numpy as np
+
+from pmapdp.lessons.checks import require
+
+
+def finite_differences(function, array):
+    """The gradient of `function()` with respect to `array`, whose entries are moved in place and put back."""
+    step, gradient = 1e-6, np.empty_like(array)
+    for index in np.ndindex(array.shape):
+        value = array[index]
+        array[index] = value + step
+        above = function()
+        array[index] = value - step
+        gradient[index] = (above - function()) / (2 * step)
+        array[index] = value
+    return gradient
+
+
+def mean_loss(parameters, x, labels):
+    """The mean cross-entropy of the network with two layers."""
+    (W1, b1), (W2, b2) = parameters
+    logits = np.maximum(x @ W1 + b1, 0) @ W2 + b2
+    return (np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels]).mean()
+
+
+def softmax_gradient(answer):
+    """Probabilities minus target, divided by the number of examples."""
+    random = np.random.default_rng()
+    B, C = 6, 4
+    probabilities = random.dirichlet(np.ones(C), B)
+    labels = random.integers(0, C, B)
+    given = probabilities.copy()
+    found = np.asarray(answer(given, labels))
+    require(found.shape == (B, C), f"the result must have the shape of the logits, {(B, C)}, yours has {found.shape}")
+    require(np.array_equal(given, probabilities), "`probabilities` was changed in place: subtract into a new array")
+    right = (probabilities - np.eye(C)[labels]) / B
+    require(
+        not np.allclose(found, B * right),
+        f"this is the gradient of the sum of the losses; the loss is a mean over B = {B} examples",
+    )
+    require(not np.allclose(found, -right), "the sign is wrong: it is probabilities minus target")
+    require(np.allclose(found, right), "take the probabilities, minus 1 at the class of each example, divided by B")
+
+
+def standardize_backward(answer):
+    """Against finite differences of sum(g * y)."""
+    random = np.random.default_rng()
+    B, D = 5, 3
+    x, g = random.normal(size=(B, D)) + np.arange(B)[:, None], random.normal(size=(B, D))
+    found = np.asarray(answer(x.copy(), g.copy()))
+    require(found.shape == (B, D), f"the gradient must have the shape of x, {(B, D)}, yours has {found.shape}")
+
+    right = finite_differences(lambda: (g * (x - x.mean(0)) / x.std(0)).sum(), x)
+    y = (x - x.mean(0)) / x.std(0)
+    require(
+        not np.allclose(found, g / x.std(0), atol=1e-6),
+        "this treats mean and standard deviation as constants; both depend on every example",
+    )
+    require(
+        not np.allclose(found, (g - g.mean(0)) / x.std(0), atol=1e-6),
+        "the mean is treated right, and the standard deviation as a constant: it depends on every example, too",
+    )
+    require(
+        not np.allclose(found, x.std(0) * right, atol=1e-6), "everything is right except the division by the deviation"
+    )
+    require(
+        np.allclose(found, g / x.std(0)) or np.allclose(found.sum(0), 0, atol=1e-6),
+        "shifting all of x changes no output, so each column of the gradient must add up to 0; "
+        f"yours adds up to {found.sum(0).round(3)}",
+    )
+    require(
+        np.allclose(found, right, atol=1e-5),
+        f"finite differences give {right[0].round(4)} for the first example, yours is {found[0].round(4)}; the "
+        f"component along y, now {(found * y).mean(0).round(4)}, must be 0",
+    )
+
+
+def fixed_update(answer):
+    """One step from random parameters, against finite differences."""
+    random = np.random.default_rng()
+    parameters = [(random.normal(size=(m, n)), np.zeros(n)) for m, n in ((6, 5), (5, 4))]
+    x, labels, rate = random.normal(size=(7, 6)), random.integers(0, 4, 7), 0.5
+    kept = [(W.copy(), b.copy()) for W, b in parameters]
+    found = answer(parameters, x, labels, rate)
+    require(isinstance(found, list | tuple) and len(found) == 2, "return a list of two pairs, (W1, b1) and (W2, b2)")
+    for (W, b), (before, bias) in zip(parameters, kept, strict=True):
+        require(
+            np.array_equal(W, before) and np.array_equal(b, bias),
+            "the given parameters were changed in place: `W - ...` makes a new array, `W -= ...` does not",
+        )
+    first, second = (
+        all(
+            np.allclose(ours, old - rate * finite_differences(lambda: mean_loss(parameters, x, labels), old), atol=1e-6)
+            for ours, old in zip(new, pair, strict=True)
+        )
+        for new, pair in zip(found, parameters, strict=True)
+    )
+    require(second, "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)")
+    require(
+        first,
+        "the second layer is right and the first is not: g @ W2.T needs the W2 of the forward pass, not the new one",
+    )

@@ -1,0 +1,102 @@
+"""Checks of lesson 03's exercises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from pmapdp.lessons.checks import require
+
+
+def decayed(answer):
+    """Weights shrink, biases stay, the nesting too."""
+    random = np.random.default_rng()
+    params = {
+        "a": {"kernel": random.normal(size=(3, 2)), "bias": random.normal(size=2)},
+        "b": [random.normal(size=(2, 2, 2))],
+    }
+    found = answer(params, 0.5)
+    require(jax.tree.structure(found) == jax.tree.structure(params), "the result must be nested like `params`")
+    require(not np.allclose(found["a"]["bias"], 0.5 * params["a"]["bias"]), "the bias was changed too: it has one axis")
+    require(np.allclose(found["a"]["bias"], params["a"]["bias"]), "the bias must stay as it is")
+    require(
+        np.allclose(found["a"]["kernel"], 0.5 * params["a"]["kernel"])
+        and np.allclose(found["b"][0], 0.5 * params["b"][0]),
+        "every array with more than one axis is multiplied, also one with three",
+    )
+
+
+class Regression(nnx.Module):
+    """Two layers, `[B, 4]` to `[B, 2]`."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.hidden = nnx.Linear(4, 5, rngs=rngs)
+        self.result = nnx.Linear(5, 2, rngs=rngs)
+
+    def __call__(self, x):
+        """Forward pass."""
+        return self.result(jnp.tanh(self.hidden(x)))
+
+
+def make_step(answer):
+    """Four updates, compiled, against nnx.Optimizer, with two optimizers."""
+    random = np.random.default_rng()
+    seed = int(random.integers(1000))
+    for optimizer in (optax.sgd(0.1, momentum=0.9), optax.adam(0.01)):
+        model, of_nnx = Regression(nnx.Rngs(seed)), Regression(nnx.Rngs(seed))
+        reference = nnx.Optimizer(of_nnx, optimizer, wrt=nnx.Param)
+        step = answer(optimizer)
+        require(callable(step), "return a function: define `step` inside and end with `return step`")
+        step, optimizer_state = jax.jit(step), optimizer.init(model)
+        for number in range(4):
+            x, y = (random.normal(size=(6, features)).astype(np.float32) for features in (4, 2))
+            result = step(model, optimizer_state, x, y)
+            require(
+                isinstance(result, tuple | list) and len(result) == 3,
+                "the step must return three things, (model, optimizer_state, loss)",
+            )
+            new_model, new_optimizer_state, loss = result
+            require(
+                jax.tree.structure(new_model) == jax.tree.structure(model),
+                "the first result must be the model, a pytree like the one that came in",
+            )
+            require(np.shape(loss) == (), "the third result must be the loss, one number")
+            right = ((of_nnx(x) - y) ** 2).mean()
+            gradients = nnx.grad(lambda model, x=x, y=y: ((model(x) - y) ** 2).mean())(of_nnx)
+            reference.update(of_nnx, gradients)
+            require(
+                np.isclose(loss, right, rtol=1e-4),
+                f"the loss before update {number + 1} should be {right:.4f}, the mean of all squared errors, yours is {loss:.4f}",
+            )
+            require(
+                not close(new_model, model, 1e-7),
+                "the parameters did not change: apply the updates with optax.apply_updates",
+            )
+            right = close(new_model, of_nnx, 1e-5)
+            require(
+                right or number == 0,
+                f"the first update is right and update {number + 1} is not: return the optimizer's new state",
+            )
+            require(right, "the first update is wrong: optimizer.update gives what is added to the parameters")
+            model, optimizer_state = new_model, new_optimizer_state
+
+
+def close(tree, other, tolerance):
+    """Whether the arrays of two pytrees are equal within `tolerance`."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    return all(np.allclose(a, b, atol=tolerance) for a, b in pairs)
+
+
+def fixed_loss(answer):
+    """Pairs are compared, not every prediction with every target."""
+    random = np.random.default_rng()
+    predictions, targets = random.normal(size=(7, 1)).astype(np.float32), random.normal(size=7).astype(np.float32)
+    found = np.asarray(answer(jnp.asarray(predictions), jnp.asarray(targets)))
+    require(found.shape == (), f"the loss is one number, yours has the shape {found.shape}")
+    right = np.isclose(found, ((predictions[:, 0] - targets) ** 2).mean(), rtol=1e-4)
+    require(
+        right or not np.isclose(found, ((predictions - targets) ** 2).mean(), rtol=1e-4),
+        "this is still the broken loss: [B, 1] minus [B] is [B, B], every prediction against every target",
+    )
+    require(right, "the loss is the mean over the examples of (prediction - target) squared")

@@ -1,0 +1,110 @@
+"""Checks of lesson 13's exercises: on a mesh of four devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import P
+from jax.sharding import Mesh, NamedSharding
+
+from pmapdp.compare.collectives import collectives
+from pmapdp.lessons.checks import require
+
+N, K, D = 4, 3, 5
+LOOPS = ("scan", "while")
+SUMS = ("psum", "psum_invariant", "all_gather", "all_gather_invariant", "reduce_scatter", "ppermute", "all_to_all")
+
+
+def mesh_of_four():
+    """Four devices along the axis "data"."""
+    return Mesh(np.array(jax.devices()[:N]), ("data",))
+
+
+def exchanged(jaxpr, times=1):
+    """Numbers that the collectives of a jaxpr take in; inside a loop as often as it runs."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in SUMS:
+            total += times * sum(variable.aval.size for variable in equation.invars)
+        inner = times * equation.params.get("length", K) if name in LOOPS else times
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            jaxpr_within = getattr(value, "jaxpr", value)
+            if hasattr(jaxpr_within, "eqns"):
+                total += exchanged(jaxpr_within, inner)
+    return total
+
+
+def accumulate(answer):
+    """The gradient of the global batch from micro-batches, with the bytes of one gradient."""
+    random = np.random.default_rng()
+    rows, sizes = 2 * K, []
+    x, w = random.normal(size=(N * rows, D)).astype(np.float32), random.normal(size=D).astype(np.float32)
+
+    def loss(w, x):
+        sizes.append(x.shape)
+        return jnp.square(jnp.tanh(x @ w) - 1).mean()
+
+    specs = {"in_specs": (P(), P("data")), "out_specs": P("data"), "check_vma": False}
+    mapped = jax.shard_map(lambda w, x: answer(loss, w, x, K)[None], mesh=mesh_of_four(), **specs)
+    found = np.asarray(jax.jit(mapped)(w, x))
+    require(found.shape == (N, D), f"the gradient has the shape ({D},), yours has {found.shape[1:]}")
+    wanted = np.asarray(jax.grad(lambda w: jnp.square(jnp.tanh(x @ w) - 1).mean())(w))
+    require(bool(sizes), "loss was not called")
+    for factor, words in ((K, "divide by the number of micro-batches"), (N, "average over the devices, not add")):
+        require(not np.allclose(found, factor * wanted, rtol=1e-3), f"this is {factor} times too long: {words}")
+    require(
+        np.allclose(found, found[0], atol=1e-5),
+        "the devices have different gradients: each knows only its own rows until they communicate",
+    )
+    require(np.allclose(found, wanted, atol=1e-5), "this is not the gradient of the mean over all rows of all devices")
+    most = max(shape[0] for shape in sizes)
+    require(most == rows // K, f"right, but loss was called with {most} of the {rows} rows: {rows // K} at a time")
+    numbers = exchanged(jax.make_jaxpr(mapped)(w, x).jaxpr)
+    require(
+        numbers <= D + 2,
+        f"right, but the devices exchange {numbers} numbers for a gradient of {D}: communicate once, after the loop",
+    )
+
+
+def cut_rows(answer):
+    """Each row once, in K micro-batches of rows that stay where they are."""
+    place = NamedSharding(mesh_of_four(), P("data"))
+    rows = 2 * N * K
+    x = np.random.default_rng().permutation(rows * D).reshape(rows, D).astype(np.float32)
+    compiled = jax.jit(lambda x: answer(x, K), in_shardings=place).lower(x).compile()
+    found = compiled(jax.device_put(x, place))
+    require(found.shape == (K, rows // K, D), f"[K, B / K, D] is {(K, rows // K, D)}, yours is {found.shape}")
+    order = [row.tolist() for row in np.asarray(found).reshape(rows, D)]
+    require(sorted(order) == sorted(x.tolist()), "the rows are not those of x, each once and in one piece")
+    kinds = [each.kind for each in collectives(compiled.as_text())]
+    shard = found.sharding.shard_shape(found.shape)
+    require(
+        not kinds and shard[1] == rows // K // N,
+        f"right rows, but they move: a device has {shard} of {found.shape}, by {kinds or 'no collective'}. Look at which "
+        "rows a device has, and let each micro-batch take some of them from every device",
+    )
+
+
+def fixed_gradient(answer):
+    """Sums over sums, whatever the padding of each micro-batch."""
+    random = np.random.default_rng()
+    x, y = random.normal(size=(K, 4, D)).astype(np.float32), random.normal(size=(K, 4)).astype(np.float32)
+    w = random.normal(size=D).astype(np.float32)
+
+    def wanted_for(weights):
+        flat, targets, mask = x.reshape(-1, D), y.reshape(-1), weights.reshape(-1)
+        return 2 * (mask * (flat @ w - targets)) @ flat / mask.sum()
+
+    for last in ([1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]):
+        weights = np.ones((K, 4), np.float32)
+        weights[-1] = last
+        found = np.asarray(answer(*map(jnp.asarray, (w, x, y, weights))))
+        require(found.shape == (D,), f"the gradient has the shape ({D},), yours has {found.shape}")
+        require(
+            not np.isnan(found).any(), "a micro-batch of padding alone has no examples: 0 / 0. Divide once, at the end"
+        )
+        require(
+            np.allclose(found, wanted_for(weights), rtol=1e-3, atol=1e-4),
+            f"with {sum(last)} examples in the last micro-batch the gradient is {wanted_for(weights).round(3)}, yours is "
+            f"{found.round(3)}",
+        )

@@ -1,0 +1,84 @@
+"""Checks of lesson 15's exercises."""
+
+import jax
+import numpy as np
+from jax import P
+from jax.sharding import Mesh, NamedSharding
+
+from pmapdp.compare.collectives import collectives
+from pmapdp.lessons.checks import require
+
+
+def split_in_pairs(answer):
+    """Half of each matrix on a device, and a single all-reduce in the compiled forward pass."""
+    found = answer()
+    require(
+        isinstance(found, tuple | list) and not isinstance(found, P) and len(found) == 2, "return two PartitionSpecs"
+    )
+    require(all(isinstance(each, P) for each in found), "both are PartitionSpecs: from jax import P")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
+    sizes = {"W1": (12, 8), "W2": (8, 6)}
+    try:
+        places = [NamedSharding(mesh, spec) for spec in found]
+        parts = [place.shard_shape(shape) for place, shape in zip(places, sizes.values(), strict=True)]
+    except ValueError as error:
+        require(
+            False, f"the mesh axis is called 'model', and each matrix has two axes ({str(error).split(chr(10))[0]})"
+        )
+    for name, part in zip(sizes, parts, strict=True):
+        whole = int(np.prod(sizes[name]))
+        require(2 * int(np.prod(part)) == whole, f"a device holds {part} of {name} {sizes[name]}: a half is wanted")
+    arguments = [np.ones((4, 12), np.float32), *(np.ones(shape, np.float32) for shape in sizes.values())]
+    replicated = NamedSharding(mesh, P())
+    placed = [jax.device_put(x, place) for x, place in zip(arguments, (replicated, *places), strict=True)]
+    forward = jax.jit(lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2, out_shardings=replicated)
+    found_in_it = [(each.kind, each.count) for each in collectives(forward.lower(*placed).compile().as_text())]
+    require(
+        found == (P(None, "model"), P("model", None)) or found_in_it == [("all-reduce", 1)],
+        f"the program needs {found_in_it}: the activation between the two stays split along H only if W1's columns and W2's rows are",
+    )
+    require(found[0][0] is None, "W1's rows are the features of x, which every device has: split its columns")
+
+
+def two_layers(answer):
+    """The network of the full matrices on each of four devices, with one collective."""
+    random = np.random.default_rng()
+    x, w1, w2 = (random.normal(size=shape).astype(np.float32) for shape in ((3, 6), (6, 8), (8, 5)))
+    mesh = Mesh(np.array(jax.devices()[:4]), ("model",))
+    specs = {"in_specs": (P(), P(None, "model"), P("model", None)), "out_specs": P("model"), "check_vma": False}
+    mapped = jax.jit(jax.shard_map(lambda *given: answer(*given)[None], mesh=mesh, **specs))
+    found = np.asarray(mapped(x, w1, w2))
+    require(found.shape == (4, 3, 5), f"a device's result has the shape (3, 5), yours has {found.shape[1:]}")
+    wanted = np.maximum(x @ w1, 0) @ w2
+    require(
+        not np.allclose(found, wanted / 4, atol=1e-3), "this is a quarter of it: partial sums are added, not averaged"
+    )
+    partial = np.stack([np.maximum(x @ w1[:, 2 * d : 2 * d + 2], 0) @ w2[2 * d : 2 * d + 2] for d in range(4)])
+    require(
+        not np.allclose(found, partial, atol=1e-3),
+        "each device has the partial sum over its own hidden units: add them over the devices",
+    )
+    require(np.allclose(found, wanted, atol=1e-3), "the result is not relu(x @ W1) @ W2 of the full matrices")
+    kinds = {each.kind: each.count for each in collectives(mapped.lower(x, w1, w2).compile().as_text())}
+    require(sum(kinds.values()) == 1, f"right, but with {kinds}: one all-reduce is enough")
+
+
+def fixed_layer(answer):
+    """The layer with its bias on each of two and of four devices; the bias is added once."""
+    random = np.random.default_rng()
+    h, w2, bias = (random.normal(size=shape).astype(np.float32) for shape in ((3, 8), (8, 5), (5,)))
+    specs = {"in_specs": (P(None, "model"), P("model", None), P()), "out_specs": P("model"), "check_vma": False}
+    for N in (4, 2):
+        mesh = Mesh(np.array(jax.devices()[:N]), ("model",))
+        found = np.asarray(jax.jit(jax.shard_map(lambda *given: answer(*given)[None], mesh=mesh, **specs))(h, w2, bias))
+        require(found.shape == (N, 3, 5), f"a device's result has the shape (3, 5), yours has {found.shape[1:]}")
+        require(
+            not np.allclose(found, h @ w2 + N * bias, atol=1e-3),
+            f"the result has the bias {N} times: each of the {N} devices adds it, and then psum adds the {N} results",
+        )
+        require(not np.allclose(found, h @ w2, atol=1e-3), "the bias is missing")
+        require(
+            np.allclose(found, found[0], atol=1e-3),
+            "the devices have different results: each has only the sum over its own hidden units",
+        )
+        require(np.allclose(found, h @ w2 + bias, atol=1e-3), f"on {N} devices the result is not h @ W2 + bias")

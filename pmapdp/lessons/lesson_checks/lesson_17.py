@@ -1,0 +1,66 @@
+"""Checks of lesson 17's exercises: eight devices of one process stand for those of several."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pmapdp.lessons.checks import require
+
+
+def assemble(answer):
+    """An array with the right rows on the right devices, whatever their order in the mesh."""
+    random = np.random.default_rng()
+    N = int(random.choice([2, 4, 8]))
+    mine = [jax.devices()[number] for number in random.permutation(8)[:N]]
+    sharding = NamedSharding(Mesh(np.array(mine), ("data",)), PartitionSpec("data"))
+    rows = random.normal(size=(N * int(random.integers(2, 5)), 3)).astype(np.float32)
+    found = answer(sharding, rows.shape, rows, mine)
+    require(isinstance(found, jax.Array), "return a jax.Array")
+    require(found.shape == rows.shape, f"the global shape is {rows.shape}, yours is {found.shape}")
+    require(found.sharding.is_equivalent_to(sharding, 2), f"its sharding is {found.sharding}, asked for was {sharding}")
+    for shard in found.addressable_shards:
+        wanted = rows[shard.index]
+        require(np.array_equal(shard.data, wanted), f"the rows on {shard.device} are not those that belong there")
+
+
+class Gpu:
+    """What `by_node` sees of a device."""
+
+    def __init__(self, process_index: int, number: int):
+        self.process_index, self.id = process_index, number
+
+
+def by_node(answer):
+    """Each row holds the devices of one node, and each device is there once."""
+    random = np.random.default_rng()
+    nodes, each = int(random.integers(2, 5)), int(random.integers(2, 5))
+    # Neighbours in the list and in the numbers are of different nodes, as on some clusters.
+    by_turns = np.arange(nodes * each).reshape(nodes, each).T.ravel()
+    listed = [Gpu(int(process), number) for number, process in enumerate(by_turns)]
+    listed = listed[(start := int(random.integers(nodes))) :] + listed[:start]
+    found = np.asarray(answer(list(listed), each), dtype=object)
+    require(found.shape == (nodes, each), f"the shape is [nodes, each], here {(nodes, each)}; yours is {found.shape}")
+    require({id(device) for device in found.flat} == {id(device) for device in listed}, "each device comes once")
+    for row in found:
+        on = sorted({device.process_index // each for device in row})
+        require(len(on) == 1, f"a row has devices of the nodes {on}: the second axis must stay inside a node")
+
+
+def fixed_log(answer):
+    """Every process computes, one says."""
+    for process in (0, 1, 2):
+        computed, said = [], []
+
+        def mean_loss(computed=computed):
+            computed.append(True)
+            return 0.25
+
+        found = answer(process, mean_loss, said.append)
+        require(
+            len(computed) == 1,
+            f"process {process} computed the loss {len(computed)} times: all must do so once, or those that do wait in vain",
+        )
+        require(
+            said == ([0.25] if process == 0 else []), f"process {process} said {said}: process 0 alone says the loss"
+        )
+        require(found == 0.25, "return the loss on every process")

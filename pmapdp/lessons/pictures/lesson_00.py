@@ -1,0 +1,16 @@
+"""Pictures of lesson 00."""
+
+from pmapdp.lessons import drawing
+
+
+@drawing.picture
+def one_row_each() -> None:
+    """The host's array x [8, 1] is cut into eight rows. Row d goes to device d. The devices share the cores of one machine."""
+    axes = drawing.canvas(17.6, 5.0)
+    drawing.box(axes, 6.3, 0.1, "host: x [8, 1]", width=5, height=0.9)
+    for d in range(8):
+        left = 0.2 + 2.2 * d
+        drawing.arrow(axes, (8.8, 1.0), (left + 0.9, 2.2), device=d)
+        drawing.box(axes, left, 2.2, f"row {d}\n[1]", device=d, height=1.2)
+        drawing.arrow(axes, (left + 0.9, 3.4), (left + 0.9, 4.1), device=d)
+    drawing.box(axes, 0.2, 4.1, "the cores and the memory of one machine", width=17.2)

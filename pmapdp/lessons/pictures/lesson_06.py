@@ -1,0 +1,71 @@
+"""Pictures of lesson 06."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from pmapdp.lessons import drawing
+
+
+@drawing.picture
+def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
+    """The ring all-reduce in seven tables of 4 devices by 4 chunks: after three steps each has one sum, after six all four.
+
+    Args:
+        states: what the devices hold before and after every step, each `[N, N]`.
+        sums: `[N]`, the numbers that everybody holds at the end; they are drawn bold.
+    """
+    N = len(sums)
+    _, places = plt.subplots(2, 4, figsize=(9.6, 5.2), layout="constrained")
+    for step, axes in enumerate(places.flat):
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        if step >= len(states):
+            axes.set_axis_off()
+            continue
+        title = "start" if step == 0 else f"step {step}: add" if step < N else f"step {step}: copy"
+        axes.set_title(title, fontsize=11, color=drawing.INK, weight="bold")
+        axes.set_xlim(-0.55, N - 0.45)
+        axes.set_ylim(N - 0.45, -0.55)
+        axes.set_xticks(range(N), [f"chunk {chunk}" for chunk in range(N)], fontsize=8)
+        axes.set_yticks(range(N), [f"device {d}" for d in range(N)] if step % 4 == 0 else [""] * N, fontsize=9)
+        for d in range(N):
+            for chunk in range(N):
+                arrived = step > 0 and chunk == (d - step) % N
+                sender = (d - 1) % N
+                colour = drawing.DEVICE_COLOURS[sender] if arrived else "none"
+                box = plt.Rectangle((chunk - 0.46, d - 0.43), 0.92, 0.86, facecolor=colour, edgecolor=drawing.INK)
+                axes.add_patch(box)
+                number = states[step][d, chunk]
+                ink = ("white" if sender == 0 else "black") if arrived else drawing.INK
+                weight = "bold" if number == sums[chunk] else "normal"
+                axes.text(chunk, d, number, ha="center", va="center", weight=weight, color=ink, fontsize=10)
+
+
+@drawing.picture
+def collectives() -> None:
+    """Three devices before and after psum, pmean, psum_scatter, all_gather and ppermute; the first three pass an addition."""
+    axes = drawing.canvas(27, 10.2, inches=9.5)
+    panels = {
+        "psum": ("abc", "a+b+c", ("sum",) * 3),
+        "pmean": ("abc", "(a+b+c)/3", ("mean",) * 3),
+        "psum_scatter": (("a0 a1 a2", "b0 b1 b2", "c0 c1 c2"), "add", ("sum 0", "sum 1", "sum 2")),
+        "all_gather": ("abc", "", ("a b c",) * 3),
+        "ppermute": ("abc", "", ("c", "a", "b")),
+    }
+    places = ((0, 0), (9, 0), (18, 0), (0, 5.4), (9, 5.4))
+    for (left, top), (name, (before, adds, after)) in zip(places, panels.items(), strict=True):
+        first, between = (2.7, 1.4) if name == "psum_scatter" else (0.9, 3.2)  # widths of the boxes
+        middle, right, centre = left + first + 0.9, left + 6.1, top + 2.5
+        axes.text(left + 4, top + 0.3, name, ha="center", weight="bold")
+        if adds:
+            drawing.box(axes, middle, centre - 0.5, adds, width=between, height=1.0)
+        for d in range(3):
+            row = top + 0.9 + 1.2 * d
+            drawing.box(axes, left, row, before[d], device=d, width=first)
+            drawing.box(axes, right, row, after[d], device=d, width=2.0)
+            if adds:
+                drawing.arrow(axes, (left + first, row + 0.4), (middle, centre), device=d)
+                drawing.arrow(axes, (middle + between, centre), (right, row + 0.4))
+                continue
+            for source in range(3) if name == "all_gather" else [(d - 1) % 3]:
+                drawing.arrow(axes, (left + first, top + 1.3 + 1.2 * source), (right, row + 0.4), device=source)

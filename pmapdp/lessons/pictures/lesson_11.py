@@ -1,0 +1,30 @@
+"""The picture of lesson 11: shapes with shardings through a network."""
+
+from pmapdp.lessons import drawing
+
+# name: (left, top, type as JAX writes it)
+ARRAYS = {
+    "x": (0.2, 1.4, "[512@data,784]"),
+    "W1": (0.2, 5.2, "[784,64@model]"),
+    "hidden = relu(x @ W1)": (12.8, 3.3, "[512@data,64@model]"),
+    "W2": (12.8, 7.1, "[64@model,10]"),
+    "logits = hidden @ W2": (25.4, 5.2, "[512@data,10]"),
+}
+WAYS = (
+    ("x", "hidden = relu(x @ W1)"),
+    ("W1", "hidden = relu(x @ W1)"),
+    ("hidden = relu(x @ W1)", "logits = hidden @ W2"),
+    ("W2", "logits = hidden @ W2"),
+)
+
+
+@drawing.picture
+def types() -> None:
+    """x [512@data, 784] and W1 [784, 64@model] give hidden [512@data, 64@model]; with W2 [64@model, 10] logits [512@data, 10]."""
+    axes = drawing.canvas(36.4, 9, inches=7.6)
+    for name, (left, top, text) in ARRAYS.items():
+        axes.text(left + 5.4, top - 0.4, name, ha="center", weight="bold")
+        drawing.box(axes, left, top, text, width=10.8, height=1.7)
+    for start, end in WAYS:
+        (x0, y0, _), (x1, y1, _) = ARRAYS[start], ARRAYS[end]
+        drawing.arrow(axes, (x0 + 10.9, y0 + 0.85), (x1 - 0.1, y1 + 0.85))

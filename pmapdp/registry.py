@@ -1,0 +1,130 @@
+"""Names on the command line: a new model or data set takes its file and one line here."""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from pmapdp.config import PYTHON_VALUE
+from pmapdp.custom.data_file import data_from_file
+from pmapdp.custom.data_sets import as_data_set
+from pmapdp.custom.folder import data_from_folder
+from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
+from pmapdp.data.dataset import DataSet, Split, Texts
+from pmapdp.data.tfidf import Tfidf
+from pmapdp.data.tokens import Tokens
+from pmapdp.errors import UserError, unknown
+from pmapdp.files.python_files import from_python_file
+from pmapdp.files.reading import require_path
+from pmapdp.models.cnn import CNN
+from pmapdp.models.convnet import ConvNet
+from pmapdp.models.dot_relu_dot import DotReluDot
+from pmapdp.models.mlp import MLP
+from pmapdp.models.speedrun import Speedrun
+from pmapdp.models.text_mlp import TextMLP
+from pmapdp.models.transformer import Transformer
+
+MODELS: dict[str, Callable[..., nnx.Module]] = {
+    "mlp": MLP,
+    "cnn": CNN,
+    "convnet": ConvNet,
+    "text_mlp": TextMLP,
+    "transformer": Transformer,
+    "speedrun": Speedrun,
+    "dot_relu_dot": DotReluDot,
+}
+# Each is a function of the folder of downloaded data sets.
+DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
+    "digits": lambda folder: digits.load(),
+    "mnist": functools.partial(mnist.load, "mnist"),
+    "fashion-mnist": functools.partial(mnist.load, "fashion-mnist"),
+    "imdb": imdb.load,
+    "reviews": lambda folder: reviews.load(),
+    "random_numbers": lambda folder: random_numbers.random_numbers(),
+}
+# What turns texts into the inputs of a model, which names it in its attribute `view`.
+VIEWS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
+
+
+def find_model(name: str) -> Callable[..., nnx.Module]:
+    """What builds the model of this name, or of one's own, `my_file.py:Net`.
+
+    Raises:
+        UserError: there is none.
+    """
+    if ".py:" in name:
+        return from_python_file(name, f"--model {name}")
+    if name not in MODELS:
+        raise unknown("model", name, [*MODELS, "my_file.py:Net (your own; from Python model=Net)"])
+    return MODELS[name]
+
+
+def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
+    """The optimizer or schedule (the `kind`) of one's own, `my_file.py:make`; None for one of ours.
+
+    Raises:
+        UserError: it was a Python value, which must be given again.
+    """
+    if name.endswith(PYTHON_VALUE):
+        raise UserError(f"the {kind} {name} must be given again: {kind}=...")
+    return from_python_file(name, f"--{kind} {name}") if ".py:" in name else None
+
+
+def view_of(model: Any) -> str:
+    """What a model, or a class of them, takes: one of `VIEWS` of texts, or images as they are."""
+    return getattr(model, "view", "images")
+
+
+def default_data_dir() -> Path:
+    """`$PMAPDP_DATA`, or a cache folder in the user's home."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("PMAPDP_DATA") or Path(cache) / "pmapdp" / "data")
+
+
+def load_data(name: str, data_dir: str | None = None) -> DataSet:
+    """Read a data set, downloading it first where it is missing and that is possible.
+
+    Args:
+        name: one of `DATA_SETS`, or of one's own: a file, `my_data.npz`, a folder of images, or a function without
+            arguments in a file, `my_data.py:make`, that returns what `train` takes as `data`.
+        data_dir: folder of downloaded data sets; default: `default_data_dir()`.
+
+    Raises:
+        UserError: there is none of this name, or its files are missing or damaged.
+    """
+    if name.endswith(".npz"):
+        return data_from_file(Path(name))
+    if ".py:" in name:
+        return as_data_set(from_python_file(name, f"--dataset {name}")())
+    if name not in DATA_SETS and (name.endswith("/") or os.path.isdir(name)):
+        return data_from_folder(Path(name))
+    if name not in DATA_SETS:
+        own = "my_data.npz, folder/ or my_data.py:make (your own; from Python data=...)"
+        raise unknown("dataset", name, [*DATA_SETS, own])
+    if data_dir is not None:
+        require_path(data_dir)
+    return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
+
+
+def viewed(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
+    """The arrays of a data set, and what made them of its texts: a view fitted to those of the training set, or None.
+
+    Raises:
+        UserError: the model takes images and these are texts, or the other way round.
+    """
+    view, texts = view_of(model), isinstance(data.train, Texts)
+    if texts != (view in VIEWS):
+        fitting = " or ".join(f"--model {name}" for name, each in MODELS.items() if (view_of(each) in VIEWS) == texts)
+        takes, holds = ("images", "texts") if texts else ("texts", "images")
+        raise UserError(f"the model takes {takes}, and the data set holds {holds}: use {fitting}, or another --dataset")
+    if not texts:
+        return data, None
+    fitted, inputs = VIEWS[view].fit(data.train.texts)
+
+    def arrays(name: str, part: Texts) -> Split:
+        return Split(inputs if name == "train" else fitted(part.texts), part.labels)
+
+    return data.map(arrays), fitted
