@@ -67,7 +67,6 @@ def comparisons(peers: bool) -> list[Comparison]:
         ("convnet, 64", "convnet", STRATEGIES, 8, 64, [("keras_jax", 1.1)]),
     ]
     names = {"mirrored_strategy": "MirroredStrategy", "pytorch_ddp": "PyTorch DDP", "keras_jax": "Keras on JAX"}
-    fast_targets = {"mirrored_strategy": 2.5, "pytorch_ddp": 2.5, "keras_jax": 2.0}
     found = []
     for work, model, strategies, devices, batch, others in works:
         for strategy in strategies:
@@ -78,9 +77,6 @@ def comparisons(peers: bool) -> list[Comparison]:
             for strategy in strategies:
                 ours = Run("pmapdp", model, strategy, devices, batch)
                 found.append(Comparison(work, ours, peer, names[who], target))
-            if devices == 1:
-                fast = Run("pmapdp", model, "single", 1, batch, "--fast-cpu")
-                found.append(Comparison(f"{work}, --fast-cpu", fast, peer, names[who], fast_targets[who]))
     return found
 
 

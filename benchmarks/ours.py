@@ -1,6 +1,6 @@
 """The trainer on the work of the bare loop and of the others' programs.
 
-    python -m benchmarks.ours DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS [--fast-cpu]
+    python -m benchmarks.ours DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS
 
 Prints one line of JSON an epoch: {"examples_per_second": ...}, behind what `python -m pmapdp.train` prints.
 """
@@ -21,9 +21,7 @@ from pmapdp.train import train
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = work_parser(__doc__, "ours")
-    parser.add_argument("--fast-cpu", action="store_true")
-    options = parser.parse_args(arguments)
+    options = work_parser(__doc__, "ours").parse_args(arguments)
     with open_file(options.data) as file, np.load(file) as data:
         images, labels = data["images"][: options.examples], data["labels"][: options.examples].astype(np.int32)
     examples = Split(images, labels)
@@ -32,7 +30,6 @@ def main(arguments: list[str]) -> None:
         strategy=options.strategy,
         devices=options.devices,
         global_batch_size=options.batch,
-        fast_cpu=options.fast_cpu,
         epochs=options.epochs,
         learning_rate=1e-3,
         schedule="constant",

@@ -92,13 +92,13 @@ def seconds_of_commands(folder: Path, data_dir: str | None) -> dict[str, float]:
     """Seconds of whole commands, medians of three; warm means that the compiled programs of an earlier start are there.
     A command that is not to be warm has an empty folder for them each time."""
     train = [sys.executable, "-m", "pmapdp.train", "--no-progress"]
-    speedrun = [*train, "speedrun", "--fast-cpu", *(["--data-dir", data_dir] if data_dir else [])]
+    speedrun = [*train, "speedrun", *(["--data-dir", data_dir] if data_dir else [])]
     commands = {
         "import": ([sys.executable, "-c", "import pmapdp.train"], True),
         "first step": ([*train, "--steps", "1"], True),
         "default job, warm": (train, True),
-        "speedrun --fast-cpu, cold": (speedrun, False),
-        "speedrun --fast-cpu, warm": (speedrun, True),
+        "speedrun, cold": (speedrun, False),
+        "speedrun, warm": (speedrun, True),
     }
     found = {}
     for name, (command, warm) in commands.items():

@@ -16,7 +16,7 @@ PICTURE = Path(__file__).with_name("results.svg")
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- made by python -m benchmarks.summary -->", "<!-- until here -->"
 BEGIN_ACCELERATORS = "<!-- made by python -m benchmarks.summary from accelerators.json -->"
-TARGETS = {"default job, warm": 6, "speedrun --fast-cpu, cold": 12, "speedrun --fast-cpu, warm": 8}  # seconds
+TARGETS = {"default job, warm": 6}  # seconds
 
 
 def measured(results: dict[str, Any]) -> list[tuple[Comparison, list[float], list[float]]]:

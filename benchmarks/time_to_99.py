@@ -64,7 +64,7 @@ def theirs(python: Path, program: str, seed: int, data: Path, backend: str = "")
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    parser = make_parser(__doc__, "time_to_99", "--seeds 3 --fast-cpu")
+    parser = make_parser(__doc__, "time_to_99", "--seeds 3")
     parser.add_argument("--peers", action="store_true", help="run PyTorch and Keras on TensorFlow too")
     parser.add_argument("--seeds", type=at_least_one, default=3, help="runs of each command")
     parser.add_argument("--environment", type=Path, default=peers_environment(), help="folder of their environment")

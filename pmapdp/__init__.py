@@ -25,8 +25,7 @@ The core, in the order in which to read it (about an hour):
     train.py                 the loop
 
 Everything else is in a room whose name says who needs it: `run/` who trains for long, `sharding/` who splits the model
-or the state, `processes/` who has several machines, `custom/` who brings a model, a loss or data, `cpu/` who asks for
-speed on a CPU.
+or the state, `processes/` who has several machines, `custom/` who brings a model, a loss or data.
 `evaluate/`, `export/`, `predict/`, `verify/`, `port/`, `compare/`, `scaling/` and `environment/` are a command each,
 and `command/` is how each of them starts, reads its flags and ends. The core imports none of them; `job.py` and
 `train.py` are where they meet.

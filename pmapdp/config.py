@@ -108,11 +108,6 @@ class Config:
         "none",
         "Split over the data axis: the optimizer state (ZeRO-1), or the parameters too (fully sharded; jit).",
     )
-    fast_cpu: bool = setting(
-        "parallel",
-        False,
-        "Rewrite convolutions for the CPU: faster, and no longer the program of steps/ as it is printed there.",
-    )
 
     optimizer: str = setting("optimization", "adam", "sgd, momentum (0.9), adam, adamw, or my_file.py:make (your own).")
     learning_rate: float = setting(

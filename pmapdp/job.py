@@ -18,7 +18,6 @@ from flax import nnx
 from pmapdp import devices as device_module
 from pmapdp import steps
 from pmapdp.config import Config, flag
-from pmapdp.cpu import fast
 from pmapdp.custom.arrays import check_data
 from pmapdp.custom.augmentation import augmented
 from pmapdp.custom.built_model import built_model
@@ -225,10 +224,6 @@ def prepare(
     if rule is not None:
         check_optimizer(rule, schedule, task)
     task = augmented(dataclasses.replace(task, optimizer=make_optimizer(config, schedule, rule)), data.augment)
-    if config.fast_cpu:
-        if (platform := devices[0].platform) != "cpu":
-            raise UserError(f"--fast-cpu rewrites the step for CPUs, and these devices are {platform}: leave it out")
-        task = fast(task)
     return Job(
         config=config,
         devices=devices,

@@ -58,11 +58,10 @@ def header(job: Job, state: TrainState) -> list[str]:
     layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
     micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
     processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
-    rewritten = ", --fast-cpu: convolutions are rewritten, unlike the step that is printed" if config.fast_cpu else ""
     uses = {"train": "to train", "test": "to test", "validation": "to validate"}
     sizes = [f"{part.examples:,} {uses[name]}" for name, part in job.data.parts.items()]
     shown = {
-        "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}{rewritten}",
+        "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
         "devices": describe(job.devices) + layout + started_before(job),
         "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
         + micro_batches,
