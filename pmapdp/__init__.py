@@ -31,4 +31,4 @@ and `command/` is how each of them starts, reads its flags and ends. The core im
 `train.py` are where they meet.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
