@@ -6,6 +6,7 @@ and `photos/validation/` are the other parts; without them nothing is measured a
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import numpy as np
 from pmapdp.custom.data_sets import as_data_set
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason
+from pmapdp.files.reading import open_file
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no other: for EPS Pillow starts Ghostscript
 
 
 class ImageFolder:
@@ -37,9 +40,9 @@ class ImageFolder:
             )
         for name in found:
             for below, folders, names in os.walk(self.folder / name):
-                folders.sort()
-                images = [os.path.join(below, each) for each in sorted(names) if each.lower().endswith(ENDINGS)]
-                self.files += [(image, self.classes.index(name)) for image in images]
+                folders[:] = visible(folders)
+                images = [each for each in visible(names) if each.lower().endswith(ENDINGS)]
+                self.files += [(os.path.join(below, image), self.classes.index(name)) for image in images]
         if not self.files:
             raise UserError(f"{folder} holds no images in its subfolders: give files that end in {' '.join(ENDINGS)}")
 
@@ -61,20 +64,28 @@ def read_image(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
         from PIL import Image, ImageOps
     except ImportError:
         raise UserError(f'{path} needs Pillow to be read: run pip install "pmapdp[data]", or give arrays') from None
+    advice = "replace it, or take it out of the folder"
     try:
-        with Image.open(path) as image:
+        with open_file(path, advice=advice) as file, Image.open(file, formats=FORMATS) as image:
             if image.mode[0] in "IF":
                 raise ValueError(f"its mode is {image.mode}, and images of 8 bits a colour are read")
             rgb = image.convert("RGB")
+    except UserError:
+        raise
     except Exception as error:  # Pillow has no error of its own for damaged bytes
-        raise UserError(f"{path} cannot be read ({reason(error)}): replace it, or take it out of the folder") from None
+        raise UserError(f"{path} cannot be read ({reason(error)}): {advice}") from None
     return np.asarray(rgb if size is None else ImageOps.fit(rgb, (size[1], size[0])))
+
+
+def visible(names: Iterable[str]) -> list[str]:
+    """The names sorted, without those of hidden files: Jupyter's `.ipynb_checkpoints` and macOS's `._1.png`."""
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def subfolders(folder: Path) -> list[str]:
     """The names of the folders in a folder, sorted; hidden ones are left out."""
     try:
-        return sorted(each.name for each in os.scandir(folder) if each.is_dir() and not each.name.startswith("."))
+        return visible(each.name for each in os.scandir(folder) if each.is_dir())
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({reason(error)}): name a folder with one for each class") from None
 

@@ -1,12 +1,13 @@
 """Images in folders, and a function in a file of one's own, on the command line."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from pmapdp.command.ending import run_command
 from pmapdp.custom.folder import ImageFolder, data_from_folder, read_image
@@ -51,8 +52,10 @@ def write(folder, size=(6, 5), number=8, ending="png"):
 def test_a_folder_for_each_class(tmp_path):
     """In the order of the alphabet; what is hidden or no image is left out, and folders in folders are not."""
     write(tmp_path)
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / "red" / "more").mkdir()
+    for hidden in (".cache", "red/.ipynb_checkpoints", "red/more/.cache"):
+        (tmp_path / hidden).mkdir(parents=True)
+        Image.new("L", (6, 5), 9).save(tmp_path / hidden / "0-checkpoint.png")
+    (tmp_path / "red" / "._0.png").write_bytes(b"of macOS")
     Image.new("L", (6, 5), 9).save(tmp_path / "red" / "more" / "grey.JPG")
     found = ImageFolder(tmp_path)
     assert (found.classes, len(found)) == (("blue", "red"), 17)
@@ -95,6 +98,28 @@ def test_what_is_no_image_of_ours(tmp_path):
     (tmp_path / "empty" / "class").mkdir(parents=True)
     with pytest.raises(UserError, match="holds no images in its subfolders"):
         ImageFolder(tmp_path / "empty")
+
+
+def test_a_picture_starts_no_program(tmp_path, monkeypatch):
+    """Pillow would hand an EPS file to Ghostscript, whatever its name ends in."""
+    gs = tmp_path / "bin" / "gs"
+    gs.parent.mkdir()
+    gs.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo started > "{tmp_path}/started"\n')
+    gs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{gs.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # Pillow looks for it once
+    picture = tmp_path / "x.png"
+    picture.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(UserError, match=r"x\.png cannot be read"):
+        read_image(str(picture))
+    assert not (tmp_path / "started").exists()
+
+
+def test_regular_files_only(tmp_path):
+    """A named pipe without a writer would hang."""
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(UserError, match=r"x\.png cannot be read \(it is a folder, a named pipe or a device\)"):
+        read_image(str(tmp_path / "x.png"))
 
 
 @pytest.mark.slow
