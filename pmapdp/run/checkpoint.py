@@ -28,7 +28,6 @@ from pmapdp.run.shapes import require_same_model, shapes_of, template
 from pmapdp.run.workdir import require_literal, require_same
 from pmapdp.state import Task, TrainState
 
-PROBE = 128 * 2**20  # bytes, at most, that are taken on the disk for a moment before a checkpoint is written
 LEFT = "it was left as it is; start the same command again when that is corrected, or move it away yourself"
 MEMORY = 64 * 2**20  # bytes that must be left before a checkpoint is read or written
 
@@ -135,17 +134,16 @@ class Checkpoints:
     def before_commit(self) -> None:
         """Called by Orbax, in a thread, when all files of a checkpoint are written and before their folder is renamed:
         so every checkpoint has its list of files, or is none."""
-        (folder,) = self.folder.glob(f"{self.saving}.*")
+        (folder,) = self.folder.glob(f"{self.saving}.orbax-checkpoint-tmp*")  # people put 20.bak beside 20
         write_list(folder, self.saving)
 
     def require_room(self, needed: int) -> None:
         """Look before writing whether the folder takes new files of so many bytes, or raise an OSError: where a write
         fails, Orbax's threads wait for minutes, or write to the screen."""
         disk = os.statvfs(self.folder)
-        if disk.f_bavail * disk.f_frsize < needed:
+        if disk.f_bavail * disk.f_frsize < max(1, needed):
             raise OSError(f"it needs up to {needed / 1e6:,.0f} MB")
-        with tempfile.TemporaryFile(dir=self.folder) as probe:  # quotas and limits on files count too
-            os.posix_fallocate(probe.fileno(), 0, max(1, min(needed, PROBE)))
+        tempfile.TemporaryFile(dir=self.folder).close()  # a folder that takes no new file
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete on the disk."""
