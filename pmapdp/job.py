@@ -41,7 +41,7 @@ from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.processes.peers import ALONE, Peers
-from pmapdp.registry import MODELS, find_model, find_rule, load_data, viewed
+from pmapdp.registry import MODELS, featurize, find_model, find_rule, load_data
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import MeshLayout
@@ -190,7 +190,7 @@ def prepare(
     rule = find_rule("optimizer", config.optimizer) if optimizer is None else optimizer
     task = make_task(config, model, loss, metrics, trainable)
     source = data
-    data, _ = viewed(data, task.model)
+    data, _ = featurize(data, task.model)
     data = check_data(data, classifies=task.classifies)
     compared = config.workdir is not None or peers.count > 1
     content = fingerprint(source if isinstance(source.train, Texts) else data) if compared else None

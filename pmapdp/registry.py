@@ -43,10 +43,10 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "fashion-mnist": functools.partial(mnist.load, "fashion-mnist"),
     "imdb": imdb.load,
     "reviews": lambda folder: reviews.load(),
-    "random_numbers": lambda folder: random_numbers.random_numbers(),
+    "random_numbers": lambda folder: random_numbers.load(),
 }
-# What turns texts into the inputs of a model, which names it in its attribute `view`.
-VIEWS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
+# Each turns texts into the inputs of a model, which names it in its attribute `featurizer`.
+FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
 def find_model(name: str) -> Callable[..., nnx.Module]:
@@ -73,9 +73,9 @@ def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
     return from_python_file(name, f"--{kind} {name}") if ".py:" in name else None
 
 
-def view_of(model: Any) -> str:
-    """What a model, or a class of them, takes: one of `VIEWS` of texts, or images as they are."""
-    return getattr(model, "view", "images")
+def featurizer_of(model: Any) -> str:
+    """Return the name in `FEATURIZERS` that a model, or its class, gives; "images" for a model without one."""
+    return getattr(model, "featurizer", "images")
 
 
 def default_data_dir() -> Path:
@@ -109,22 +109,24 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
 
 
-def viewed(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
-    """The arrays of a data set, and what made them of its texts: a view fitted to those of the training set, or None.
+def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
+    """Turn texts into the arrays that the model takes.
+
+    Returns:
+        the data set, and the featurizer that was fitted to its training texts; None if the data are arrays already.
 
     Raises:
         UserError: the model takes images and these are texts, or the other way round.
     """
-    view, texts = view_of(model), isinstance(data.train, Texts)
-    if texts != (view in VIEWS):
-        fitting = " or ".join(f"--model {name}" for name, each in MODELS.items() if (view_of(each) in VIEWS) == texts)
+    name, texts = featurizer_of(model), isinstance(data.train, Texts)
+    if texts != (name in FEATURIZERS):
+        fitting = [model for model, each in MODELS.items() if (featurizer_of(each) in FEATURIZERS) == texts]
         takes, holds = ("images", "texts") if texts else ("texts", "images")
-        raise UserError(f"the model takes {takes}, and the data set holds {holds}: use {fitting}, or another --dataset")
+        raise UserError(
+            f"the model takes {takes}, and the data set holds {holds}: use --model {' or --model '.join(fitting)}, or "
+            "another --dataset"
+        )
     if not texts:
         return data, None
-    fitted, inputs = VIEWS[view].fit(data.train.texts)
-
-    def arrays(name: str, part: Texts) -> Split:
-        return Split(inputs if name == "train" else fitted(part.texts), part.labels)
-
-    return data.map(arrays), fitted
+    featurizer = FEATURIZERS[name].fit(data.train.texts)
+    return data.map(lambda _, part: Split(featurizer(part.texts), part.labels)), featurizer

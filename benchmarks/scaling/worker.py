@@ -19,7 +19,7 @@ from pmapdp import devices
 from pmapdp.command.ending import run_command
 from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batch
-from pmapdp.registry import MODELS, view_of
+from pmapdp.registry import MODELS, featurizer_of
 from pmapdp.scaling.workloads import EXAMPLES, batch_shapes
 from pmapdp.state import Task, build, create_state, initial_state
 from pmapdp.steps import make_strategy
@@ -39,7 +39,7 @@ def compiled(model: str, strategy: str, N: str) -> dict[str, Any]:
     devices.simulate(int(N))
     task, rows = new_task(model), (int(N), 8) if strategy == "pmap" else (8 * int(N),)
     train_step: Any = make_strategy(strategy, task, jax.devices()[: int(N)]).train_step
-    shapes = jax.eval_shape(lambda: initial_state(task)), batch_shapes(rows, EXAMPLES[view_of(MODELS[model])])
+    shapes = jax.eval_shape(lambda: initial_state(task)), batch_shapes(rows, EXAMPLES[featurizer_of(MODELS[model])])
     program = train_step.lower(*shapes).compile().as_text()
     return {"collectives": [each._asdict() for each in collectives(program)], **exchanged(model)}
 
@@ -109,7 +109,7 @@ def all_reduce(group: Sequence[jax.Device], size: int) -> Timed:
 
 def training_step(model: str, group: Sequence[jax.Device]) -> Timed:
     """A training step with `STEP_BATCH` examples on each device of `group`."""
-    N, task, example = len(group), new_task(model), EXAMPLES[view_of(MODELS[model])]
+    N, task, example = len(group), new_task(model), EXAMPLES[featurizer_of(MODELS[model])]
     strategy, rows = make_strategy("shard_map", task, group), N * STEP_BATCH
     numbers = np.zeros(rows, np.int32)
     inputs = np.ones((rows, *example.shape), example.dtype)

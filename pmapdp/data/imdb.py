@@ -1,7 +1,7 @@
-"""IMDB's film reviews, straight from the archive of them, which is never unpacked to disk.
+"""IMDB's film reviews, read straight from their archive, which is never unpacked to disk.
 
 Source: Maas, Daly, Pham, Huang, Ng and Potts, "Learning word vectors for sentiment analysis", ACL-HLT 2011.
-The file of a review is `aclImdb/train/neg/ID_STARS.txt`, with `test` and `pos` likewise; all others are passed over.
+A review is in `aclImdb/train/neg/ID_STARS.txt`, and likewise in `test` and `pos`. All other files are passed over.
 """
 
 import gzip
@@ -27,7 +27,7 @@ Key = tuple[str, str, int]  # part, folder of the class, number of the review
 
 
 def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataSet:
-    """25,000 reviews to train and 25,000 to test; in both first the negative ones, each class by rising number.
+    """Read 25,000 reviews to train and 25,000 to test: first the negative ones, each class by rising number.
 
     Args:
         data_dir: holds the archive `aclImdb_v1.tar.gz`, or one that was packed again, `aclImdb.tar.gz`.
@@ -42,9 +42,9 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataS
             f"--dataset imdb is not in {data_dir}: get {ARCHIVES[0]} from ai.stanford.edu/~amaas/data/sentiment, "
             "name another --data-dir, or use --dataset reviews"
         )
-    found, parts = read_archive(path), []
+    reviews, parts = read_archive(path), []
     for part in ("train", "test"):
-        keys = sorted(key for key in found if key[0] == part)
+        keys = sorted(key for key in reviews if key[0] == part)
         labels = np.array([name == "pos" for _, name, _ in keys], np.int32)
         counts = np.bincount(labels, minlength=2).tolist()
         if counts != [reviews_per_class] * 2:
@@ -52,18 +52,17 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataS
                 f"{path} has {counts[0]:,} reviews in {part}/neg and {counts[1]:,} in {part}/pos, where "
                 f"{reviews_per_class:,} belong in each: {ADVICE}"
             )
-        parts.append(Texts([found[key] for key in keys], labels))
-    train, test = parts
-    return DataSet(train, test, SENTIMENTS)
+        parts.append(Texts([reviews[key] for key in keys], labels))
+    return DataSet(*parts, SENTIMENTS)
 
 
 def read_archive(path: Path) -> dict[Key, str]:
-    """The reviews in a .tar.gz. Only plain files with the name of a review are read, and no link is followed.
+    """Read the reviews in a .tar.gz. Only plain files with a review's name are read, and no link is followed.
 
     Raises:
         UserError: it cannot be read, or is damaged.
     """
-    found: dict[Key, str] = {}
+    reviews: dict[Key, str] = {}
     with open_file(path, advice=ADVICE) as file:
         try:
             with gzip.open(file) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
@@ -72,9 +71,9 @@ def read_archive(path: Path) -> dict[Key, str]:
                     if match and member.isreg() and member.size <= LARGEST_REVIEW:
                         review = archive.extractfile(member)
                         assert review is not None  # only links and folders have none
-                        found[match[1], match[2], int(match[3])] = review.read().decode()
+                        reviews[match[1], match[2], int(match[3])] = review.read().decode()
                 while unpacked.read(2**20):  # to the end of the file, where gzip has its checksum
                     pass
         except Exception as error:  # tarfile, gzip and zlib have several for damaged bytes
             raise ValueError(reason(error)) from None
-    return found
+    return reviews

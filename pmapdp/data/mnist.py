@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: the four original .gz files where they are in place, else through torchvision.
+"""MNIST and Fashion-MNIST, from the four original .gz files if they are there, else through torchvision.
 
 The files are where torchvision puts them: `DATA_DIR/MNIST/raw` and `DATA_DIR/FashionMNIST/raw`.
 Sources: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition",
@@ -16,7 +16,8 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.files.reading import read_file
 
-# MD5 of the files as distributed; the same that torchvision checks.
+FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+# MD5 of the files as distributed, the same that torchvision checks.
 CHECKSUMS = {
     "MNIST": {
         "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -31,7 +32,6 @@ CHECKSUMS = {
         "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
     },
 }
-FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 CLASSES = {
     "mnist": tuple("0123456789"),
     "fashion-mnist": (
@@ -42,11 +42,11 @@ CLASSES = {
 
 
 def load(name: str, data_dir: Path) -> DataSet:
-    """60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8.
+    """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8.
 
     Args:
         name: `mnist` or `fashion-mnist`.
-        data_dir: torchvision's `root`; may be read-only when the files are in place.
+        data_dir: torchvision's `root`. It may be read-only if the files are there.
 
     Raises:
         UserError: a file is damaged, or files are missing and cannot be downloaded.
@@ -56,16 +56,16 @@ def load(name: str, data_dir: Path) -> DataSet:
     if all(map(os.path.isfile, files)):
         arrays = [read_idx(path, checksum) for path, checksum in files.items()]
     else:
-        arrays = through_torchvision(name, data_dir)
+        arrays = download(name, data_dir)
     train, test = (Split(images[..., None], labels.astype(np.int32)) for images, labels in (arrays[:2], arrays[2:]))
     return DataSet(train, test, CLASSES[name])
 
 
 def read_idx(path: Path, checksum: str) -> np.ndarray:
-    """The array in a gzipped IDX file of bytes, after a look at its MD5.
+    """Read the array of bytes in a gzipped IDX file.
 
     Raises:
-        UserError: the file is not the one that was distributed, or cannot be read.
+        UserError: the file cannot be read, or its MD5 is not `checksum`.
     """
     packed = read_file(path, advice="make it readable, or name another --data-dir")
     found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
@@ -79,21 +79,21 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
-def through_torchvision(name: str, data_dir: Path) -> list[np.ndarray]:
-    """The same four arrays from torchvision, which downloads and checks the files, or reads what it unpacked earlier.
+def download(name: str, data_dir: Path) -> list[np.ndarray]:
+    """Get the same four arrays from torchvision, which downloads the files or reads what it unpacked earlier.
 
     Raises:
         UserError: torchvision is not installed, there is no network, or the folder cannot be written.
     """
-    folder = FOLDERS[name]
-    missing = f"--dataset {name} is not in {data_dir / folder / 'raw'}"
+    missing = f"--dataset {name} is not in {data_dir / FOLDERS[name] / 'raw'}"
     advice = "put the four .gz files there, name another --data-dir, or use --dataset digits"
     try:
         from torchvision import datasets
     except ImportError:
         raise UserError(f'{missing}: run pip install "pmapdp[torchvision]", which downloads it, {advice}') from None
+    data_set = getattr(datasets, FOLDERS[name])
     try:
-        parts = [getattr(datasets, folder)(data_dir, train=train, download=True) for train in (True, False)]
-        return [array.numpy() for part in parts for array in (part.data, part.targets)]
+        parts = [data_set(data_dir, train=train, download=True) for train in (True, False)]
     except (OSError, RuntimeError) as error:  # no network, no space, a read-only folder, a wrong checksum
         raise UserError(f"{missing} and could not be downloaded ({' '.join(str(error).split())}): {advice}") from None
+    return [array.numpy() for part in parts for array in (part.data, part.targets)]

@@ -1,4 +1,4 @@
-"""The inputs and targets of Flax's guide "Scale up on multiple devices": random numbers, for a regression."""
+"""Random inputs and targets for a regression, as in Flax's guide "Scale up on multiple devices"."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from pmapdp.data.dataset import DataSet, Split
 SIZE, EXAMPLES = 1024, 8
 
 
-def random_numbers() -> DataSet:
-    """The guide's inputs and targets, `[8, 1024]` each, for training and testing alike."""
-    shape = (EXAMPLES, SIZE)
+def load() -> DataSet:
+    """Draw the guide's inputs and targets, `[8, 1024]` each. Training and test set are the same."""
     with jax.transfer_guard("allow"):
-        inputs, targets = (np.asarray(jax.random.normal(jax.random.key(seed), shape, jnp.float32)) for seed in (1, 2))
-    return DataSet(Split(inputs, targets), Split(inputs, targets))
+        draws = [jax.random.normal(jax.random.key(seed), (EXAMPLES, SIZE), jnp.float32) for seed in (1, 2)]
+        part = Split(*map(np.asarray, draws))
+    return DataSet(part, part)

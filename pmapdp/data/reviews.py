@@ -1,7 +1,7 @@
-"""Short film reviews that this file makes itself: for trying out models of text where IMDB is not at hand.
+"""Short made-up film reviews, for trying out models of text without IMDB.
 
-They are synthetic. A grammar gives each review one to four sentences, most of which speak for its class. A quarter of
-the verdicts are negated ("not at all dull" is praise), so that who only counts words mistakes some.
+A grammar gives each review one to four sentences, most of which speak for its class. A quarter of the verdicts are
+negated ("not at all dull" is praise), so a model that only counts words gets some wrong.
 """
 
 from random import Random
@@ -51,45 +51,35 @@ FRIENDS = ("brother", "sister", "neighbour", "colleague", "mother", "father", "f
 
 
 def load() -> DataSet:
-    """4,000 reviews to train and 1,000 to test, half of each negative (0) and half positive (1); no two are equal."""
+    """Make 4,000 reviews to train and 1,000 to test, half of them negative (0), half positive (1), no two equal."""
     random = Random(0)
-    found: dict[str, int] = {}
-    while len(found) < TRAIN_EXAMPLES + TEST_EXAMPLES:
-        label = len(found) % 2
-        text = review(random, label)
-        if text not in found:
-            found[text] = label
-    texts, labels = list(found), np.array(list(found.values()), np.int32)
+    reviews: dict[str, int] = {}
+    while len(reviews) < TRAIN_EXAMPLES + TEST_EXAMPLES:
+        label = len(reviews) % 2
+        reviews.setdefault(make_review(random, label), label)
+    texts, labels = list(reviews), np.array(list(reviews.values()), np.int32)
     n = TRAIN_EXAMPLES
     return DataSet(Texts(texts[:n], labels[:n]), Texts(texts[n:], labels[n:]), SENTIMENTS)
 
 
-def review(random: Random, label: int) -> str:
-    """A review of class `label`: one verdict or three, most of that class, and perhaps a fact."""
+def make_review(random: Random, label: int) -> str:
+    """Make a review of class `label`: one verdict or three, most of that class, and perhaps a fact."""
     verdicts = random.choice((1, 3, 3))
     opposed = verdicts == 3 and random.random() < OPPOSED
-    sentences = [verdict(random, label) for _ in range(verdicts - opposed)]
+    sentences = [make_verdict(random, label) for _ in range(verdicts - opposed)]
     if opposed:
-        sentences.append(verdict(random, 1 - label))
+        sentences.append(make_verdict(random, 1 - label))
     if random.random() < 0.5:
-        sentences.append(fact(random))
+        form, day, minutes = random.choice(FACTS), random.choice(DAYS), random.randrange(80, 180)
+        place, friend = random.choice(PLACES), random.choice(FRIENDS)
+        sentences.append(form.format(day=day, minutes=minutes, place=place, friend=friend))
     random.shuffle(sentences)
     return " ".join(sentence[0].upper() + sentence[1:] + random.choice(".!.") for sentence in sentences)
 
 
-def verdict(random: Random, label: int) -> str:
-    """A sentence that speaks for class `label`."""
+def make_verdict(random: Random, label: int) -> str:
+    """Make a sentence that speaks for class `label`."""
     negated = random.random() < NEGATED
     form = random.choice(NEGATIONS if negated else VERDICTS)
     adjective = random.choice(ADJECTIVES[1 - label if negated else label])
     return form.format(thing=random.choice(THINGS), adjective=adjective, degree=random.choice(DEGREES))
-
-
-def fact(random: Random) -> str:
-    """A sentence that speaks for neither class."""
-    return random.choice(FACTS).format(
-        day=random.choice(DAYS),
-        minutes=random.randrange(80, 180),
-        place=random.choice(PLACES),
-        friend=random.choice(FRIENDS),
-    )

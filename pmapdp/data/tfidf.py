@@ -1,6 +1,6 @@
 """Texts as tf-idf weights over the most frequent tokens of the training set, by scikit-learn's `TfidfVectorizer`.
 
-Order and grammar are lost; how often a word stands in a text, and how rare it is, stay.
+Order and grammar are lost. How often a word stands in a text, and how rare it is, remain.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from pmapdp.errors import UserError
+
 FEATURES = 1200
 
 
 @dataclass(frozen=True)
 class Tfidf:
-    """Texts to tf-idf weights. All that it knows is data, and can be kept as JSON.
+    """Turns texts into tf-idf weights. Its fields are plain data, so an exported file holds them as JSON.
 
     Attributes:
         vocabulary: at most 1,200 tokens; token i has column i.
@@ -25,31 +27,29 @@ class Tfidf:
     idf: list[float]
 
     @classmethod
-    def fit(cls, texts: Sequence[str]) -> tuple["Tfidf", np.ndarray]:
-        """The view that follows from the training texts, and these texts through it, `[n, 1200]` float32."""
-        vectorizer = make_vectorizer(max_features=FEATURES)
-        weights = vectorizer.fit_transform(texts)
-        return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_.tolist()), dense(weights)
+    def fit(cls, texts: Sequence[str]) -> "Tfidf":
+        """Take vocabulary and frequencies from the training texts."""
+        vectorizer = make_vectorizer(max_features=FEATURES).fit(texts)
+        return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_.tolist())
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """n texts as `[n, 1200]` float32 rows of length 1, or 0 where no token is known.
+        """Return `[n, 1200]` float32 rows of length 1, or 0 for a text without a known token.
 
-        The last columns stay 0 where the training set has fewer than 1,200 tokens.
+        The last columns stay 0 if the training set has fewer than 1,200 tokens.
         """
         vectorizer = make_vectorizer(vocabulary=self.vocabulary)
         vectorizer.idf_ = np.array(self.idf, np.float32)
-        return dense(vectorizer.transform(texts))
+        weights = vectorizer.transform(texts)  # sparse, [n, at most 1200]
+        weights.resize((len(texts), FEATURES))
+        return weights.toarray()
 
 
 def make_vectorizer(**settings: Any) -> Any:
-    """A `TfidfVectorizer` that computes in float32; tokens are words of two letters or more, in lower case."""
-    # scikit-learn takes about a second to import, which runs on other data need not spend.
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
+    """Make a float32 `TfidfVectorizer`. Its tokens are words of two letters or more, in lower case."""
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
+    except ImportError:
+        raise UserError(
+            'tf-idf weights need scikit-learn: run pip install "pmapdp[text]", or use --model transformer'
+        ) from None
     return TfidfVectorizer(dtype=np.float32, **settings)
-
-
-def dense(weights: Any) -> np.ndarray:
-    """A sparse `[n, at most 1200]` matrix as a `[n, 1200]` array."""
-    weights.resize((weights.shape[0], FEATURES))
-    return weights.toarray()

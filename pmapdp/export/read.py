@@ -20,7 +20,7 @@ import numpy as np
 
 from pmapdp.errors import UserError, reason, shown
 from pmapdp.files.reading import read_file
-from pmapdp.registry import VIEWS
+from pmapdp.registry import FEATURIZERS
 
 FORMAT = "pmapdp model 2"
 METADATA, PROGRAM, LOSS, ARRAYS, VIEW = "metadata.json", "model.jax", "loss.jax", "arrays/", "view.json"
@@ -125,9 +125,13 @@ def load_exported(path: str | Path) -> Exported:
             loss = [LOSS] if LOSS in archive.namelist() else []
             programs = [bytearray(archive.read(name)) for name in (PROGRAM, *loss)]
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
-            view = VIEWS[metadata["view"]](**json.loads(archive.read(VIEW))) if VIEW in archive.namelist() else None
+            view = (
+                FEATURIZERS[metadata["view"]](**json.loads(archive.read(VIEW))) if VIEW in archive.namelist() else None
+            )
         if view:
             view(["a text"])  # shows whether its vocabulary is one
+    except UserError:
+        raise
     except Exception as error:  # zipfile, NumPy and scikit-learn have several for what is not as it should be
         raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
     try:

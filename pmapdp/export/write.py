@@ -64,7 +64,7 @@ from pmapdp.files.reading import require_path
 from pmapdp.files.writing import write_file
 from pmapdp.loss import named_sums
 from pmapdp.models.layers import Context, call
-from pmapdp.registry import VIEWS, load_data, view_of, viewed
+from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data
 from pmapdp.run.trained import load_state, read_config, trained_task
 from pmapdp.state import Task, TrainState, count_parameters
 
@@ -103,7 +103,7 @@ def export_run(
         task = trained_task(config, **own)
         state, progress = load_state(folder, task, best=best)
     metrics = progress["last"]
-    data, view = viewed(data, task.model)
+    data, view = featurize(data, task.model)
     metadata = {
         "model": config.model,
         "recipe": config.recipe,
@@ -197,7 +197,7 @@ def export_model(
         "jax": jax.__version__,
         "platforms": PLATFORMS,
         "dtype": task.dtype,
-        "view": view_of(task.model),
+        "view": featurizer_of(task.model),
         "input": jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, examples.inputs),
         "classifies": task.classifies,
         "parameters": count_parameters(state.params),
@@ -208,7 +208,7 @@ def export_model(
     Exported(metadata, model, arrays).outputs(examples.inputs)  # finite parameters may be too large for finite answers
     files = {METADATA: json.dumps(metadata, indent=2).encode(), **programs}
     if view is not None:
-        kind = VIEWS.get(view_of(task.model), type(None))
+        kind = FEATURIZERS.get(featurizer_of(task.model), type(None))
         require(kind, "view", view, "the one that was fitted to the training texts, or None")
         files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
     zipped = io.BytesIO()

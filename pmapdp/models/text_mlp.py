@@ -22,7 +22,7 @@ class TextMLP(nnx.Module):
     takes the running moments of training, and an example has one answer, alone and in any batch.
     """
 
-    view = "tfidf"  # what it takes of texts
+    featurizer = "tfidf"  # turns texts into its inputs
     input_axes = ("batch", "features")
 
     def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):

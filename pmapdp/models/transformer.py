@@ -62,7 +62,7 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """`[b, 128]` int32 token ids, 0 for padding, to `[b, 2]` logits."""
 
-    view = "tokens"  # what it takes of texts
+    featurizer = "tokens"  # turns texts into its inputs
 
     def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

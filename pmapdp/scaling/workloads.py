@@ -14,12 +14,12 @@ from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import LENGTH
-from pmapdp.registry import view_of
+from pmapdp.registry import featurizer_of
 from pmapdp.scaling.hardware import A100
 from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import make_strategy
 
-# One input by what a model takes (`pmapdp.registry.view_of`).
+# One input by what a model takes (`pmapdp.registry.featurizer_of`).
 EXAMPLES = {
     "images": jax.ShapeDtypeStruct((28, 28, 1), np.uint8),
     "tfidf": jax.ShapeDtypeStruct((FEATURES,), np.float32),
@@ -79,7 +79,7 @@ def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float3
     """A model of ours, trained with Adam, from the compiler's analysis of two steps of different batch sizes: what
     grows between them is an example's."""
     built = build(model, dtype=dtype)
-    task, example = Task(built, optax.adam(1e-3)), EXAMPLES[view_of(built)]
+    task, example = Task(built, optax.adam(1e-3)), EXAMPLES[featurizer_of(built)]
     some = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
     check_task(task, DataSet(some, some), own=False)  # a model of one's own may take other inputs
     train_step: Any = make_strategy("single", task, jax.devices()[:1]).train_step

@@ -28,19 +28,12 @@ def theirs():
     return load_digits()
 
 
-def test_sizes_and_types(digits):
+def test_sizes_types_and_classes(digits, theirs):
     for split, examples in ((digits.train, 1437), (digits.test, 360)):
-        assert split.inputs.shape == (examples, 28, 28, 1)
-        assert split.inputs.dtype == np.uint8
-        assert split.labels.shape == (examples,)
-        assert split.labels.dtype == np.int32
-        assert split.inputs.min() == 0
-        assert split.inputs.max() == 255
-
-
-def test_every_class_has_its_share_of_the_test_set(digits, theirs):
-    in_all = np.bincount(theirs.target)
-    in_test = np.bincount(digits.test.labels)
+        assert (split.inputs.shape, split.inputs.dtype) == ((examples, 28, 28, 1), np.uint8)
+        assert (split.labels.shape, split.labels.dtype) == ((examples,), np.int32)
+        assert (split.inputs.min(), split.inputs.max()) == (0, 255)
+    in_all, in_test = np.bincount(theirs.target), np.bincount(digits.test.labels)
     assert np.abs(in_test - in_all * 360 / 1797).max() < 1
     np.testing.assert_array_equal(np.bincount(digits.train.labels) + in_test, in_all)
 

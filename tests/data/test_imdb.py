@@ -102,16 +102,12 @@ def test_what_is_no_plain_file_of_a_review_is_passed_over(tmp_path, extra):
     assert os.listdir(tmp_path) == ["aclImdb.tar.gz"]
 
 
-def test_archives_that_are_cut_short(tmp_path):
+def test_damaged_archives(tmp_path):
+    """Cut anywhere, or with any bit altered: gzip's checksum at the end finds what the format lets pass."""
     whole = archive()
-    for length in [*range(0, len(whole), 40), len(whole) - 9, len(whole) - 1]:
+    for length in [*range(0, len(whole), 80), len(whole) - 9, len(whole) - 1]:
         refusal(tmp_path, whole[:length])
-
-
-def test_altered_archives(tmp_path):
-    """Any bit of the compressed data: gzip's checksum at the end finds what the format lets pass."""
-    whole = archive()
-    for position in range(20, len(whole), 7):
+    for position in range(20, len(whole), 13):
         altered = bytearray(whole)
         altered[position] ^= 1 << position % 8
         assert "cannot be read (" in refusal(tmp_path, bytes(altered))
@@ -121,8 +117,6 @@ def test_other_mistakes(tmp_path):
     assert "codec can't decode" in refusal(tmp_path, archive(member("aclImdb/train/neg/5_1.txt", b"\xff\xfe")))
     more = archive(member("aclImdb/train/neg/5_1.txt", b"one more"))
     assert "has 4 reviews in train/neg and 3 in train/pos, where 3 belong in each" in refusal(tmp_path, more)
-    fewer = {name: text for name, text in REVIEWS.items() if "test/pos/2_" not in name}
-    assert "has 3 reviews in test/neg and 2 in test/pos" in refusal(tmp_path, archive(reviews=fewer))
     assert "Not a gzipped file" in refusal(tmp_path, b"hello")
     (tmp_path / "aclImdb.tar.gz").unlink()
     os.mkfifo(tmp_path / "aclImdb.tar.gz")
@@ -131,12 +125,8 @@ def test_other_mistakes(tmp_path):
 
 
 def test_a_missing_data_set_says_how_to_get_it(tmp_path):
-    with pytest.raises(UserError, match=re.escape(str(tmp_path))) as error:
+    with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path))}: get aclImdb_v1.*--data-dir, or use .* reviews"):
         load_data("imdb", str(tmp_path))
-    text = str(error.value)
-    assert "aclImdb_v1.tar.gz" in text
-    assert "--data-dir" in text
-    assert "--dataset reviews" in text
 
 
 @pytest.mark.imdb

@@ -1,7 +1,8 @@
-"""The synthetic reviews, and the two views of texts: tf-idf weights and token ids."""
+"""The synthetic reviews, and the two featurizers of texts: tf-idf weights and token ids."""
 
 import hashlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from examples import parts
 from pmapdp.data import reviews
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import LENGTH, Tokens, split
-from pmapdp.registry import MODELS, load_data, viewed
+from pmapdp.errors import UserError
+from pmapdp.registry import MODELS, featurize, load_data
 
 SHA256 = "d64fd9cc84fc9862d01a5b7e9c37e03ae09ef10b4f5719a63ba6442f210eb844"
 
@@ -21,14 +23,11 @@ def corpus():
 
 
 def test_reviews_never_change(corpus):
-    """Figures of different versions of this project can be compared only as long as this hash stands."""
+    """Figures of different versions can be compared only as long as this hash stands."""
     lines = [f"{label} {text}" for part in parts(corpus) for text, label in zip(part.texts, part.labels, strict=True)]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == SHA256
-
-
-def test_reviews_are_balanced_and_all_different(corpus):
     assert [np.bincount(part.labels).tolist() for part in parts(corpus)] == [[2000, 2000], [500, 500]]
-    assert len({text for part in parts(corpus) for text in part.texts}) == 5000
+    assert len(set(lines)) == 5000
 
 
 def test_a_reader_who_minds_negations_finds_the_class(corpus):
@@ -48,55 +47,59 @@ def test_tfidf_equals_scikit_learn(corpus):
     """float64 and its own vocabulary there; the columns beyond the vocabulary are 0."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
 
-    data, _ = viewed(load_data("reviews"), MODELS["text_mlp"])
+    data, _ = featurize(corpus, MODELS["text_mlp"])
     vectorizer = TfidfVectorizer(max_features=1200)
     wanted = vectorizer.fit_transform(corpus.train.texts).toarray(), vectorizer.transform(corpus.test.texts).toarray()
     for found, weights in zip(parts(data), wanted, strict=True):
-        assert found.inputs.shape == (len(weights), 1200)
-        assert found.inputs.dtype == np.float32
+        assert (found.inputs.shape, found.inputs.dtype) == ((len(weights), 1200), np.float32)
         np.testing.assert_allclose(found.inputs[:, : weights.shape[1]], weights, atol=1e-6)
         assert not found.inputs[:, weights.shape[1] :].any()
 
 
-def test_tfidf_keeps_the_most_frequent_tokens():
-    texts = [" ".join(f"w{number}" for number in range(count)) for count in range(1, 1302)]
-    view, weights = Tfidf.fit(texts)
-    assert sorted(view.vocabulary) == sorted(f"w{number}" for number in range(1200))
-    assert weights.shape == (1301, 1200)
-    np.testing.assert_array_equal(view(["unheard of"]), np.zeros((1, 1200), np.float32))
+def test_tfidf_without_scikit_learn(corpus, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    with pytest.raises(UserError, match=r'need scikit-learn: run pip install "pmapdp\[text\]", or use --model'):
+        featurize(corpus, MODELS["text_mlp"])
+
+
+def words(number: int, start: int = 0) -> str:
+    return " ".join(f"w{each}" for each in range(start, number))
+
+
+def test_the_vocabularies_have_their_limits():
+    """The most frequent tokens stay."""
+    tfidf = Tfidf.fit([words(count) for count in range(1, 1302)])
+    assert sorted(tfidf.vocabulary) == sorted(words(1200).split())
+    np.testing.assert_array_equal(tfidf(["unheard of"]), np.zeros((1, 1200), np.float32))
+    texts = [words(9000), words(100)]
+    assert len(Tokens.fit(texts).vocabulary) == 8190
+    assert Tokens.fit(texts)(texts).max() < 8192
 
 
 @pytest.mark.parametrize("kind", [Tfidf, Tokens])
-def test_a_view_made_of_its_data_is_the_same_view(corpus, kind):
-    """As after reading an exported file: bit for bit what the training set went through."""
-    view, inputs = kind.fit(corpus.train.texts)
-    again = kind(**{name: value for name, value in vars(view).items() if name in ("vocabulary", "idf")})
-    np.testing.assert_array_equal(again(corpus.train.texts), inputs)
+def test_a_featurizer_made_of_its_fields_is_the_same(corpus, kind):
+    """As after reading an exported file, bit for bit."""
+    fitted = kind.fit(corpus.train.texts)
+    np.testing.assert_array_equal(kind(**vars(fitted))(corpus.test.texts), fitted(corpus.test.texts))
 
 
 def test_tokens_by_hand():
     assert split("I don't LIKE it.<br /><br />Caf\u00e9 no. 7, really?!") == [
         *("i", "don't", "like", "it", "caf\u00e9", "no", "7", "really", "?", "!")
     ]
-    view, ids = Tokens.fit(["good good film", "bad film good", ""])
-    assert view.vocabulary == ["good", "film", "bad"]  # by frequency, then by letters
-    assert ids.shape == (3, LENGTH)
-    assert ids.dtype == np.int32
+    texts = ["good good film", "bad film good", ""]
+    tokens = Tokens.fit(texts)
+    assert tokens.vocabulary == ["good", "film", "bad"]  # by frequency, then by letters
+    ids = tokens(texts)
+    assert (ids.shape, ids.dtype) == ((3, LENGTH), np.int32)
     assert ids[:, :4].tolist() == [[2, 2, 3, 0], [4, 3, 2, 0], [0, 0, 0, 0]]
     assert not ids[:, 4:].any()
-    assert view(["bad unheard film"])[0, :4].tolist() == [4, 1, 3, 0]
+    assert tokens(["bad unheard film"])[0, :4].tolist() == [4, 1, 3, 0]
 
 
-def test_a_long_text_keeps_its_beginning_and_its_end():
-    view, _ = Tokens.fit([" ".join(f"w{number}" for number in range(300))])
-    ids = {token: number + 2 for number, token in enumerate(view.vocabulary)}
-    for words in (LENGTH, LENGTH + 1, 300):
-        wanted = [*range(LENGTH // 2), *range(words - LENGTH // 2, words)]
-        assert view([" ".join(f"w{number}" for number in range(words))])[0].tolist() == [ids[f"w{n}"] for n in wanted]
-
-
-def test_the_vocabulary_has_its_limit():
-    texts = [" ".join(f"w{number}" for number in range(9000)), " ".join(f"w{number}" for number in range(100))]
-    view, ids = Tokens.fit(texts)
-    assert len(view.vocabulary) == 8190
-    assert ids.max() < 8192
+@pytest.mark.parametrize("length", [LENGTH, LENGTH + 1, 300])
+def test_a_long_text_keeps_its_beginning_and_its_end(length):
+    tokens = Tokens.fit([words(300)])
+    half = LENGTH // 2
+    kept = f"{words(half)} {words(length, start=length - half)}"
+    np.testing.assert_array_equal(tokens([words(length)]), tokens([kept]))

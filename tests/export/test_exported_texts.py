@@ -17,7 +17,7 @@ from pmapdp.export import __main__ as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.predict.__main__ import main as predict
-from pmapdp.registry import MODELS, load_data, viewed
+from pmapdp.registry import MODELS, featurize, load_data
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import train
 
@@ -52,7 +52,7 @@ def transformer(tmp_path_factory):
     task = Task(build(MODELS["transformer"]), optax.identity())
     state = create_state(task)
     path = tmp_path_factory.mktemp("transformer") / "model.zip"
-    data, view = viewed(load_data("reviews"), MODELS["transformer"])
+    data, view = featurize(load_data("reviews"), MODELS["transformer"])
     metadata = {"labels": ["negative", "positive"]}
     export_model(task, state, path, examples=data.test, metadata=metadata, view=view)
     return task.model_with(state.params, state.model_state), path
@@ -82,7 +82,7 @@ def test_transformer_same_logits_through_strings(transformer):
     model, path = transformer
     exported = load_exported(path)
     found = exported.outputs(exported.view(load_data("reviews").test.texts[:20]))["logits"]
-    wanted = jax.jit(model.__call__)(viewed(load_data("reviews"), MODELS["transformer"])[0].test.inputs[:20])
+    wanted = jax.jit(model.__call__)(featurize(load_data("reviews"), MODELS["transformer"])[0].test.inputs[:20])
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 

@@ -15,7 +15,7 @@ from marks import quick
 from pmapdp.models.batch_norm import BatchNorm
 from pmapdp.models.convnet import convolve_blocks
 from pmapdp.models.layers import Context, example_keys
-from pmapdp.registry import MODELS, view_of
+from pmapdp.registry import MODELS, featurizer_of
 from pmapdp.state import Task, build, count_parameters, create_state
 
 SPLIT = random_split(6)
@@ -43,7 +43,7 @@ def test_numbers_of_parameters_and_running_statistics(model, states):
 @quick(3, "model", CLASSIFIERS)
 def test_logits_have_one_column_a_class(model):
     logits = MODELS[model](rngs=nnx.Rngs(0))(jnp.asarray(random_split_for(model, 6).inputs))
-    assert logits.shape == (6, CLASSES[view_of(MODELS[model])])
+    assert logits.shape == (6, CLASSES[featurizer_of(MODELS[model])])
     assert logits.dtype == jnp.float32
 
 

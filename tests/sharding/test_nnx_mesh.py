@@ -11,7 +11,7 @@ import pytest
 from jax import P
 
 from pmapdp.data.batches import Batches
-from pmapdp.data.random_numbers import random_numbers
+from pmapdp.data.random_numbers import load as random_numbers
 from pmapdp.evaluate import evaluation
 from pmapdp.export import write
 from pmapdp.export.read import load_exported
