@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> None:
     state = create_state(job.task, job.strategy.state_sharding)
     replicas = Replicas(job, options.every)
     updates, comparisons = [], []
-    for number, batch in enumerate(itertools.islice(job.rest_of_epoch(0), options.rounds + 1)):
+    for number, batch in enumerate(
+        itertools.islice(map(job.strategy.place_batch, job.train_batches.epoch(0)), options.rounds + 1)
+    ):
         jax.block_until_ready((state, batch))
         clock = time.perf_counter()
         state, _ = jax.block_until_ready(job.strategy.train_step(state, batch))

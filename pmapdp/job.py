@@ -3,8 +3,10 @@
 This is where the rooms meet, and the only place that takes the configuration apart. Lesson 14 teaches this file.
 """
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +49,7 @@ from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
 from pmapdp.state import Task, is_finite
+from pmapdp.steps.placing import place_ahead
 from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
@@ -96,13 +99,11 @@ class Job:
         """b, the largest number of examples that one device gets in an update."""
         return math.ceil(self.global_batch_size / self.layout.batch_shards)
 
-    def rest_of_epoch(self, step: int) -> Iterator[Batch]:
-        """The batches, on the devices, that are left of an epoch after update `step` of the run. Each is placed when it
-        is asked for, while the devices still compute the update before."""
+    def rest_of_epoch(self, step: int) -> contextlib.AbstractContextManager[Iterator[Batch]]:
+        """Place the batches that are left of an epoch after update `step` of the run, two ahead of the loop."""
         epoch, done = divmod(step, self.train_batches.per_epoch)
-        batches = self.train_batches.epoch(epoch, done)
-        for batch, _ in zip(batches, range(step, self.total_steps), strict=False):
-            yield self.strategy.place_batch(batch)
+        batches = itertools.islice(self.train_batches.epoch(epoch, done), self.total_steps - step)
+        return place_ahead(batches, self.strategy.place_batch)
 
     @property
     def measured(self) -> str:
@@ -122,9 +123,9 @@ class Job:
         if batches is None:
             return Totals()
         try:
-            for step, batch in enumerate(batches.epoch(0)):
-                sums = self.strategy.eval_step(state, self.strategy.place_batch(batch))
-                meter.add(step + 1, sums, batches.examples_in(step))
+            with place_ahead(batches.epoch(0), self.strategy.place_batch) as placed:
+                for step, batch in enumerate(placed):
+                    meter.add(step + 1, self.strategy.eval_step(state, batch), batches.examples_in(step))
             return meter.finish()
         except DivergedError as error:
             if not is_finite(state):

@@ -79,11 +79,12 @@ def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch
             while step < run.end_step:
                 try:
                     run.start_epoch(step)
-                    for batch in job.rest_of_epoch(step):
-                        run.before_update(step + 1)
-                        state, sums = train_step(state, batch)
-                        step += 1
-                        run.after_update(step, state, sums)
+                    with job.rest_of_epoch(step) as batches:
+                        for batch in batches:
+                            run.before_update(step + 1)
+                            state, sums = train_step(state, batch)
+                            step += 1
+                            run.after_update(step, state, sums)
                     run.end_epoch(step, state, job.evaluate(state))
                 except DivergedError as error:
                     state, step = run.roll_back(error)

@@ -120,7 +120,7 @@ def measure(job: Job) -> tuple[dict[str, Any], Any]:
         for batch in itertools.islice(batches, size):
             state, sums = train_step(state, strategy.place_batch(batch))
             every_sums.append(sums)
-            examples += batch.examples
+            examples += int((batch.weights > 0).sum())
         jax.block_until_ready((state, every_sums))
         seconds = time.perf_counter() - started
         milliseconds.append(1000 * seconds / len(every_sums))

@@ -1,13 +1,14 @@
 """A map-style data set, `len(source)` and `source[i]`: read example by example, while the devices compute.
 
 torchvision's, PyTorch's, Hugging Face's and Grain's data sets are of this style, and so is a list of pairs. An example
-is a pair (inputs, label), a triple (inputs, label, weight), or a dictionary with a `label`. Grain reads ahead in
-threads, in the order of `Batches`. So each batch is what it would be from arrays, also after a run is resumed.
+is a pair (inputs, label), a triple (inputs, label, weight), or a dictionary with a `label`. Threads read
+the examples of a batch, so each batch is what it would be from arrays, also after a run is resumed.
 """
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -39,7 +40,6 @@ class Examples:
     def __init__(self, source: Any, name: str, classes: tuple[str, ...] = ()):
         self.source, self.name, self.classes, self.classifies = source, name, classes, False
         self.logits: int | None = None
-        self.wide = jax.config.read("jax_enable_x64")  # of this thread: those of Grain have their own setting
         with explained(f"{name} data={shown(source)} have no length", "give what has len(data) and data[i]"):
             self.examples = len(source)
         if self.examples == 0:
@@ -74,7 +74,9 @@ class Examples:
 
     def take(self, order: np.ndarray) -> Split:
         """The examples of these numbers, in this order, each read once."""
-        read = {index: self.read(index) for index in dict.fromkeys(order.tolist())}
+        each = list(dict.fromkeys(order.tolist()))
+        with ThreadPoolExecutor(THREADS) as pool:
+            read = dict(zip(each, pool.map(self.read, each), strict=True))
         for index, example in read.items():
             if form(example) != form(self.first):
                 raise UserError(
@@ -82,39 +84,13 @@ class Examples:
                     f"{', '.join(form(self.first))}: give all of them one shape and type"
                 )
         rows: Split = jax.tree.map(lambda *rows: np.stack(rows), *(read[index] for index in order.tolist()))
-        with jax.enable_x64(self.wide):
-            split = check_split(self.name, rows, classifies=self.classifies)
+        split = check_split(self.name, rows, classifies=self.classifies)
         if self.logits and not ((split.labels >= 0) & (split.labels < self.logits)).all():
             raise UserError(
                 f"{self.name} labels have {split.labels.min()} and {split.labels.max()}, and the model has "
                 f"{self.logits} logits: use 0 to {self.logits - 1}"
             )
         return split
-
-    def in_order(self, make: Callable[[int], Any], steps: range) -> Iterator[Any]:
-        """What `make` makes of each step, in the order of the steps, made ahead by threads."""
-        try:
-            import grain  # takes a second
-        except ImportError:
-            raise UserError(
-                f'{self.name} data are read example by example, which needs Grain: run pip install "pmapdp[data]", or '
-                "give arrays"
-            ) from None
-        ahead = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=THREADS)
-        return iter(grain.MapDataset.source(Made(make, steps)).to_iter_dataset(ahead))
-
-
-class Made:
-    """What `make` makes of each of the `steps`, as a data set for Grain."""
-
-    def __init__(self, make: Callable[[int], Any], steps: range):
-        self.make, self.steps = make, steps
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(self.steps[index])
 
 
 def parts_of(example: Any) -> tuple[Any, Any, Any]:

@@ -14,10 +14,10 @@ from pmapdp.data.dataset import Split
 
 
 class Batch(NamedTuple):
-    """A global batch; padded at its end so that it divides by the devices. Arrays of the host or of devices.
+    """A global batch, padded so that it can be split evenly. Arrays of the host or of devices.
 
     Attributes:
-        inputs: `[B, ...]` examples, or a dictionary of such arrays.
+        inputs: `[B, ...]` examples, or a dictionary of arrays.
         labels: `[B]` int32 classes.
         indices: `[B]` int32 positions of the examples in the data set; dropout draws its masks from them.
         weights: `[B]` float32 (float64 in a run of float64), 0 for padding, 1 for an example, or the weight that the
@@ -29,26 +29,20 @@ class Batch(NamedTuple):
     indices: Any
     weights: Any
 
-    @property
-    def examples(self) -> int:
-        """Number of examples, without padding; for batches of the host."""
-        return int(np.count_nonzero(self.weights))
-
 
 class Batches:
-    """All batches of a data set.
+    """All batches of a data set, the same ones on any number of devices.
 
-    A batch is laid out for N devices and K accumulation steps: the examples are cut into K micro-batches in
-    their order, whatever N is; each is padded to divide by N, and device d's rows hold its share of the first
-    micro-batch, then of the second, and so on. All batches have the same padded size, so that one compiled program
-    serves all.
+    A batch is laid out for N devices and K accumulation steps. The examples are cut into K micro-batches in their
+    order, and each is padded to a multiple of N. Device d's rows hold its share of the first micro-batch, then of the
+    second, and so on. All batches have the same padded size, so that one compiled program serves all.
 
     Args:
-        split: the examples, a `Split` or what has its methods.
+        split: the examples, a `Split` or an object with its methods.
         batch_size: B, examples per batch; the last batch of an epoch holds what is left.
         devices: N, over which a batch is split.
-        here: numbers (from 0) of those of the N devices whose rows are wanted; None for all. With several processes
-            each reads only the rows of its own devices.
+        here: the local devices, numbers from 0; None for all. With several processes each reads the rows of its own
+            devices alone.
         accumulate: K, micro-batches per device and update.
         shuffle_seed: seed of the order; None keeps the order of the data set (for evaluation).
     """
@@ -66,20 +60,20 @@ class Batches:
         self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
         self.devices, self.accumulate = devices, accumulate
         self.here = here or range(devices)
-        self.weight = jax.dtypes.canonicalize_dtype(np.float64)  # float32 but in a run of float64
+        self.weight_dtype = jax.dtypes.canonicalize_dtype(np.float64)  # float32, or float64 in a run of float64
         self.examples = split.examples
         self.per_epoch = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
         self.share = math.ceil(self.micro_batch / devices)  # rows of one micro-batch on one device
 
     def order(self, epoch: int) -> np.ndarray:
-        """The examples' indices `[n]` in the order in which `epoch` (from 0) visits them."""
+        """Return the indices `[n]` of the examples in the order in which `epoch` (from 0) visits them."""
         if self.shuffle_seed is None:
             return np.arange(self.examples)
         return np.random.default_rng([self.shuffle_seed, epoch]).permutation(self.examples)
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Where the batch of these examples takes its rows from, `[devices here, rows on each]`; -1 is padding."""
+        """Lay the examples of a batch out over the devices: indices `[local devices, rows on each]`, -1 for padding."""
         K, N = self.accumulate, self.devices
         rows = np.full((K, N * self.share), -1, np.int32)
         for micro_batch in range(K):
@@ -90,22 +84,21 @@ class Batches:
         return here.reshape(len(self.here), K * self.share)
 
     def take(self, indices: np.ndarray) -> Batch:
-        """The examples of these indices, at most B, padded with copies of example 0 at weight 0; of several processes
-        only the rows of the devices here."""
+        """Read the examples of these indices, at most B, and pad them with copies of example 0 at weight 0."""
         order = self.rows(indices).reshape(-1)
-        weights = (order >= 0).astype(self.weight)
+        weights = (order >= 0).astype(self.weight_dtype)
         order = np.maximum(order, 0)
-        taken = self.split.take(order)
-        weights = weights if taken.weights is None else weights * taken.weights
-        return Batch(taken.inputs, taken.labels, order, weights)
+        examples = self.split.take(order)
+        weights = weights if examples.weights is None else weights * examples.weights
+        return Batch(examples.inputs, examples.labels, order, weights)
 
     def examples_in(self, step: int) -> int:
-        """Examples in the batch of `step` (from 0) of the run, over all devices and without padding."""
+        """Count the examples in the batch of `step` (from 0) of the run, over all devices and without padding."""
         first = step % self.per_epoch * self.batch_size
         return min(self.batch_size, self.examples - first)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` (from 0), starting at its step `first_step` (from 0)."""
+        """Yield the batches of `epoch` (from 0), from its step `first_step` (from 0) on."""
         order, B = self.order(epoch), self.batch_size
-        steps = range(first_step, self.per_epoch)
-        return self.split.in_order(lambda step: self.take(order[step * B : (step + 1) * B]), steps)
+        for step in range(first_step, self.per_epoch):
+            yield self.take(order[step * B : (step + 1) * B])

@@ -1,7 +1,7 @@
 """What every source of data gives: arrays on the host, or texts that a view turns into arrays. Lesson 03 uses it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,12 +29,8 @@ class Split(NamedTuple):
         return len(self.labels)
 
     def take(self, order: np.ndarray) -> Any:
-        """The examples of these numbers, in this order."""
+        """Return the examples of these indices, in this order."""
         return jax.tree.map(lambda array: array[order], self)
-
-    def in_order(self, make: Callable[[int], Any], steps: range) -> Iterator[Any]:
-        """What `make` makes of each step, each when it is asked for."""
-        return map(make, steps)
 
 
 class Texts(NamedTuple):

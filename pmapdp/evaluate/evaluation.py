@@ -46,7 +46,7 @@ def evaluate_exported(exported: Exported, split: Any) -> Totals:
         for batch in Batches(part, EVALUATION_BATCH_PER_DEVICE).epoch(0):
             found = sums(held, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
             named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)
-            totals = totals.add(named, batch.examples)
+            totals = totals.add(named, int((batch.weights > 0).sum()))
     return totals
 
 

@@ -1,5 +1,9 @@
 """Host arrays to devices and back, also where the devices belong to several processes. Lesson 17 teaches this file."""
 
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -19,6 +23,35 @@ def place(rows: Any, sharding: Any) -> Any:
     if jax.tree.leaves(shardings)[0].is_fully_addressable:
         return jax.device_put(rows, shardings)
     return jax.tree.map(jax.make_array_from_process_local_data, shardings, rows)
+
+
+@contextlib.contextmanager
+def place_ahead(batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead: int = 2) -> Iterator[Iterator[Any]]:
+    """Read and place batches in a thread, `ahead` of the loop, while the devices compute.
+
+        with place_ahead(batches, strategy.place_batch) as placed_batches:
+            for batch in placed_batches: ...
+
+    An error of the thread is raised where its batch is asked for. The thread has ended when the `with` ends.
+    """
+    source, end = iter(batches), object()
+    x64 = jax.config.read("jax_enable_x64")  # each thread has its own setting
+    thread = ThreadPoolExecutor(1)
+
+    def place_next() -> Any:
+        with jax.enable_x64(x64):
+            return end if (batch := next(source, end)) is end else place_batch(batch)
+
+    def placed() -> Iterator[Any]:
+        waiting = deque(thread.submit(place_next) for _ in range(ahead))
+        while (batch := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(place_next))
+            yield batch
+
+    try:
+        yield placed()
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def over_all_processes(tree: Any, sharding: Any) -> Any:

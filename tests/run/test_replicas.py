@@ -67,8 +67,8 @@ def test_right_programs_raise_no_alarm_and_every_copy_counts(settings, compared)
     job = prepare(dataclasses.replace(JOB, **settings))
     replicas = Replicas(job, 1)
     state = create_state(job.task, job.strategy.state_sharding)
-    for step, batch in zip(range(1, 4), job.rest_of_epoch(0), strict=False):
-        state, _ = job.strategy.train_step(state, batch)
+    for step, batch in zip(range(1, 4), job.train_batches.epoch(0), strict=False):
+        state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
         replicas.require_equal(step, state)
     leaves, structure = jax.tree_util.tree_flatten_with_path(state)
     copied = [i for i, (_, x) in enumerate(leaves) if len({str(s.index) for s in x.addressable_shards}) < 4]
