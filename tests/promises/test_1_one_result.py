@@ -1,0 +1,255 @@
+"""Promise 1: every strategy at every number of devices equals one device on the whole batch.
+
+Five updates on 83 examples with a global batch of 18, which few numbers of devices divide; the last batch holds 11, so
+that with 8 devices one holds padding alone. What every device holds after each update is compared with one device on
+the unpadded batch, and one device is compared with NumPy and with a plain Flax loop.
+"""
+
+import functools
+
+import entry
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_mlp
+import optax
+import pytest
+from flax import nnx
+
+BATCH, SEED, EXAMPLES = 18, 3, 83
+COUNTS = (1, 2, 3, 4, 5, 7, 8)
+PARALLEL = ("pmap", "shard_map", "jit")
+OPTIMIZERS = {"adam": functools.partial(optax.adam, 1e-3), "sgd": functools.partial(optax.sgd, 0.1)}
+# The largest differences after any of the updates; a float32 sum of losses (about 40) has rounding in the last places.
+STATE, LOSS = {"float64": 1e-10, "float32": 1e-6}, {"float64": 1e-10, "float32": 1e-4}
+
+
+def parts(seed=0):
+    """The indices of the examples of each of the five updates."""
+    order = np.random.default_rng(seed).permutation(EXAMPLES)
+    return [order[start : start + BATCH] for start in range(0, EXAMPLES, BATCH)]
+
+
+def outcomes(strategy, devices, model, optimizer, dtype, padded):
+    """After each update: the state, and the sums of the evaluation before it and of the update itself."""
+    steps = entry.Steps(strategy, devices, model, OPTIMIZERS[optimizer](), seed=SEED, dtype=dtype)
+    state, data = steps.place_state(first_state(model, optimizer, dtype)), entry.examples_for(model, EXAMPLES, 1)
+    rows = -(-BATCH // len(devices)) * len(devices)
+    for indices in parts():
+        batch = steps.place_batch(entry.batch_of(data, indices, rows if padded else None, dtype))
+        evaluated = steps.eval_step(state, batch)
+        state, trained = steps.train_step(state, batch)
+        yield entry.named(state), (evaluated, trained)
+
+
+@functools.cache
+def first_state(model, optimizer, dtype):
+    device = jax.devices()[:1]
+    return entry.Steps("single", device, model, OPTIMIZERS[optimizer](), seed=SEED, dtype=dtype).first_state()
+
+
+@functools.cache
+def one_device(model, optimizer, dtype):
+    """The reference: it sees exactly the examples, without any padding."""
+    found = outcomes("single", jax.devices()[:1], model, optimizer, dtype, padded=False)
+    return [jax.device_get(each) for each in found]  # the next update takes the memory of a state
+
+
+def require_equal(found, wanted, most, where):
+    """Whatever a device holds is within `most` of `wanted`; whole numbers are equal."""
+    for (path, leaf), right in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+        assert leaf.shape == right.shape
+        limit = most if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
+        for shard in leaf.addressable_shards:
+            difference = np.abs(np.asarray(shard.data, right.dtype) - right).max(initial=0)
+            assert difference <= limit, f"{where}, {jax.tree_util.keystr(path)} on {shard.device}: {difference:.2g}"
+
+
+def hold(strategy, count, model, optimizer, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        wanted = one_device(model, optimizer, dtype)
+        found = outcomes(strategy, jax.devices()[:count], model, optimizer, dtype, padded=True)
+        for update, ((state, sums), (right_state, right_sums)) in enumerate(zip(found, wanted, strict=True), 1):
+            assert all(len(leaf.addressable_shards) == count for leaf in jax.tree.leaves(state))
+            where = f"{model}, {strategy} on {count}, update {update}"
+            require_equal(state, right_state, STATE[dtype], where)
+            require_equal(sums, right_sums, LOSS[dtype], where)
+
+
+def grid():
+    """By day all models with all strategies on 3 devices, and the two perceptrons, one with batch norm, on more."""
+    cases = []
+    for model in entry.CLASSIFIERS:
+        for strategy in entry.STRATEGIES:
+            for count in COUNTS if strategy != "single" else (1,):
+                by_day = strategy == "single" or count in {"mlp": COUNTS, "text_mlp": (3, 8)}.get(model, (3,))
+                cases.append(pytest.param(model, strategy, count, marks=() if by_day else pytest.mark.slow))
+    return cases
+
+
+@pytest.mark.parametrize(("model", "strategy", "count"), grid())
+def test_every_strategy_on_every_number_of_devices_equals_one_device(model, strategy, count):
+    hold(strategy, count, model, "adam", "float64")
+
+
+def test_every_built_in_model_is_compared():
+    assert set(entry.CLASSIFIERS) == entry.built_in_models()
+
+
+@pytest.mark.parametrize("strategy", PARALLEL)
+@pytest.mark.parametrize("model", ["mlp", "text_mlp", pytest.param("convnet", marks=pytest.mark.slow)])
+def test_float32_differs_by_rounding_alone(model, strategy):
+    hold(strategy, 7, model, "sgd", "float32")
+
+
+def test_one_device_equals_numpy():
+    """A program that shares no code with the package, with the derivatives by hand."""
+    data = entry.examples_for("mlp", EXAMPLES, 1)
+    with jax.enable_x64(True):
+        first = first_state("mlp", "sgd", "float64").params
+        found = one_device("mlp", "sgd", "float64")[-1][0].params
+    batches = [(data.inputs[indices], data.labels[indices]) for indices in parts()]
+    wanted = numpy_mlp.train(first, batches, learning_rate=0.1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), found, wanted)
+
+
+# Through `train`: a stock Flax network with batch norm, beside the loop that anybody would write for one device.
+
+
+class Net(nnx.Module):
+    """`[b, 6]` to `[b, 3]` logits."""
+
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.hidden, self.norm = nnx.Linear(6, 8, use_bias=False, **types), nnx.BatchNorm(8, **types)
+        self.out = nnx.Linear(8, 3, **types)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.norm(self.hidden(x))))
+
+
+class WithDropout(Net):
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        super().__init__(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        self.first, self.second = nnx.Dropout(0.3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.second(nnx.relu(self.norm(self.hidden(self.first(x))))))
+
+
+def points(n, seed):
+    random = np.random.default_rng(seed)
+    return entry.Examples(random.normal(size=(n, 6)), random.integers(0, 3, n).astype(np.int32))
+
+
+TRAIN, TEST = points(EXAMPLES, 1), points(29, 2)
+SETTINGS = {"global_batch_size": BATCH, "epochs": 1, "dtype": "float64", "optimizer": "adam", "learning_rate": 1e-2}
+SETTINGS |= {"schedule": "constant", "label_smoothing": 0.0, "seed": SEED}
+
+
+def trained(strategy, count, model, **settings):
+    data = entry.data_set(TRAIN, TEST)
+    return entry.train(model=model, data=data, strategy=strategy, devices=count, **SETTINGS | settings)
+
+
+def require_same_run(found, wanted, most):
+    for a, b in zip(jax.tree.leaves(found.state), jax.tree.leaves(wanted.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=most)
+    for part in ("train", "test"):
+        for name in ("loss", "accuracy"):
+            assert found.epochs[-1][part][name] == pytest.approx(wanted.epochs[-1][part][name], abs=most, rel=0)
+
+
+def test_train_equals_a_plain_flax_loop():
+    with jax.enable_x64(True):
+        model = Net(rngs=nnx.Rngs(SEED), dtype=jnp.float64, param_dtype=jnp.float64)
+        for moment in (model.norm.mean, model.norm.var):  # Flax makes them float32 for every type
+            moment.set_value(moment[...].astype(jnp.float64))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        order = entry.batches(TRAIN, BATCH, seed=SEED)
+
+        @nnx.jit
+        def update(model, optimizer, inputs, labels):
+            def mean_loss(model):
+                return optax.softmax_cross_entropy_with_integer_labels(model(inputs), labels).mean()
+
+            loss, gradients = nnx.value_and_grad(mean_loss)(model)
+            optimizer.update(model, gradients)
+            return loss
+
+        losses = []
+        for batch in order:
+            indices = batch.indices[batch.weights > 0]
+            losses += len(indices) * [update(model, optimizer, TRAIN.inputs[indices], TRAIN.labels[indices])]
+        wanted = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        model.eval()
+        logits = model(TEST.inputs)
+        test_loss = optax.softmax_cross_entropy_with_integer_labels(logits, TEST.labels).mean()
+        mean, variance = np.asarray(model.norm.mean[...]), np.asarray(model.norm.var[...])
+    found = trained("single", 1, Net)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), found.state.params, wanted)
+    np.testing.assert_allclose(found.state.model_state["norm"]["mean"], mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.state.model_state["norm"]["var"], variance, rtol=0, atol=1e-10)
+    epoch = found.epochs[-1]
+    assert epoch["train"]["loss"] == pytest.approx(np.mean(losses), abs=1e-10)
+    assert epoch["test"]["loss"] == pytest.approx(float(test_loss), abs=1e-10)
+    assert epoch["test"]["accuracy"] == np.mean(np.asarray(logits).argmax(-1) == TEST.labels)
+
+
+@functools.cache
+def on_one_device():
+    return trained("single", 1, WithDropout)
+
+
+@pytest.mark.parametrize("strategy", PARALLEL)
+@pytest.mark.parametrize(
+    "count", [count if count in (3, 8) else pytest.param(count, marks=pytest.mark.slow) for count in COUNTS]
+)
+def test_train_gives_one_result_with_batch_norm_and_dropout(strategy, count):
+    require_same_run(trained(strategy, count, WithDropout), on_one_device(), 1e-10)
+
+
+@pytest.mark.parametrize("strategy", entry.STRATEGIES)
+def test_accumulation_changes_nothing_without_batch_norm(strategy):
+    class Plain(Net):
+        def __call__(self, x):
+            return self.out(nnx.relu(self.hidden(x)))
+
+    count = 1 if strategy == "single" else 3
+    wanted = trained("single", 1, Plain)
+    require_same_run(trained(strategy, count, Plain, accumulate=3), wanted, 1e-10)
+
+
+def test_layouts_give_the_same_result():
+    """ZeRO under pmap, and fully sharded parameters under jit."""
+    require_same_run(trained("pmap", 4, WithDropout, shard_state="optimizer"), on_one_device(), 1e-10)
+    require_same_run(trained("jit", 4, WithDropout, shard_state="parameters"), on_one_device(), 1e-10)
+
+
+# What the all-reduce is for. Under jit the compiler inserts it, and there is nothing to leave out.
+
+EIGHT = range(64)
+
+
+def copies(strategy, learning_rate=0.1):
+    """The last layer's kernel before an update, and each device's copy after it."""
+    steps = entry.Steps(strategy, jax.devices()[:8], "mlp", optax.sgd(learning_rate))
+    data, state = entry.examples_for("mlp", 64, 1), steps.first_state()
+    before = np.array(entry.named(state).params["logits"]["kernel"])
+    after, _ = steps.train_step(steps.place_state(state), steps.place_batch(entry.batch_of(data, EIGHT)))
+    return before, [np.asarray(x.data) for x in entry.named(after).params["logits"]["kernel"].addressable_shards]
+
+
+@pytest.mark.parametrize("strategy", PARALLEL)
+def test_replicas_are_equal_bit_for_bit(strategy):
+    _, (first, *others) = copies(strategy)
+    assert len(others) == 7
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
+def test_replicas_differ_when_the_all_reduce_is_left_out(strategy, monkeypatch):
+    entry.leave_out_all_reduce(monkeypatch, strategy)
+    _, (first, *others) = copies(strategy)
+    assert all(np.abs(other - first).max() > 1e-6 for other in others)

@@ -1,0 +1,159 @@
+"""Promise 2: an epoch visits each example once, metrics are over exactly n examples, and padding counts nowhere."""
+
+import entry
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PARALLEL = ("pmap", "shard_map", "jit")
+
+
+class Linear(nnx.Module):
+    """`[b, 4]` to `[b, 3]` logits."""
+
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x)
+
+
+def points(n, seed, weights=None):
+    random = np.random.default_rng(seed)
+    inputs = random.normal(size=(n, 4)).astype(np.float32)
+    return entry.Examples(inputs, random.integers(0, 3, n).astype(np.int32), weights)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 8), st.integers(0, 9), st.integers(0, 3), st.data())
+def test_an_epoch_visits_each_example_once(n, batch_size, devices, seed, epoch, data):
+    """In an order that depends on seed and epoch alone, wherever in the epoch a run starts again."""
+    examples = points(n, 0)
+    found = entry.batches(examples, batch_size, devices=devices, seed=seed, epoch=epoch)
+    indices = np.concatenate([batch.indices[batch.weights > 0] for batch in found])
+    np.testing.assert_array_equal(np.sort(indices), np.arange(n))
+    assert len({batch.indices.shape for batch in found}) == 1  # one compiled program serves all
+    for batch in found:
+        assert len(batch.indices) % devices == 0
+        assert set(np.unique(batch.weights)) <= {0, 1}
+        np.testing.assert_array_equal(batch.inputs, examples.inputs[batch.indices])
+        np.testing.assert_array_equal(batch.labels, examples.labels[batch.indices])
+    step = data.draw(st.integers(0, len(found)))
+    again = entry.batches(examples, batch_size, devices=1, seed=seed, epoch=epoch, step=step)
+    on_one = [batch.indices[batch.weights > 0].tolist() for batch in again]
+    assert on_one == [batch.indices[batch.weights > 0].tolist() for batch in found[step:]]
+
+
+def test_the_order_changes_with_epoch_and_seed():
+    orders = [
+        tuple(np.concatenate([batch.indices for batch in entry.batches(points(40, 0), 10, seed=seed, epoch=epoch)]))
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert len(set(orders)) == 3
+
+
+def log_likelihoods(params, examples):
+    logits = examples.inputs.astype(np.float64) @ params["out"]["kernel"] + params["out"]["bias"]
+    logits -= logits.max(1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("strategy", entry.STRATEGIES)
+def test_metrics_are_over_exactly_n_examples(strategy):
+    """Also if the last batch is ragged: at learning rate 0 the loss of an epoch is NumPy's loss of the data set."""
+    train, test, validation = points(83, 1), points(29, 2), points(31, 3)
+    kind = {"strategy": strategy, "devices": 1 if strategy == "single" else 8}
+    result = entry.train(
+        model=Linear,
+        data=entry.data_set(train, test, validation),
+        **kind,
+        **{"learning_rate": 0.0, "optimizer": "sgd", "global_batch_size": 18, "epochs": 2, "label_smoothing": 0.0},
+    )
+    for epoch in result.epochs:
+        for part, examples in (("train", train), ("validation", validation)):
+            found = log_likelihoods(result.state.params, examples)
+            loss = -found[np.arange(len(found)), examples.labels].mean()
+            assert epoch[part]["loss"] == pytest.approx(loss, rel=1e-5)
+            assert epoch[part]["accuracy"] == pytest.approx(np.mean(found.argmax(1) == examples.labels), abs=1e-9)
+        assert "test" not in epoch  # it waits until training is over
+
+
+def trained_on(strategy, data, batches, model=Linear, devices=8, rows=24):
+    """Parameters after an update on each of some batches of indices, and the sums of each update."""
+    steps = entry.Steps(strategy, jax.devices()[: 1 if strategy == "single" else devices], model, optax.sgd(0.5))
+    state, sums = steps.place_state(steps.first_state()), []
+    for indices in batches:
+        state, of_update = steps.train_step(state, steps.place_batch(entry.batch_of(data, indices, rows)))
+        sums.append(jax.device_get(of_update))
+    return entry.named(steps.fetch(state)), sums
+
+
+@pytest.mark.parametrize("strategy", entry.STRATEGIES)
+def test_gradients_are_weighted_sums_over_the_sum_of_the_weights(strategy):
+    """sum(w g) / sum(w) over the global batch, in NumPy: with weights, and devices that hold different numbers."""
+    weights = np.random.default_rng(4).uniform(0.5, 3, 19)
+    data = points(19, 1, weights)
+    steps = entry.Steps("single", jax.devices()[:1], Linear, optax.sgd(0.5))
+    first = entry.named(steps.first_state()).params["out"]
+    delta = np.exp(log_likelihoods({"out": first}, data))
+    losses = -np.log(delta[np.arange(19), data.labels])
+    delta[np.arange(19), data.labels] -= 1
+    delta *= weights[:, None] / weights.sum()
+    found, (sums,) = trained_on(strategy, data, [np.arange(19)])
+    np.testing.assert_allclose(found.params["out"]["kernel"], first["kernel"] - 0.5 * data.inputs.T @ delta, atol=1e-6)
+    np.testing.assert_allclose(found.params["out"]["bias"], first["bias"] - 0.5 * delta.sum(0), atol=1e-6)
+    assert sums.count == pytest.approx(weights.sum(), rel=1e-6)
+    assert sums.loss == pytest.approx((weights * losses).sum(), rel=1e-5)
+
+
+class WithNorm(nnx.Module):
+    def __init__(self, *, rngs):
+        self.norm, self.out = nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.norm(x))
+
+
+@pytest.mark.parametrize("model", [Linear, WithNorm])
+@pytest.mark.parametrize("strategy", entry.STRATEGIES)
+def test_padding_changes_nothing(strategy, model):
+    """However many rows of it, and whatever they show."""
+    data = points(19, 1)
+    loud = data._replace(inputs=np.concatenate([1e4 * np.ones((1, 4), np.float32), data.inputs[1:]]))
+    batches = [np.arange(1, 19), np.arange(1, 4)]  # example 0 is what padding is copied from
+    wanted, wanted_sums = trained_on("single", data, batches, model)
+    for rows in (24, 48):
+        found, sums = trained_on(strategy, loud, batches, model, rows=rows)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        for a, b in zip(sums, wanted_sums, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert [float(each.count) for each in sums] == [18, 3]
+
+
+def test_batch_norm_takes_moments_over_exactly_the_examples():
+    """Running moments after one update, against NumPy: devices hold 3, 3, 1 and 0 examples."""
+    data = points(7, 5)
+    first = entry.named(entry.Steps("single", jax.devices()[:1], WithNorm, optax.sgd(0.5)).first_state())
+    for strategy in PARALLEL:
+        found, _ = trained_on(strategy, data, [np.arange(7)], WithNorm, devices=4, rows=12)
+        for name, value in (("mean", data.inputs.mean(0)), ("var", data.inputs.var(0))):
+            start = np.asarray(first.model_state["norm"][name])
+            wanted = 0.99 * start + 0.01 * value  # the momentum of Flax's BatchNorm
+            np.testing.assert_allclose(found.model_state["norm"][name], wanted, atol=1e-7)
+
+
+def test_evaluation_of_the_state_does_not_depend_on_the_batch():
+    """Running moments and no dropout: an example has one answer, alone and in any company."""
+    data = entry.examples_for("text_mlp", 9, 1)
+    steps = entry.Steps("single", jax.devices()[:1], "text_mlp", optax.adam(1e-2))
+    state = steps.place_state(steps.first_state())
+    for _ in range(2):
+        state, _ = steps.train_step(state, steps.place_batch(entry.batch_of(data, range(9))))
+    alone = [float(steps.eval_step(state, steps.place_batch(entry.batch_of(data, [i], 9))).loss) for i in range(9)]
+    together = float(steps.eval_step(state, steps.place_batch(entry.batch_of(data, range(9)))).loss)
+    assert sum(alone) == pytest.approx(together, rel=1e-5)
