@@ -2,24 +2,24 @@
 
 import argparse
 
-from pmapdp.command.flags import parse_with
-from pmapdp.command.parser import Parser
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.registry import MODELS
 
 
-def make_parser(description: str | None, name: str, example: str) -> Parser:
+def make_parser(description: str | None, name: str, example: str) -> cli.Parser:
     """The parser of `python -m benchmarks.NAME`, to which the benchmark adds its flags.
 
     A mistake is one sentence, which ends with this command and the arguments `example`.
     """
-    parser = Parser(f"python -m benchmarks.{name}", example, description)
+    parser = cli.Parser(f"{description}\n\n    python -m benchmarks.{name} {example}")
+    parser.add_argument("--help", action="help")
     parser.argument_default = None  # a flag that is not given has a value too
     return parser
 
 
-def work_parser(description: str | None, name: str) -> Parser:
+def work_parser(description: str | None, name: str) -> cli.Parser:
     """The parser of a program that trains on the first EXAMPLES of DATA.npz and prints the speed of each epoch."""
     parser = make_parser(description, name, "data.npz pmap cnn 8 512 51200 3")
     parser.add_argument("data")
@@ -32,7 +32,7 @@ def work_parser(description: str | None, name: str) -> Parser:
 
 def parse_config(flags: list[str]) -> Config:
     """The configuration that flags of `python -m pmapdp.train` ask for."""
-    return parse_with(ProcessesOptions, flags, program="python -m pmapdp.train")[0]
+    return cli.parse_with_recipe(ProcessesOptions, flags, None)[0]
 
 
 def at_least_one(text: str) -> int:

@@ -19,7 +19,7 @@ import optax
 from jax import lax
 
 from benchmarks import at_least_one, make_parser
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split
 from pmapdp.registry import MODELS
@@ -79,4 +79,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

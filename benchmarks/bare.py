@@ -20,9 +20,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import work_parser
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.devices import choose
-from pmapdp.files.reading import open_file
+from pmapdp.files import open_file
 from pmapdp.models.layers import Context, example_keys
 from pmapdp.registry import MODELS
 from pmapdp.state import build
@@ -102,4 +102,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import at_least_one, make_parser, parse_config
-from pmapdp import devices
-from pmapdp.command.ending import run_command
+from pmapdp import cli, devices
 from pmapdp.job import prepare
 from pmapdp.run.running import Run
 from pmapdp.state import TrainState
@@ -64,4 +63,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

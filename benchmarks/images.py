@@ -18,7 +18,7 @@ from flax import nnx
 from PIL import Image
 
 from benchmarks import at_least_one, make_parser
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.custom.data_sets import as_data_set
 from pmapdp.custom.folder import ImageFolder
@@ -95,4 +95,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

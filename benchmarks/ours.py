@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import work_parser
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split
-from pmapdp.files.reading import open_file
+from pmapdp.files import open_file
 from pmapdp.train import train
 
 
@@ -45,4 +45,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

@@ -13,8 +13,7 @@ import time
 import jax
 
 from benchmarks import at_least_one, make_parser, parse_config
-from pmapdp import devices
-from pmapdp.command.ending import run_command
+from pmapdp import cli, devices
 from pmapdp.job import prepare
 from pmapdp.run.replicas import Replicas
 from pmapdp.state import create_state
@@ -53,4 +52,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import at_least_one, make_parser, summary
 from benchmarks.comparisons import Run, comparisons, comparisons_of_accelerators
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.devices import cores
 from pmapdp.registry import load_data
 
@@ -173,4 +173,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

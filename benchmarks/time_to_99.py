@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import at_least_one, make_parser
 from benchmarks.run import PEERS, peers_environment, peers_python
 from benchmarks.workers import WorkerError, what_happened
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.models.speedrun import Speedrun
 from pmapdp.recipes import RECIPES
 from pmapdp.registry import load_data
@@ -95,4 +95,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

@@ -1,6 +1,6 @@
 """What a run does: one frozen dataclass. Type, default, limits and help of a setting stand together.
 
-Lesson 14 teaches this file. `command/parser.py` makes the command line from it; `Config()` is the recipe digits.
+Lesson 14 teaches this file. `cli.py` makes the command line from it; `Config()` is the recipe digits.
 A `Config` is valid once it exists: it checks itself when it is made, also by `dataclasses.replace`.
 """
 
@@ -40,7 +40,7 @@ def setting(
 class Config:
     """All settings of a run. A `UserError` names a value that no run can work with."""
 
-    recipe: str = setting("arguments", "digits", "One of those above; digits where none is named.", place="[RECIPE]")
+    recipe: str = setting("arguments", "digits", "One of those below (default: digits).", place="[RECIPE]")
 
     dataset: str = setting(
         "data",

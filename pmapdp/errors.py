@@ -1,6 +1,6 @@
 """Mistakes that are the user's to correct, each one sentence: the value given, why it will not do, and one that works.
 
-`command/ending.py` prints them. From Python they are ordinary exceptions.
+`cli.py` prints them. From Python they are ordinary exceptions.
 """
 
 import contextlib

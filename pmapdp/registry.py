@@ -17,8 +17,7 @@ from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import Tokens
 from pmapdp.errors import UserError, unknown
-from pmapdp.files.python_files import from_python_file
-from pmapdp.files.reading import require_path
+from pmapdp.files import load_from_file
 from pmapdp.models.cnn import CNN
 from pmapdp.models.convnet import ConvNet
 from pmapdp.models.dot_relu_dot import DotReluDot
@@ -56,7 +55,7 @@ def find_model(name: str) -> Callable[..., nnx.Module]:
         UserError: there is none.
     """
     if ".py:" in name:
-        return from_python_file(name, f"--model {name}")
+        return load_from_file(name, f"--model {name}")
     if name not in MODELS:
         raise unknown("model", name, [*MODELS, "my_file.py:Net (your own; from Python model=Net)"])
     return MODELS[name]
@@ -70,7 +69,7 @@ def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
     """
     if name.endswith(PYTHON_VALUE):
         raise UserError(f"the {kind} {name} must be given again: {kind}=...")
-    return from_python_file(name, f"--{kind} {name}") if ".py:" in name else None
+    return load_from_file(name, f"--{kind} {name}") if ".py:" in name else None
 
 
 def featurizer_of(model: Any) -> str:
@@ -98,14 +97,12 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     if name.endswith(".npz"):
         return data_from_file(Path(name))
     if ".py:" in name:
-        return as_data_set(from_python_file(name, f"--dataset {name}")())
+        return as_data_set(load_from_file(name, f"--dataset {name}")())
     if name not in DATA_SETS and (name.endswith("/") or os.path.isdir(name)):
         return data_from_folder(Path(name))
     if name not in DATA_SETS:
         own = "my_data.npz, folder/ or my_data.py:make (your own; from Python data=...)"
         raise unknown("dataset", name, [*DATA_SETS, own])
-    if data_dir is not None:
-        require_path(data_dir)
     return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
 
 

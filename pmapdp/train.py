@@ -1,26 +1,22 @@
-"""Train a network: `python -m pmapdp.train [RECIPE] [flags]`; `--help` lists both.
+"""Train a network on several devices, and resume it after a stop.
 
-    python -m pmapdp.train                                    # digits on 8 devices with pmap
-    python -m pmapdp.train --strategy jit --devices 4         # the same job, split by the compiler
+    python -m pmapdp.train                       # digits on 8 devices with pmap
+    python -m pmapdp.train --strategy jit --devices 4
     python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
-    python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command resumes it
-    srun python -m pmapdp.train --distributed                 # several processes, started by Slurm
+    python -m pmapdp.train mirrored --workdir runs/mirrored
+    srun python -m pmapdp.train --distributed    # several processes, by Slurm
 
-Lesson 14 teaches this file.
+You can stop a run with a workdir at any time: the same command resumes it.
 """
 
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
-
-    run("pmapdp.train")
-
 import dataclasses
+import sys
 import time
 from typing import Any
 
 import jax
 
-from pmapdp.command.flags import parse_with
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError
 from pmapdp.job import prepare
@@ -95,6 +91,10 @@ def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    config, options = parse_with(ProcessesOptions, arguments, program="python -m pmapdp.train")
+    config, options = cli.parse_with_recipe(ProcessesOptions, arguments, __doc__)
     with joined(options, config) as peers:
         train(config, peers)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launch import python
 
-from pmapdp.command.flags import parse_with
+from pmapdp import cli
 from pmapdp.processes.options import ProcessesOptions
 
 ROOT = Path(__file__).parent.parent
@@ -89,7 +89,7 @@ COMMAND = re.compile(r"(?:^ *|`)python -m pmapdp\.train((?: +[^\s`#|&>)]+)*)", r
 def test_commands_of_the_trainer_are_taken(page):
     for flags in COMMAND.findall(text_of(page) if page in PAGES else page.read_text(encoding="utf-8")):
         if not re.search(r"[A-Z\[{]{2,}|\.\.\.|\[", flags):  # placeholders
-            parse_with(ProcessesOptions, shlex.split(flags), program="python -m pmapdp.train")
+            cli.parse_with_recipe(ProcessesOptions, shlex.split(flags), None)
 
 
 @pytest.mark.parametrize("command", ["verify", "port"])

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp.command.ending import run_command
-from pmapdp.command.flags import parse, parse_options
+from pmapdp import cli, files
 from pmapdp.config import Config, flag
 from pmapdp.data.mnist import read_idx
 from pmapdp.errors import UserError
@@ -31,10 +30,10 @@ from pmapdp.evaluate import __main__ as evaluate
 from pmapdp.export import __main__ as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
-from pmapdp.files import outputs
-from pmapdp.files.writing import write_file
+from pmapdp.files import write_file
 from pmapdp.predict import __main__ as predict
 from pmapdp.predict.inputs import read_examples, read_lines
+from pmapdp.processes.options import ProcessesOptions
 from pmapdp.recipes import RECIPES
 from pmapdp.run.literal_path import LiteralPath
 from pmapdp.run.trained import read_config
@@ -64,7 +63,7 @@ def result_or_sentence(work) -> object | None:
     results = []
     error, output = io.StringIO(), io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output):
-        status = run_command(lambda arguments: results.append(work()), [])
+        status = cli.run(lambda arguments: results.append(work()), [])
     if status == 0:
         assert error.getvalue() == ""
         return results[0] if results else "help"
@@ -89,10 +88,10 @@ WORDS = st.one_of(
 @CASES
 def test_flags(cases):
     def check(arguments):
-        config = result_or_sentence(lambda: parse(arguments))
+        config = result_or_sentence(lambda: cli.parse_with_recipe(ProcessesOptions, arguments, None)[0])
         assert config is None or config == "help" or isinstance(config, Config)
         for command in (predict, evaluate, export):
-            result_or_sentence(lambda: parse_options(command.Options, arguments, program="x", example="y"))  # noqa: B023
+            result_or_sentence(lambda: cli.parse(command.Options, arguments, None))  # noqa: B023
 
     hold(cases, check, arguments=st.lists(WORDS, max_size=8))
 
@@ -248,7 +247,7 @@ def test_outputs(cases, tmp_path):
         "net.py": b"x = 1",
         "data.npz": b"PK\x03\x04",
         "run/config.json": b'{"format": "pmapdp run 1"}',
-        "run/metrics.jsonl": b"{}\n",
+        "run/metrics.jsonl": b'{"event": "start"}\n',
         "run/checkpoints/5/_METADATA": b"{}",
     }
     for name, content in kept.items():
@@ -259,8 +258,7 @@ def test_outputs(cases, tmp_path):
 
     def check(name, kind):
         def write():
-            output = outputs.Output("--json", f"{tmp_path}/{name}", kind)
-            (path,) = outputs.check_outputs(output, inputs=[tmp_path / "data.npz"])
+            path = files.check_output("--json", f"{tmp_path}/{name}", kind, [str(tmp_path / "data.npz")])
             assert path.is_relative_to(tmp_path) or ".." in name
             if path.is_relative_to(tmp_path):  # not where the name leads out of the test's folder
                 write_file(path, b"new")
@@ -270,7 +268,7 @@ def test_outputs(cases, tmp_path):
         result_or_sentence(write)
         assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
 
-    hold(cases, check, name=NAMES, kind=st.sampled_from([outputs.JSON, outputs.LINES, outputs.HTML, outputs.MODEL]))
+    hold(cases, check, name=NAMES, kind=st.sampled_from([files.JSON, files.LINES, files.HTML, files.MODEL]))
 
 
 @CASES

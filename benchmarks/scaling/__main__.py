@@ -7,12 +7,12 @@ with its error. Run it from the repository's root and leave the machine alone me
 import statistics
 import sys
 
+from rich.console import Console
 from rich.table import Table
 
 from benchmarks import make_parser
 from benchmarks.scaling.checks import Line, check_compiled, check_published, check_simulated
-from pmapdp.command.ending import run_command
-from pmapdp.command.terminal import console
+from pmapdp import cli
 from pmapdp.registry import MODELS
 from pmapdp.scaling.table import percent, seconds
 
@@ -39,11 +39,11 @@ def main(arguments: list[str]) -> None:
     parser = make_parser(__doc__, "scaling", "cnn")
     classifiers = [name for name, model in MODELS.items() if not hasattr(model, "loss")]
     parser.add_argument("model", nargs="?", choices=classifiers, default="cnn")
-    model, screen = parser.parse_args(arguments).model, console()
+    model, screen = parser.parse_args(arguments).model, Console(highlight=False, width=400)
     screen.print(table("efficiency of ResNet-50 in published runs", check_published()))
     screen.print(table(f"collectives in the step of {model}, compiled and not run", check_compiled(model)))
     screen.print(table("simulated devices of this machine", check_simulated(model)))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

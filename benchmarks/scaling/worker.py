@@ -15,8 +15,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp import devices
-from pmapdp.command.ending import run_command
+from pmapdp import cli, devices
 from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.registry import MODELS, featurizer_of
@@ -130,4 +129,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(cli.run(main))

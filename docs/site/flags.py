@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pmapdp.command.program import COMMANDS
+from pmapdp.cli import COMMANDS
 from pmapdp.config import Config, flag
 from pmapdp.recipes import RECIPES
 

@@ -1,18 +1,13 @@
-"""The ways to train side by side: `python -m pmapdp.compare [RECIPE] [flags]`; or steps of your own.
+"""Train in four ways side by side, or run steps of your own, and show where they agree and differ.
 
-    python -m pmapdp.compare                                       # digits, 100 updates each, 8 devices and 1
+    python -m pmapdp.compare                        # digits, on 8 devices and 1
     python -m pmapdp.compare --devices 2 4 8 --html page.html
-    python -m pmapdp.compare --dtype float64                       # differences that are rounding alone
+    python -m pmapdp.compare --dtype float64        # rounding alone differs
     python -m pmapdp.compare old.py:program new.py:program --html page.html
 
 A program of your own is a function without arguments that returns those of `pmapdp.verify.verify` in a dictionary. The
 first run that fails ends the comparison with its error.
 """
-
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
-
-    run("pmapdp.compare.__main__")
 
 import json
 import sys
@@ -24,15 +19,14 @@ from typing import Literal
 
 from rich.console import Console
 
-from pmapdp.command.flags import parse_options, parse_with
+from pmapdp import cli
 from pmapdp.compare.page import page
 from pmapdp.compare.reports import Report, report_of_programs, report_of_ways
 from pmapdp.compare.table import WIDTH, summary, tables, verified
 from pmapdp.config import setting
 from pmapdp.custom.data_file import own_files
 from pmapdp.errors import UserError
-from pmapdp.files.outputs import HTML, JSON, Output, check_outputs
-from pmapdp.files.writing import write_file
+from pmapdp.files import HTML, JSON, check_output, write_file
 
 PAGE = "Write a page to this file, with the sources row by row; it opens without a network."
 
@@ -44,7 +38,7 @@ class CompareOptions:
     recipe: str = setting(
         "arguments",
         "digits",
-        "One of those above; or two or more FILE.py:PROGRAM, steps of your own as pmapdp.verify takes them.",
+        "One of those below; or two or more FILE.py:PROGRAM, steps of your own as pmapdp.verify takes them.",
         place="[RECIPE]",
     )
     strategies: tuple[Literal["pmap", "shard_map", "jit"], ...] = setting(
@@ -116,9 +110,8 @@ def say(line: str) -> None:
 
 def four_ways(arguments: list[str]) -> tuple[Report, Path | None, Path | None]:
     """The report of a recipe, and the files that were asked for."""
-    config, options = parse_with(
-        CompareOptions, arguments, program="python -m pmapdp.compare", sections=("data", "model", "optimization")
-    )
+    sections = ("data", "model", "optimization")
+    config, options = cli.parse_with_recipe(CompareOptions, arguments, __doc__, sections)
     config = replace(config, steps=options.steps, mesh=None, layout="data")
     if options.global_batch_size is not None:
         config = replace(config, global_batch_size=options.global_batch_size, per_device_batch_size=None)
@@ -128,15 +121,22 @@ def four_ways(arguments: list[str]) -> tuple[Report, Path | None, Path | None]:
 
 def own_programs(arguments: list[str]) -> tuple[Report, Path | None, Path | None]:
     """The report of steps of the reader's own, and the files that were asked for."""
-    program, example = "python -m pmapdp.compare", "old.py:program new.py:program"
-    options = parse_options(OwnOptions, arguments, program=program, example=example)
+    options = cli.parse(OwnOptions, arguments, __doc__)
     programs = list(dict.fromkeys(options.programs))
     if len(programs) < 2:
-        raise UserError(f"{' '.join(programs)} alone has nothing to be compared with: try {program} {example}")
+        raise UserError(
+            f"{' '.join(programs)} alone has nothing to be compared with: try python -m pmapdp.compare old.py:program "
+            "new.py:program"
+        )
     json_file, html_file = outputs(options, [each.rpartition(":")[0] for each in programs])
     return report_of_programs(programs, options.devices, say), json_file, html_file
 
 
-def outputs(options: CompareOptions | OwnOptions, inputs: list[str]) -> list[Path | None]:
+def outputs(options: CompareOptions | OwnOptions, inputs: list[str]) -> tuple[Path | None, Path | None]:
     """The files to write, which are not those that are read."""
-    return check_outputs(Output("--json", options.json, JSON), Output("--html", options.html, HTML), inputs=inputs)
+    json_file = check_output("--json", options.json, JSON, inputs)
+    return json_file, check_output("--html", options.html, HTML, [*inputs, options.json])
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

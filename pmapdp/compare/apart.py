@@ -7,6 +7,7 @@ same process down. The caller itself does not start JAX, which may take all the 
 import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,6 +46,7 @@ def apart(function: Callable[..., Any], *arguments: Any, **environment: str) -> 
 def main() -> None:
     """Read a call from standard input, make it, and write its result, or the error that is the user's, to standard
     output. What the user's code prints goes to standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, which has it too, ends this process
     module, name, arguments = pickle.load(sys.stdin.buffer)
     with suppress(BrokenPipeError), os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:  # the caller has ended
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

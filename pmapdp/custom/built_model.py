@@ -6,7 +6,7 @@ from typing import Any
 from flax import linen, nnx
 
 from pmapdp.errors import UserError, reason, shown
-from pmapdp.files.python_files import own_fault
+from pmapdp.files import from_first_user_frame
 from pmapdp.state import build, takes
 
 
@@ -24,9 +24,9 @@ def built_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, OSError) and not own_fault(error):  # of JAX, which writes where its environment says
+        if isinstance(error, OSError) and not from_first_user_frame(error):
             raise
-        why = own_fault(error) or ("it ends Python" if isinstance(error, SystemExit) else reason(error))
+        why = "it ends Python" if isinstance(error, SystemExit) else reason(error)
         works = "give a class or function of rngs, and perhaps of dtype and param_dtype"
         if "static attribute" in why:  # of Flax, about layers in a list
             why, works = why.partition("'. ")[0] + "'", "keep layers and arrays in nnx.List or nnx.Dict"

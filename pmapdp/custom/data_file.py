@@ -9,7 +9,7 @@ from typing import Any
 
 from pmapdp.custom.data_sets import as_data_set
 from pmapdp.data.dataset import DataSet
-from pmapdp.files.reading import open_arrays
+from pmapdp.files import open_arrays
 
 ARRAYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 

@@ -14,7 +14,7 @@ import numpy as np
 from pmapdp.custom.data_sets import as_data_set
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason
-from pmapdp.files.reading import open_file
+from pmapdp.files import open_file
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no other: for EPS Pillow starts Ghostscript

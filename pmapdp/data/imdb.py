@@ -14,7 +14,7 @@ import numpy as np
 
 from pmapdp.data.dataset import DataSet, Texts
 from pmapdp.errors import UserError, reason
-from pmapdp.files.reading import open_file
+from pmapdp.files import open_file
 
 ARCHIVES = ("aclImdb_v1.tar.gz", "aclImdb.tar.gz")
 REVIEW = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/([0-9]{1,9})_[0-9]{1,2}\.txt", re.ASCII)

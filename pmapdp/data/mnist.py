@@ -14,7 +14,7 @@ import numpy as np
 
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
-from pmapdp.files.reading import read_file
+from pmapdp.files import read_file
 
 FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 # MD5 of the files as distributed, the same that torchvision checks.

@@ -1,25 +1,22 @@
-"""Exact figures on the test set, of a run or of an exported model: `python -m pmapdp.evaluate MODEL`.
+"""Print exact figures on the test set, of a run or of an exported model.
 
-    python -m pmapdp.evaluate runs/first                            # as it was trained
-    python -m pmapdp.evaluate runs/first --best                     # its best epoch
-    python -m pmapdp.evaluate runs/first --strategy jit --devices 3 # the same figures
-    python -m pmapdp.evaluate model.zip                             # and the same again
+    python -m pmapdp.evaluate runs/first                # as it was trained
+    python -m pmapdp.evaluate runs/first --best         # its best epoch
+    python -m pmapdp.evaluate runs/first --strategy jit --devices 3
+    python -m pmapdp.evaluate model.zip                 # an exported model
 
-Sums over exactly the examples of the test set, so that strategy and number of devices change only the rounding.
+The figures are sums over exactly the examples of the test set, so that strategy
+and number of devices change only their rounding.
 """
-
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
-
-    run("pmapdp.evaluate.__main__")
 
 import dataclasses
 import json
 import os
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from pmapdp.command.flags import parse_options
+from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_file, evaluate_run
@@ -51,7 +48,7 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_options(Options, arguments, program="python -m pmapdp.evaluate", example="runs/first")
+    options = cli.parse(Options, arguments, __doc__)
     if not os.path.isfile(options.model):
         totals, facts = evaluate_run(
             options.model,
@@ -74,3 +71,7 @@ def main(arguments: list[str]) -> None:
     print(" ".join([f"test loss {means['loss']:.6f}", *others]))
     print(f"{totals.examples:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
     print(f"{facts['strategy']}, {facts['device_kind']}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,15 +1,18 @@
-"""The command `python -m pmapdp.export WORKDIR FILE`; `write.py` says what is in the file."""
+"""Write the trained model of a run to one file, for `pmapdp.predict` and others.
 
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
+    python -m pmapdp.export runs/first model.zip         # its newest checkpoint
+    python -m pmapdp.export runs/first model.zip --best  # its best epoch
+    python -m pmapdp.export runs/texts model.zip --data-dir data
 
-    run("pmapdp.export.__main__")
+The file holds a program, so give people only files that they have a reason to trust.
+"""
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pmapdp.command.flags import parse_options
+from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.export.write import export_run
 from pmapdp.run.report import in_words, means_of
@@ -41,7 +44,7 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_options(Options, arguments, program="python -m pmapdp.export", example="runs/first model.zip")
+    options = cli.parse(Options, arguments, __doc__)
     file = Path(options.file).absolute()
     metadata = export_run(options.workdir, options.file, options.data_dir, best=options.best)
     megabytes = file.stat().st_size / 1e6
@@ -50,3 +53,7 @@ def main(arguments: list[str]) -> None:
         print(f"test {in_words(means_of('test', metrics))}")
     else:
         print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -19,7 +19,7 @@ import jax.export
 import numpy as np
 
 from pmapdp.errors import UserError, reason, shown
-from pmapdp.files.reading import read_file
+from pmapdp.files import read_file
 from pmapdp.registry import FEATURIZERS
 
 FORMAT = "pmapdp model 2"

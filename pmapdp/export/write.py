@@ -59,9 +59,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason, require
 from pmapdp.export.read import ARRAYS, FORMAT, LOSS, METADATA, PROGRAM, VIEW, Exported
-from pmapdp.files.outputs import MODEL, Output, check_outputs
-from pmapdp.files.reading import require_path
-from pmapdp.files.writing import write_file
+from pmapdp.files import MODEL, check_output, write_file
 from pmapdp.loss import named_sums
 from pmapdp.models.layers import Context, call
 from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data
@@ -92,9 +90,8 @@ def export_run(
         data_dir: folder of data sets, for the vocabulary of a text model; default: as in training.
         data, own: `data`, `model`, `loss`, `metrics` and `optimizer` where `train` was given them as Python values.
     """
-    require_path(path)
     config = read_config(workdir)
-    (file,) = check_outputs(Output("FILE", path, MODEL), inputs=own_files(config))
+    file = check_output("FILE", str(path), MODEL, own_files(config))
     assert file is not None
     # Before code of the user's, which may change the current folder.
     folder = os.path.abspath(workdir)

@@ -1,16 +1,12 @@
-"""`python -m pmapdp.port PATH`: what is to be done where a program of pmap moves to shard_map or jit.
+"""List each construct of pmap in a program, and what replaces it under shard_map and under jit.
 
-    python -m pmapdp.port train.py            # or a folder, or a notebook
-    python -m pmapdp.port my_project --json   # one JSON object
+    python -m pmapdp.port train.py
+    python -m pmapdp.port my_project           # a folder
+    python -m pmapdp.port train.ipynb --json   # a notebook; one JSON object
 
-The program is read, and neither run nor changed. Exit status 1 where a line of it fails with this JAX, 0 otherwise, 2
-where the command is wrong.
+The program is read, and neither run nor changed. The exit status is 1 if a line of it fails with this JAX, 0 otherwise,
+and 2 if the command is wrong.
 """
-
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
-
-    run("pmapdp.port.__main__")
 
 import json
 import logging
@@ -18,7 +14,7 @@ import sys
 from dataclasses import MISSING, dataclass
 from importlib.metadata import version
 
-from pmapdp.command.flags import parse_options
+from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import FailedError
 from pmapdp.port.constructs import find
@@ -37,7 +33,7 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_options(Options, arguments, program="python -m pmapdp.port", example="train.py")
+    options = cli.parse(Options, arguments, __doc__)
     sys.setrecursionlimit(20_000)  # a long sum is a deep tree
     logging.getLogger("absl").setLevel(logging.ERROR)  # Flax warns when its modules are looked up
     files, unread = read(options.path)
@@ -49,3 +45,7 @@ def main(arguments: list[str]) -> None:
         first, several = broken[0], f"{len(broken)} lines fail" if len(broken) > 1 else "1 line fails"
         where = f"{first.path}:{place(first.line)}"
         raise FailedError(f"{several} with jax {version('jax')}, first {where}: {first.row.today}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 from pmapdp.errors import UserError, reason
-from pmapdp.files.reading import saying
+from pmapdp.files import file_errors
 from pmapdp.port.names import CELL, File
 
 LEFT_OUT = {"node_modules", "site-packages", "__pycache__", "venv", "env", "build"}
@@ -18,7 +18,7 @@ def read(given: str) -> tuple[dict[str, File], list[str]]:
     Raises:
         UserError: there is nothing to read.
     """
-    with saying(given, "read", "name a file of Python, a notebook, or a folder"):
+    with file_errors(given, "read", "name a file of Python, a notebook, or a folder"):
         path = Path(given)
         exists = path.exists()
     if not exists:

@@ -1,20 +1,20 @@
-"""Ask an exported model: `python -m pmapdp.predict MODEL INPUT...`, where inputs are files or texts.
+"""Ask an exported model about files or texts: which class is each of, or which numbers does the model give.
 
-python -m pmapdp.predict model.zip digit.png                  # file, class and its probability
-python -m pmapdp.predict model.zip *.png --json               # one JSON object a line
-python -m pmapdp.predict model.zip images.npy                 # one line for every image in the array
-python -m pmapdp.predict prices.zip houses.csv                # one line for every row of a table
-python -m pmapdp.predict sentiment.zip "a wonderful film"     # class, probability and text
-python -m pmapdp.predict sentiment.zip --lines reviews.txt    # one line for every line; - is standard input
+    python -m pmapdp.predict model.zip digit.png
+    python -m pmapdp.predict model.zip *.png --json  # a JSON object a line
+    python -m pmapdp.predict model.zip images.npy   # several in an array
+    python -m pmapdp.predict prices.zip houses.csv  # a row of a table each
+    python -m pmapdp.predict sentiment.zip "a wonderful film"
+    python -m pmapdp.predict sentiment.zip --lines reviews.txt
+
+A model of uint8 images takes PNG and JPEG files of the size that it was trained on, as they are: digits must be light
+on a dark ground, as in the data set. A model of grey images makes colours grey. A model of rows of numbers takes .csv
+files, whose first line may name the columns. Every model takes .npy arrays of one example or of several.
 """
-
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
-
-    run("pmapdp.predict.__main__")
 
 import dataclasses
 import json
+import sys
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pmapdp.command.flags import parse_options
+from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import UserError
 from pmapdp.export.read import Exported, load_exported
@@ -109,7 +109,7 @@ def in_digits(answer: Any) -> str:
 
 def main(arguments: list[str]) -> None:
     """The command. All is read before the first line is printed, so that a mistake leaves nothing half done."""
-    options = parse_options(Options, arguments, program=PROGRAM, example="model.zip digit.png")
+    options = cli.parse(Options, arguments, __doc__)
     exported = load_exported(options.model)
     if not options.input and not options.lines:
         rows = len(exported.metadata["input"].get("shape", [])) == 2
@@ -133,3 +133,7 @@ def main(arguments: list[str]) -> None:
             print(f"{label:<{columns[1]}}  {probability:.4f}  {name}")
         else:
             print(f"{name:<{columns[0]}}  {label:<{columns[1]}}  {probability:.4f}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

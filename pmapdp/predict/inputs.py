@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pmapdp.errors import UserError, reason
-from pmapdp.files.reading import read_file
+from pmapdp.files import read_file
 
 NPY_START = b"\x93NUMPY"
 PNG_END = b"IEND\xaeB`\x82"

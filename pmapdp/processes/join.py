@@ -12,7 +12,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from pmapdp import devices
-from pmapdp.command.ending import say
+from pmapdp.cli import report
 from pmapdp.config import Config, flag
 from pmapdp.errors import UserError, reason, require
 from pmapdp.processes.options import ProcessesOptions, check_options, check_several, split_address
@@ -92,12 +92,11 @@ def connect(options: ProcessesOptions) -> None:
     def give_up(why: str) -> NoReturn:
         """End the process from any thread: JAX would abort it without a sentence, or wait on."""
         with ending:  # held to the end, so that only one sentence is said
-            say(
-                f"error: not all processes have reached the coordinator ({why}): start each once, with the same "
-                "--coordinator and its own --process-id, or give them more time with --join-timeout",
-                UserError.status,
+            error = UserError(
+                f"not all processes have reached the coordinator ({why}): start each once, with the same "
+                "--coordinator and its own --process-id, or give them more time with --join-timeout"
             )
-            os._exit(UserError.status)
+            os._exit(report(error))
 
     timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
     timer.daemon = True

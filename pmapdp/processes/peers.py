@@ -13,7 +13,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
-from pmapdp.command.ending import report
+from pmapdp.cli import report
 from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason
 
 TOGETHER = DivergedError, ReplicasError, StoppedError  # raised by all processes, after the same update

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from pmapdp.errors import UserError, reason
-from pmapdp.files.reading import saying
+from pmapdp.files import file_errors
 from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum
 from pmapdp.run.damage import DamagedError, require_intact, write_list
@@ -107,7 +107,7 @@ class Checkpoints:
         )
         from pmapdp.run.literal_path import LiteralPath  # whose library is Orbax's
 
-        with saying(folder, "used", "correct that, or name another --workdir"):
+        with file_errors(folder, "used", "correct that, or name another --workdir"):
             require_literal(folder)
             if not only_read:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -242,7 +242,9 @@ class Checkpoints:
         """Move the checkpoint of `step` out of the way; returns where it is then."""
         source, target = self.folder / str(step), self.folder.parent / "damaged" / str(step)
         if self.peers.first:
-            with saying(target, "written", f"move {source}, which is damaged, yourself, or name another --workdir"):
+            with file_errors(
+                target, "written", f"move {source}, which is damaged, yourself, or name another --workdir"
+            ):
                 target.parent.mkdir(exist_ok=True)
                 os.replace(source, target)
         self.peers.wait("setting aside")

@@ -8,8 +8,7 @@ import os
 import zlib
 from pathlib import Path
 
-from pmapdp.files.reading import open_regular
-from pmapdp.files.writing import write_file
+from pmapdp.files import open_regular, write_file
 
 LIST = "files.json"
 LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes them after the list, and reads nothing from them

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from pmapdp.command.environment import changed
 from pmapdp.custom.stock_layers import exchanged
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.job import Job
@@ -70,7 +69,6 @@ def header(job: Job, state: TrainState) -> list[str]:
         "state": state_line(state),
         "data": ", ".join([config.dataset, *sizes, *([f"content {job.content}"] if job.content else [])]),
         "updates": f"{job.total_steps:,}, {train_batches.per_epoch:,} an epoch",
-        "environ": f"{' '.join(changed())}: the results may be others than without" if changed() else "",
         "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
     }
     return [*(f"{name:<7}  {value}" for name, value in shown.items() if value), ""]

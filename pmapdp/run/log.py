@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pmapdp.files.reading import open_regular, saying
-from pmapdp.files.writing import WRITE_ADVICE
+from pmapdp.files import WRITE_ADVICE, file_errors, open_regular
 
 FULL_ADVICE = "make room and start the command again"
 
@@ -20,7 +19,7 @@ class LinesFile:
 
     def __init__(self, path: str | Path, named: str | None = None):
         self.named = named or str(path)
-        with saying(self.named, "written", WRITE_ADVICE):
+        with file_errors(self.named, "written", WRITE_ADVICE):
             # Without a buffer nothing is left to write, and to fail a second time, when the file is closed.
             descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             self.file = open(descriptor, "ab+", buffering=0)  # noqa: SIM115 (lives as long as the run)
@@ -31,7 +30,7 @@ class LinesFile:
     def line(self, text: str) -> None:
         """Append one line."""
         left = (text + "\n").encode("utf-8", "backslashreplace")
-        with saying(self.named, "written", FULL_ADVICE):
+        with file_errors(self.named, "written", FULL_ADVICE):
             end = os.fstat(self.file.fileno()).st_size
             try:
                 while left:
@@ -46,5 +45,5 @@ class LinesFile:
 
     def close(self) -> None:
         """Close the file when the disk has all lines."""
-        with saying(self.named, "written", FULL_ADVICE), self.file:
+        with file_errors(self.named, "written", FULL_ADVICE), self.file:
             os.fsync(self.file.fileno())

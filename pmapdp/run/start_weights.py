@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.errors import UserError
-from pmapdp.files.reading import open_arrays
+from pmapdp.files import open_arrays
 from pmapdp.run.damage import DamagedError
 from pmapdp.run.trained import open_to_read
 from pmapdp.state import Task

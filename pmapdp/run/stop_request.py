@@ -1,13 +1,13 @@
 """A signal asks a run to stop: it stops after the current update, with a checkpoint."""
 
+import contextlib
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-from pmapdp.command.signals import catch
+from pmapdp.cli import SIGNALS, catch_signals
 from pmapdp.processes.peers import ALONE, Peers
 
 
@@ -21,22 +21,20 @@ class StopRequest:
     Outside the main thread Python cannot catch signals, and they keep their usual effect.
     """
 
-    takes_one = True  # for `command/signals.py`, which ends the process at the second
-
     def __init__(self, peers: Peers = ALONE):
         self.peers = peers
         self.signal: signal.Signals | None = None
         self.came = self.agreed = False
-        self.before: dict[signal.Signals, Any] = {}
+        self.handlers = contextlib.ExitStack()
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self.before = catch(self, but=() if self.peers.count == 1 else (signal.SIGTERM,))
+            numbers = [each for each in SIGNALS if self.peers.count == 1 or each != signal.SIGTERM]
+            self.handlers.enter_context(catch_signals(self, numbers))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+        self.handlers.close()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """A signal has come."""

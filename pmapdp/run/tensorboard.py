@@ -9,8 +9,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
-from pmapdp.files.reading import saying
-from pmapdp.files.writing import WRITE_ADVICE
+from pmapdp.files import WRITE_ADVICE, file_errors
 from pmapdp.run.log import FULL_ADVICE
 
 # Of the results of an epoch, those that are no figure of TensorBoard's.
@@ -22,7 +21,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        with saying(folder, "written", WRITE_ADVICE):
+        with file_errors(folder, "written", WRITE_ADVICE):
             self.file = EventsWriter(str(folder.absolute() / "events"), f".{os.getpid()}")
 
     def epoch(self, results: dict[str, Any]) -> None:
@@ -34,11 +33,11 @@ class TensorBoard:
             if name not in LEFT_OUT and value is not None
         }
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]
-        with saying(self.folder, "written", FULL_ADVICE):
+        with file_errors(self.folder, "written", FULL_ADVICE):
             self.file.write_event(Event(wall_time=time.time(), step=results["step"], summary=Summary(value=values)))
             self.file.flush()
 
     def close(self) -> None:
         """Write what is left."""
-        with saying(self.folder, "written", FULL_ADVICE):
+        with file_errors(self.folder, "written", FULL_ADVICE):
             self.file.close()

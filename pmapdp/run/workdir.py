@@ -24,9 +24,7 @@ from typing import Any
 from pmapdp.config import Config
 from pmapdp.custom.data_file import own_files
 from pmapdp.errors import UserError, require
-from pmapdp.files.outputs import LINES, Output, check_outputs
-from pmapdp.files.reading import open_regular, read_json, require_path, saying
-from pmapdp.files.writing import write_file
+from pmapdp.files import LINES, check_output, file_errors, open_regular, read_json, write_file
 
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
@@ -93,8 +91,7 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     """
     require(Config, "config", config, "pmapdp.config.Config(devices=8)")
     if first:
-        metrics = Output("--metrics-file", config.metrics_file, LINES)
-        check_outputs(metrics, inputs=[*own_files(config), config.init_from], run=config.workdir)
+        check_output("--metrics-file", config.metrics_file, LINES, [*own_files(config), config.init_from])
     paths = {name: getattr(config, name) for name in ("workdir", "data_dir", "metrics_file", "init_from")}
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
@@ -117,7 +114,7 @@ def claimed(path: str | Path, config: Config, global_batch_size: int) -> Iterato
     """
     folder = Path(path)
     with contextlib.ExitStack() as stack:
-        with saying(f"--workdir {path}", "written", WRITE_ADVICE):
+        with file_errors(f"--workdir {path}", "written", WRITE_ADVICE):
             require_literal(folder)
             folder.mkdir(parents=True, exist_ok=True)
             found(folder)  # refuses a folder of somebody else before anything is written there
@@ -171,7 +168,6 @@ def require_shared(path: str, seconds: float = 10) -> None:
 def read_run(path: str | Path) -> tuple[Config, int]:
     """The configuration of the run in a folder, settings that it lacks with their defaults, and its global batch size.
     A `UserError` says that there is none, or that its config.json is not as a run writes it."""
-    require_path(path)
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")

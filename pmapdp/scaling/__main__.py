@@ -1,25 +1,20 @@
-"""Step time, waiting and efficiency from 1 to 4,096 devices, predicted: `python -m pmapdp.scaling [RECIPE] [flags]`.
+"""Predict step time, waiting and efficiency from 1 to 4,096 devices.
 
-    python -m pmapdp.scaling                                          # the default recipe's CNN, on three machines
-    python -m pmapdp.scaling --workload resnet-50 --devices 8 512     # a published model
+    python -m pmapdp.scaling                         # the default recipe's CNN
+    python -m pmapdp.scaling --workload resnet-50 --devices 8 512
     python -m pmapdp.scaling imdb-transformer --hardware h100
 
-All figures are predictions from published data of the hardware, for training that splits the batch. What of the model
-can be checked on this machine, `python -m benchmarks.scaling` checks.
+All figures are predictions from published data of the hardware, for training that splits the batch.
 """
 
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
-
-    run("pmapdp.scaling.__main__")
-
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 import jax
+from rich.console import Console
 
-from pmapdp.command.flags import parse_with
-from pmapdp.command.terminal import console
+from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import UserError
 from pmapdp.registry import find_model
@@ -56,7 +51,7 @@ class ScalingOptions:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    config, options = parse_with(ScalingOptions, arguments, program="python -m pmapdp.scaling", sections=("model",))
+    config, options = cli.parse_with_recipe(ScalingOptions, arguments, __doc__, ("model",))
     if config.dtype == "float64":
         raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
     if options.utilization is not None and not 0.0001 <= options.utilization <= 1:
@@ -82,7 +77,13 @@ def main(arguments: list[str]) -> None:
         f"{b:,} examples per device and update, {plan.dtype}, Adam; {share:.3g} of the peak, {origin}. "
         "Predictions for data parallelism, not measurements."
     )
+    # A file has no width, and wrapped cells are hard to read.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
     for table in (predictions, gains):
         for machine in machines:
-            console().print(table(machine, counts, workload, plan))
+            console.print(table(machine, counts, workload, plan))
     print("The predictions leave out: " + "; ".join(LEFT_OUT) + ".")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,26 +1,22 @@
-"""`python -m pmapdp.verify FILE.py:FUNCTION`: verify a step in a file of your own.
+"""Compare a training step of your own on several devices with its reference on one.
 
     python -m pmapdp.verify examples/sum_of_means.py:check
-    python -m pmapdp.verify examples/sum_of_means.py:check --devices 4 --json report.json
+    python -m pmapdp.verify examples/sum_of_means.py:check --devices 4
+    python -m pmapdp.verify examples/sum_of_means.py:check --json report.json
 
-Exit status 0 where every check passed and all was compared, 1 where one failed, something was not compared or the
-program raised an error, 2 where the command is wrong.
+The exit status is 0 if every check passed and all was compared, 1 if one failed, something was not compared or the
+program raised an error, and 2 if the command is wrong.
 """
 
-if __name__ == "__main__":  # before the imports, which take a second: a signal or an error in it ends in one line too
-    from pmapdp.command.program import run
-
-    run("pmapdp.verify.__main__")
-
 import dataclasses
+import sys
 from dataclasses import dataclass
 
-from pmapdp.command.flags import parse_options
+from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.devices import choose
 from pmapdp.errors import FailedError
-from pmapdp.files.outputs import JSON, Output, check_outputs
-from pmapdp.files.writing import write_file
+from pmapdp.files import JSON, check_output, write_file
 from pmapdp.verify.program_file import full_path, verify_program
 
 
@@ -42,11 +38,9 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """The command."""
-    options = parse_options(
-        Options, arguments, program="python -m pmapdp.verify", example="my_step.py:verification --devices 8"
-    )
+    options = cli.parse(Options, arguments, __doc__)
     # Before the file is run, which may change the current folder.
-    (report_file,) = check_outputs(Output("--json", options.json, JSON), inputs=[options.target.rpartition(":")[0]])
+    report_file = check_output("--json", options.json, JSON, [options.target.rpartition(":")[0]])
     target = full_path(options.target)
     devices = choose(options.devices)  # before the file, which may use JAX when it is run
     _, report = verify_program(target, options.target, devices)
@@ -57,3 +51,7 @@ def main(arguments: list[str]) -> None:
         raise FailedError(f"{options.target} is not what its reference is: {report.failed[0].name} failed")
     if report.missing:
         raise FailedError(f"{options.target} is not proven: {report.missing[0].name} not compared")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from pmapdp.errors import FailedError, UserError
-from pmapdp.files.python_files import from_python_file
+from pmapdp.files import load_from_file
 from pmapdp.verify.report import Report
 from pmapdp.verify.trial import blame
 from pmapdp.verify.verification import verify
@@ -32,7 +32,7 @@ def verify_program(target: str, given: str, devices: Sequence[jax.Device]) -> tu
         FailedError: the program raises an error.
         UserError: there is no such function, or it does not return the arguments of `verify`.
     """
-    function = from_python_file(target, given)
+    function = load_from_file(target, given)
     try:
         found = function()
         try:

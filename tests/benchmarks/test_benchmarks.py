@@ -15,8 +15,7 @@ from running import run
 
 from benchmarks import bare, images, summary
 from benchmarks.comparisons import comparisons
-from pmapdp import steps
-from pmapdp.command.ending import run_command
+from pmapdp import cli, steps
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, build, create_state
 
@@ -120,7 +119,7 @@ def test_runs(name, options, said):
     ],
 )
 def test_a_mistake_is_one_sentence(name, options, said, capsys):
-    assert run_command(importlib.import_module(f"benchmarks.{name}").main, options) == 2
+    assert cli.run(importlib.import_module(f"benchmarks.{name}").main, options) == 2
     output = capsys.readouterr()
     assert (output.out, output.err.count("\n")) == ("", 1)
     assert output.err.startswith("error: ")

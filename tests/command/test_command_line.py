@@ -1,114 +1,70 @@
-"""Contract 6: a mistake gets one sentence with the value given and one that works, exit status 2 (3 for divergence)."""
+"""A mistake gets one sentence with the value given and one that works, exit status 2; what people type works."""
 
+import subprocess
 import sys
 import types
 
 import jax
 import pytest
-from launch import environment, python, train
+from launch import environment, python
 
-from pmapdp.command.ending import run_command
-from pmapdp.command.flags import parse
+from pmapdp import __version__, cli
+from pmapdp.config import Config
+from pmapdp.processes.options import ProcessesOptions
 from pmapdp.recipes import RECIPES
 from pmapdp.train import main
 
 
+def parse(*arguments: str) -> Config:
+    return cli.parse_with_recipe(ProcessesOptions, list(arguments), "    python -m pmapdp.train")[0]
+
+
 def error_of(capsys, *arguments: str, status: int = 2) -> str:
-    """The one line on stderr with which the command ends."""
-    recipe, flags = (arguments[:1], arguments[1:]) if arguments[0][0] != "-" else ((), arguments)
-    assert run_command(main, [*recipe, "--no-compile-cache", *flags]) == status
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: ")
-    assert "Traceback" not in lines[0]
-    return lines[0]
+    """The one line on stderr with which `pmapdp.train` ends."""
+    assert cli.run(main, ["--no-compile-cache", *arguments]) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fragments"),
-    [
-        # names, with the nearest one that exists
-        (["--strategy", "pmapp"], ["'pmapp'", "did you mean 'pmap'?", "shard_map"]),
-        (["--strategy=shardmap"], ["'shardmap'", "did you mean 'shard_map'?"]),
-        (["digit"], ["recipe", "'digit'", "did you mean 'digits'?", "keras-guide"]),
-        (["--dataset", "mnits"], ["'mnits'", "did you mean 'mnist'?", "fashion-mnist"]),
-        (["--model", "convnett"], ["'convnett'", "did you mean 'convnet'?", "mlp"]),
-        (["--model", "resnet"], ["'resnet'", "mlp", "cnn", "convnet"]),
-        (["--optimizer", "adma"], ["'adma'", "did you mean 'adam'?"]),
-        (["--learning-rat", "0.1"], ["'--learning-rat'", "did you mean '--learning-rate'?"]),
-        # numbers
-        (["--devices", "0"], ["--devices 0", "at least 1", "try --devices 8"]),
-        (["--devices", "-1"], ["--devices -1", "at least 1", "try --devices 8"]),
-        (["--devices", "1025"], ["1025 devices", "at most --devices 1024"]),
-        (["--devices", "two"], ["--devices 'two' is not a whole number", "try --devices 8"]),
-        (["--devices"], ["--devices expected one argument", "python -m pmapdp.train digits --devices 8"]),
-        (["--global-batch-size", "0"], ["--global-batch-size 0", "at least 1", "try --global-batch-size 64"]),
-        (["--per-device-batch-size", "0"], ["--per-device-batch-size 0", "try --per-device-batch-size 8"]),
-        (["--epochs", "0"], ["--epochs 0", "at least 1", "try --epochs 10"]),
-        (["--steps", "-5"], ["--steps -5", "at least 1", "try --steps 100"]),
-        (["--accumulate", "0"], ["--accumulate 0", "at least 1"]),
-        (["--learning-rate", "nan"], ["--learning-rate nan is not a finite number", "--learning-rate 0.001"]),
-        (["--learning-rate", "inf"], ["--learning-rate inf is not a finite number", "--learning-rate 0.001"]),
-        (["--learning-rate", "-0.1"], ["--learning-rate -0.1", "at least 0", "--learning-rate 0.001"]),
-        (["--learning-rate", "fast"], ["--learning-rate 'fast' is not a number", "--learning-rate 0.001"]),
-        (["--seed", "-1"], ["--seed -1", "at least 0", "--seed 0"]),
-        (["--label-smoothing", "1"], ["--label-smoothing 1", "--label-smoothing 0.1"]),
-        (["--seed", str(2**63)], [f"--seed '{2**63}' is not a whole number"]),
-        (["--seed", "9" * 5000], ["--seed '999", "..."]),
-        (["--epochs", str(2**31)], ["--epochs 2147483648", "at most 2147483647", "--epochs 10"]),
-        (["--warmup-steps", str(2**31)], ["--warmup-steps 2147483648", "at most"]),
-        (["--schedule", "piecewise", "--switch-epochs", "3", str(2**31)], ["3 2147483648", "at most 2147483647"]),
-        (["--learning-rate", "1e39"], ["--learning-rate 1e+39", "at most 3.4e+38", "--learning-rate 0.001"]),
-        # flags
-        (["--progress=perhaps"], ["--progress/--no-progress takes no value, here 'perhaps': try python -m"]),
-        (["--no-progress=1"], ["--progress/--no-progress takes no value, here '1': try python -m"]),
-        (["--help=3"], ["-h/--help takes no value, here '3'"]),
-        (["--workdir", "-x"], ["--workdir expected one argument"]),
-        (["--devices="], ["--devices '' is not a whole number of 64 bits: try --devices 8"]),
-        (["--devices=--"], ["--devices ", ": try"]),
-        (["--switch-epochs"], ["--switch-epochs expected at least one argument: try python -m pmapdp.train"]),
-        (["--switch-epochs", "3", "x"], ["--switch-epochs 'x' is not a whole number"]),
-        (["--steps", "5", "digits", "mnist"], ["unrecognized arguments: mnist: try python -m pmapdp.train"]),
-        # names
-        (["--workdir", ""], ["--workdir '' is not a text: try --workdir NAME"]),
-        (["--workdir", "gs://bucket/run"], ["--workdir gs://bucket/run is an address", "mount"]),
-        (["--metrics-file", "s3://bucket/m.jsonl"], ["--metrics-file s3://bucket/m.jsonl is an address"]),
-        # combinations
-        (
-            ["--global-batch-size", "64", "--per-device-batch-size", "8"],
-            ["--global-batch-size 64", "--per-device-batch-size 8", "one of them"],
-        ),
-        (["--strategy", "single", "--devices", "4"], ["one device, not 4", "--devices 1", "--strategy pmap"]),
-        (["--schedule", "piecewise"], ["--switch-epochs 3 7"]),
-        (["--switch-epochs", "3"], ["--schedule piecewise --switch-epochs 3 7"]),
-        (["--weight-decay", "0.1"], ["--weight-decay 0.1", "adamw"]),
-        # the machine and the data
-        (["--global-batch-size", "1438"], ["1438", "1437", "at most --global-batch-size 1437"]),
-        (["--per-device-batch-size", "180"], ["180", "1440", "1437", "at most --per-device-batch-size 179"]),
-        (["--accumulate", "65"], ["--accumulate 65", "at most --accumulate 64"]),
-        (["--dataset", "reviews"], ["the model takes images", "use --model text_mlp or --model transformer"]),
-        (["--model", "text_mlp"], ["the data set holds images", "--model convnet or --model speedrun"]),
-        (["dtensor-data", "--data-dir", "nowhere"], ["is not in ", "/nowhere: ", "aclImdb_v1.tar.gz", "reviews"]),
-        (["--metrics-file", "no-such-folder/m.jsonl"], ["no-such-folder/m.jsonl cannot be written", "name a file"]),
-        (["--metrics-file", "."], ["--metrics-file . cannot be written", "name a file"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0][0] == "-" else None,
-)
-def test_a_mistake_gets_one_sentence(capsys, arguments, fragments):
-    line = error_of(capsys, *arguments)
-    for fragment in fragments:
-        assert fragment in line
+MISTAKES = {
+    # names, with the nearest one that exists
+    "--strategy pmapp": "unknown strategy 'pmapp': did you mean 'pmap'? choose from pmap, jit, shard_map, single",
+    "digit": "unknown recipe 'digit': did you mean 'digits'?",
+    "--dataset mnits": "'mnits': did you mean 'mnist'?",
+    "--model resnet": "unknown model 'resnet': choose from mlp, cnn, convnet",
+    "--optimizer adma": "'adma': did you mean 'adam'?",
+    "--learning-rat 0.1": "'--learning-rat': did you mean '--learning-rate'?",
+    # numbers
+    "--devices 0": "--devices 0 must be at least 1: try --devices 8",
+    "--devices 1025": "at most --devices 1024",
+    "--devices two": "--devices 'two' is not a whole number: try --devices 8",
+    "--devices": "--devices: expected one argument: try python -m pmapdp.train",
+    "--epochs 2147483648": "--epochs 2147483648 must be at most 2147483647: try --epochs 10",
+    "--learning-rate nan": "--learning-rate nan is not a finite number: try --learning-rate 0.001",
+    "--learning-rate fast": "--learning-rate 'fast' is not a number: try --learning-rate 0.001",
+    f"--seed {'9' * 5000}": "--seed '99999",
+    "--switch-epochs 3 x": "--switch-epochs 'x' is not a whole number",
+    "--steps 5 digits mnist": "unrecognized arguments: mnist: try python -m pmapdp.train",
+    # combinations
+    "--global-batch-size 64 --per-device-batch-size 8": "exclude each other: give one of them",
+    "--strategy single --devices 4": "--strategy single runs on one device, not 4: use --devices 1",
+    "--schedule piecewise": "--schedule piecewise --switch-epochs 3 7",
+    "--weight-decay 0.1": "--weight-decay 0.1 has an effect only with adamw",
+    # the machine, the data and the files
+    "--devices 9": "9 devices cannot be simulated any more: JAX has already started with 8",
+    "--global-batch-size 1438": "has 1437: use at most --global-batch-size 1437",
+    "--per-device-batch-size 180": "use at most --per-device-batch-size 179",
+    "--accumulate 65": "use at most --accumulate 64",
+    "--model text_mlp": "the data set holds images: use",
+    "mirrored --data-dir nowhere": "nowhere",
+    "--metrics-file no-such-folder/m.jsonl": "no-such-folder/m.jsonl cannot be written",
+}
 
 
-def test_the_largest_batch_that_is_offered_works():
-    """The advice of the cases above, taken."""
-    assert parse(["--global-batch-size", "1437"]).global_batch_size == 1437
-    assert parse(["--per-device-batch-size", "179"]).per_device_batch_size == 179
-
-
-def test_more_devices_than_were_simulated(capsys):
-    line = error_of(capsys, "--devices", "9")
-    assert "9 devices cannot be simulated any more: JAX has already started with 8" in line
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_gets_one_sentence(capsys, arguments):
+    assert MISTAKES[arguments] in error_of(capsys, *arguments.split())
 
 
 def test_more_devices_than_accelerators(capsys, monkeypatch):
@@ -127,47 +83,36 @@ def test_mnist_without_torchvision(capsys, monkeypatch, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_training_with_status_3(capsys):
-    line = error_of(
-        *(capsys, "--model", "mlp", "--optimizer", "sgd", "--schedule", "constant", "--learning-rate", "1e30"),
-        status=3,
-    )
-    assert "the loss is" in line
-    assert "at step 2" in line
-    assert "--learning-rate" in line
+    flags = ["--model", "mlp", "--optimizer", "sgd", "--schedule", "constant", "--learning-rate", "1e30"]
+    assert "at step 2" in error_of(capsys, *flags, status=3)
 
 
-def test_a_mistake_as_seen_from_outside():
-    done = train("--strategy", "pmapp")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: unknown strategy 'pmapp'")
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_fits_a_terminal_and_shows_examples(name):
+    """One process each, because --help must work before JAX starts."""
+    done = python("-m", f"pmapdp.{name}", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"usage: python -m pmapdp.{name} ")
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith(("    python -m", "    srun python -m")) for line in lines) >= 3
+    assert lines.count("options:") == 1
+    assert not [line for line in lines if "(default: (" in line or "default: True" in line]
 
 
-def test_help_is_grouped_and_names_everything():
-    done = train("--help")
-    assert done.returncode == 0
-    assert done.stderr == ""
-    text = done.stdout
-    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert len(titles) >= 8
-    for flag in ("--strategy", "--devices", "--dataset", "--data-dir", "--model", "--global-batch-size"):
-        assert flag in text
-    for flag in ("--per-device-batch-size", "--epochs", "--steps", "--optimizer", "--learning-rate", "--seed"):
-        assert flag in text
-    assert "--metrics-file" in text
-    assert "--progress, --no-progress" in text or "--no-progress" in text
-    for recipe in RECIPES:
-        assert f"{recipe}:" in text
-    assert max(map(len, text.splitlines())) <= 100
+def test_help_shows_the_defaults_of_the_recipe(capsys):
+    assert cli.run(main, ["mirrored", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "(default: piecewise)" in text
+    assert "(default: 3 7)" in " ".join(text.split())
+    assert all(f"  {recipe}: " in text for recipe in RECIPES)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
-    assert parse([recipe]) == RECIPES[recipe].config
-    assert parse([recipe, "--seed", "7", "--epochs=2"]).seed == 7
-    assert parse([recipe, "--seed", "7", "--epochs=2"]).epochs == 2
-    assert parse([recipe, "--seed", "7"]).model == RECIPES[recipe].config.model
+    assert parse(recipe) == RECIPES[recipe].config
+    config = parse(recipe, "--seed", "7", "--epochs=2")
+    assert (config.seed, config.epochs, config.model) == (7, 2, RECIPES[recipe].config.model)
 
 
 @pytest.mark.parametrize(
@@ -179,27 +124,56 @@ def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
     ],
 )
 def test_what_users_type(arguments):
-    config = parse(arguments)
+    config = parse(*arguments)
     assert (config.recipe, config.data_dir, config.progress, config.switch_epochs) == ("mirrored", "x", False, (3, 5))
 
 
-def test_digits_is_the_recipe_without_a_name():
-    assert parse([]) == RECIPES["digits"].config
-
-
 def test_a_batch_size_replaces_the_recipes_of_either_kind():
-    of_recipe = parse([])
-    assert (of_recipe.global_batch_size, of_recipe.per_device_batch_size) == (None, None)  # 64 examples in all
-    per_device = parse(["--per-device-batch-size", "16"])
-    assert (per_device.global_batch_size, per_device.per_device_batch_size) == (None, 16)
-    of_mirrored = parse(["mirrored", "--global-batch-size", "256"])
+    assert parse() == Config() == RECIPES["digits"].config
+    assert parse("--per-device-batch-size", "16").per_device_batch_size == 16
+    of_mirrored = parse("mirrored", "--global-batch-size", "256")
     assert (of_mirrored.global_batch_size, of_mirrored.per_device_batch_size) == (256, None)
+
+
+def test_version_prints_what_a_report_needs():
+    code = "import sys; sys.argv = ['pmapdp', 'train', '--version']; from pmapdp.cli import main; main()"
+    done = python("-c", code, env={"JAX_NUM_CPU_DEVICES": "3", "NPROC": "6", "XLA_FLAGS": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert ["jax", jax.__version__] in lines
+    assert ["devices", "3 x cpu (cpu)"] in lines
+    assert ["NPROC=6"] in lines
+    assert not any(line[0].startswith("PATH") for line in lines)
+
+
+def test_version_also_if_jax_cannot_start(capsys, monkeypatch):
+    def devices():
+        raise RuntimeError("no such backend")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    assert cli.run(main, ["--version"]) == 0
+    assert "devices          none, JAX cannot start: no such backend" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"), [("port", 0, "usage: python -m pmapdp.port"), ("prt", 2, "'port'")]
+)
+def test_the_console_script(name, status, said):
+    code = f"import sys; sys.argv = ['pmapdp', '{name}', '--help']; from pmapdp.cli import main; main()"
+    done = python("-c", code)
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr
 
 
 def test_parsing_starts_no_device():
     code = (
-        "from pmapdp.command.flags import parse; parse(['--devices', '3']); import pmapdp.train, pmapdp.devices;"
-        "pmapdp.devices.simulate(3); import jax; print(len(jax.devices()))"
+        "import sys, jax, pmapdp.train as t; from pmapdp import cli, devices;"
+        "cli.parse_with_recipe(t.ProcessesOptions, ['--devices', '3'], '');"
+        "devices.simulate(3); print(len(jax.devices()))"
     )
-    done = python("-c", code, env=environment())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False)
     assert done.stdout == "3\n", done.stderr
+
+
+def test_the_version_is_the_packages():
+    assert __version__.count(".") == 2

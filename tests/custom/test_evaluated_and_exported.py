@@ -11,7 +11,7 @@ from flax import nnx
 from marks import quick
 from points import DATA, Net, run
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
@@ -83,7 +83,7 @@ def test_a_loss_of_ones_own_is_evaluated_exported_and_asked(tmp_path, monkeypatc
     export_run("run", "model.zip", **own)
     assert evaluate_exported(load_exported("model.zip"), own["data"].test).means() == wanted
     np.save("rows.npy", DATA.test.inputs)
-    assert run_command(predict, ["model.zip", "rows.npy", "--json"]) == 0
+    assert cli.run(predict, ["model.zip", "rows.npy", "--json"]) == 0
     answers = [
         json.loads(line)["outputs"]["probability"] for line in capsys.readouterr().out.splitlines() if "{" in line
     ]

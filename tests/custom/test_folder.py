@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.custom.folder import ImageFolder, data_from_folder, read_image
 from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
@@ -133,10 +133,10 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     for dataset in ("photos/", "my_data.py:make"):
         workdir = f"run {dataset[:5]}"
         flags = ["--model", "net.py:Net", "--dataset", dataset, "--global-batch-size", "6", "--learning-rate", "0.1"]
-        assert run_command(train_command, [*flags, "--epochs", "2", "--devices", "2", "--workdir", workdir]) == 0
+        assert cli.run(train_command, [*flags, "--epochs", "2", "--devices", "2", "--workdir", workdir]) == 0
         shown = capsys.readouterr().out
         assert "16 to train, 16 to test, content" in shown
-        assert run_command(evaluate, [workdir, "--json", "--strategy", "single"]) == 0
+        assert cli.run(evaluate, [workdir, "--json", "--strategy", "single"]) == 0
         tested = json.loads(capsys.readouterr().out)
         assert f"{tested['test_accuracy']:.4f}" == re.search(r"last (\S+)", shown)[1]
 
@@ -156,6 +156,6 @@ def test_wrong_data_on_the_command_line(dataset, sentence, tmp_path, monkeypatch
     Path("my_data.py").write_text(MADE)
     Path("broken.py").write_text("\ndef make():\n    return 1 / 0\n")
     Path("number.py").write_text("make = lambda: 5\n")
-    assert run_command(train_command, ["--dataset", dataset]) == 2
+    assert cli.run(train_command, ["--dataset", dataset]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line

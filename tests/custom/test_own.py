@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from marks import quick
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.custom.arrays import check_data
 from pmapdp.custom.data_file import ARRAYS, data_from_file
@@ -327,7 +327,7 @@ def test_a_regression_on_the_command_line(tmp_path, monkeypatch, capsys):
     flags = ["--model", "line.py:Line", "--dataset", "points.npz", "--epochs", "1", "--devices", "2"]
     outputs = {}
     for main, arguments in ((train_command, [*flags, "--workdir", "run"]), (export, ["run", "line.zip"])):
-        assert run_command(main, [*arguments]) == 0, capsys.readouterr().err
+        assert cli.run(main, [*arguments]) == 0, capsys.readouterr().err
         outputs[main] = capsys.readouterr().out
     shown = re.search(r"test (loss \S+ absolute error \S+)", outputs[train_command])[1]
     assert f"test {shown}" in outputs[export]
@@ -348,7 +348,7 @@ def test_a_file_of_python_that_changes_the_current_folder(tmp_path, monkeypatch)
         (evaluate, ["model.zip"]),
     ):
         monkeypatch.chdir(tmp_path)
-        assert run_command(main, arguments) == 0
+        assert cli.run(main, arguments) == 0
     there = set(os.listdir(tmp_path)) - {"__pycache__"}  # Python's own
     assert there == {"metrics.jsonl", "model.zip", "net.py", "points.npz", "run", "sub"}
     assert os.listdir(tmp_path / "sub") == []
@@ -361,7 +361,7 @@ def test_a_metrics_file_never_replaces_an_input(tmp_path, monkeypatch, capsys, n
     Path("points.npz").write_bytes(b"")
     os.symlink("net.py", "link")
     flags = ["--model", "net.py:Net", "--dataset", "points.npz", "--metrics-file", name]
-    assert run_command(train_command, flags) == 2
+    assert cli.run(train_command, flags) == 2
     assert f"--metrics-file {name} is a file that this command reads" in capsys.readouterr().err
     assert (Path("net.py").read_text(), Path("points.npz").read_bytes()) == (FILE, b"")
 
@@ -383,7 +383,7 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
         (export, [workdir, str(tmp_path / "other.zip")], "unknown dataset 'arrays': choose from digits, "),
         (evaluate, [file], "unknown dataset 'arrays': choose from digits, "),
     ):
-        assert run_command(main, arguments) == 2
+        assert cli.run(main, arguments) == 2
         assert sentence in capsys.readouterr().err
     with pytest.raises(UserError, match=r"unknown dataset 'arrays': .* from Python data="):
         evaluate_run(workdir, model=Net)
@@ -399,7 +399,7 @@ def test_wrong_files_on_the_command_line(tmp_path, capsys):
         (("--model", ".py:"), "name one, for example my_file.py:Net"),
         (("--dataset", tmp_path / "none.npz"), "(No such file or directory"),
     ):
-        assert run_command(train_command, [str(flag) for flag in flags]) == 2
+        assert cli.run(train_command, [str(flag) for flag in flags]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert sentence in line
 

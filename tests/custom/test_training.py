@@ -9,7 +9,7 @@ from flax import nnx
 from marks import quick
 from points import DATA, Net, run
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_run
@@ -82,8 +82,8 @@ def test_files_on_the_command_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "my.py").write_text(FILE)
     command = ["--model", "mlp", "--devices", "2", "--epochs", "2", "--no-compile-cache", "--trainable", "logits"]
     command += ["--optimizer", "my.py:make", "--schedule", "my.py:rate", "--workdir", "run"]
-    assert run_command(train_command, [*command, "--steps", "3"]) == 0, capsys.readouterr().err
-    assert run_command(train_command, [*command, "--steps", "5"]) == 0, capsys.readouterr().err
+    assert cli.run(train_command, [*command, "--steps", "3"]) == 0, capsys.readouterr().err
+    assert cli.run(train_command, [*command, "--steps", "5"]) == 0, capsys.readouterr().err
     assert "restored from the checkpoint of step 3" in capsys.readouterr().out
     config, state, last = load_run("run")
     assert (config.optimizer, config.trainable) == ("my.py:make", ("logits",))
@@ -111,7 +111,7 @@ def test_files_on_the_command_line(tmp_path, monkeypatch, capsys):
 def test_wrong_flags_are_one_sentence(tmp_path, monkeypatch, capsys, flags, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(FILE)
-    assert run_command(train_command, ["--model", "mlp", "--devices", "1", "--no-compile-cache", *flags]) == 2
+    assert cli.run(train_command, ["--model", "mlp", "--devices", "1", "--no-compile-cache", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
     assert (tmp_path / "my.py").read_text() == FILE

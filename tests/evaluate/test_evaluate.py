@@ -4,7 +4,7 @@ import os
 import pytest
 from marks import quick
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export import __main__ as export
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
         compile_cache=False,
     )
     result = train(config)
-    assert run_command(export.main, [workdir, file]) == 0
+    assert cli.run(export.main, [workdir, file]) == 0
     return workdir, file, result.epochs[-1]
 
 
@@ -47,7 +47,7 @@ def run(tmp_path_factory):
 def test_same_figures_however_spread(run, capsys, spread):
     workdir, _, expected = run
     capsys.readouterr()
-    assert run_command(evaluate, [workdir, "--json", *spread]) == 0
+    assert cli.run(evaluate, [workdir, "--json", *spread]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["test_accuracy"] == expected["test_accuracy"]
     assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
@@ -62,7 +62,7 @@ def test_spread_as_asked(run, capsys):
         (["--devices", "3"], "pmap", 3),
         (["--strategy", "single"], "single", 1),
     ]:
-        assert run_command(evaluate, [workdir, "--json", *arguments]) == 0
+        assert cli.run(evaluate, [workdir, "--json", *arguments]) == 0
         result = json.loads(capsys.readouterr().out)
         assert (result["strategy"], result["devices"]) == (strategy, devices)
 
@@ -70,7 +70,7 @@ def test_spread_as_asked(run, capsys):
 def test_exported_has_the_same_figures(run, capsys):
     _, file, expected = run
     capsys.readouterr()
-    assert run_command(evaluate, [file, "--json"]) == 0
+    assert cli.run(evaluate, [file, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["test_accuracy"] == expected["test_accuracy"]
     assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
@@ -82,7 +82,7 @@ def test_for_people(run, capsys):
     workdir, file, expected = run
     figures = f"test loss {expected['test_loss']:.4f}"
     for arguments in ([workdir], [file]):
-        assert run_command(evaluate, arguments) == 0
+        assert cli.run(evaluate, arguments) == 0
         first, second, _ = capsys.readouterr().out.splitlines()
         assert first.startswith(figures)
         assert first.endswith(f" accuracy {expected['test_accuracy']:.4f}")
@@ -92,7 +92,7 @@ def test_for_people(run, capsys):
 def test_nothing_is_written(run):
     workdir, _, _ = run
     before = sorted(os.walk(workdir))
-    assert run_command(evaluate, [workdir]) == 0
+    assert cli.run(evaluate, [workdir]) == 0
     assert sorted(os.walk(workdir)) == before
 
 
@@ -119,7 +119,7 @@ def test_mistakes(run, capsys, arguments, sentence):
     for name, path in names.items():
         sentence = sentence.replace(name, path)
     capsys.readouterr()
-    assert run_command(evaluate, [names.get(argument, argument) for argument in arguments]) == 2
+    assert cli.run(evaluate, [names.get(argument, argument) for argument in arguments]) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")
     assert output.err.count("\n") == 1

@@ -11,7 +11,7 @@ from archives import pack, unpack
 from marks import quick
 from trained import train_briefly
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError
@@ -225,7 +225,7 @@ def test_command(tmp_path, capsys):
     settings = {"strategy": "single", "devices": 1, "epochs": 1, "model": "mlp"}
     result = train(Config(**settings, workdir=run, progress=False, compile_cache=False)).epochs[-1]
     capsys.readouterr()
-    assert run_command(export.main, [run, path]) == 0
+    assert cli.run(export.main, [run, path]) == 0
     assert f"{path}: mlp after 23 updates, " in capsys.readouterr().out
     metadata = load_exported(path).metadata
     assert metadata["metrics"] == {name: result[name] for name in ("test_loss", "test_accuracy", "test_examples")}
@@ -247,7 +247,7 @@ def test_command(tmp_path, capsys):
 )
 def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run_command(export.main, arguments) == 2
+    assert cli.run(export.main, arguments) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
@@ -257,6 +257,6 @@ def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path):
 def test_workdir_without_checkpoint(tmp_path, capsys):
     with claimed(tmp_path / "run", Config(), 64):
         pass
-    assert run_command(export.main, [str(tmp_path / "run"), str(tmp_path / "model.zip")]) == 2
+    assert cli.run(export.main, [str(tmp_path / "run"), str(tmp_path / "model.zip")]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "model.zip").exists()

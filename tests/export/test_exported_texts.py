@@ -10,7 +10,7 @@ import optax
 import pytest
 from archives import pack, unpack
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export import __main__ as export
@@ -42,7 +42,7 @@ def run(tmp_path_factory):
         compile_cache=False,
     )
     epochs = train(config).epochs
-    assert run_command(export.main, [workdir, file]) == 0
+    assert cli.run(export.main, [workdir, file]) == 0
     return file, epochs[-1]
 
 
@@ -70,7 +70,7 @@ def test_same_accuracy_through_strings(run, capsys):
     classes = exported.outputs(exported.view(texts))["logits"].argmax(-1)
     assert (classes == labels).mean() == expected["test_accuracy"]
     capsys.readouterr()
-    assert run_command(evaluate, [file, "--json"]) == 0
+    assert cli.run(evaluate, [file, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["test_accuracy"] == expected["test_accuracy"]
     assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
@@ -123,7 +123,7 @@ def test_vocabularies_of_another_form(run, transformer, capsys, tmp_path, view):
     for file in (run[0], transformer[1]):
         forged = unpack(file) | {"view.json": json.dumps(view).encode()}
         (tmp_path / "forged.zip").write_bytes(pack(forged))
-        assert run_command(predict, [str(tmp_path / "forged.zip"), *TEXTS]) == 2
+        assert cli.run(predict, [str(tmp_path / "forged.zip"), *TEXTS]) == 2
         assert "forged.zip is damaged, or is no exported model (" in capsys.readouterr().err
 
 
@@ -131,7 +131,7 @@ TEXTS = ["The music was wonderful. I found the cast superb!", "The plot was dull
 
 
 def lines_of(capsys, *arguments):
-    assert run_command(predict, list(arguments)) == 0
+    assert cli.run(predict, list(arguments)) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -180,7 +180,7 @@ def test_mistakes(run, capsys, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     (tmp_path / "empty.txt").write_text("\n \n")
-    assert run_command(predict, [run[0], *arguments]) == 2
+    assert cli.run(predict, [run[0], *arguments]) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence.replace('FILE', run[0])}")
     assert output.err.count("\n") == 1

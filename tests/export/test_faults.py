@@ -5,8 +5,6 @@ import json
 import os
 import resource
 import struct
-import subprocess
-import sys
 import warnings
 import zipfile
 import zlib
@@ -17,7 +15,7 @@ from archives import npy, pack, unpack
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export.read import load_exported
@@ -47,7 +45,7 @@ def refused(capsys, *arguments: str) -> str:
     """The sentence with which the command refuses, after a look at the memory that it took."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with warnings.catch_warnings(action="error"):
-        status = run_command(predict, list(arguments))
+        status = cli.run(predict, list(arguments))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     output = capsys.readouterr()
     assert status == 2, output.err
@@ -133,7 +131,7 @@ def test_metadata_of_every_other_form(model, place, capsys, name, value):
     """What the reader needs is refused in a sentence; the rest may be as it likes."""
     metadata = json.loads(model["metadata.json"]) | {name: value}
     (place / "model.zip").write_bytes(pack(model | {"metadata.json": json.dumps(metadata).encode()}))
-    status = run_command(predict, ["model.zip", "digit.npy"])
+    status = cli.run(predict, ["model.zip", "digit.npy"])
     assert (status, capsys.readouterr().err.count("\n")) in ((2, 1), (0, 0))
     if name not in ("jax", "dtype", "view"):
         assert status == 2
@@ -148,7 +146,7 @@ def test_too_few_labels(model, place, capsys):
 def test_metadata_that_does_not_say_what_to_evaluate_on(model, place, capsys):
     """An export by one's own call of `export_model` has them as it pleases."""
     (place / "model.zip").write_bytes(pack(model))
-    assert run_command(evaluate, ["model.zip"]) == 2
+    assert cli.run(evaluate, ["model.zip"]) == 2
     assert "error: model.zip does not name its data set and its step: name a file of" in capsys.readouterr().err
 
 
@@ -252,15 +250,6 @@ def test_named_pipes(place, capsys, model):
 def test_lines_end_at_line_breaks_only(place):
     (place / "texts").write_bytes("one\vword\f\u0085\u2028 here\r\n\n two\rwords".encode())
     assert read_lines("texts") == ["one\vword\f\u0085\u2028 here", " two\rwords"]
-
-
-def test_a_closed_standard_input():
-    code = "import sys; from pmapdp.predict.inputs import read_lines; from pmapdp.command.ending import run_command;"
-    code += "sys.exit(run_command(lambda arguments: read_lines('-')))"
-    done = subprocess.run(
-        ["bash", "-c", f'"$0" -c "{code}" <&-', sys.executable], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (2, "error: - holds no text: write one text a line\n")
 
 
 def test_a_program_with_any_bit_flipped(model, place, capsys):

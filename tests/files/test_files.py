@@ -1,29 +1,35 @@
-"""One way in and one way out for files: whatever stands at a name, the outcome is the content or one sentence."""
+"""Whatever stands at a name, the outcome is the file's content, or one sentence and nothing lost."""
 
 import errno
 import os
-import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from pmapdp.command.ending import run_command
 from pmapdp.errors import UserError, in_one_line
-from pmapdp.files.python_files import from_python_file
-from pmapdp.files.reading import read_file, read_json
-from pmapdp.files.writing import require_writable, write_file
+from pmapdp.files import (
+    HTML,
+    JSON,
+    LINES,
+    MODEL,
+    check_output,
+    load_from_file,
+    read_file,
+    read_json,
+    require_writable,
+    write_file,
+)
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder with everything that can stand at a name beside a regular file."""
+def folder(tmp_path, monkeypatch):
+    """A folder with all that can be at a name besides a regular file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe")
     os.symlink("loop", "loop")
     os.symlink("nothing", "dangling")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("socket")
     (tmp_path / "file").write_bytes(b"before")
     return tmp_path
 
@@ -32,35 +38,34 @@ NOT_REGULAR = "it is a folder, a named pipe or a device"
 WRONG = {
     "folder": NOT_REGULAR,
     "pipe": NOT_REGULAR,
+    "/dev/null": NOT_REGULAR,
     "loop": "Too many levels of symbolic links",
-    "socket": "No such device or address",
-    "/dev/full": NOT_REGULAR,
     "file/below": "Not a directory",
     "missing/file": "No such file or directory",
     "x" * 300: "File name too long",
     "zero\0byte": "",  # each Python says it in other words
+    "": "",
 }
 
 
-@pytest.mark.parametrize("name", [*WRONG, "", "."])
-def test_what_cannot_be_read(place, name):
-    why = WRONG.get(name, "")
+@pytest.mark.parametrize("name", WRONG)
+def test_only_regular_files_are_read(folder, name):
     with pytest.raises(UserError) as caught:
         read_file(name, advice="name another")
-    assert str(caught.value).startswith(f"{in_one_line(name) or repr('')} cannot be read ({why}")
+    assert str(caught.value).startswith(f"{in_one_line(name) or repr('')} cannot be read ({WRONG[name]}")
     assert str(caught.value).endswith("): name another")
 
 
-@pytest.mark.parametrize("name", [*WRONG, "", ".", "..", "/", "folder/"])
+@pytest.mark.parametrize("name", [*WRONG, ".", "folder/"])
 @pytest.mark.parametrize("write", [lambda name: write_file(name, b"after"), require_writable])
-def test_what_cannot_be_written(place, name, write):
-    before = {path: (path.lstat().st_mode, path.lstat().st_mtime_ns) for path in place.iterdir()}
+def test_only_regular_files_are_written(folder, name, write):
+    before = {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
     with pytest.raises(UserError, match=r"cannot be written \(.*\): name a file"):
         write(name)
-    assert {path: (path.lstat().st_mode, path.lstat().st_mtime_ns) for path in place.iterdir()} == before
+    assert {path: path.lstat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_a_file_is_replaced_whole(place):
+def test_a_file_is_replaced_whole(folder):
     os.chmod("file", 0o640)
     write_file("file", "ä\n")
     assert read_file("file") == "ä\n".encode()
@@ -68,20 +73,14 @@ def test_a_file_is_replaced_whole(place):
     write_file("dangling", b"new")
     assert os.readlink("dangling") == "nothing"
     assert read_file("nothing") == b"new"
-    assert sorted(os.listdir()) == ["dangling", "file", "folder", "loop", "nothing", "pipe", "socket"]
+    assert sorted(os.listdir()) == ["dangling", "file", "folder", "loop", "nothing", "pipe"]
 
 
-def test_a_link_at_another_temporary_name_is_not_followed(place):
-    os.symlink("file", "out.json.tmp")
-    write_file("out.json", "{}")
-    assert read_file("file") == b"before"
-
-
-def test_a_failed_write_leaves_the_file_before(place, monkeypatch):
-    def disk_is_full(descriptor):
+def test_a_failed_write_leaves_the_file_before(folder, monkeypatch):
+    def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", disk_is_full)
+    monkeypatch.setattr(os, "fsync", fail)
     before = sorted(os.listdir())
     with pytest.raises(UserError, match=r"file cannot be written \(No space left on device\)"):
         write_file("file", b"after")
@@ -89,15 +88,15 @@ def test_a_failed_write_leaves_the_file_before(place, monkeypatch):
     assert sorted(os.listdir()) == before
 
 
-def test_too_large(place):
+def test_a_file_that_is_too_large(folder):
     subprocess.run(["truncate", "-s", "1T", "hole"], check=True)
     with pytest.raises(UserError, match=r"hole cannot be read \(it has 1,099,511,627,776 bytes, more than"):
         read_file("hole")
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "\udcff", "9" * 5000])
-def test_what_is_no_json(place, text):
-    (place / "file").write_text(text, errors="surrogateescape")
+def test_what_is_not_json(folder, text):
+    (folder / "file").write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=r"^file cannot be read \(.*\): start anew$"):
         read_json("file", advice="start anew")
 
@@ -105,34 +104,46 @@ def test_what_is_no_json(place, text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\0", "code.py cannot be read at line 1 ("),
-        ("\nx = = 5", "code.py cannot be read at line 2 (invalid syntax"),
-        ("x = 5", "code.py has no 'f'"),
+        ("\0", "code.py:f: code.py cannot be read at line 1 ("),
+        ("\nx = = 5", "code.py:f: code.py cannot be read at line 2 (invalid syntax"),
+        ("x = 5", "code.py:f: code.py has no 'f'"),
+        (None, "code.py:f: there is no file code.py of Python: name one, for example my_file.py:f"),
     ],
 )
-def test_a_file_of_python_that_cannot_be_used(place, text, said):
-    (place / "code.py").write_text(text)
+def test_a_file_of_python_that_cannot_be_used(folder, text, said):
+    if text is not None:
+        (folder / "code.py").write_text(text)
     with pytest.raises(UserError) as caught:
-        from_python_file("code.py:f", "code.py:f")
-    assert str(caught.value).startswith(f"code.py:f: {said}")
+        load_from_file("code.py:f", "code.py:f")
+    assert str(caught.value).startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("raise SystemExit(0)", "it ends Python"),
-        ("raise GeneratorExit", "GeneratorExit: GeneratorExit"),
-        ("class E(BaseException): __str__ = None\nraise E", "E: E"),
-        ("class E(Exception):\n  def __str__(self): raise self\nraise E", "E: E"),
-        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-        ("import json; json.loads('')", "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
-    ],
-)
-@pytest.mark.parametrize("when", ["at import", "when called"])
-def test_an_error_in_a_file_of_python_is_told_with_its_line(place, capsys, code, said, when):
-    """Whatever is raised, and whoever notices it: also where it ends Python in good order."""
-    body = code if when == "at import" else "def f():\n  " + code.replace("\n", "\n  ") + "\n"
-    (place / "code.py").write_text(body + "\nf = print\n" * (when == "at import"))
-    assert run_command(lambda _: from_python_file("code.py:f", "code.py:f")(), []) == 2
-    line = body.rstrip().count("\n") + 1
-    assert capsys.readouterr().err == f"error: code.py fails at line {line} ({said}): fix that line\n"
+CONTENTS = {
+    JSON: b'{"a": 1}',
+    LINES: b'{"event": "start"}\n',
+    HTML: b"<!DOCTYPE html><p>",
+    MODEL: b"PK\x03\x04" + 26 * b"." + b"arrays/",
+}
+OTHERS = {b'{\n  "format": "pmapdp run 2"', b"x = 1\n", b"PK\x03\x04" + 26 * b"." + b"train_inputs.npy", b"Dear"}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_a_file_of_another_kind_is_not_overwritten(folder, kind):
+    for content in {*CONTENTS.values(), *OTHERS, b""}:
+        (folder / "file").write_bytes(content)
+        if content in (CONTENTS[kind], b""):
+            assert check_output("--json", "file", kind) == folder / "file"
+        else:
+            with pytest.raises(UserError, match="--json file is a file of another kind, which would be lost: name"):
+                check_output("--json", "file", kind)
+        assert Path("file").read_bytes() == content
+
+
+def test_an_input_is_not_overwritten(folder):
+    os.symlink("data.json", "link")
+    (folder / "data.json").write_bytes(b"{}")
+    assert check_output("--json", None, JSON) is None
+    assert check_output("--json", "new [1].json", JSON, ["data.json", None]) == folder / "new [1].json"
+    for name in ("data.json", "./data.json", "link"):
+        with pytest.raises(UserError, match=f"--json {name} is also a file that this command reads or writes: name"):
+            check_output("--json", name, JSON, ["data.json", None])

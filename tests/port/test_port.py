@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pmap_programs import FOLDER, NAMES
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.port.__main__ import main
 from pmapdp.port.constructs import find, missing
 from pmapdp.port.report import as_json
@@ -270,7 +270,7 @@ def test_names_that_are_gone_are_gone_and_others_are_not():
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
-    status = run_command(main, [str(each) for each in arguments])
+    status = cli.run(main, [str(each) for each in arguments])
     said = capsys.readouterr()
     return status, said.out, said.err
 

@@ -13,7 +13,7 @@ from flax import nnx
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError
 from pmapdp.export.write import export_model
@@ -57,13 +57,13 @@ def test_images_and_arrays(trained, folder, capsys):
     Image.fromarray(images[0, ..., 0]).save("grey.png")
     Image.fromarray(np.repeat(images[1], 3, axis=-1)).save("colour.png")
     np.save("ten.npy", images[2:])
-    assert run_command(predict, ["model.zip", "grey.png", "colour.png", "ten.npy"]) == 0
+    assert cli.run(predict, ["model.zip", "grey.png", "colour.png", "ten.npy"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [name for name, _, _ in lines] == ["grey.png", "colour.png", *(f"ten.npy[{index}]" for index in range(10))]
     assert all(0.1 <= float(probability) <= 1 for _, _, probability in lines)
     assert sum(int(label) == right for (_, label, _), right in zip(lines, labels, strict=True)) >= 8
 
-    assert run_command(predict, ["model.zip", "--json", "grey.png", "colour.png", "ten.npy"]) == 0
+    assert cli.run(predict, ["model.zip", "--json", "grey.png", "colour.png", "ten.npy"]) == 0
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [result["class"] for result in results] == [label for _, label, _ in lines]
     assert [result["index"] for result in results] == [0, 0, *range(10)]
@@ -166,7 +166,7 @@ def test_bad_files(folder, capsys, name):
     content, sentence = BAD_FILES[name]
     (folder / name).write_bytes(content)
     (folder / "good.png").write_bytes(png(28, 28))
-    assert run_command(predict, ["model.zip", "good.png", name]) == 2
+    assert cli.run(predict, ["model.zip", "good.png", name]) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")
     assert output.err.count("\n") == 1
@@ -198,7 +198,7 @@ def test_mistakes(folder, capsys, arguments, sentence):
     files = unpack("model.zip")
     metadata = json.loads(files["metadata.json"]) | {"input": {"dtype": "string", "shape": ["batch"]}}
     (folder / "text.zip").write_bytes(pack(files | {"metadata.json": json.dumps(metadata).encode()}))
-    assert run_command(predict, arguments) == 2
+    assert cli.run(predict, arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith(f"error: {sentence}")
     assert output.err.count("\n") == 1
@@ -277,7 +277,7 @@ ROWS = np.array([[1, 2, 3, 6], [-1, -2, -3, -2]], np.float64)
 
 
 def answers(capsys, *arguments):
-    assert run_command(predict, ["model.zip", *arguments]) == 0, capsys.readouterr().err
+    assert cli.run(predict, ["model.zip", *arguments]) == 0, capsys.readouterr().err
     return capsys.readouterr().out.splitlines()
 
 
@@ -347,7 +347,7 @@ def test_a_wrong_table_is_one_sentence(tmp_path, monkeypatch, capsys, name, cont
     monkeypatch.chdir(tmp_path)
     exported(Answers, ROWS.astype(np.float32))
     Path(name).write_bytes(content)
-    assert run_command(predict, ["model.zip", name]) == 2
+    assert cli.run(predict, ["model.zip", name]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
 

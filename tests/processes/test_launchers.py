@@ -21,7 +21,7 @@ from launch import environment
 from processes import free_port
 from running import run
 
-from pmapdp.command.flags import parse_with
+from pmapdp import cli
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.run.trained import load_run
 
@@ -130,7 +130,7 @@ def test_kubernetes_manifest_is_valid():
 def test_command_lines_in_deploy_are_right():
     """What Kubernetes starts is a command that pmapdp.train takes, and the image starts it."""
     pod = documents()[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    config, options = parse_with(ProcessesOptions, pod["containers"][0]["args"], program="python -m pmapdp.train")
+    config, options = cli.parse_with_recipe(ProcessesOptions, pod["containers"][0]["args"], None)
     assert options.distributed
     assert config.workdir.startswith(pod["containers"][0]["volumeMounts"][0]["mountPath"])
     lines = (DEPLOY / "Containerfile").read_text().splitlines()

@@ -43,11 +43,11 @@ def test_a_loss_that_is_not_finite_ends_both_alike(checkpoints, tmp_path):
 READ_AFTER = """
 import sys
 from pmapdp import metrics
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.train import main
 
 metrics.SECONDS_UNREAD = float(sys.argv[1])
-sys.exit(run_command(main, sys.argv[2:]))
+sys.exit(cli.run(main, sys.argv[2:]))
 """
 
 

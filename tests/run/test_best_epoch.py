@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from points import DATA, Net, run
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.errors import StoppedError, UserError
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
@@ -98,7 +98,7 @@ def test_no_best_epoch_to_evaluate(finished, tmp_path, capsys):
     folder, _ = finished
     file = tmp_path / "model.zip"
     file.write_bytes(b"")
-    assert run_command(evaluate, [str(file), "--best"]) == 2
+    assert cli.run(evaluate, [str(file), "--best"]) == 2
     assert "is an exported model, which has no other epochs: leave out --best" in capsys.readouterr().err
     (oldest, *_) = sorted((folder / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
     oldest.rename(tmp_path / "away")

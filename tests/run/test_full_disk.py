@@ -13,7 +13,7 @@ from marks import quick
 from running import run
 
 from pmapdp.errors import UserError
-from pmapdp.files.writing import write_file
+from pmapdp.files import write_file
 from pmapdp.run.log import LinesFile
 from pmapdp.run.trained import load_run
 
@@ -37,8 +37,8 @@ def fill(self, needed):
             os.posix_fallocate(file.fileno(), 0, (free := os.statvfs(disk)).f_bavail * free.f_frsize - int(left))
 
 Checkpoints.require_room = fill
-from pmapdp.command.program import run
-run("pmapdp.train")
+from pmapdp import cli, train
+sys.exit(cli.run(train.main))
 """
 
 

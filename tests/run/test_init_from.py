@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from points import DATA, FiveClasses, Net, run
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.errors import UserError
 from pmapdp.export.write import export_run
 from pmapdp.train import main as train_command
@@ -66,14 +66,14 @@ def test_a_wrong_path_is_one_sentence(source, tmp_path, monkeypatch, capsys, pat
         (tmp_path / name).write_bytes(each)
     path = path or str(tmp_path)
     arguments = ["--model", "mlp", "--devices", "1", "--no-compile-cache", "--epochs", "1", "--init-from", path]
-    assert run_command(train_command, arguments) == 2
+    assert cli.run(train_command, arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
 
 
 def test_it_is_never_replaced_by_the_metrics(source, capsys):
     file = str(source[0] / "model.zip")
-    assert run_command(train_command, ["--init-from", file, "--metrics-file", file]) == 2
+    assert cli.run(train_command, ["--init-from", file, "--metrics-file", file]) == 2
     assert "is a file that this command reads" in capsys.readouterr().err
 
 

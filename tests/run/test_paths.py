@@ -12,7 +12,7 @@ import pytest
 from marks import quick
 from run_folders import JOB, refusal
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export.__main__ import main as export
@@ -102,7 +102,7 @@ def test_all_commands_in_a_folder_of_the_worst_name(tmp_path, monkeypatch, capsy
         (predict, ["model?#.zip", "two*.npy"]),
     ):
         capsys.readouterr()
-        assert run_command(main, arguments) == 0
+        assert cli.run(main, arguments) == 0
         if "--json" in arguments:
             assert json.loads(capsys.readouterr().out)["test_examples"] == 300
     made = {"net[1].py", "data{a,b}*.npz", "two*.npy", "run[*]", "m%s[*].jsonl", "model?#.zip"}

@@ -181,7 +181,7 @@ def test_write_that_fails_in_the_middle_stops_with_a_message_and_the_last_checkp
     kept = load_run(folder)[2]
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
-        "from pmapdp.train import main; from pmapdp.command.ending import run_command; sys.exit(run_command(main))"
+        "from pmapdp.train import main; from pmapdp import cli; sys.exit(cli.run(main))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, job), "--workdir", str(folder), "--no-compile-cache"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.registry import MODELS
 from pmapdp.scaling.__main__ import main
 from pmapdp.scaling.hardware import HARDWARE
@@ -99,7 +99,7 @@ def test_a_transformer_is_counted():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_command_prints_the_figures_of_the_docs(dtype, capsys):
-    assert run_command(main, ["--workload", "resnet-50", "--dtype", dtype]) == 0
+    assert cli.run(main, ["--workload", "resnet-50", "--dtype", dtype]) == 0
     out = capsys.readouterr().out
     for words in ("Predictions for data parallelism", "what helps", "least batch per device", "leave out"):
         assert words in out
@@ -120,7 +120,7 @@ def test_what_a_network_attains_is_measured_of_that_network():
 
 
 def test_a_recipe_of_ours_is_predicted(capsys):
-    assert run_command(main, ["digits", "--model", "mlp", "--hardware", "h100", "--devices", "1"]) == 0
+    assert cli.run(main, ["digits", "--model", "mlp", "--hardware", "h100", "--devices", "1"]) == 0
     assert capsys.readouterr().out.startswith("mlp: 669,706 parameters")
 
 
@@ -147,7 +147,7 @@ def test_a_recipe_of_ours_is_predicted(capsys):
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, words, capsys):
-    assert run_command(main, arguments) == 2
+    assert cli.run(main, arguments) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.train import main, train
 
@@ -30,7 +30,7 @@ from pmapdp.train import main, train
     ],
 )
 def test_mistakes_get_one_sentence(arguments, sentence, capsys):
-    assert run_command(main, arguments) == 2
+    assert cli.run(main, arguments) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert len(error.strip().splitlines()) == 1

@@ -12,7 +12,6 @@ import stage
 import yaml
 
 import pmapdp
-from pmapdp.command.ending import CLOSED_PIPE
 from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError
 from pmapdp.processes.peers import LostError
 
@@ -98,7 +97,7 @@ def test_the_page_of_statuses_has_each():
     errors = (UserError, DivergedError, ReplicasError, LostError)
     signals = {128 + number for number in (1, 2, 15)}  # what StoppedError carries
     assert issubclass(StoppedError, Exception)
-    assert listed == {0, 1, 134, CLOSED_PIPE, *signals, *(error.status for error in errors)}
+    assert listed == {0, 1, 134, 141, *signals, *(error.status for error in errors)}
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):

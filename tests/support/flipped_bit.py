@@ -11,7 +11,7 @@ import sys
 import jax
 import numpy as np
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.job import Job, prepare
 
 
@@ -48,4 +48,4 @@ if __name__ == "__main__":
     step, leaf, device, *flags = sys.argv[1:]
     program = importlib.import_module("pmapdp.train")
     program.prepare = lambda *values, **own: flipping(prepare(*values, **own), int(step), leaf, int(device))
-    sys.exit(run_command(program.main, flags))
+    sys.exit(cli.run(program.main, flags))

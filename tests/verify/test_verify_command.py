@@ -8,7 +8,7 @@ import pytest
 from launch import environment, python
 from marks import quick
 
-from pmapdp.command.ending import run_command
+from pmapdp import cli
 from pmapdp.verify.__main__ import main
 
 FILE = """
@@ -88,7 +88,7 @@ def test_the_command_verifies_a_file(tmp_path, reduce, target, status, said):
     ],
 )
 def test_a_wrong_command_is_one_sentence(capsys, arguments, said):
-    assert run_command(main, arguments) == 2
+    assert cli.run(main, arguments) == 2
     line = capsys.readouterr().err
     assert line.startswith(f"error: {said}")
     assert line.count("\n") == 1

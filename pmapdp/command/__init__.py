@@ -1,1 +1,0 @@
-"""How a command starts, reads its flags, speaks and ends."""

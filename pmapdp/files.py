@@ -1,0 +1,175 @@
+"""Read and write files that the user names: regular files only, written whole or not at all; errors are sentences."""
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pmapdp.errors import UserError, reason
+
+LARGEST = 2**31  # bytes
+READ_ADVICE = "name another file"
+WRITE_ADVICE = "name a file in a folder that exists, is yours and has free space"
+
+# How the files that we write begin. LINES are appended to, the others are replaced. JSON is no config.json or
+# metrics.jsonl of a run.
+JSON, LINES, HTML, MODEL = rb'{(?!\s*"(format|event)")', rb'{"event": ', rb"<!doctype html>", rb"PK\x03\x04.{26}arrays/"
+
+
+@contextlib.contextmanager
+def file_errors(path: str | Path, action: str, advice: str) -> Iterator[None]:
+    """Turn an error with a file into a `UserError`: it cannot be `action` ("read", "written"), and why."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a name with a zero byte
+        why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        raise UserError(f"{str(path) or repr('')} cannot be {action} ({why}): {advice}") from None
+
+
+def open_regular(path: str | Path, flags: int) -> int:
+    """Open a regular file and return its descriptor; anything else is a ValueError."""
+    # Without O_NONBLOCK, opening a named pipe waits for somebody at its other end.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is a folder, a named pipe or a device")
+    return descriptor
+
+
+@contextlib.contextmanager
+def open_file(path: str | Path, *, advice: str = READ_ADVICE) -> Iterator[BinaryIO]:
+    """Open a regular file to read bytes. A `UserError` says why it, or what is in it, can't be read."""
+    with file_errors(path, "read", advice), open(open_regular(path, os.O_RDONLY), "rb") as file:
+        yield file
+
+
+def read_file(path: str | Path, *, advice: str = READ_ADVICE) -> bytes:
+    """Read a regular file of at most 2 GiB."""
+    with open_file(path, advice=advice) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise ValueError(f"it has {size:,} bytes, more than {LARGEST:,}")
+        return file.read()
+
+
+@contextlib.contextmanager
+def open_arrays(path: str | Path, *, advice: str) -> Iterator[np.lib.npyio.NpzFile]:
+    """Open a file of `numpy.savez`. Python objects in it, which are code, are not read."""
+    with open_file(path, advice=advice) as opened:
+        try:
+            # NumPy warns of headers that Python 2 wrote.
+            with warnings.catch_warnings(action="ignore"), np.lib.npyio.NpzFile(opened) as file:
+                yield file
+        except Exception as error:  # NumPy and zipfile have several errors for damaged bytes
+            raise ValueError(reason(error)) from None
+
+
+def read_json(path: str | Path, *, advice: str) -> Any:
+    """Read a JSON file."""
+    with open_file(path, advice=advice) as file:
+        return json.load(file)
+
+
+def require_writable(path: str | Path, *, advice: str = WRITE_ADVICE, named: str | None = None) -> Path:
+    """Return the file that `write_file` will write, links followed. Called before long work.
+
+    A `UserError` calls it `named` (default: its path) and says that it is a folder, a device or a pipe, or that it or
+    its folder is missing or can't be written.
+    """
+    with file_errors(named or path, "written", advice):
+        target = Path(os.path.realpath(path))
+        with contextlib.suppress(FileNotFoundError):
+            os.close(open_regular(target, os.O_RDWR))
+        tempfile.TemporaryFile(dir=target.parent).close()
+        return target
+
+
+def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_ADVICE) -> None:
+    """Write a file whole and to the disk, or leave the one that is there as it is and raise a `UserError`."""
+    target = require_writable(path, advice=advice)
+    temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    with file_errors(path, "written", advice):
+        try:
+            with open(temporary, "xb") as file:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copymode(target, temporary)
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def check_output(name: str, path: str | None, kind: bytes, inputs: Iterable[str | None] = ()) -> Path | None:
+    """Return the full path of a file that a command will write, or None if it was not asked for.
+
+    Called before code of the user's is run, which may change the current folder. A `UserError` says that the file is
+    one of the `inputs`, doesn't begin like our files of this `kind`, or can't be written.
+    """
+    if path is None:
+        return None
+    target = require_writable(path, named=f"{name} {path or repr('')}")
+    if str(target) in {os.path.realpath(each) for each in inputs if each}:
+        raise UserError(f"{name} {path} is also a file that this command reads or writes: name another file")
+    with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
+        if (start := file.read(100)) and not re.match(kind, start, re.IGNORECASE | re.DOTALL):
+            raise UserError(f"{name} {path} is a file of another kind, which would be lost: name another file")
+    return target
+
+
+class UserFile(importlib.machinery.SourceFileLoader):
+    """Loads a Python file of the user's. Their code is recognized by it in a traceback."""
+
+
+def from_first_user_frame(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an error from the first frame in a file of the user's, or None if there is none."""
+    frames = error.__traceback__
+    while frames and not isinstance(frames.tb_frame.f_globals.get("__loader__"), UserFile):
+        frames = frames.tb_next
+    return frames
+
+
+def load_from_file(name: str, given: str) -> Callable[..., Any]:
+    """Run a Python file, and return the function or class in it that `FILE.py:NAME` names.
+
+    Args:
+        name: FILE.py:NAME.
+        given: how it was given, for the sentence, for example `--model my_file.py:Net`.
+
+    Raises:
+        UserError: there is no such file or name in it, or it is no Python. Its own errors come as they are.
+    """
+    path, _, attribute = name.rpartition(":")
+    if not path.endswith(".py") or not os.path.isfile(path):
+        example = f"my_file.py:{attribute or 'Net'}"
+        raise UserError(f"{given or repr('')}: there is no file {path} of Python: name one, for example {example}")
+    loader = UserFile(Path(path).stem, path)
+    try:
+        loader.get_code(loader.name)
+    except Exception as error:  # of Python's parser, or because the file cannot be read
+        line = getattr(error, "lineno", 1) or 1
+        raise UserError(f"{given}: {path} cannot be read at line {line} ({reason(error)}): fix that line") from error
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(loader.name, module)  # dataclasses of the file look for their module here
+    sys.path.insert(0, str(Path(path).resolve().parent))  # as `python FILE.py` does
+    loader.exec_module(module)
+    if not callable(found := getattr(module, attribute, None)):
+        names = sorted(each for each, value in vars(module).items() if getattr(value, "__module__", "") == spec.name)
+        raise UserError(f"{given}: {path} has no {attribute!r}: use one of {', '.join(names) or 'its names'}")
+    return found

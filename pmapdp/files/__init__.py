@@ -1,1 +1,0 @@
-"""Files that come from outside or go there: regular files only, written whole or not at all; faults are sentences."""
