@@ -15,7 +15,7 @@ TOP = """# Flags
 
 This page is made by `python docs/site/flags.py` from the settings in [config.py](../pmapdp/config.py) and in the
 commands, whose `--help` says the same. A flag of several words may be written with hyphens or underscores. Flags and
-arguments come in any order. A flag that is a yes or no has a form with `--no-`. From Python, a flag of the trainer is
+arguments come in any order. A flag that is on by default is turned off by its form with `--no-`. From Python, a flag of the trainer is
 a field of `pmapdp.config.Config`, with underscores.
 """
 SHARED = {

@@ -108,7 +108,7 @@ def test_nothing_is_written(run):
         ),
         (["FILE", "--devices", "2"], "FILE is an exported model, for one device: leave out --strategy and --devices"),
         (["RUN", "--strategy", "pmpa"], "unknown strategy 'pmpa': did you mean 'pmap'?"),
-        (["RUN", "--devices", "two"], "--devices 'two' is not a whole number of 64 bits: try --devices 8"),
+        (["RUN", "--devices", "two"], "--devices 'two' is not a whole number: try --devices 8"),
         (["RUN", "--devices", "0"], "--devices 0 must be at least 1"),
         (["RUN", "--strategy", "single", "--devices", "4"], "--strategy single runs on one device, not 4"),
         (["RUN", "--devcies", "4"], "unknown argument '--devcies': did you mean '--devices'?"),
