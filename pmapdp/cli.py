@@ -116,7 +116,7 @@ def catch_signals(
 
 
 def main() -> NoReturn:
-    """Run the console script: `pmapdp NAME` is `python -m pmapdp.NAME`."""
+    """Run the console script: `pmapdp train` is `python -m pmapdp.train`."""
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if name in COMMANDS:
         runpy.run_module(f"pmapdp.{name}", run_name="__main__", alter_sys=True)
@@ -232,7 +232,8 @@ class Parser(argparse.ArgumentParser):
                 raise unknown("argument", each.partition("=")[0], flags)
         if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}
+        values = {name: value for name, value in vars(found).items() if name in fields}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     def error(self, message: str) -> NoReturn:
         """Say what argparse doesn't take, and a command line that works."""
