@@ -256,7 +256,7 @@ def run_command(name: str, *arguments: object) -> Done:
     """Run `python -m pmapdp.NAME ARGUMENTS` in this process."""
     import importlib
 
-    from pmapdp.command.ending import run_command as run
+    from pmapdp.cli import run
 
     module = importlib.import_module(module_of(name))
     out, err = io.StringIO(), io.StringIO()
@@ -281,7 +281,7 @@ def run_in_child(name: str, arguments: list[str], output: str) -> None:
     sys.argv = [name, *arguments]
     import importlib
 
-    from pmapdp.command.ending import run_command as run
+    from pmapdp.cli import run
 
     os._exit(run(importlib.import_module(module_of(name)).main, arguments))
 
