@@ -15,12 +15,15 @@
 # %% [markdown]
 # # 05. Average gradients
 #
-# After this lesson you can train on eight devices with the program of lesson 03 and one line more, show that each
-# update equals that of one device up to rounding, and find an all-reduce that is missing or wrong.
+# Your program from lesson 03 keeps one device busy. You have eight. In this lesson you'll change sixteen lines, two of
+# them inside the training step, and the eight will train the same network to the same loss. Then you'll break it in
+# four ways. You need to see these four once, because none of them raises an error: the loss falls, the run ends, and
+# the model or the numbers are wrong.
 #
-# About 40 minutes · you need [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
-# [04 Map over devices](04_map_over_devices.ipynb) · next:
-# [06 Communicate between devices](06_communicate_between_devices.ipynb)
+# **You will** train on eight devices with `jax.pmap`, show that the result is one device's, and recognize an
+# all-reduce that is missing or wrong. 30 minutes, 50 with exercises. You need
+# [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
+# [04 Map over devices](04_map_over_devices.ipynb).
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -29,23 +32,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp.lessons import digits  # scans of handwritten digits as NumPy arrays
+from pmapdp import devices
+from pmapdp.lessons.pictures import lesson_05
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
-data = digits.load()
-print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## Four examples, two devices
 #
-# Take the smallest possible model: one parameter `w`, the prediction `w * x`, and the loss `(w * x - y)² / 2`. The
-# derivative of the loss is `(w * x - y) * x`, so at `w = 0` the gradient of an example is `-y * x`. The four examples
-# below have the gradients -2, -2, -5 and -7. Their mean is -4.
+# Let's do it by hand first. The model is one number `w`, it predicts `w * x`, and the loss of an example is
+# `(w * x - y)² / 2`. At `w = 0` the gradient of an example is simply `-x * y`, so you can check everything in your
+# head. Our four examples have the gradients -2, -2, -5 and -7. The mean is -4.
 #
-# Now device 0 gets the first two examples, and device 1 gets the others. **Predict** the mean gradient on each device,
-# and the mean of these two.
+# Device 0 gets the first two examples, and device 1 gets the last two.
+#
+# **Predict:** which mean gradient does each device find? And what's the mean of the two?
 
 
 # %% tags=["prediction"]
@@ -53,362 +55,40 @@ def squared_loss(w, x, y):
     return jnp.mean((w * x - y) ** 2) / 2
 
 
-x, y = np.array([1.0, 2, 1, 1]), np.array([2.0, 1, 5, 7])  # [B] = [4]
-xs, ys = x.reshape(2, 2), y.reshape(2, 2)  # [N, b]
+x, y = np.array([1.0, 2, 1, 1]), np.array([2.0, 1, 5, 7])
+xs, ys = x.reshape(2, 2), y.reshape(2, 2)  # [devices, examples on each]
 
 one_device = jax.grad(squared_loss)(0.0, x, y)
 local = jax.pmap(jax.grad(squared_loss), in_axes=(None, 0, 0))(0.0, xs, ys)
-
-
-def averaged_gradient(w, x, y):
-    return lax.pmean(jax.grad(squared_loss)(w, x, y), "data")  # <- new: the all-reduce
-
-
-averaged = jax.pmap(averaged_gradient, axis_name="data", in_axes=(None, 0, 0))(0.0, xs, ys)
-print("one device:", one_device, "| local:", local, "| averaged:", averaged)
+print("one device:", one_device, "| two devices:", local, "| their mean:", local.mean())
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The means on the devices are -2 and -6, and their mean is -4. **The mean of the local means is the mean over the
-# batch**, because both devices hold the same number of examples. This is the whole idea of data parallelism. The
-# averaged gradient is the gradient of the large batch, so the update is that of the large batch. Every device makes the
-# same update, so the copies of the parameters stay equal: they are sent once, when training starts, and never again.
+# Device 0 finds -2, device 1 finds -6, and their mean is -4: exactly the gradient of the whole batch.
 #
 # </details>
 #
-# `lax.pmean(x, "data")` is an **all-reduce**: all devices reach this line, and each gets the average of what they hold.
-# `"data"` is the name that `axis_name` gave to the device axis. PyTorch's `DistributedDataParallel` (DDP) does the same
-# inside `loss.backward()`. In JAX it is a line in your own step.
+# That's data parallelism, all of it. If every device averages its gradient with everyone else's, they all make the
+# same update, and it's the update of the whole batch. So the copies of the model stay equal, and you never have to send
+# the model again.
 #
-# ## The program of lesson 03, on eight devices
+# Inside a mapped function, "average with everyone else" is one line:
 #
-# A **global batch** has B = 64 examples. Each of N = 8 devices gets a **per-device batch** of b = B / N = 8. The
-# picture shows one update, from the batch at the top to the new model at the bottom.
-
-# %%
-from pmapdp.lessons.pictures import lesson_05
-
-lesson_05.data_parallel_step()
-
-# %% [markdown]
-# The next cell is the program of lesson 03. The marked lines are new or changed:
+# ```python
+# gradients = lax.pmean(gradients, "data")
+# ```
 #
-# * **The step has one line more.** `pmean` averages the gradients, and also the sums. The next line divides by the
-#   averaged count, as before: in a quotient, the factor 1/N cancels.
-# * `jax.pmap` takes the place of `jax.jit`. The model and the optimizer state are replicated (`None`), the batch is
-#   split (`0`), and all results are replicated (lesson 04).
-# * `place` has two lines: reshape to `[N, b, ...]`, and put one slice on each device. `prefetch` places the next two
-#   batches while the devices still compute, because `device_put` does not wait for the copy.
-# * The evaluation adds up over all devices with `lax.psum`, so it counts every example once, whatever their number.
-
-
-# %% tags=["take-home"]
-import collections
-import math
-import os
-
-import jax
-import numpy as np
-import optax
-from flax import nnx
-from jax import lax  # <- new
-from jax.sharding import Mesh, NamedSharding, PartitionSpec  # <- new
-
-os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
-jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
-
-mesh = Mesh(np.array(jax.devices()), ("data",))  # <- new
-replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))  # <- new
-
-
-def place(batch):  # <- new
-    """A batch of the host on the devices: `[B, ...]` to `[N, b, ...]`, where B is a multiple of N."""
-    batch = jax.tree.map(lambda array: array.reshape(mesh.size, -1, *array.shape[1:]), batch)
-    return jax.device_put(batch, split)
-
-
-def prefetch(host_batches, ahead=2):  # <- new
-    """The same batches on the devices; while one is used, the next ones are on their way."""
-    queue = collections.deque()
-    for batch in host_batches:
-        queue.append(place(batch))
-        if len(queue) > ahead:
-            yield queue.popleft()
-    yield from queue
-
-
-class Network(nnx.Module):
-    def __init__(self, features, classes, rngs):
-        self.hidden = nnx.Linear(features, 64, rngs=rngs)
-        self.logits = nnx.Linear(64, classes, rngs=rngs)
-
-    def __call__(self, x):  # [B, D] to [B, C]
-        return self.logits(nnx.relu(self.hidden(x)))
-
-
-def batches(data, size, seed=None):
-    """Batches (x, y, weights) of `size` rows, shuffled if there is a seed; every example occurs once."""
-    x, y = data
-    n, padding = len(x), -len(x) % size
-    order = np.arange(n) if seed is None else np.random.default_rng(seed).permutation(n)
-    rows = np.append(order, np.zeros(padding, int))
-    weights = np.append(np.ones(n, np.float32), np.zeros(padding, np.float32))
-    for start in range(0, n, size):
-        part = slice(start, start + size)
-        yield x[rows[part]], y[rows[part]], weights[part]
-
-
-def loss_sums(model, batch):
-    """The sum of the losses of a batch, and a dictionary of sums."""
-    x, y, weights = batch
-    logits = model(x)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-    right = logits.argmax(-1) == y
-    sums = {"loss": (weights * losses).sum(), "right": (weights * right).sum(), "count": weights.sum()}
-    return sums["loss"], sums
-
-
-def make_steps(optimizer):
-    """The compiled training step and evaluation step."""
-
-    def train_step(model, optimizer_state, batch):
-        (_, sums), gradients = jax.value_and_grad(loss_sums, has_aux=True)(model, batch)
-        sums, gradients = lax.pmean((sums, gradients), "data")  # <- new: the one line
-        gradients = jax.tree.map(lambda g: g / sums["count"], gradients)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
-        return optax.apply_updates(model, updates), optimizer_state, sums
-
-    def eval_step(model, batch):
-        return lax.psum(loss_sums(model, batch)[1], "data")  # <- changed
-
-    axes = {"axis_name": "data", "out_axes": None}  # <- new
-    train_step = jax.pmap(train_step, in_axes=(None, None, 0), donate_argnums=(0, 1), **axes)  # <- changed
-    return train_step, jax.pmap(eval_step, in_axes=(None, 0), **axes)  # <- changed
-
-
-def means(history):
-    """Mean loss and accuracy over all examples of a list of sums; waits until they are computed."""
-    history = jax.device_get(history)
-    total = {name: sum(sums[name] for sums in history) for name in ("loss", "right", "count")}
-    return total["loss"] / total["count"], total["right"] / total["count"]
-
-
-def train(model, data, validation, epochs, batch_size=64):
-    """The trained model, and a function that gives the mean loss and the accuracy on a data set."""
-    schedule = optax.cosine_decay_schedule(1e-2, epochs * math.ceil(len(data[0]) / batch_size))
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
-    train_step, eval_step = make_steps(optimizer)
-    model, optimizer_state = jax.device_put((model, optimizer.init(model)), replicated)  # <- changed
-
-    def evaluate(trained, examples):
-        return means([eval_step(trained, batch) for batch in prefetch(batches(examples, batch_size))])  # <- changed
-
-    for epoch in range(epochs):
-        history = []
-        for batch in prefetch(batches(data, batch_size, seed=epoch)):  # <- changed
-            model, optimizer_state, sums = train_step(model, optimizer_state, batch)
-            history.append(sums)
-        train_loss, _ = means(history)
-        loss, accuracy = evaluate(model, validation)
-        print(f"epoch {epoch + 1:2d}: train loss {train_loss:.3f}, validation {loss:.3f}, accuracy {accuracy:.3f}")
-    return model, evaluate
-
-
-def clouds(n, seed):
-    """n points in ten overlapping clouds, and the numbers of their clouds. Put your own arrays in its place."""
-    random = np.random.default_rng(seed)
-    labels = random.integers(0, 10, n)
-    centres = np.random.default_rng(0).normal(size=(10, 64))
-    return (centres[labels] + 1.5 * random.normal(size=(n, 64))).astype(np.float32), labels.astype(np.int32)
-
-
-model, evaluate = train(Network(64, 10, nnx.Rngs(0)), clouds(1200, seed=1), clouds(237, seed=2), epochs=5)
-loss, accuracy = evaluate(model, clouds(360, seed=3))
-print(f"test accuracy {accuracy:.3f} on {mesh.size} devices")
-assert accuracy > 0.9
-
-# %% [markdown]
-# On real devices, delete the two lines that simulate: the rest stays as it is. Now the digits. **Predict:** lesson 03
-# reached a test accuracy of 0.969 on one device with the same seed, batches and epochs. What comes out on eight?
-
-# %% tags=["prediction"]
-model, evaluate = train(Network(64, 10, nnx.Rngs(0)), data.train, data.validation, epochs=15)
-loss, accuracy = evaluate(model, data.test)
-print(f"test accuracy {accuracy:.3f} on {len(data.test[0])} digits, {mesh.size} devices")
-print("device 7 holds the kernel", model.hidden.kernel[...].addressable_shards[7].data.shape)
-
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert (one_device, *local, *averaged) == (-4, -2, -6, -4, -4)
-assert abs(accuracy - 0.969) < 0.01
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
+# is the name you give to the axis that `pmap` splits. PyTorch's `DistributedDataParallel` (DDP) does the same and hides
+# it in `loss.backward()`. In JAX it's a line of your step. You can read it, move it, and forget it.
 #
-# The same. Every device holds a copy of the model, and all made the same updates.
+# ## Three examples, two devices
 #
-# </details>
+# Now the last example is missing. Device 0 still has two examples with the gradients -2 and -2, and device 1 has one,
+# with -5. The mean of the three is -3.
 #
-# ## Proof: equal to one device
-#
-# An accuracy is a weak proof. Compare the parameters after twenty updates instead: those of the data-parallel step, and
-# those of a step without `pmap` and without `pmean`, on the same batches. We use plain gradient descent, because Adam
-# divides by the size of a gradient, and so makes rounding visible where a gradient is nearly 0. **Predict:** are the
-# parameters equal at the end, bit for bit?
-
-
-# %% tags=["prediction"]
-def mean_loss(model, batch):
-    total, sums = loss_sums(model, batch)
-    return total / sums["count"]
-
-
-def descend(model, gradients):
-    return jax.tree.map(lambda w, g: w - 0.1 * g, model, gradients)
-
-
-def one_device_step(model, batch):
-    loss, gradients = jax.value_and_grad(mean_loss)(model, batch)
-    return descend(model, gradients), loss
-
-
-def data_parallel_step(model, batch):
-    loss, gradients = jax.value_and_grad(mean_loss)(model, batch)
-    loss, gradients = lax.pmean((loss, gradients), "data")  # <- new
-    return descend(model, gradients), loss
-
-
-def distance(tree, other):
-    """Largest difference of two numbers in the same place of two trees."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
-
-
-axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
-one_device, data_parallel = jax.jit(one_device_step), jax.pmap(data_parallel_step, **axes)
-start = Network(64, 10, nnx.Rngs(0))
-two_epochs = [batch for seed in (0, 1) for batch in batches(data.train, 64, seed)]
-twenty = [batch for batch in two_epochs if batch[2].all()][:20]  # full batches: the ragged ones come below
-alone, together, history = start, jax.device_put(start, replicated), []
-for batch in twenty:
-    alone, loss_alone = one_device(alone, batch)
-    together, loss_together = data_parallel(together, place(batch))
-    history.append(jax.device_get(alone))
-
-print(f"loss in the last update: one device {loss_alone:.6f}, eight {loss_together:.6f}")
-print(f"parameters moved by up to {distance(alone, start):.3f}, and differ by up to {distance(alone, together):.0e}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# They differ in the last digits, because the eight devices add up the 64 examples in another order, and every addition
-# rounds. In float32 a number keeps about seven digits, so the tolerance is 1e-5. In float64, pmapdp's tests hold its
-# steps to 1e-10.
-#
-# </details>
-#
-# ## Failure 1: the all-reduce is forgotten
-#
-# Leave out the line with `pmean`. **Predict:** does it raise an error? Does the loss fall? What does JAX say about the
-# parameters?
-
-# %% tags=["prediction"]
-forgotten = jax.pmap(one_device_step, **axes)  # <- changed: no pmean inside
-
-
-def copies(tree):
-    """What the devices hold of a replicated tree: a list of N trees."""
-    return [jax.tree.map(lambda a, d=d: np.asarray(a.addressable_shards[d].data), tree) for d in range(mesh.size)]
-
-
-drifting, losses, drift = jax.device_put(start, replicated), [], []
-for batch, right in zip(twenty, history, strict=True):
-    drifting, loss = forgotten(drifting, place(batch))
-    losses.append(float(loss))
-    drift.append([distance(copy, right) for copy in copies(drifting)])
-
-bias = drifting.logits.bias[...]
-print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
-print("JAX says: fully replicated =", bias.is_fully_replicated)
-for device, copy in enumerate(copies(bias)[:3]):
-    print(f"device {device} holds", copy[:5].round(4))
-lesson_05.drift(np.array(drift), distance(alone, together))
-
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert distance(alone, together) < 1e-5
-assert distance(alone, start) > 1e-2
-assert losses[-1] < losses[0]
-assert bias.is_fully_replicated
-assert min(drift[-1]) > 1e-3
-assert all(distance(copy, together) == 0 for copy in copies(together))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# There is no error, and the loss falls. But there are eight different models now, each trained on an eighth of the
-# data, and a checkpoint would save only one of them. With `out_axes=None` you promised that all devices return the
-# same, and JAX does not check it: `is_fully_replicated` is read from the sharding, not from the numbers. To see the
-# numbers of each device, read `addressable_shards`. With `pmean`, all copies are equal bit for bit, as the folded cell
-# asserts.
-#
-# </details>
-#
-# ## Failure 2: the wrong collective
-#
-# Now take `psum` in place of `pmean`. It gives the sum of the eight means. All copies agree, so comparing them finds
-# nothing. A comparison with one device finds this mistake, and the first one too. `pmapdp.verify` makes the comparison:
-# it runs your step and a plain step for one device, from the same state and on the same batch. It reports what differs,
-# and names the mistake that explains it. `layout="replicated"` says that the state has no device axis. **Predict:** by
-# what factor is the update too long?
-
-# %% tags=["prediction"]
-from pmapdp.lessons.reports import show  # prints a report, and breaks its long lines
-from pmapdp.verify import verify  # compares a step with one device, and explains what differs
-
-
-def summed_step(model, batch):
-    loss, gradients = jax.value_and_grad(mean_loss)(model, batch)
-    loss, gradients = lax.pmean(loss, "data"), lax.psum(gradients, "data")  # <- changed: psum
-    return descend(model, gradients), loss
-
-
-case = {"reference": one_device, "state": start, "batch": [a[:16] for a in twenty[0]], "layout": "replicated"}
-reports = [verify(step=step, **case) for step in (data_parallel, forgotten, jax.pmap(summed_step, **axes))]
-show("\n\n".join(map(str, (reports[0], *reports[1].failed, *reports[2].failed))))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The right step passes all checks that could be made. The other two fail, and the reports name the mistakes: in one,
-# the all-reduce is missing, and the other moves 8 times as far as it should.
-#
-# </details>
-#
-# With gradient descent, taking the sum acts like a learning rate that is N times too high: training may still work on
-# two devices, and diverge on 64. **Predict:** how much longer is Adam's update if the gradient is eight times too long?
-
-# %% tags=["prediction"]
-adam, gradient = optax.adam(1e-3), jax.grad(mean_loss)(start, twenty[0])
-moves = [adam.update(optax.tree.scale(factor, gradient), adam.init(gradient))[0] for factor in (1, 8)]
-one, eight = map(optax.tree.norm, moves)
-print(f"Adam's update is {eight / one:.3f} times as long")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Its length is almost the same. Adam divides a gradient by its typical size, so a constant factor cancels. The mistake
-# does no harm until somebody clips the gradients to a fixed length, as our program does: then gradients that are eight
-# times too long are clipped too often. So compare **the update** with that of one device, and not the loss curve.
-#
-# </details>
-#
-# ## What if a device has fewer examples?
-#
-# Take the first three of the four examples above. The gradients are -2 and -2 on device 0, and -5 on device 1, so the
-# mean is -3. Device 0 has a sum of -4 over two examples, and device 1 has a sum of -5 over one example. **Predict**
-# what `pmean` of the local means gives.
+# **Predict:** does the mean of the two means still give -3?
 
 
 # %% tags=["prediction"]
@@ -416,92 +96,276 @@ def mean_of_means(total, count):
     return lax.pmean(total / count, "data")
 
 
-def sum_over_count(total, count):
-    total, count = lax.pmean((total, count), "data")  # <- changed: average both ...
-    return total / count  # <- changed: ... and divide once, after the all-reduce
+def mean_of_sums(total, count):
+    total, count = lax.pmean((total, count), "data")
+    return total / count  # divide once, after the all-reduce
 
 
-totals, counts = np.array([-4.0, -5.0]), np.array([2.0, 1.0])  # [N] each
-averages = []
-for average in (mean_of_means, sum_over_count):
-    averages.append(jax.pmap(average, axis_name="data")(totals, counts))
-    print(f"{average.__name__:14s}", averages[-1])
+totals, counts = np.array([-4.0, -5.0]), np.array([2.0, 1.0])  # of the two devices
+for average in (mean_of_means, mean_of_sums):
+    print(average.__name__, jax.pmap(average, axis_name="data")(totals, counts))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# No, it gives (-2 - 5) / 2 = -3.5. The lonely example of device 1 counts as much as both examples of device 0. That's
+# the first of the four mistakes. The second function is right: it averages the sums and the counts, and divides once.
+# `pmean` divides both by the number of devices, and in their ratio that cancels.
+#
+# </details>
+#
+# That's why our program works with sums and counts and not with means. The last batch of an epoch is hardly ever full.
+# We pad it, the padding has weight 0, and so some devices hold fewer examples than others.
+#
+# ## The program so far
+#
+# include program/03_flax.py
+#
+# And here is everything that changes for eight devices: lines with a - go, and lines with a + come.
+#
+# include the difference of 03_flax.py and 05_pmap.py
+#
+# Read it from the top:
+#
+# - Two lines simulate the devices (lesson 00). Two more describe them: a mesh of all devices, and the two ways in which
+#   we place arrays on it, **replicated** (a copy on each device) and **split** (a part on each).
+# - `place_batch` cuts the batch `[B, ...]` into `[N, b, ...]`: N = 8 parts of b = 16 examples.
+# - `train_step` has its all-reduce. We average what ends up in a ratio, gradients and count, with `pmean`. The metrics
+#   are added up over many batches, so there we want true sums: `psum`.
+# - `jax.pmap` takes the place of `jax.jit`. The state goes in and out replicated (`None`), and the batch is split along
+#   its first axis (`0`).
+#
+# Nothing else changes: not the data, not the network, not the loss, not the loop.
+
+# %%
+lesson_05.data_parallel_step()
+
+# %% [markdown]
+# ## Your program, on eight devices
+#
+# This is the whole program. Take it home: copy the cell into an empty file, put your data and your network in, and it
+# trains on as many devices as there are. Lesson 03's program ended with loss 0.2486, accuracy 0.9184, and on the test
+# set 0.3540 and 0.8730.
+#
+# **Predict:** what does this one end with?
+
+# %% tags=["prediction", "take-home"]
+# include program/05_pmap.py
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# With the same numbers. Eight devices add up the 128 gradients in another order than one device, and each addition
+# rounds, so the last digit may differ on your machine. In float64 the two programs agree to fourteen digits, which
+# a test of this repository checks.
+#
+# </details>
+#
+# ## Proof: update by update
+#
+# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is lesson 03's step: no
+# `pmean`, no `psum`. We run both from the same start on the same 39 full batches of an epoch. SGD replaces Adam here,
+# because Adam divides by the size of the gradient, and that blows up rounding where a gradient is almost 0.
+
+
+# %%
+full_batches = list(batches(*train_data, seed=0))[:-1]
+
+
+def one_device_step(state, batch):
+    model, optimizer_state = state
+    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+    gradients = jax.tree.map(lambda g: g / sums["count"], gradients)
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+    return (optax.apply_updates(model, updates), optimizer_state), sums
+
+
+def run(step, state, place):
+    """The trained model and the loss of every update."""
+    losses = []
+    for batch in full_batches:
+        state, sums = step(state, place(batch))
+        losses.append(float(sums["loss"] / sums["count"]))
+    return state[0], losses
+
+
+optimizer = optax.sgd(0.1)  # the steps read this variable
+one, one_losses = run(jax.jit(one_device_step), init_state(), jax.device_put)
+eight, eight_losses = run(train_step, place_state(init_state()), place_batch)
+lesson_05.loss_curves(one_losses, eight_losses)
+
+# %% [markdown]
+# The two curves lie on top of each other. Below, you see their difference: a few units in the seventh digit, which is
+# all that float32 has. The models agree as well as the losses do:
+
+
+# %%
+def distance(model, other):
+    """The length of the difference of two models, each seen as one long vector."""
+    pairs = zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True)
+    return np.sqrt(sum(float(((np.asarray(a) - np.asarray(b)) ** 2).sum()) for a, b in pairs))
+
+
+print(f"the model moved by {distance(one, init_state()[0]):.3f}")
+print(f"one device and eight differ by {distance(one, eight):.0e}")
+assert distance(one, eight) < 1e-5
+
+# %% [markdown]
+# ## Mistake 2: no all-reduce
+#
+# Now forget the line with `pmean`. That leaves lesson 03's step, under `pmap`.
+#
+# **Predict:** is there an error? Does the loss fall? Are the eight copies of the model equal?
+
+# %% tags=["prediction"]
+mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
+forgetful_step = jax.pmap(one_device_step, **mapped)
+drifting, losses = run(forgetful_step, place_state(init_state()), place_batch)
+bias = drifting.output.bias[...]
+print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
+print("JAX says that all copies are equal:", bias.is_fully_replicated)
+for shard in bias.addressable_shards[:3]:
+    print("device", shard.device.id, "holds", np.asarray(shard.data)[:4].round(4))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# There's no error, and the loss falls nicely. But these are eight different models, each trained on an eighth of the
+# data, and your checkpoint would save one of them. JAX can't tell. With `out_axes=None` you promised that all devices
+# return the same, and `is_fully_replicated` repeats your promise: it reads the sharding, not the numbers.
+#
+# It's good that we left out the last batch. It holds eight examples, so all devices but the first have nothing but
+# padding: they'd divide 0 by 0, and hold NaN from then on. The loss that you see is device 0's, and it would still fall.
+#
+# </details>
+#
+# Watch the copies drift. Each curve is one device, and it shows how far its copy is from the right model.
+
+
+# %%
+def copies(model):
+    """What each device holds of a replicated model."""
+    return [jax.tree.map(lambda a, d=d: np.asarray(a.addressable_shards[d].data), model) for d in range(8)]
+
+
+right, wrong, drift = place_state(init_state()), place_state(init_state()), []
+for batch in full_batches:
+    right, _ = train_step(right, place_batch(batch))
+    wrong, _ = forgetful_step(wrong, place_batch(batch))
+    drift.append([distance(copy, right[0]) for copy in copies(wrong[0])])
+lesson_05.drift(np.array(drift), distance(one, eight))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-assert [report.causes for report in reports] == [[], ["no all-reduce", "one device's metrics"], ["sum for mean"]]
-np.testing.assert_allclose(eight, one, rtol=0.02)
-assert [result.tolist() for result in averages] == [[-3.5, -3.5], [-3, -3]]
+assert one_device == -4
+assert local.tolist() == [-2, -6]
+assert losses[-1] < losses[0]
+assert bias.is_fully_replicated
+assert min(drift[-1]) > 1e-3
+assert all(distance(copy, eight) == 0 for copy in copies(eight))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
+# ## Mistake 3: a sum for a mean
 #
-# It gives -3.5, because the single example of device 1 counts twice as much as each of the others. The mean of the
-# sums, divided by the mean of the counts, is right for any split: both have the same factor 1/N, which cancels. (`psum`
-# of both is right, too.) That is why the program differentiates a sum and divides *after* its `pmean`: its last batch
-# of an epoch has padding on some devices. The short `data_parallel_step` of the proof divides before, and is right for
-# full batches only.
+# This step adds the gradients up with `psum`, and still averages the count. All copies agree, so looking for drift
+# finds nothing.
 #
-# </details>
-#
-# ## What changes when you add devices
-#
-# **Which batch size is meant?** With DDP you set the per-device batch, so eight GPUs give eight times the global batch.
-# In JAX you usually set the global batch, because one process feeds all devices. With the same global batch, this step
-# gives the same result on 1, 2 or 8 devices, up to rounding. That is not automatic if the model has batch norm or
-# dropout: lessons 07 and 08 show what they need.
-#
-# **Does the learning rate change?** Not if the global batch stays the same. If you keep b fixed, then B grows with N,
-# and an epoch has fewer updates, from less noisy gradients. A common rule for SGD multiplies the learning rate by the
-# same factor as B, and warms it up over the first epochs ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For
-# Adam, the square root of the factor is common ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are
-# rules of thumb: check them on your problem.
-#
-# **Does communication overlap with computation?** The gradients of the last layer are ready first. DDP all-reduces them
-# in buckets while the backward pass still computes the others. XLA can do two things with the all-reduces of a compiled
-# step: combine several small ones into one, which saves starts, or run them beside the rest of the backward pass. The
-# second needs all-reduces that were not all combined, and hardware that sends while it computes. The picture shows
-# both. **Predict:** how many all-reduces has our step after compiling? It averages four gradients and three sums.
+# **Predict:** by which factor is the update too large?
+
 
 # %% tags=["prediction"]
-import re
+def summed_step(state, batch):
+    model, optimizer_state = state
+    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+    gradients, count = lax.psum(gradients, "data"), lax.pmean(sums["count"], "data")
+    gradients = jax.tree.map(lambda g: g / count, gradients)
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+    return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
 
-lesson_05.overlap()
-state = jax.device_put((start, adam.init(start)), replicated)
-program = make_steps(adam)[0].lower(*state, place(twenty[0])).compile().as_text()
-all_reduces = re.findall(r" all-reduce(?:-start)?\(", program)
-print(len(all_reduces), "all-reduce in the compiled step")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert len(all_reduces) == 1
+moved, batch = {}, place_batch(full_batches[0])
+for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **mapped)}.items():
+    (model, _), _ = step(place_state(init_state()), batch)
+    moved[name] = distance(model, init_state()[0])
+    print(f"{name}: the first update moves the model by {moved[name]:.4f}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One: on a CPU, XLA combines all seven. On GPUs, XLA flags set whether it overlaps, and up to which size it combines
-# ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 06 says what an all-reduce
-# costs, and lesson 18 how to see in a profile what yours does. Simulated devices have no network and share the cores of
-# one machine, so no time that you measure here says anything about real ones.
+# By 8, the number of devices. With SGD this acts like a learning rate that is eight times too high. On two devices you
+# may not notice, and on 64 the run diverges. Adam hides the mistake almost completely, because it divides the
+# gradient by its own size, until somebody clips the gradients or looks at parameters whose gradients are nearly 0.
 #
 # </details>
+#
+# So don't judge by the loss curve. **Compare one update with one device's**: that finds this mistake, the one before,
+# and the mean of means. `pmapdp.verify` makes the comparison for a step of yours, and names the mistake.
+#
+# ## Mistake 4: one device's metrics
+#
+# Here the evaluation forgets its `psum`. The test set has 1,000 examples.
+#
+# **Predict:** how many of them does it count?
+
+# %% tags=["prediction"]
+forgetful_eval = jax.pmap(lambda state, batch: loss_sums(state[0], batch)[1], **mapped)
+counted = {}
+for name, step in {"with psum": eval_step, "without": forgetful_eval}.items():
+    test_sums = [step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    counted[name] = sum(float(sums["count"]) for sums in test_sums)
+    print(f"{name}: {counted[name]:.0f} examples, {report(test_sums)}")
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+np.testing.assert_allclose(moved["psum"], 8 * moved["pmean"], rtol=1e-5)
+assert counted == {"with psum": 1000, "without": 128}
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 128: sixteen from each of eight batches. `out_axes=None` returns what device 0 has, and device 0 saw an eighth of each
+# batch. The loss and the accuracy look perfectly reasonable. Only the count gives it away, so print it once.
+#
+# </details>
+#
+# ## What more devices buy
+#
+# Simulated devices share the cores of one machine, so here you learn that a program is right, and never how fast it
+# would be. On real ones, an eighth of the batch takes about an eighth of the time, plus the all-reduce. Whether that
+# pays off depends on how long the all-reduce takes beside the computation:
+
+# %%
+lesson_05.published_scaling()
+
+# %% [markdown]
+# All three networks ran on the same 512 GPUs. VGG-16 has 138 million parameters and ResNet-101 has 45 million, so VGG's
+# gradients take three times as long to send, and a third of the machine is lost. In lesson 06 you'll calculate how long
+# an all-reduce takes.
+#
+# **Which batch size do you set?** With DDP it's the per-device batch, so eight GPUs mean eight times the global batch. In
+# JAX you usually set the global batch B. As long as B stays the same, this program gives the same result on 1, 2 or 8
+# devices, and the learning rate stays the same, too. If you let B grow with the number of devices, an epoch has fewer
+# updates. For SGD, people then multiply the learning rate by the same factor and warm it up over the first epochs
+# ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square root of the factor
+# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
+#
+# Batch norm and dropout need more care to be the same on any number of devices: that's lessons 07 and 08.
 #
 # ## Exercises
 #
-# All functions run on each device inside `pmap`, and the mapped axis is `"data"`. In the first two, the model is
-# linear: `x @ w`, with parameters `w` `[D]` and examples `x` `[b, D]`, `y` `[b]`. The loss of an example is `(x @ w -
-# y)² / 2`. Solutions, with reasons: [solutions/05_average_gradients.py](solutions/05_average_gradients.py).
+# Your functions run on each device, inside `pmap`, and the mapped axis is `"data"`. In the first two the model is
+# linear: it predicts `x @ w` from parameters `w` `[D]` and examples `x` `[b, D]`, `y` `[b]`, and the loss of an example
+# is `(x @ w - y)² / 2`. Solutions, with reasons: [solutions/05_average_gradients.py](solutions/05_average_gradients.py).
 #
-# 1. `step` (5 minutes): the parameters `[D]` after one data-parallel step of gradient descent with learning rate 0.1.
+# 1. `step` (5 minutes): the parameters after one data-parallel step of SGD with learning rate 0.1.
 #    <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
 #    <code>jax.grad</code> of the mean loss. Average it before you use it.</details>
-# 2. `global_gradient` (10 minutes): the gradient `[D]` of the mean loss over all *valid* examples of all devices. A
-#    device may hold nothing but padding. <details><summary>Hint</summary>As in <code>sum_over_count</code>, divide
-#    after the all-reduce.</details>
-# 3. `fixed_clipping` (find the mistake): `broken_clipping` should clip the gradient of the global batch to a length of
-#    at most 1. It raises no error, all copies agree, and on one device the result is right. On several devices it is
-#    wrong. Write it correctly. <details><summary>Hint</summary>Which gradient should have a length of at most
-#    1?</details>
+# 2. `global_gradient` (10 minutes): the gradient of the mean loss over all *valid* examples of all devices. A device may
+#    hold nothing but padding. <details><summary>Hint</summary>As in <code>mean_of_sums</code>: divide after the
+#    all-reduce.</details>
+# 3. `fixed_clipping` (5 minutes, find the mistake): `broken_clipping` should clip the gradient of the global batch to a
+#    length of at most 1. It raises no error, all copies agree, and on one device it's right. On several it isn't.
+#    <details><summary>Hint</summary>Which gradient should have a length of at most 1?</details>
 
 # %%
 from pmapdp.lessons.checks import check
@@ -534,15 +398,20 @@ for exercise in (step, global_gradient, fixed_clipping):
 # %% [markdown]
 # ## Take away
 #
-# * Split the batch, compute local gradients, average them with one `lax.pmean`, and make the same update on every
-#   device: the result is that of the large batch on one device.
-# * A missing all-reduce and a sum in place of a mean raise no error. Compare one update with that of one device:
-#   `pmapdp.verify` does it, and names the mistake.
-# * Means of means are wrong for ragged batches. Average sums and counts, and divide once.
+# - Split the batch, compute gradients where the examples are, average them with one `lax.pmean`, and let every device
+#   make the same update. That's one device's update on the whole batch.
+# - Average sums and counts, and divide once. Means of means are wrong as soon as a batch is ragged.
+# - A missing all-reduce and a sum for a mean raise no error. Compare one update with one device's.
 #
-# In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) differs from [steps/single.py](../pmapdp/steps/single.py)
-# in the same line: `gradients, count = lax.pmean((gradients, sums.count), AXIS)`. It trains a model, a loss and data of
-# yours, too: [docs/own.md](../docs/own.md). To read on:
-# [DDP's design](https://docs.pytorch.org/docs/stable/notes/ddp.html) and
-# [Accurate, large minibatch SGD](https://arxiv.org/abs/1706.02677). Next, what the new line costs:
-# [06 Communicate between devices](06_communicate_between_devices.ipynb).
+# You now know the heart of pmapdp's trainer. Here is where your functions live there:
+#
+# | your program | in pmapdp | file |
+# | --- | --- | --- |
+# | `train_step`, `eval_step`, `place_state`, `place_batch` | the same names | [steps/pmap.py](../pmapdp/steps/pmap.py); without an all-reduce [steps/single.py](../pmapdp/steps/single.py) |
+# | `loss_sums` | `cross_entropy`, which returns `MetricSums` | [loss.py](../pmapdp/loss.py) |
+# | `state`, a pair | `TrainState` | [state.py](../pmapdp/state.py) |
+# | `batches` | `Batches` | [data/batches.py](../pmapdp/data/batches.py) |
+# | the loop | `train` | [train.py](../pmapdp/train.py) |
+#
+# To read on: [PyTorch's notes on DDP](https://docs.pytorch.org/docs/stable/notes/ddp.html). Next, what your new line
+# costs: [06 Communicate between devices](06_communicate_between_devices.ipynb).

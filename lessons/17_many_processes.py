@@ -166,7 +166,7 @@ def lines_of(count, code, **variables):
     return [(folder / str(process)).read_text().splitlines() for process in range(count)]
 
 
-program = next(text for text in reversed(In) if text.startswith("# One process:"))  # noqa: F821 (In: what ran)
+program = next(text for text in reversed(In) if text.startswith("# One process:"))
 first, second = lines_of(2, program)
 print("process 0:", *first, "process 1:", *second, sep="\n  ")
 

@@ -6,11 +6,18 @@ and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells
     # %% tags=["prediction"]   the outputs answer a "Predict": folded until the reader unfolds or runs the cell.
                                The next text begins with the answer in words, inside <details>
     # %% tags=["proof"]        asserts that would give predictions away: the cell itself is folded
-    # %% tags=["take-home"]    the lesson's subject from imports to result, which needs jax, flax, optax and numpy alone
+    # %% tags=["take-home"]    a complete script of `program/`, which needs jax, flax, optax and numpy alone
+
+A line of its own, in a cell of code or text, brings in the program that grows:
+
+    include program/05_pmap.py                              the script; in a text it is folded
+    include the difference of 03_flax.py and 05_pmap.py     its changes, marked, in a text
 """
 
 import argparse
+import difflib
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +28,8 @@ SECONDS_ALLOWED = 600  # for a cell, on a machine that others use, too
 PREDICTION, PROOF, TAKE_HOME = "prediction", "proof", "take-home"
 FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the first line of outputs that are folded
 ANSWER = "<details><summary>Answer</summary>\n\n"  # begins the text after a prediction
+SCRIPT = re.compile(r"^(?:# )?include program/(\S+)$", re.MULTILINE)
+DIFFERENCE = re.compile(r"^include the difference of (\S+) and (\S+)$", re.MULTILINE)
 
 
 def sources() -> list[Path]:
@@ -28,18 +37,68 @@ def sources() -> list[Path]:
     return sorted(FOLDER.glob("[0-9][0-9]_*.py"))
 
 
+def read(source: Path):
+    """The notebook of a source, without outputs, with the program's scripts in the places that ask for them."""
+    import jupytext
+
+    notebook = jupytext.read(source)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = SCRIPT.sub(lambda found: program(found[1]).rstrip(), cell.source)
+        else:
+            cell.source = SCRIPT.sub(lambda found: listing(found[1]), cell.source)
+            cell.source = DIFFERENCE.sub(lambda found: difference(*found.groups()), cell.source)
+    return notebook
+
+
+def program(name: str) -> str:
+    """The text of a script of the program that grows."""
+    return (FOLDER / "program" / name).read_text()
+
+
+def listing(name: str) -> str:
+    """A script as a folded part of a text."""
+    lines = len(program(name).splitlines())
+    return f"<details><summary>{name}, {lines} lines</summary>\n\n```python\n{program(name)}```\n\n</details>"
+
+
+def difference(earlier: str, later: str) -> str:
+    """The lines that change from one script to the next, with one line around them, marked by + and -."""
+    changes = difflib.unified_diff(program(earlier).splitlines(), program(later).splitlines(), n=1, lineterm="")
+    lines = ["" if line.startswith("@@") else line for line in list(changes)[3:] if line.strip()]
+    return "\n".join(["```diff", *lines, "```"])
+
+
+def minutes(notebook) -> tuple[int, int]:
+    """Minutes to read a lesson, without and with its exercises: 180 words, or 12 new lines of code, or one prediction.
+
+    Of a program that grew, its new lines count. The exercises say themselves how long they take.
+    """
+    code, words, exercises, predictions = 0, 0, 0, 0
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type == "markdown":
+            exercises += sum(int(found) for found in re.findall(r"\((\d+) minutes", cell.source))
+            code += len(re.findall(r"^\+.*\w", cell.source, re.MULTILINE))
+            words += len(re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL).split())
+        elif PROOF not in tags and TAKE_HOME not in tags:
+            code += sum(bool(line.strip()) for line in cell.source.splitlines())
+        predictions += PREDICTION in tags
+    reading = round(words / 180 + code / 12 + predictions)
+    return reading, reading + exercises
+
+
 def execute(source: Path, folder: Path, *, twice: bool = False):
     """The notebook of `source`, executed in `folder`; raises nbclient's CellExecutionError where a cell fails.
 
     With `twice`, all cells run a second time in the same kernel, and the notebook holds them twice.
     """
-    import jupytext
     from nbclient import NotebookClient
 
-    notebook = jupytext.read(source)
+    notebook = read(source)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     if twice:
-        notebook.cells += jupytext.read(source).cells
+        notebook.cells += read(source).cells
     paths = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     client = NotebookClient(
@@ -95,7 +154,9 @@ def build(source: Path) -> None:
     tidy(notebook)
     target = source.with_suffix(".ipynb")
     nbformat.write(notebook, target)
-    print(f"{target.name}: {time.perf_counter() - started:.0f} s, {target.stat().st_size / 1000:.0f} KB")
+    seconds, size = time.perf_counter() - started, target.stat().st_size / 1000
+    reading, whole = minutes(notebook)
+    print(f"{target.name}: built in {seconds:.0f} s, {size:.0f} KB, {reading} minutes, {whole} with exercises")
 
 
 def source_of(number: str) -> Path:

@@ -18,7 +18,7 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded with examples of weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
@@ -75,14 +75,15 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(train_step, donate_argnums=0)  # donated: the new state takes the memory of the old one
+train_step = jax.jit(train_step, donate_argnums=0)  # donate: the new state takes the old one's memory
 eval_step = jax.jit(eval_step)
 
 
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    return f"loss {totals['loss'] / totals['count']:.4f}, accuracy {totals['correct'] / totals['count']:.4f}"
+    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
+    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
-os.environ["NPROC"] = "16"  # before jax 0.12, eight simulated devices need this many threads or may abort
-jax.config.update("jax_num_cpu_devices", 8)  # simulates eight devices; a machine with GPUs or TPUs uses those
+os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
@@ -28,7 +28,7 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded with examples of weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
@@ -53,7 +53,7 @@ class Network(nnx.Module):
 
 
 def example_keys(step, indices):
-    """One key per example, from the seed, the update and the example's index: the devices have no part in it."""
+    """One key per example, from the seed, the update and the example's index, but not from the device."""
     key = jax.random.fold_in(jax.random.key(0), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
@@ -103,7 +103,8 @@ eval_step = jax.pmap(eval_step, "data", in_axes=(None, 0), out_axes=None)
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    return f"loss {totals['loss'] / totals['count']:.4f}, accuracy {totals['correct'] / totals['count']:.4f}"
+    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
+    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)

@@ -72,16 +72,3 @@ def runs_alone(program: str, folder) -> str:
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
-
-
-def functions(lesson) -> dict[str, str]:
-    """The code of the functions of the take-home cell of a lesson, by name."""
-    nodes = ast.walk(ast.parse(take_home(lesson)))
-    return {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.FunctionDef)}
-
-
-def test_the_step_of_lesson_05_is_that_of_lesson_03_and_one_line_more():
-    one_device, data_parallel = (functions(LESSONS[number])["train_step"].splitlines() for number in (3, 5))
-    (added,) = [line for line in data_parallel if line not in one_device]
-    assert added.strip() == "sums, gradients = lax.pmean((sums, gradients), 'data')"
-    assert [line for line in data_parallel if line != added] == one_device

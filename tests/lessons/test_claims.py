@@ -1,9 +1,7 @@
 """What the lessons say about JAX and do not show in a cell."""
 
-import inspect
 import signal
 
-import build
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +9,6 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
-
-from pmapdp.steps import pmap
 
 
 def test_an_uncommitted_batch_is_computed_by_every_device_and_a_committed_one_is_an_error():
@@ -67,12 +63,6 @@ def test_debug_nans_names_the_operation_that_made_the_first_nan():
     entropy = jax.jit(lambda p: -(p * jnp.log(p)).sum())
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="mul"):
         entropy(jnp.array([1.0, 0.0]))
-
-
-def test_the_pmap_step_of_the_package_has_the_line_that_lesson_05_quotes():
-    line = "gradients, count = lax.pmean((gradients, sums.count), AXIS)"
-    assert line in inspect.getsource(pmap.make_strategy)
-    assert line in (build.FOLDER / "05_average_gradients.py").read_text()
 
 
 def test_zero_that_gathers_everything_first_is_worse_than_none_with_plain_sgd():

@@ -2,22 +2,27 @@
 
 The answers are data, one file a lesson, `answers/lesson_NN.py`:
 
-    WRONG = {EXERCISE: [(WORDS, ANSWER), ...]}    the message about ANSWER holds WORDS
-    RIGHT = {EXERCISE: [ANSWER, ...]}             unusual ones; the solution is tried without being named here
+    WRONG = {EXERCISE: [(WORDS, OLD, NEW, ...), ...]}    the message about the answer holds WORDS
+    RIGHT = {EXERCISE: [(OLD, NEW, ...), ...]}           unusual ones; the solution is tried without being named here
 
-An answer is a function or a lambda. To add one, write it into that file and name it in its table. To try the answers to
-an exercise: `pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and dot_product"`.
+An answer is the solution with OLD replaced by NEW, or a function. To try the answers to an exercise:
+`pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and dot_product"`.
 """
 
 import ast
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import build
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax import lax
 from solutions import solutions
 
 from pmapdp.lessons.checks import check
@@ -29,6 +34,20 @@ ANSWERS = {  # WRONG and RIGHT of each lesson
 }
 QUICK = ("05", "09")  # as in test_alone.py: their solutions are tried by plain `pytest`
 FIRST_SLOW = "06"  # plain `pytest` tries the other answers of the lessons before this one
+
+
+def edited(lesson: str, exercise: str, replacements: Sequence[str]):
+    """The solution of an exercise as a function, with its text edited."""
+    text = (build.FOLDER / "solutions" / f"{lesson}.py").read_text()
+    (node,) = [node for node in ast.parse(text).body if getattr(node, "name", "") == exercise]
+    function = ast.get_source_segment(text, node)
+    for old, new in zip(replacements[::2], replacements[1::2], strict=True):
+        assert old in function
+        function = function.replace(old, new)
+    names = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "optax": optax}
+    exec(compile(text, "solutions", "exec"), names)
+    exec(compile(function, "an edited solution", "exec"), names)
+    return names[exercise]
 
 
 def answers(kind: str) -> list:
@@ -49,15 +68,15 @@ def answers(kind: str) -> list:
 
 @pytest.mark.parametrize(("lesson", "exercise", "answer"), answers("WRONG"))
 def test_a_wrong_answer_gets_the_message_that_helps(lesson, exercise, answer):
-    words, function = answer
-    verdict = check(lesson, exercise, function)
+    words, *given = answer
+    verdict = check(lesson, exercise, given[0] if callable(given[0]) else edited(lesson, exercise, given))
     assert not verdict.solved
     assert words in verdict.message
 
 
 @pytest.mark.parametrize(("lesson", "exercise", "answer"), answers("RIGHT"))
 def test_an_unusual_right_answer_passes(lesson, exercise, answer):
-    verdict = check(lesson, exercise, answer)
+    verdict = check(lesson, exercise, answer if callable(answer) else edited(lesson, exercise, answer))
     assert verdict.solved, verdict.message
 
 

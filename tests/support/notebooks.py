@@ -8,10 +8,10 @@ from typing import Any
 
 
 def source(lesson: Path) -> Any:
-    """The notebook that jupytext reads from `lessons/NN_name.py`."""
-    import jupytext
+    """The notebook that `lessons/NN_name.py` makes, without outputs."""
+    import build
 
-    return jupytext.read(lesson)
+    return build.read(lesson)
 
 
 def built(lesson: Path) -> Any:
