@@ -116,6 +116,13 @@ def train(*, after_epoch: Callable[[dict[str, Any], Any], None] | None = None, *
     return Trained(named(result.state), [nested(epoch) for epoch in result.epochs])
 
 
+def user_error() -> type[Exception]:
+    """The class of the errors that are one sentence."""
+    from pmapdp.errors import UserError
+
+    return UserError
+
+
 PYTHON_VALUES = ("model", "data", "loss", "metrics", "trainable", "peers")
 
 

@@ -33,7 +33,7 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
         if name not in NOT_THEIRS and (name in COMPILED or not name.startswith("JAX_"))
     }
     # Scripts of the tests import from `support`, and everything comes from this tree, wherever the command runs.
-    paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS.parent))
+    paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS, TESTS.parent))
     ours = {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "COLUMNS": "100", "XLA_FLAGS": IN_COMMANDS}
     return {name: value for name, value in (kept | ours | dict(changes or {})).items() if value is not None}
 

@@ -24,6 +24,16 @@ class Net(nnx.Module):
         return self.out(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
 
 
+class OfPictures(nnx.Module):
+    """`[b, 8, 8, 3]` to logits of two classes."""
+
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(192, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x.reshape(len(x), -1) / 255)
+
+
 def points(n, seed):
     random = np.random.default_rng(seed)
     return entry.Examples(random.normal(size=(n, 6)).astype(np.float32), random.integers(0, 3, n).astype(np.int32))
