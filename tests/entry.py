@@ -110,8 +110,9 @@ def train(*, after_epoch: Callable[[dict[str, Any], Any], None] | None = None, *
     values = {name: arguments.pop(name) for name in PYTHON_VALUES if name in arguments}
     if "loss" in values:
         values["loss"] = loss_of_package(values["loss"])
-    if callable(arguments.get("optimizer")):
-        values["optimizer"] = arguments.pop("optimizer")
+    for name in ("optimizer", "schedule", "trainable"):
+        if callable(arguments.get(name)):
+            values[name] = arguments.pop(name)
     result = train_here(config(**arguments), after_epoch=after_epoch, **values)
     return Trained(named(result.state), [nested(epoch) for epoch in result.epochs])
 
@@ -123,7 +124,7 @@ def user_error() -> type[Exception]:
     return UserError
 
 
-PYTHON_VALUES = ("model", "data", "loss", "metrics", "trainable", "peers")
+PYTHON_VALUES = ("model", "data", "loss", "metrics", "peers")
 
 
 def loss_of_package(loss: Callable[[Any, Any], dict[str, Any]]) -> Callable[..., Any]:
