@@ -1,50 +1,112 @@
-"""List each construct of pmap in a program, and what replaces it under shard_map and under jit.
+"""Find what fails, is slow or gives other numbers in a pmap program, and port it.
 
-    python -m pmapdp.port train.py
-    python -m pmapdp.port my_project           # a folder
+    python -m pmapdp.port train.py             # with the files that it imports
+    python -m pmapdp.port my_project --all     # a folder; also the lines that are fine, and what becomes of them
     python -m pmapdp.port train.ipynb --json   # a notebook; one JSON object
 
-The program is read, and neither run nor changed. The exit status is 1 if a line of it fails with this JAX, 0 otherwise,
-and 2 if the command is wrong.
+The program is read, and neither run nor changed. The exit status is 1 if a line fails or gives wrong numbers with this
+JAX, 0 otherwise, and 2 if the command is wrong.
 """
 
 import json
 import logging
 import sys
+import textwrap
 from dataclasses import MISSING, dataclass
 from importlib.metadata import version
+from typing import Any
 
 from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import FailedError
-from pmapdp.port.constructs import find
-from pmapdp.port.names import place
-from pmapdp.port.report import as_json, as_text
-from pmapdp.port.sources import read
+from pmapdp.port.find import find
+from pmapdp.port.harness import describe_step
+from pmapdp.port.read import CELL, read_program
+
+ORDER = ("gone", "fails", "wrong", "check", "slow", "fine")
 
 
 @dataclass(frozen=True)
 class Options:
-    """List each construct of pmap in a program, and what stands there under shard_map and under jit."""
+    """Find what fails, is slow or gives other numbers in a pmap program."""
 
-    path: str = setting("arguments", MISSING, "A file of Python, a notebook, or a folder of both.", place="PATH")
+    path: str = setting("arguments", MISSING, "A Python file, a notebook, or a folder of both.", place="PATH")
+    all: bool = setting("options", False, "Also list the lines that are fine, and what becomes of them in a port.")
     json: bool = setting("options", False, "Print one JSON object.")
 
 
+def report_program(given: str) -> dict[str, Any]:
+    """Report on a program as one object."""
+    files, unread = read_program(given)
+    findings, uses = find(files)
+    lines = [
+        {
+            "path": path,
+            "line": place(line),
+            "construct": row.id,
+            "status": row.today.split()[0].strip(":;,"),
+            "code": code,
+        }
+        | {"today": row.today, "shard_map": row.shard_map, "jit": row.jit, "link": f"docs/porting.md#{row.id}"}
+        for path, line, row, code in findings
+    ]
+    mapped = [f"{use.node.file.path}:{place(use.node.lineno)} {use.name}" for use in uses]
+    return {
+        "jax": version("jax"),
+        "lines": lines,
+        "unread": unread,
+        "mapped": mapped,
+        "verify": describe_step(uses, files),
+    }
+
+
+def place(line: int) -> str:
+    """Give the number of a line, in a notebook with the number of its cell."""
+    cell, line = divmod(line, CELL)
+    return f"cell {cell} line {line}" if cell else str(line)
+
+
+def as_text(report: dict[str, Any], everything: bool) -> str:
+    """Write the report to read. Without `everything`, lines that are fine are only counted."""
+    out, path = list(report["unread"]), None
+    if not report["lines"]:
+        return "\n".join([*out, "No construct of pmap was found."])
+    shown = [each for each in report["lines"] if everything or each["status"] != "fine"]
+    for each in shown:
+        out += ["", each["path"]] if each["path"] != path else []
+        path, code = each["path"], textwrap.shorten(each["code"], 70, placeholder="...")
+        out.append(f"  {each['line']:>6}  {each['status']:5}  {each['construct']:18}  {code}")
+    out += ["", "What to write instead"] * bool(shown)
+    for row in sorted({each["construct"]: each for each in shown}.values(), key=lambda row: ORDER.index(row["status"])):
+        out.append(f"  {row['construct']}")
+        out += [f"    {part + ':':10} {row[part]}" for part in ("today", "shard_map", "jit", "link")]
+    statuses = [each["status"] for each in report["lines"]]
+    counts = ", ".join(f"{statuses.count(each)} {each}" for each in ORDER if each in statuses)
+    hint = " (--all lists those that are fine, and what becomes of them)" * (len(shown) < len(statuses))
+    out += ["", f"Constructs: {counts}{hint}."]
+    out += [f"Mapped: {'; '.join(report['mapped'])}. docs/porting.md ports one at a time."] * bool(report["mapped"])
+    if need := report["verify"]:
+        title = f"To verify {need['step']} of {need['path']}, "
+        out += [
+            "",
+            title + ("save this as verify_step.py:" if need["harness"] else "answer this first (docs/verify.md):"),
+        ]
+        out += ["", need["harness"]] if need["harness"] else [f"  - {question}" for question in need["questions"]]
+    return "\n".join(out).lstrip()
+
+
 def main(arguments: list[str]) -> None:
-    """The command."""
+    """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
     sys.setrecursionlimit(20_000)  # a long sum is a deep tree
     logging.getLogger("absl").setLevel(logging.ERROR)  # Flax warns when its modules are looked up
-    files, unread = read(options.path)
-    findings, mapped = find(files)
-    report = as_json(findings, mapped, files, unread)
-    print(json.dumps(report) if options.json else as_text(report))
-    broken = [each for each in findings if each.row.status in ("gone", "fails")]
+    report = report_program(options.path)
+    print(json.dumps(report) if options.json else as_text(report, options.all))
+    broken = [each for each in report["lines"] if each["status"] in ("gone", "fails", "wrong")]
     if broken:
-        first, several = broken[0], f"{len(broken)} lines fail" if len(broken) > 1 else "1 line fails"
-        where = f"{first.path}:{place(first.line)}"
-        raise FailedError(f"{several} with jax {version('jax')}, first {where}: {first.row.today}")
+        first = f"{broken[0]['path']}:{broken[0]['line']} ({broken[0]['construct']})"
+        fail = "1 line fails or gives" if len(broken) == 1 else f"{len(broken)} lines fail or give"
+        raise FailedError(f"{fail} wrong numbers with jax {version('jax')}, first {first}: {broken[0]['today']}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pmapdp.evaluate.evaluation import evaluate_exported
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.job import prepare
-from pmapdp.port.sources import read
+from pmapdp.port.read import read_program
 from pmapdp.registry import load_data
 from pmapdp.run.trained import load_run, load_state
 from pmapdp.train import train
@@ -180,7 +180,7 @@ OTHERS = {
     "load_run": load_run,
     "load_exported": load_exported,
     "load_data": lambda value: load_data("mnist", value),
-    "read": read,
+    "read": read_program,
 }
 
 
@@ -200,7 +200,7 @@ def test_other_functions_refuse_what_is_of_another_kind(function, value):
 
 def test_a_program_whose_name_is_too_long():
     with pytest.raises(UserError, match=r"File name too long|there is no file"):
-        read("x" * 300)
+        read_program("x" * 300)
 
 
 class Number(int):

@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 from jax import lax
+from marks import quick
+from pmap_programs import NAMES, run
 
-from pmapdp.port.table import markdown
+from pmapdp.port.find import PAGE as TABLE
 
 PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -16,8 +18,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 def test_the_table_is_that_of_the_command():
     lines = PAGE.read_text().splitlines()
-    start = lines.index("| pmap | today | shard_map | jit |")
-    assert "\n".join(lines[start:]) == markdown()
+    head = "| pmap | today | shard_map | jit |"
+    assert lines[lines.index(head) :] == TABLE.splitlines()[TABLE.splitlines().index(head) :]
 
 
 def loss(w, x, y, keep=1.0):
@@ -106,3 +108,10 @@ def test_a_padded_batch_has_weights(names):
     assert padded["x"].shape == (16, 3)
     assert padded["weight"].sum() == 11
     np.testing.assert_array_equal(padded["y"][:11], part["y"])
+
+
+@quick(1, "name", NAMES, by_day=5)
+def test_my_pmap_gives_the_numbers_of_pmap(names, name):
+    before, after = (jax.tree.leaves(run(name, pmap=pmap)) for pmap in (None, names[1]["my_pmap"]))
+    for x, y in zip(before, after, strict=True):
+        np.testing.assert_allclose(np.asarray(x, float), np.asarray(y, float), rtol=1e-5, atol=1e-5)

@@ -18,8 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from pmap_programs import stand_ins
 
 from pmapdp.compare.collectives import collectives
-from pmapdp.port.constructs import missing
-from pmapdp.port.table import TABLE
+from pmapdp.port.find import TABLE
 
 N, SPLIT = 8, P("batch")
 COVERED = set()
@@ -226,18 +225,16 @@ def test_a_pmap_inside_a_pmap():
     nested = jax.pmap(lambda x: jax.pmap(lambda y: lax.psum(y, "b"), axis_name="b")(x), axis_name="a")
     with pytest.raises(ValueError, match=r"context mesh .* should match"):
         nested(np.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"context mesh .* should match"):
+        jax.pmap(jax.shard_map(lambda x: x, mesh=mesh(), in_specs=SPLIT, out_specs=SPLIT))(np.ones((N, 8)))
     grid, x = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b")), numbers(2, 4)
     new = jax.shard_map(lambda x: lax.psum(x, "b"), mesh=grid, in_specs=P("a", "b"), out_specs=P("a"))
     same(new(x), x.sum(1, keepdims=True), jax.jit(lambda x: x.sum(1, keepdims=True))(x))
 
 
 @rows("put-replicated", "put-sharded", "tree-map", "key-array", "device-array", "host-callback", "xla-computation")
-@rows("xmap", "index-update", "pvary", "old-optimizer", "axis-frame", "gone")
+@rows("xmap", "index-update", "pvary", "old-optimizer", "axis-frame", "gone", "moved-scale")
 def test_names_that_are_gone_and_what_takes_their_place():
-    for row in TABLE.values():
-        if row.status == "gone":
-            assert all(missing(name) for name in row.names if name[0] != "?") or row.id == "old-config", row.id
-    assert missing("jax.numpy.msort")
     state, parts = numbers(3), list(numbers(N, 2, 3))
     same(jax_utils.replicate(state), np.stack([state] * N))
     assert jax.device_put(state, replicated()).sharding.is_fully_replicated
@@ -325,6 +322,18 @@ def test_a_state_that_mixes_replicated_and_per_device_leaves():
     np.testing.assert_array_equal(old["rng"], new["rng"])
 
 
+@rows("psum-gradients", "check-vma")
+def test_a_sum_of_gradients_is_n_times_the_mean_and_so_is_a_mean_under_the_default_check():
+    def gradient(reduce, w, x):
+        return reduce(jax.grad(lambda w: (w * x).mean())(w), "batch")
+
+    w, x = np.float32(1), numbers(16)
+    mean, total = (partial(gradient, each) for each in (lax.pmean, lax.psum))
+    for step, check_vma, factor in ((mean, False, 1), (total, False, N), (mean, True, N)):
+        same(shard_map(step, P(), SPLIT, out_specs=P(), check_vma=check_vma)(w, x), factor * x.mean())
+    same(jax.pmap(total, axis_name="batch", in_axes=(None, 0), out_axes=None)(w, x.reshape(N, 2)), N * x.mean())
+
+
 @rows("psum-one")
 def test_axis_size_is_psum_of_one():
     x = numbers(N)
@@ -381,7 +390,7 @@ def test_batch_norm_over_the_axis(check_vma):
     same(old, new, jax.jit(partial(apply, nn.BatchNorm(use_running_average=False)))(x), rtol=1e-3)
 
 
-@rows("dynamic-scale")
+@rows("dynamic-scale", "scale-without-axis")
 def test_a_dynamic_loss_scale():
     def step(axis, scale, w, x):
         scale, finite, _, grad = scale.value_and_grad(lambda w: ((x @ w) ** 2).mean(), axis_name=axis)(w)
@@ -397,6 +406,8 @@ def test_a_dynamic_loss_scale():
     jit = jax.jit(partial(step, None), in_shardings=(replicated(), replicated(), split()))(scale, w, x)
     same(*[jax.tree.leaves(each)[:3] for each in (old, new, jit)])
     assert not jit[1]
+    finite = jax.pmap(partial(step, None), in_axes=(None, None, 0))(scale, w, x.reshape(N, 2, 3))[1]
+    assert finite.sum() == N - 1  # without the axis, each device for itself
 
 
 @rows("callback")
