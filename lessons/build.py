@@ -65,7 +65,7 @@ def listing(name: str) -> str:
 def difference(earlier: str, later: str) -> str:
     """The lines that change from one script to the next, with one line around them, marked by + and -."""
     changes = difflib.unified_diff(program(earlier).splitlines(), program(later).splitlines(), n=1, lineterm="")
-    lines = ["" if line.startswith("@@") else line for line in list(changes)[3:] if line.strip()]
+    lines = ["" if line.startswith("@@") else line for line in list(changes)[3:] if line[1:].strip()]
     return "\n".join(["```diff", *lines, "```"])
 
 

@@ -1,19 +1,46 @@
 """Pictures of lesson 03."""
 
+import matplotlib.pyplot as plt
+import numpy as np
+
 from pmapdp.lessons import drawing
 
 
 @drawing.picture
 def step() -> None:
-    """Model, optimizer state and batch go into train_step: gradients, optimizer update, apply. Out come the new ones, and sums."""
+    """Model, optimizer state and batch go into train_step: grad, optimizer update, apply. Out come the new ones, and sums."""
     axes = drawing.canvas(19, 4.4)
-    rows = ("model", "optimizer state", "batch: x, y, weights")
+    rows = ("model", "optimizer state", "batch")
     for top, name in zip((0.0, 1.7, 3.4), rows, strict=True):
         drawing.box(axes, 0, top, name, device=0, width=5.0, height=0.95)
         drawing.arrow(axes, (5.0, top + 0.48), (6.3, top + 0.48), device=0)
     drawing.box(
-        axes, 6.4, 0, "train_step\n\n1. value_and_grad\n2. optimizer.update\n3. apply_updates", width=5.4, height=4.35
+        axes, 6.4, 0, "train_step\n\n1. jax.grad\n2. optimizer.update\n3. apply_updates", width=5.4, height=4.35
     )
     for top, name in zip((0.0, 1.7, 3.4), ("new model", "new optimizer state", "sums"), strict=True):
         drawing.arrow(axes, (11.9, top + 0.48), (13.2, top + 0.48), device=0)
         drawing.box(axes, 13.3, top, name, device=0, width=5.6, height=0.95)
+
+
+@drawing.picture
+def learning_curve(curve: np.ndarray) -> None:
+    """Left, the training loss falls over 30 epochs, and the validation loss turns up after a few. Right, the two accuracies part at 92 %.
+
+    Args:
+        curve: `[epochs, 4]` training loss and accuracy, validation loss and accuracy.
+    """
+    figure, panels = plt.subplots(1, 2, figsize=(8, 2.8))
+    epochs = range(len(curve))
+    for panel, column, name in zip(panels, (0, 1), ("loss", "accuracy"), strict=True):
+        panel.plot(epochs, curve[:, column], color=drawing.DEVICE_COLOURS[0], label="training")
+        panel.plot(epochs, curve[:, column + 2], color=drawing.DEVICE_COLOURS[1], linestyle="--", label="validation")
+        panel.set(xlabel="epoch", ylabel=name, xticks=range(0, len(curve), 5))
+    best = int(curve[:, 2].argmin())
+    panels[0].plot(best, curve[best, 2], "o", color=drawing.INK)
+    panels[0].annotate(
+        "stop here", (best, curve[best, 2]), (best + 1, 1.6 * curve[best, 2]), arrowprops={"arrowstyle": "-"}
+    )
+    panels[1].axhline(0.92, color=drawing.INK, linestyle=":", label="knowing the centres")
+    for panel in panels:
+        panel.legend()
+    figure.tight_layout()
