@@ -20,8 +20,8 @@ from PIL import Image
 from benchmarks import at_least_one, make_parser
 from pmapdp import cli
 from pmapdp.config import Config
-from pmapdp.custom.data_sets import as_data_set
-from pmapdp.custom.folder import ImageFolder
+from pmapdp.custom.data import make_data_set
+from pmapdp.custom.images import ImageFolder
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.train import train
@@ -58,7 +58,7 @@ def write_images(folder: Path, number: int) -> None:
 
 def decoding(folder: Path) -> float:
     """Images a second that the trainer's reader gives, where nobody computes."""
-    batches = Batches(as_data_set(DataSet(ImageFolder(folder))).train, BATCH, shuffle_seed=0)
+    batches = Batches(make_data_set(DataSet(ImageFolder(folder))).train, BATCH, shuffle_seed=0)
     for epoch in range(2):
         start = time.perf_counter()
         number = sum(int((batch.weights > 0).sum()) for batch in batches.epoch(epoch))

@@ -13,7 +13,7 @@ from flax import nnx
 from PIL import Image
 
 from pmapdp.config import Config
-from pmapdp.custom.folder import ImageFolder
+from pmapdp.custom.images import ImageFolder
 from pmapdp.data.dataset import DataSet
 from pmapdp.registry import load_data
 from pmapdp.train import train

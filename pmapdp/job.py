@@ -20,12 +20,10 @@ from flax import nnx
 from pmapdp import devices as device_module
 from pmapdp import steps
 from pmapdp.config import Config, flag
-from pmapdp.custom.arrays import check_data
 from pmapdp.custom.augmentation import augmented
 from pmapdp.custom.built_model import built_model
 from pmapdp.custom.checks import check_own, check_task
-from pmapdp.custom.content import fingerprint
-from pmapdp.custom.data_sets import as_data_set
+from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.stock_layers import exchange
 from pmapdp.custom.training import (
     check_best,
@@ -37,7 +35,7 @@ from pmapdp.custom.training import (
     own_name,
 )
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet, Texts
+from pmapdp.data.dataset import DataSet
 from pmapdp.errors import DivergedError, EvaluationError, UserError, require
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
@@ -159,7 +157,7 @@ def prepare(
         config: what to do.
         peers: the processes that take part.
         model: builds the network, in the place of the one that the configuration names; see `pmapdp.state.build`.
-        data: in the place of the data set that the configuration names; see `pmapdp.custom.data_sets.as_data_set`.
+        data: in the place of the data set that the configuration names; see `pmapdp.custom.data.make_data_set`.
         loss: in the place of the model's own, `model.loss`, or else of the cross-entropy; see `Task.loss`.
         metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
         optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
@@ -182,7 +180,7 @@ def prepare(
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
     if data is not None:
-        data, config = as_data_set(data), dataclasses.replace(config, dataset="arrays")
+        data, config = make_data_set(data), dataclasses.replace(config, dataset="arrays")
     else:  # before code of the user's, which may change the current folder
         data = load_data(config.dataset, config.data_dir)
     rate = find_rule("schedule", config.schedule) if schedule is None else schedule
@@ -190,11 +188,9 @@ def prepare(
         check_schedule(rate)
     rule = find_rule("optimizer", config.optimizer) if optimizer is None else optimizer
     task = make_task(config, model, loss, metrics, trainable)
-    source = data
-    data, _ = featurize(data, task.model)
-    data = check_data(data, classifies=task.classifies)
     compared = config.workdir is not None or peers.count > 1
-    content = fingerprint(source if isinstance(source.train, Texts) else data) if compared else None
+    content = fingerprint(data) if compared else None
+    data, _ = featurize(data, task.model)
     own = config.model not in MODELS or any(each is not None for each in (model, loss, metrics))
     check_task(task, data, own=own)
     names: dict[str, Any] = {"model": task.name} if model is not None else {}

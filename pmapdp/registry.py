@@ -9,9 +9,8 @@ from typing import Any
 from flax import nnx
 
 from pmapdp.config import PYTHON_VALUE
-from pmapdp.custom.data_file import data_from_file
-from pmapdp.custom.data_sets import as_data_set
-from pmapdp.custom.folder import data_from_folder
+from pmapdp.custom.data import load_npz, make_data_set
+from pmapdp.custom.images import load_folder
 from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.data.tfidf import Tfidf
@@ -95,11 +94,11 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
         UserError: there is none of this name, or its files are missing or damaged.
     """
     if name.endswith(".npz"):
-        return data_from_file(Path(name))
+        return load_npz(Path(name))
     if ".py:" in name:
-        return as_data_set(load_from_file(name, f"--dataset {name}")())
+        return make_data_set(load_from_file(name, f"--dataset {name}")())
     if name not in DATA_SETS and (name.endswith("/") or os.path.isdir(name)):
-        return data_from_folder(Path(name))
+        return load_folder(Path(name))
     if name not in DATA_SETS:
         own = "my_data.npz, folder/ or my_data.py:make (your own; from Python data=...)"
         raise unknown("dataset", name, [*DATA_SETS, own])

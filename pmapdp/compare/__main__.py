@@ -24,7 +24,7 @@ from pmapdp.compare.page import page
 from pmapdp.compare.reports import Report, report_of_programs, report_of_ways
 from pmapdp.compare.table import WIDTH, summary, tables, verified
 from pmapdp.config import setting
-from pmapdp.custom.data_file import own_files
+from pmapdp.custom.data import custom_files
 from pmapdp.errors import UserError
 from pmapdp.files import HTML, JSON, check_output, write_file
 
@@ -115,7 +115,7 @@ def four_ways(arguments: list[str]) -> tuple[Report, Path | None, Path | None]:
     config = replace(config, steps=options.steps, mesh=None, layout="data")
     if options.global_batch_size is not None:
         config = replace(config, global_batch_size=options.global_batch_size, per_device_batch_size=None)
-    json_file, html_file = outputs(options, own_files(config))
+    json_file, html_file = outputs(options, custom_files(config))
     return report_of_ways(config, options.strategies, options.devices, say), json_file, html_file
 
 

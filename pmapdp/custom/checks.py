@@ -10,9 +10,9 @@ from flax import nnx
 
 from pmapdp.custom.augmentation import augmented, check_augment
 from pmapdp.custom.contract import check_loss
-from pmapdp.custom.labels import how_to_number
+from pmapdp.custom.examples import Examples, describe
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.data.dataset import DataSet, Split
+from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, explained, shown
 from pmapdp.loss import MetricSums
 from pmapdp.models.layers import Context, call
@@ -53,7 +53,7 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
         return call(model, batch.inputs, context) if task.classifies else task.loss(model, batch, context)
 
     with explained(
-        f"{name} {'does not' if task.classifies else 'and its loss do not'} take inputs {described(example.inputs)}",
+        f"{name} {'does not' if task.classifies else 'and its loss do not'} take inputs {describe(example.inputs)}",
         "give inputs of its shape, or correct its __call__, which gets (inputs) or (inputs, context)",
     ):
         returned = jax.eval_shape(outputs, params, model_state, example)
@@ -66,40 +66,32 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
         check_loss(augmented(task, data.augment), example)
 
 
-def described(inputs: Any) -> str:
-    """Shape and type of an array, or of each in a dictionary."""
-    if isinstance(inputs, dict):
-        return ", ".join(f"{name!r} {described(each)}" for name, each in inputs.items())
-    return f"{list(inputs.shape)} of {inputs.dtype}"
-
-
-def check_classes(name: str, logits: Any, labels: np.ndarray, data: DataSet) -> None:
-    """Refuse logits that are not of a classifier, and labels, some of which are `labels`, that are none of its classes.
-    What is read example by example is told how many there are."""
-    if getattr(logits, "ndim", 0) != 2 or labels.ndim != 1 or labels.dtype.kind == "f":
-        n = data.train.examples
-        given = list(logits.shape) if hasattr(logits, "shape") else f"a {type(logits).__name__}"
+def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
+    """Refuse logits that no classifier gives, and labels that are none of its classes."""
+    if getattr(logits, "ndim", 0) != 2 or getattr(labels, "ndim", 0) != 1 or labels.dtype.kind == "f":
         raise UserError(
-            f"a classifier has logits [n, C] for n examples and whole numbers [n] as labels, but {name} gives {given} "
-            f"and the labels are {labels.dtype} {[n, *labels.shape[1:]]}: give "
-            f"these{', labels.argmax(1)' if labels.ndim == 2 else ''}, or a loss of your own"
+            f"a classifier gives logits [n, C] and has whole numbers [n] as labels, but {name} gives "
+            f"{describe(logits)} and the labels are {describe(labels)}: of one-hot rows give labels.argmax(1), of a "
+            "column labels[:, 0], of whole floats labels.astype('int32'), and for other labels a loss of your own"
         )
     C = logits.shape[1]
-    if C > 1 and data.classes and len(data.classes) != C:
+    if C == 1:
+        raise UserError(f"{name} has a single logit: give it one for each class, or a loss of your own")
+    if data.classes and len(data.classes) != C:
         raise UserError(
             f"the data name {len(data.classes)} classes, and {name} has {C} logits: name all of them in their order, "
             "DataSet(..., classes=(...)), or none"
         )
-    known = [labels]
     for part in data.parts.values():
-        if isinstance(part, Split):
-            known.append(part.labels)
+        if isinstance(part, Examples):
+            part.classes = C  # its labels are checked as they are read
         else:
-            part.logits = C
-    found = np.concatenate(known)
-    if found.min() < 0 or found.max() >= C:
-        raise UserError(
-            f"the labels are from {found.min()} to {found.max()}, and {name} has {C} logits: {how_to_number(found, C)}"
-            if C > 1
-            else f"{name} has a single logit: give it one for each class, or a loss of your own"
-        )
+            labels = np.append(labels, part.labels)
+    numbers = np.unique(labels)
+    if numbers[0] < 0 or numbers[-1] >= C:
+        works = f"use 0 to {C - 1}, numpy.unique(labels, return_inverse=True)[1]"
+        if len(numbers) > C:
+            works = f"use 0 to {C - 1}, or a model of {len(numbers)} logits"
+        elif numbers[0] == 1 and numbers[-1] == C:
+            works = "subtract 1 from the labels, labels - 1"
+        raise UserError(f"the labels are from {numbers[0]} to {numbers[-1]}, and {name} has {C} logits: {works}")

@@ -55,7 +55,7 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
     compute = jax.jit(devices, static_argnums=0)  # of arguments: XLA would compute with constants as it compiles
 
     def run(*parts: tuple[Any, int], train: bool, random: Any = kept, first: bool = False) -> Any:
-        n = len(example.labels)
+        n = len(example.indices)
         rows = np.stack([np.resize(numbers, n) for numbers, _ in parts])
         weights = np.stack([np.arange(n) < valid for _, valid in parts]).astype(np.float32)
         batches = jax.tree.map(lambda x: np.asarray(x)[rows], example)._replace(weights=weights)
@@ -85,7 +85,7 @@ def check_loss(task: Task, example: Batch) -> None:
     """Hold loss and layers to their contract on a few examples, in evaluation and in training: the sums are real
     scalars; examples of weight 0 add nothing; and what two devices make of their parts of the examples is what one
     makes of all. A layer that draws random numbers of its own in training, or makes variables there, is named."""
-    run, n = tried(task, example), len(example.labels)
+    run, n = tried(task, example), len(example.indices)
     every, most = np.arange(n), max(1, n - 1)
     on_one, on_two = ((every, n), (every, 0)), ((every[:most], most), (every[-1:], n - most))
     for train in (False, True):

@@ -1,121 +1,116 @@
-"""A map-style data set, `len(source)` and `source[i]`: read example by example, while the devices compute.
+"""A map-style data set, `len(source)` and `source[i]`, read example by example while the devices compute.
 
 torchvision's, PyTorch's, Hugging Face's and Grain's data sets are of this style, and so is a list of pairs. An example
-is a pair (inputs, label), a triple (inputs, label, weight), or a dictionary with a `label`. Threads read
-the examples of a batch, so each batch is what it would be from arrays, also after a run is resumed.
+is a pair (inputs, label), a triple (inputs, label, weight), or a dictionary with a `label`. Threads read the examples
+of a batch, so each batch is the same as from arrays, also after a run is resumed.
 """
 
 import os
+import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
-from pmapdp.custom.arrays import as_array, check_split
-from pmapdp.custom.labels import are_names, numbers_of
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, explained, shown
 
-TRIED = 4  # examples that are read before training, and how often: most random transforms show there
+TRIALS = 4  # examples that are read before training, and how often: most random transforms show there
 THREADS = min(16, 2 * (os.cpu_count() or 1))  # decoders wait for disks, and most let other threads run
 
 
 class Examples:
-    """The examples of one part of a data set; it has the methods of a `Split`.
+    """The examples of one part of a data set, with the methods of a `Split`.
 
     Args:
         source: the map-style data set.
-        name: of the part, for sentences, for example "the training".
-        classes: the names of the classes, where labels are names.
+        name: what sentences call the part, for example "the training".
+        check: checks rows `[b, ...]` and converts them to JAX's types.
 
     Attributes:
         examples: n.
-        classifies: whether labels are classes, so that `[1]` and one-hot labels become numbers.
-        logits: C, where labels must be from 0 to C - 1.
+        classes: C if labels must be from 0 to C - 1, else None.
     """
 
-    def __init__(self, source: Any, name: str, classes: tuple[str, ...] = ()):
-        self.source, self.name, self.classes, self.classifies = source, name, classes, False
-        self.logits: int | None = None
-        with explained(f"{name} data={shown(source)} have no length", "give what has len(data) and data[i]"):
+    def __init__(self, source: Any, name: str, check: Callable[[Split], Split]):
+        self.source, self.name, self.check, self.classes = source, name, check, None
+        with explained(f"{name} data={shown(source)} have no length", "give an object with len(data) and data[i]"):
             self.examples = len(source)
         if self.examples == 0:
             raise UserError(f"{name} data have no examples: give at least one")
-        self.sums = np.zeros(self.examples, np.uint32)  # checksum of each example that was read, 0 for the others
+        if self.examples == sys.maxsize:  # Grain's
+            raise UserError(f"{name} data repeat without an end: leave .repeat() out, because --epochs repeats them")
+        self.checksums = np.zeros(self.examples, np.uint32)  # of each example that was read, 0 for the others
         self.first = self.read(0)
-        for index in TRIED * list(range(min(TRIED, self.examples))):
+        for index in TRIALS * list(range(min(TRIALS, self.examples))):
             self.read(index)
 
-    def of(self, classifies: bool) -> "Examples":
-        """These examples, for a model that `classifies` or does not."""
-        self.classifies = classifies
-        return self
-
     def read(self, index: int) -> Split:
-        """One example, without an axis of examples; refused where it is not what it was when it was read before."""
+        """Read one example, without an axis of examples. Refuse one that changed since it was read before."""
         with explained(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
-            inputs, label, weight = parts_of(self.source[index])
-        if are_names(label):
-            label = numbers_of(f"{self.name} labels", label, self.classes)
-        inputs, label = arrays_of(self.name, inputs), arrays_of(self.name, label)
-        example = Split(inputs, label, None if weight is None else arrays_of(self.name, weight))
+            example = Split(*map(to_arrays, split_example(self.source[index])))
         checksum = zlib.crc32(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))) | 1
-        if self.sums[index] not in (0, checksum):
+        if self.checksums[index] not in (0, checksum):
             raise UserError(
                 f"example {index} of {self.name} data is another one each time it is read, so a run could not be "
                 "resumed: leave random transforms out, and give DataSet(..., augment=...), a function of one "
                 "example's inputs and a random key"
             )
-        self.sums[index] = checksum
+        self.checksums[index] = checksum
         return example
 
     def take(self, order: np.ndarray) -> Split:
-        """The examples of these numbers, in this order, each read once."""
-        each = list(dict.fromkeys(order.tolist()))
+        """Read the examples of these indices, in this order, each once."""
+        indices = list(dict.fromkeys(order.tolist()))
         with ThreadPoolExecutor(THREADS) as pool:
-            read = dict(zip(each, pool.map(self.read, each), strict=True))
+            read = dict(zip(indices, pool.map(self.read, indices), strict=True))
         for index, example in read.items():
-            if form(example) != form(self.first):
+            if describe(example) != describe(self.first):
                 raise UserError(
-                    f"example {index} of {self.name} data has {', '.join(form(example))}, and example 0 "
-                    f"{', '.join(form(self.first))}: give all of them one shape and type"
+                    f"example {index} of {self.name} data has {describe(example)}, and example 0 "
+                    f"{describe(self.first)}: give all of them one shape and type"
                 )
-        rows: Split = jax.tree.map(lambda *rows: np.stack(rows), *(read[index] for index in order.tolist()))
-        split = check_split(self.name, rows, classifies=self.classifies)
-        if self.logits and not ((split.labels >= 0) & (split.labels < self.logits)).all():
+        split = self.check(jax.tree.map(lambda *rows: np.stack(rows), *(read[index] for index in order.tolist())))
+        if self.classes and not ((split.labels >= 0) & (split.labels < self.classes)).all():
             raise UserError(
                 f"{self.name} labels have {split.labels.min()} and {split.labels.max()}, and the model has "
-                f"{self.logits} logits: use 0 to {self.logits - 1}"
+                f"{self.classes} logits: use 0 to {self.classes - 1}"
             )
         return split
 
 
-def parts_of(example: Any) -> tuple[Any, Any, Any]:
-    """Inputs, label and weight (or None) of an example in one of the forms above."""
+def split_example(example: Any) -> tuple[Any, Any, Any]:
+    """Split an example, in one of the forms above, into inputs, label and weight (or None)."""
     if isinstance(example, Mapping):
-        inputs, labels = dict(example), [name for name in ("label", "labels") if name in example]
+        inputs, names = dict(example), [name for name in ("label", "labels") if name in example]
         weight = inputs.pop("weight", None)
-        if len(labels) == 1 and len(inputs) > 1:
-            label = inputs.pop(labels[0])
+        if len(names) == 1 and len(inputs) > 1:
+            label = inputs.pop(names[0])
             return inputs.popitem()[1] if len(inputs) == 1 else inputs, label, weight
     elif isinstance(example, tuple | list) and len(example) in (2, 3):
         return example[0], example[1], example[2] if len(example) == 3 else None
     raise UserError(
-        f"an example of the data is {shown(example)}: give a pair (inputs, label), or a dictionary with a 'label'"
+        f"an example of the data is {shown(example)}: give a pair (inputs, label), or a dictionary with a 'label'; "
+        "without labels give the inputs twice"
     )
 
 
-def arrays_of(name: str, values: Any) -> Any:
-    """One example's values as arrays. An image of Pillow in grey gets an axis of channels."""
+def to_arrays(values: Any) -> Any:
+    """Turn one example's values into arrays. A grey image of Pillow gets an axis of channels."""
+    if values is None:
+        return None
     if isinstance(values, Mapping):
-        return {key: arrays_of(name, each) for key, each in values.items()}
-    array = as_array(f"{name} examples", values)
+        return {key: to_arrays(each) for key, each in values.items()}
+    array = np.asarray(values)
     return array[..., None] if hasattr(values, "getbands") and array.ndim == 2 else array
 
 
-def form(example: Any) -> list[str]:
-    """Type and shape of each array of an example."""
-    return [f"{leaf.dtype} {list(leaf.shape)}" for leaf in jax.tree.leaves(example)]
+def describe(tree: Any) -> str:
+    """Describe type and shape of each array in a tree. Texts may differ in length."""
+    return ", ".join(
+        f"{'text' if np.issubdtype(leaf.dtype, np.str_) else leaf.dtype} {list(leaf.shape)}"
+        for leaf in jax.tree.leaves(tree)
+    )

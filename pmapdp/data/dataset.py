@@ -15,7 +15,7 @@ class Split(NamedTuple):
     Attributes:
         inputs: `[n, ...]`, of a type that stays as it is until it is on the device: `[n, 28, 28, 1]` uint8 images,
             `[n, 1200]` float32 tf-idf weights or `[n, 128]` int32 token ids; or a dictionary of such arrays.
-        labels: `[n]` int32 classes, or what a loss of one's own takes.
+        labels: `[n]` int32 classes, or what your loss takes: an array, or a dictionary of arrays.
         weights: `[n]`, how much each example counts, more than 0; None: each counts 1.
     """
 
@@ -26,7 +26,7 @@ class Split(NamedTuple):
     @property
     def examples(self) -> int:
         """n."""
-        return len(self.labels)
+        return len(jax.tree.leaves(self.labels)[0])
 
     def take(self, order: np.ndarray) -> Any:
         """Return the examples of these indices, in this order."""

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from pmapdp.config import Config
-from pmapdp.custom.arrays import check_part
-from pmapdp.custom.data_sets import as_part
+from pmapdp.custom.data import make_part
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
@@ -37,10 +36,10 @@ def evaluate_exported(exported: Exported, split: Any) -> Totals:
     """The model's loss and metrics over exactly the examples of `split`; texts go through the view in its file, as
     strings do in use."""
     require(Exported, "exported", exported, "pmapdp.export.read.load_exported(path)")
-    split = as_part("the test", split, exported.metadata["labels"])
-    split = Split(exported.view(split.texts), split.labels) if isinstance(split, Texts) else split
-    part, totals = check_part("the test", split, exported.classifies), Totals()
+    totals = Totals()
     with exported.precision():
+        part = make_part("the test", split, exported.metadata["labels"])
+        part = Split(exported.view(part.texts), part.labels) if isinstance(part, Texts) else part
         held = jax.device_put(exported.arrays)
         sums = jax.jit(exported.loss.call if exported.loss else classified(exported))
         for batch in Batches(part, EVALUATION_BATCH_PER_DEVICE).epoch(0):

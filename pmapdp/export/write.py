@@ -52,9 +52,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp import __version__
-from pmapdp.custom.arrays import check_data
-from pmapdp.custom.data_file import own_files
-from pmapdp.custom.data_sets import as_data_set
+from pmapdp.custom.data import custom_files, make_data_set
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason, require
@@ -91,12 +89,12 @@ def export_run(
         data, own: `data`, `model`, `loss`, `metrics` and `optimizer` where `train` was given them as Python values.
     """
     config = read_config(workdir)
-    file = check_output("FILE", str(path), MODEL, own_files(config))
+    file = check_output("FILE", str(path), MODEL, custom_files(config))
     assert file is not None
     # Before code of the user's, which may change the current folder.
     folder = os.path.abspath(workdir)
-    data = as_data_set(data) if data is not None else load_data(config.dataset, data_dir or config.data_dir)
     with jax.enable_x64(config.dtype == "float64"):
+        data = make_data_set(data) if data is not None else load_data(config.dataset, data_dir or config.data_dir)
         task = trained_task(config, **own)
         state, progress = load_state(folder, task, best=best)
     metrics = progress["last"]
@@ -112,7 +110,7 @@ def export_run(
         if metrics.get("step") == int(state.step)
         else {},
     }
-    example = check_data(data, classifies=task.classifies).train.take(np.arange(1))
+    example = data.train.take(np.arange(1))
     export_model(task, state, file, examples=example, metadata=metadata, view=view)
     return metadata
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.config import Config
-from pmapdp.custom.data_file import own_files
+from pmapdp.custom.data import custom_files
 from pmapdp.errors import UserError, require
 from pmapdp.files import LINES, check_output, file_errors, open_regular, read_json, write_file
 
@@ -91,7 +91,7 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     """
     require(Config, "config", config, "pmapdp.config.Config(devices=8)")
     if first:
-        check_output("--metrics-file", config.metrics_file, LINES, [*own_files(config), config.init_from])
+        check_output("--metrics-file", config.metrics_file, LINES, [*custom_files(config), config.init_from])
     paths = {name: getattr(config, name) for name in ("workdir", "data_dir", "metrics_file", "init_from")}
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 

@@ -130,17 +130,3 @@ def test_what_trains_is_exported(tmp_path, data, names):
     assert last["test_loss"] == run().epochs[-1]["test_loss"]
     export_run(str(tmp_path / "run"), tmp_path / "model.zip", model=Net, data=data)
     assert load_exported(tmp_path / "model.zip").metadata["labels"] == list(names)
-
-
-@pytest.mark.parametrize(
-    ("classes", "sentence"),
-    [
-        ({"0": "a"}, "classes={'0': 'a'} are no names: give a tuple of texts, or leave it out"),
-        (("a", "b"), "the data name 2 classes, and Net has 3 logits: name all of them"),
-        (np.unique(DATA.train.labels), r"classes=array.* are no names: give a tuple of texts"),
-    ],
-)
-def test_names_of_classes_that_are_none(classes, sentence):
-    """Case 13: they were looked at when the exported file was read."""
-    with pytest.raises(UserError, match=sentence):
-        run(own={"data": DataSet(DATA.train, DATA.test, classes)})

@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split
-from pmapdp.custom.content import fingerprint
 from pmapdp.train import train
 
 class Net(nnx.Module):
@@ -43,17 +42,3 @@ def test_a_hundred_gigabytes_train_within_one(tmp_path):
     assert "510,000 to train, 100 to test, content" in done.stdout
     assert "from one in" in done.stdout
     assert int(done.stdout.split("peak of ")[1].split()[0]) < 1024
-
-
-@pytest.mark.slow
-def test_a_large_array_of_another_type_is_refused(tmp_path):
-    """Because it would be copied."""
-    from pmapdp.custom.arrays import check_data
-    from pmapdp.data.dataset import DataSet, Split
-    from pmapdp.errors import UserError
-
-    file = tmp_path / "inputs.npy"
-    np.lib.format.open_memmap(file, "w+", np.float64, (200_000, 1000))
-    inputs = np.load(file, mmap_mode="r")
-    with pytest.raises(UserError, match=r"\(float64\) take 1.5 GiB.*float32.*write them as that first, array.astype"):
-        check_data(DataSet(Split(inputs, np.zeros(200_000, np.int32))))

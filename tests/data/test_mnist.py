@@ -16,8 +16,7 @@ from examples import parts
 from launch import train
 from marks import MNIST_REQUIRED
 
-from pmapdp.custom.arrays import check_data
-from pmapdp.custom.data_sets import as_data_set
+from pmapdp.custom.data import make_data_set
 from pmapdp.data.batches import Batches
 from pmapdp.data.mnist import CHECKSUMS, read_idx
 from pmapdp.errors import UserError
@@ -138,7 +137,7 @@ def test_torchvisions_data_set_is_taken_with_its_transform(unpacked_folder, mnis
     from torchvision.transforms import ToTensor
 
     theirs = torchvision_datasets.MNIST(unpacked_folder, train=False, transform=ToTensor())
-    data = check_data(as_data_set({"train": theirs}), classifies=True)
+    data = make_data_set({"train": theirs})
     batch = next(Batches(data.train, 100, shuffle_seed=1).epoch(0))
     images = mnist.test.inputs[batch.indices].transpose(0, 3, 1, 2)  # theirs are [b, 1, H, W], from 0 to 1
     np.testing.assert_allclose(batch.inputs, images / np.float32(255), rtol=1e-6)

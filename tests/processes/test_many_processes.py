@@ -17,7 +17,7 @@ from processes import by_hand, end_of, free_port, running, train_together
 from running import run
 
 from pmapdp.config import Config
-from pmapdp.custom.content import fingerprint
+from pmapdp.custom.data import fingerprint
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError

@@ -1,0 +1,88 @@
+"""Images in folders, a subfolder for each class: `python -m pmapdp.train --dataset photos/`.
+
+As for torchvision's `ImageFolder`, `photos/cat/1.jpg` and `photos/dog/2.png` are examples, and the names of the
+subfolders are the classes, in alphabetical order. If there is `photos/train/cat/1.jpg`, then `photos/test/` and
+`photos/validation/` are the other parts. Hidden files and folders are no examples.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from pmapdp.custom.data import PARTS, make_data_set
+from pmapdp.data.dataset import DataSet
+from pmapdp.errors import UserError, reason
+from pmapdp.files import open_file
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no other: for EPS Pillow starts Ghostscript
+
+
+class ImageFolder:
+    """A map-style data set of `[H, W, C]` uint8 images and the names of their classes.
+
+    Args:
+        folder: holds a subfolder for each class, and these hold images, also in folders of their own.
+        size: (H, W) to which each image is scaled, its longer side cut off evenly; None if all have one size.
+        mode: Pillow's name of the colours: "RGB" for C = 3, "L" (grey) for 1, "RGBA" for 4.
+    """
+
+    def __init__(self, folder: str | Path, size: tuple[int, int] | None = None, mode: str = "RGB"):
+        self.folder, self.size, self.mode = Path(folder), size, mode
+        self.classes = tuple(subfolders(self.folder))
+        self.files = sorted(
+            path.relative_to(folder)
+            for name in self.classes
+            for path in Path(folder, name).rglob("*")
+            # Jupyter leaves folders .ipynb_checkpoints, and macOS files ._1.png.
+            if path.suffix.lower() in ENDINGS and not any(part[0] == "." for part in path.relative_to(folder).parts)
+        )
+        if not self.files:
+            raise UserError(
+                f"{folder} has no images in its subfolders ({', '.join(self.classes[:9]) or 'none'}): give it one for "
+                f"each class, with files {' '.join(ENDINGS)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
+        file = self.files[index]
+        return read_image(self.folder / file, self.size, self.mode), file.parts[0]
+
+
+def read_image(path: Path, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
+    """Read an image as `[H, W, C]` uint8; the arguments are as for `ImageFolder`.
+
+    Raises:
+        UserError: it can't be read, or has more than 8 bits a colour.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise UserError(f'{path} needs Pillow to be read: run pip install "pmapdp[data]", or give arrays') from None
+    with open_file(path, advice="replace it, or take it out of the folder") as file:
+        try:
+            with Image.open(file, formats=FORMATS) as opened:
+                if opened.mode[0] in "IF":
+                    raise ValueError(f"its mode is {opened.mode}, and images of 8 bits a colour are read")
+                image = opened.convert(mode)
+        except Exception as error:  # Pillow has several errors for damaged bytes
+            raise ValueError(reason(error)) from None
+    pixels = np.asarray(image if size is None else ImageOps.fit(image, (size[1], size[0])))
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Return the names of the visible folders in a folder, sorted."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({reason(error)}): name a folder with one for each class") from None
+
+
+def load_folder(folder: Path) -> DataSet:
+    """Read the data set in a folder of images."""
+    if "train" not in subfolders(folder) or not subfolders(folder / "train"):
+        return make_data_set(DataSet(ImageFolder(folder)))
+    return make_data_set({name: ImageFolder(folder / name) for name in PARTS if name in subfolders(folder)})

@@ -1,0 +1,341 @@
+"""Data as people have them: each form gives the batches that arrays give, or is refused in a sentence."""
+
+import contextlib
+import importlib
+
+import grain
+import jax
+import ml_dtypes
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, strategies
+from marks import MNIST_REQUIRED
+from PIL import Image
+
+from pmapdp.custom.data import fingerprint, load_npz, make_data_set
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import DataSet, Split, Texts
+from pmapdp.errors import UserError
+
+N = 21
+INPUTS = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
+LABELS = np.arange(N, dtype=np.int32) % 3
+WEIGHTS = np.linspace(0.5, 2, N, dtype=np.float32)
+NAMES = np.array(["cat", "cow", "dog"])
+PAIRS = [(INPUTS[i], LABELS[i]) for i in range(N)]
+
+
+class Tensor:
+    """An array of another library, for example of PyTorch: it has `__array__`, no more."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype)
+
+
+class MapStyle:
+    """As torchvision's data sets: a length, an item, names of the classes."""
+
+    classes = NAMES.tolist()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return Tensor(INPUTS[index]), int(LABELS[index])
+
+
+def memory_mapped(folder):
+    np.save(folder / "inputs.npy", INPUTS)
+    return np.load(folder / "inputs.npy", mmap_mode="r"), LABELS
+
+
+def torch_tensors(folder):
+    """PyTorch, which torchvision brings: beside the real MNIST it must be there."""
+    torch = (
+        importlib.import_module("torch")
+        if MNIST_REQUIRED
+        else pytest.importorskip("torch", reason="PyTorch is not installed: its tensors are NOT TESTED")
+    )
+    return torch.from_numpy(INPUTS), torch.from_numpy(LABELS).long()
+
+
+def torch_data_set(folder):
+    tensors = torch_tensors(folder)
+    return importlib.import_module("torch").utils.data.TensorDataset(*tensors)
+
+
+FORMS = {
+    "tuple": lambda folder: (INPUTS, LABELS),
+    "lists": lambda folder: Split(INPUTS.tolist(), LABELS.tolist()),
+    "memory-mapped": memory_mapped,
+    "arrays of JAX": lambda folder: (jax.numpy.asarray(INPUTS), jax.numpy.asarray(LABELS)),
+    "tensors": lambda folder: (Tensor(INPUTS), Tensor(LABELS)),
+    "frame and series": lambda folder: (pd.DataFrame(INPUTS, columns=list("abcdef")), pd.Series(LABELS)),
+    "frame and categories": lambda folder: (pd.DataFrame(INPUTS), pd.Series(NAMES[LABELS], dtype="category")),
+    "labels as names": lambda folder: (INPUTS, NAMES[LABELS].tolist()),
+    "list of pairs": lambda folder: PAIRS,
+    "pairs with a name as label": lambda folder: {"train": [(x, NAMES[y]) for x, y in PAIRS], "classes": NAMES},
+    "map-style": lambda folder: MapStyle(),
+    "dictionaries": lambda folder: [{"x": x, "label": y} for x, y in PAIRS],
+    "dictionaries of numbers": lambda folder: [{"x": x.astype(float).tolist(), "labels": int(y)} for x, y in PAIRS],
+    "of Grain": lambda folder: grain.MapDataset.range(N).map(lambda i: (INPUTS[i], LABELS[i])),
+    "tensors of PyTorch": pytest.param(torch_tensors, marks=pytest.mark.torch),
+    "data set of PyTorch": pytest.param(torch_data_set, marks=pytest.mark.torch),
+}
+
+
+def part(data, name="train"):
+    return getattr(make_data_set(DataSet(**data) if isinstance(data, dict) else DataSet(data)), name)
+
+
+def assert_same_batches(found, wanted, first_step=0):
+    for layout in ({}, {"devices": 4, "here": range(1, 3), "accumulate": 2}):
+        batches = [list(Batches(each, 8, **layout, shuffle_seed=1).epoch(2, first_step)) for each in (found, wanted)]
+        assert len(batches[0]) == len(batches[1]) == 3 - first_step
+        for one, other in zip(*batches, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, one, other)
+            assert jax.tree.map(np.result_type, one) == jax.tree.map(np.result_type, other)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_every_form_gives_the_batches_of_arrays(form, tmp_path):
+    """Bit for bit, in the same types, padded alike, also from the middle of an epoch and on some devices alone."""
+    found = part(form(tmp_path))
+    for first_step in (0, 2):
+        assert_same_batches(found, Split(INPUTS, LABELS), first_step)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_dictionaries_of_inputs_and_labels_and_weights(one_by_one):
+    data = Split({"a": INPUTS[:, :2], "b": INPUTS[:, 2:]}, {"kind": LABELS, "size": INPUTS.sum(1)}, WEIGHTS)
+    rows = [jax.tree.map(lambda each, i=i: each[i], tuple(data)) for i in range(N)]
+    found = part(rows if one_by_one else data)
+    assert_same_batches(found, data)
+    batch = Batches(found, 8, devices=3).take(np.array([5, 3]))
+    np.testing.assert_array_equal(batch.weights, [WEIGHTS[5], WEIGHTS[3], *[0] * 7])
+
+
+def test_images_of_pillow():
+    for mode, shape in (("L", (1, 4, 5, 1)), ("RGB", (1, 4, 5, 3))):
+        assert part([(Image.new(mode, (5, 4)), 0)]).take(np.arange(1)).inputs.shape == shape
+
+
+def test_64_bits_stay_in_a_run_of_float64():
+    pairs = [(INPUTS[i].astype(float), LABELS[i]) for i in range(N)]
+    with jax.enable_x64(True):
+        assert_same_batches(part(pairs), Split(INPUTS.astype(float), LABELS))
+        assert next(Batches(part(pairs), 8).epoch(0)).inputs.dtype == np.float64
+
+
+def test_names_of_classes():
+    data = make_data_set({"train": MapStyle(), "validation": (INPUTS, NAMES[LABELS])})
+    assert (data.test, data.classes) == (None, ("cat", "cow", "dog"))
+    np.testing.assert_array_equal(data.validation.labels, LABELS)
+    assert make_data_set(DataSet((INPUTS, NAMES[LABELS]))).classes == ("cat", "cow", "dog")
+    assert make_data_set(DataSet((INPUTS, LABELS), classes=np.unique(LABELS))).classes == ("0", "1", "2")
+    named = make_data_set(DataSet((INPUTS, NAMES[LABELS]), (INPUTS, ["pig"] * N), classes=(*NAMES, "pig")))
+    assert set(named.test.labels) == {3}
+
+
+KINDS = ["?", *(f"{order}{kind}" for order in "<>" for kind in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))]
+
+
+@given(
+    dtype=strategies.sampled_from([*KINDS, "<f2", "<f4", "<f8", ">f8"]),
+    number=strategies.one_of(
+        strategies.sampled_from([2.0**e + d for e in (7, 8, 15, 16, 31, 32, 63, 64) for d in (-1, 0, 1)]),
+        strategies.integers(-(2**64), 2**64),
+        strategies.floats().filter(lambda number: not 3.4e38 < abs(number) < 3.41e38),
+    ),
+    what=strategies.sampled_from(["inputs", "labels"]),
+)
+def test_a_number_stays_what_it_is_or_is_refused(dtype, number, what):
+    """In a type of at most 32 bits and this machine's byte order; real numbers within float32's rounding."""
+    array = np.zeros((6, 2) if what == "inputs" else 6, dtype)
+    with np.errstate(all="ignore"), contextlib.suppress(OverflowError, ValueError):  # then it stays 0
+        array[3] = number
+    kind, size = array.dtype.kind, min(array.dtype.itemsize, 4)
+    whole = np.iinfo(np.int32 if what == "labels" or kind == "b" else f"{kind}{size}") if kind != "f" else None
+    largest, value = float(np.finfo(np.float32).max), array.max() if array.max() > 0 else array.min()
+    fits = whole.min <= int(value) <= whole.max if whole else abs(float(value)) <= largest
+    data = Split(**{"inputs": INPUTS[:6], "labels": LABELS[:6]} | {what: array})
+    if not fits:
+        with pytest.raises(UserError, match=rf"the training {what} \({array.dtype}\) are"):
+            part(data)
+        return
+    found = getattr(part(data), what)
+    assert found.dtype.isnative
+    assert found.dtype.itemsize <= 4
+    if whole:
+        np.testing.assert_array_equal(found, array)
+        assert what == "inputs" or found.dtype == np.int32
+    else:
+        np.testing.assert_allclose(found.astype(float), array.astype(float), rtol=1e-7, atol=1e-37)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda array: array.tolist(),
+        lambda array: array[::-1],
+        np.asfortranarray,
+        np.ma.array,
+        lambda array: np.broadcast_to(array, array.shape),
+        lambda array: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape),
+    ],
+)
+def test_arrays_of_every_layout(change):
+    found = part(Split(change(INPUTS), change(LABELS)))
+    np.testing.assert_array_equal(found.inputs, np.asarray(change(INPUTS)))
+    np.testing.assert_array_equal(found.labels, np.asarray(change(LABELS)))
+
+
+class Failing:
+    """As a tensor that requires a gradient."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("call .detach() first\nor not")
+
+
+SIX = np.arange(6)
+NO_NUMBERS = {
+    "complex": SIX + 1j,
+    "object": np.array([None] * 6),
+    "bytes": np.array([b"a"] * 6),
+    "datetime": SIX.astype("M8[s]"),
+    "record": np.zeros(6, [("a", "f4")]),
+    "bfloat16": SIX.astype(ml_dtypes.bfloat16),
+    "masked": np.ma.array(SIX, mask=[1, 0, 0, 0, 0, 0]),
+    "nan": np.array([np.nan] * 6),
+    "infinity": np.array([np.inf] * 6),
+    "ragged": [[1], [1, 2]] * 3,
+    "failing": Failing(),
+    "None": None,
+    "generator": (each for each in range(6)),
+    "one number": 3,
+    "nothing": np.zeros((0, 2)),
+}
+
+
+@pytest.mark.parametrize("what", ["inputs", "labels"])
+@pytest.mark.parametrize("values", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_what_is_no_array_of_numbers_is_refused(values, what):
+    with pytest.raises(UserError, match=rf"the training (inputs|{what}).*(give|replace)") as error:
+        part(Split(**{"inputs": SIX, "labels": SIX} | {what: values}))
+    assert "\n" not in str(error.value)
+
+
+class Changing(MapStyle):
+    """With a random transform of some examples."""
+
+    def __init__(self, first=0):
+        self.first = first
+
+    def __getitem__(self, index):
+        return INPUTS[index] + (index >= self.first) * np.random.normal(size=6), LABELS[index]
+
+
+class Broken(MapStyle):
+    def __getitem__(self, index):
+        if index == 9:
+            raise OSError("the disk is gone")
+        return super().__getitem__(index)
+
+
+def one_changed(inputs=INPUTS[9], label=LABELS[9]):
+    """Pairs, of which the one with number 9 is another."""
+    return [*PAIRS[:9], (inputs, label), *PAIRS[10:]]
+
+
+REFUSED = {
+    "random transform": (Changing(), "example 0 of .* is another one each time .* give DataSet.*augment="),
+    "rare random transform": (Changing(20), "example 20 of the training data is another one each time it is read"),
+    "another shape": (one_changed(INPUTS[9, :5]), r"example 9 .* float32 \[5\].* float32 \[6\]"),
+    "another type": (one_changed(label=1.5), r"example 9 of the training data has .* give all of them one"),
+    "not a number": (one_changed(INPUTS[9] * np.nan), "inputs .* are not all finite numbers"),
+    "an example that fails": (Broken(), r"example 9 of the training data cannot be read \(the disk is gone\)"),
+    "without an end": (grain.MapDataset.source(PAIRS).repeat(), "repeat without an end: leave .repeat.. out"),
+    "a name and no names": ([(x, "cat") for x, _ in PAIRS], "have 'cat', which is none of the 0 classes"),
+    "no examples": ([], "have no examples"),
+    "no pairs": ([1, 2], "an example of the data is 1: give a pair .*; without labels give the inputs twice"),
+    "inputs alone": (INPUTS, "an example of the data is array.*: give a pair"),
+    "two labels": ([{"x": 1, "label": 1, "labels": 2}], "give a pair .inputs, label., or a dictionary"),
+    "frame alone": (pd.DataFrame(INPUTS, columns=list("abcdef")), "example 0 .* cannot be read .no 0.: correct it"),
+    "a label that is missing": ((INPUTS, pd.Series([*NAMES[LABELS[1:]], None])), "have '(nan|None)', which is none"),
+    "loader": (iter(PAIRS), "of a loader give its data set"),
+    "text": ("mnist", "are no examples: give Split"),
+    "rows": ((INPUTS[:9], LABELS), r"have shapes \[\[9, 6\], \[21\]\]: give all one row for each example"),
+    "weight 0": (Split(INPUTS, LABELS, WEIGHTS - 0.5), r"weights .* above 0 .*inputs\[weights > 0\]"),
+    "too few weights": (Split(INPUTS, LABELS, WEIGHTS[:9]), r"have shapes .*\[9\]\]: give all one row"),
+    "weights in a column": (Split(INPUTS, LABELS, WEIGHTS[:, None]), r"weights have shape \[21, 1\]"),
+    "text in a table": ((pd.DataFrame({"a": ["x"] * N}), LABELS), "give whole numbers, real numbers"),
+    "test labels": ({"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)}, "test labels have 'pig', which"),
+    "test shapes": ({"train": (INPUTS, LABELS), "test": (INPUTS[:, :5], LABELS)}, r"\[5\].*: only n may differ"),
+    "two of one name": ({"train": (INPUTS, LABELS), "classes": ("a", "a", "b")}, "two classes have the name 'a'"),
+    "number": ({"train": None}, "data=DataSet.* is no data set: give pmapdp.data.dataset.DataSet"),
+}
+
+
+def read_two_epochs(data):
+    batches = Batches(part(data), 8)
+    for epoch in range(2):
+        list(batches.epoch(epoch))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    """Before training, or as an example is read."""
+    data, sentence = REFUSED[name]
+    with pytest.raises(UserError, match=sentence) as error:
+        read_two_epochs(data)
+    assert "\n" not in str(error.value)
+
+
+def test_the_content_of_data_sets_is_told_apart(monkeypatch):
+    """By each number, type, shape and text, and the name of the augmentation; a large array by some of its examples."""
+    arrays, texts = Split(INPUTS, LABELS), Texts(["a", "bc"], LABELS[:2])
+    others = [
+        DataSet(arrays, Split(INPUTS, LABELS[::-1].copy())),
+        DataSet(arrays._replace(inputs=LABELS), arrays),
+        DataSet(arrays._replace(inputs=INPUTS.reshape(N, 2, 3)), arrays),
+        DataSet(texts, texts),
+        DataSet(texts, texts._replace(texts=["ab", "c"])),
+        DataSet(texts, texts._replace(texts=["a", "bc\udcff"])),
+        *(make_data_set(DataSet(each)) for each in (PAIRS, PAIRS[:20], one_changed(label=LABELS[8]))),
+        *(DataSet(arrays, arrays, augment=augment) for augment in (np.flip, np.roll)),
+    ]
+    assert len({fingerprint(each) for each in (DataSet(arrays, arrays), *others)}) == 12
+    assert fingerprint(DataSet(arrays, arrays)) == fingerprint(
+        DataSet(*(jax.tree.map(np.copy, arrays) for _ in range(2)))
+    )
+    for name in ("LARGE", "SAMPLE"):
+        monkeypatch.setattr(f"pmapdp.custom.data.{name}", INPUTS.nbytes // 2)
+    assert fingerprint(DataSet(arrays)).endswith(", from one in 2 examples")
+    for row, told in ((0, True), (1, False)):
+        changed = INPUTS.copy()
+        changed[row] += 1
+        assert (fingerprint(DataSet(Split(changed, LABELS))) != fingerprint(DataSet(arrays))) == told
+
+
+def test_files_of_arrays(tmp_path):
+    file = tmp_path / "points.npz"
+    arrays = {"train_inputs": INPUTS, "train_labels": LABELS}
+    np.savez(file, **arrays, train_weights=WEIGHTS, validation_inputs=INPUTS, validation_labels=LABELS, classes=NAMES)
+    data = load_npz(file)
+    assert (data.test, data.classes) == (None, ("cat", "cow", "dog"))
+    np.testing.assert_array_equal(data.train.weights, WEIGHTS)
+    np.savez(file, **arrays, classes="cats and dogs")
+    assert load_npz(file).classes == ("cats and dogs",)
+    np.savez(file, train_inputs=INPUTS)
+    with pytest.raises(UserError, match=r"train_labels.*: write it with numpy.savez"):
+        load_npz(file)
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"points.npz cannot be read \(File is not a zip file\)"):
+        load_npz(file)
+    np.savez(file, train_inputs=np.array([{}]), train_labels=LABELS)
+    with pytest.raises(UserError, match=r"points.npz cannot be read \(Object arrays cannot be loaded"):
+        load_npz(file)
