@@ -359,7 +359,7 @@ def test_a_metrics_file_never_replaces_an_input(tmp_path, monkeypatch, capsys, n
     os.symlink("net.py", "link")
     flags = ["--model", "net.py:Net", "--dataset", "points.npz", "--metrics-file", name]
     assert cli.run(train_command, flags) == 2
-    assert f"--metrics-file {name} is a file that this command reads" in capsys.readouterr().err
+    assert f"--metrics-file {name} is also a file" in capsys.readouterr().err
     assert (Path("net.py").read_text(), Path("points.npz").read_bytes()) == (FILE, b"")
 
 
