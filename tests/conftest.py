@@ -32,7 +32,7 @@ IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"
 # The files that take longest, longest first: begun last, one of them would leave the other cores idle at the end.
 LONGEST = (
     "test_alone.py",
-    "test_contracts.py",
+    "test_1_one_result.py",
     "test_families.py",
     "test_many_processes.py",
     "test_planted.py",

@@ -240,13 +240,13 @@ def step_files() -> dict[str, Path]:
 
 
 def batches(
-    data: Examples, batch_size: int, *, devices: int = 1, seed: int | None = None, epoch: int = 0, step: int = 0
+    data: Examples, batch_size: int, *, epoch: int = 0, step: int = 0, seed: int | None = None, **others: Any
 ) -> list[Any]:
     """The host batches of an epoch (from 0) from one of its steps (from 0) on; without a seed in the data's order."""
     from pmapdp.data.batches import Batches
     from pmapdp.data.dataset import Split
 
-    return list(Batches(Split(*data), batch_size, devices=devices, shuffle_seed=seed).epoch(epoch, step))
+    return list(Batches(Split(*data), batch_size, shuffle_seed=seed, **others).epoch(epoch, step))
 
 
 # Commands and what they leave on the disk

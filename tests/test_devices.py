@@ -6,40 +6,50 @@ from marks import quick
 
 from pmapdp.devices import COLLECTIVES_HOLD_THREADS, cores
 
-SHOW = "import os, jax; from pmapdp.devices import choose; print(len(choose({})), os.environ.get('NPROC'))"
+FLAG = "--xla_force_host_platform_device_count"
+CHOOSE = "import os, jax; from pmapdp.devices import choose; print(len(choose({})), os.environ.get('NPROC'))"
+SIMULATE = "import jax, os; jax.devices(); {}from pmapdp.devices import simulate; simulate(8)"
 
 
-def choose(count="", **env):
-    return python("-c", SHOW.format(count), env=env)
+@quick(
+    3,
+    ("count", "env", "devices", "threads"),
+    [
+        ("", {}, 8, max(cores(), 16)),
+        ("2", {"NPROC": "40"}, 2, 40),  # a thread pool of the user's is kept
+        ("2", {"XLA_FLAGS": f"{FLAG}=3"}, 2, max(cores(), 6)),
+        ("4", {"NPROC": "4"}, 4, 8),  # unless it is so small that collectives may deadlock
+        ("3", {}, 3, max(cores(), 6)),
+        ("", {"XLA_FLAGS": f"{FLAG}=3"}, 3, max(cores(), 6)),
+        ("", {"JAX_NUM_CPU_DEVICES": "5"}, 5, max(cores(), 10)),
+    ],
+)
+def test_as_many_devices_as_asked_for_and_threads_where_collectives_hold_them(count, env, devices, threads):
+    done = python("-c", CHOOSE.format(count), env=env)
+    wanted = threads if COLLECTIVES_HOLD_THREADS else env.get("NPROC")
+    assert done.stdout.split() == [str(devices), str(wanted)], done.stderr
+    assert "Warning" not in done.stderr
 
 
 @quick(
     2,
-    ("count", "env", "devices", "threads"),
+    ("code", "env", "sentence"),
     [
-        ("", {}, 8, 16),
-        ("3", {}, 3, 6),
-        ("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3, 6),
-        ("2", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 2, 6),
-        ("", {"JAX_NUM_CPU_DEVICES": "5"}, 5, 10),
+        (CHOOSE.format(8), {"JAX_NUM_CPU_DEVICES": "3"}, "8 devices were asked for, but JAX_NUM_CPU_DEVICES in the"),
+        (SIMULATE.format(""), {}, "8 devices cannot be simulated any more: JAX has already started with 1"),
+        (CHOOSE.format(8), {"XLA_FLAGS": f"{FLAG}=3"}, "8 devices were asked for, but XLA_FLAGS in the environment"),
+        (SIMULATE.format(f"os.environ['XLA_FLAGS'] = '{FLAG}=8'; "), {}, "set XLA_FLAGS before any other use of JAX"),
     ],
 )
-def test_as_many_devices_as_asked_for_and_threads_where_collectives_hold_them(count, env, devices, threads):
-    done = choose(count, **env)
-    expected = max(cores(), threads) if COLLECTIVES_HOLD_THREADS else None
-    assert done.stdout.split() == [str(devices), str(expected)], done.stderr
-    assert "Warning" not in done.stderr
+def test_too_many_or_too_late_is_a_sentence(code, env, sentence):
+    done = python("-c", code, env=env)
+    assert done.returncode != 0
+    assert sentence in done.stderr
 
 
-def test_a_thread_pool_of_the_users_is_kept():
-    done = choose("2", NPROC="40")
-    assert done.stdout.split() == ["2", "40"]
-    assert "Warning" not in done.stderr
-
-
-def test_too_small_a_thread_pool_is_made_larger_where_it_may_deadlock():
-    done = choose("4", NPROC="4")
-    assert done.stdout.split() == ["4", "8" if COLLECTIVES_HOLD_THREADS else "4"]
+def test_asked_late_for_what_is_there_already_is_fine():
+    code = "from pmapdp.devices import simulate; simulate(4); import jax; jax.devices(); simulate(4); print('fine')"
+    assert python("-c", code).stdout == "fine\n"
 
 
 @pytest.mark.slow
@@ -61,43 +71,3 @@ print(W.min(), W.max())
     done = python("-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["12000.0", "12000.0"]  # 1,500 times the 8 rows of ones
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("XLA_FLAGS", "--xla_force_host_platform_device_count=3"), ("JAX_NUM_CPU_DEVICES", "3")],
-)
-def test_more_than_the_environment_allows_is_refused(variable, value):
-    done = choose("8", **{variable: value})
-    assert done.returncode != 0
-    assert f"8 devices were asked for, but {variable} in the environment allows 3" in done.stderr
-
-
-def test_asked_too_late_it_says_so():
-    code = "import jax; jax.devices(); from pmapdp.devices import simulate; simulate(8)"
-    done = python("-c", code)
-    assert done.returncode != 0
-    assert "8 devices cannot be simulated any more: JAX has already started with 1; call pmapdp.devices" in done.stderr
-
-
-def test_xla_flags_set_too_late_says_so():
-    code = "import jax, os; jax.devices(); os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'; "
-    done = python("-c", code + "from pmapdp.devices import simulate; simulate(8)")
-    assert done.returncode != 0
-    assert "JAX has already started with 1; set XLA_FLAGS before any other use of JAX" in done.stderr
-    assert "restart the kernel" in done.stderr
-
-
-def test_asked_late_for_what_is_there_already_is_fine():
-    code = "from pmapdp.devices import simulate; simulate(4); import jax; jax.devices(); simulate(4); print('fine')"
-    assert python("-c", code).stdout == "fine\n"
-
-
-def test_importing_starts_nothing_and_sets_nothing():
-    code = (
-        "import os; before = dict(os.environ); import pmapdp.train, pmapdp.steps.pmap;"
-        "assert os.environ == before; import jax; jax.config.update('jax_num_cpu_devices', 6);"
-        "print(len(jax.devices()))"
-    )
-    done = python("-c", code)
-    assert done.stdout == "6\n", done.stderr

@@ -44,14 +44,14 @@ def outcomes(strategy, devices, model, optimizer, dtype, padded):
 
 @functools.cache
 def first_state(model, optimizer, dtype):
-    device = jax.devices()[:1]
+    device = jax.devices("cpu")[:1]
     return entry.Steps("single", device, model, OPTIMIZERS[optimizer](), seed=SEED, dtype=dtype).first_state()
 
 
 @functools.cache
 def one_device(model, optimizer, dtype):
-    """The reference: it sees exactly the examples, without any padding."""
-    found = outcomes("single", jax.devices()[:1], model, optimizer, dtype, padded=False)
+    """The reference: a CPU, also where there are accelerators, that sees the examples without any padding."""
+    found = outcomes("single", jax.devices("cpu")[:1], model, optimizer, dtype, padded=False)
     return [jax.device_get(each) for each in found]  # the next update takes the memory of a state
 
 
