@@ -1,4 +1,4 @@
-"""Whatever comes from outside, the outcome is a result or one sentence with its status, soon, and nothing else changes.
+"""Whatever a file or a command line holds, the outcome is what was written or one sentence, soon, and nothing changes.
 
 Hypothesis draws the cases: 50 of each kind, and 500 with the marker `slow`, the same on every machine.
 """
@@ -11,7 +11,6 @@ import io
 import json
 import os
 import resource
-import shutil
 from datetime import timedelta
 
 import numpy as np
@@ -22,47 +21,33 @@ from hypothesis import strategies as st
 from PIL import Image
 from trained import train_briefly
 
-from pmapdp import cli, files
+from pmapdp import cli
 from pmapdp.config import Config, flag
 from pmapdp.data.mnist import read_idx
 from pmapdp.errors import UserError
-from pmapdp.evaluate import __main__ as evaluate
-from pmapdp.export import __main__ as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
-from pmapdp.files import write_file
-from pmapdp.predict import __main__ as predict
 from pmapdp.predict.inputs import read_examples, read_lines
 from pmapdp.processes.options import ProcessesOptions
 from pmapdp.recipes import RECIPES
-from pmapdp.run.literal_path import LiteralPath
 from pmapdp.run.trained import read_config
-from pmapdp.run.workdir import claimed
 
 CASES = pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.slow)])
-SECONDS = 5
 MEGABYTES = 600  # above what the process has taken before
 
 
-def hold(cases: int, check, **drawn: st.SearchStrategy) -> None:
+def hold(cases, check, **drawn):
     """Draw `cases` cases, give them to `check`, and look at the time of each and the memory of all."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    options = settings(
-        max_examples=cases,
-        deadline=timedelta(seconds=SECONDS),
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    options(given(**drawn)(check))()
+    options = {"derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
+    settings(max_examples=cases, deadline=timedelta(seconds=5), **options)(given(**drawn)(check))()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
 
 
-def result_or_sentence(work) -> object | None:
+def result_or_sentence(work):
     """What `work` returns, or None where it ends with status 2 and one line on standard error."""
-    results = []
-    error, output = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output):
+    results, error = [], io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         status = cli.run(lambda arguments: results.append(work()), [])
     if status == 0:
         assert error.getvalue() == ""
@@ -71,6 +56,13 @@ def result_or_sentence(work) -> object | None:
     assert error.getvalue().startswith("error: ")
     assert error.getvalue().count("\n") == 1
     return None
+
+
+def test_a_broken_promise_is_found():
+    """The check of these tests, tested."""
+    with pytest.raises(AssertionError):
+        result_or_sentence(lambda: 1 / 0)
+    assert result_or_sentence(lambda: (_ for _ in ()).throw(UserError("x"))) is None
 
 
 FLAGS = [flag(field.name) for field in dataclasses.fields(Config)]
@@ -90,8 +82,6 @@ def test_flags(cases):
     def check(arguments):
         config = result_or_sentence(lambda: cli.parse_with_recipe(ProcessesOptions, arguments, None)[0])
         assert config is None or config == "help" or isinstance(config, Config)
-        for command in (predict, evaluate, export):
-            result_or_sentence(lambda: cli.parse(command.Options, arguments, None))  # noqa: B023
 
     hold(cases, check, arguments=st.lists(WORDS, max_size=8))
 
@@ -145,153 +135,79 @@ def altered(data: bytes) -> st.SearchStrategy[bytes]:
     )
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """The bytes of an exported model."""
+RANDOM = np.random.default_rng(0)
+PIXELS = RANDOM.integers(0, 256, (28, 28)).astype(np.uint8)
+DIGITS = RANDOM.integers(0, 256, (3, 28, 28)).astype(np.uint8)
+
+
+def picture(kind):
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, kind)
+    return file.getvalue()
+
+
+def exported_model():
     job, state = train_briefly(steps=0, model="convnet")
-    path = tmp_path_factory.mktemp("exported") / "model.zip"
-    export_model(job.task, state, path, examples=job.data.test, metadata={"labels": "0123456789"})
-    return path.read_bytes()
+    export_model(job.task, state, "model.zip", examples=job.data.test, metadata={"labels": "0123456789"})
+    with open("model.zip", "rb") as file:
+        return file.read()
+
+
+def require_same_model(found, right):
+    assert found.metadata == right.metadata
+    for name, array in right.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+
+
+def require_image(found, right):
+    assert (found.shape, found.dtype) == ((1, 28, 28, 1), np.uint8)
+
+
+def require_lines(found, right):
+    assert found
+    assert all(line.strip() and "\n" not in line for line in found)
+
+
+def read_digits(path):
+    return read_idx(path, hashlib.md5(idx(), usedforsecurity=False).hexdigest())
+
+
+def idx():
+    return gzip.compress(bytes([0, 0, 8, 3]) + np.array(DIGITS.shape, ">i4").tobytes() + DIGITS.tobytes(), mtime=0)
+
+
+def read_image(path):
+    return read_examples(path, (28, 28, 1))
+
+
+# What makes a right file, what reads it, and what must be so of anything that was read from another.
+FILES = {
+    "exported model": (exported_model, load_exported, require_same_model),
+    "array": (lambda: npy(PIXELS), read_image, require_image),
+    "PNG": (lambda: picture("PNG"), read_image, require_image),
+    "JPEG": (lambda: picture("JPEG"), read_image, require_image),
+    "lines": (lambda: "a text\nmore \N{SNOWMAN}\n".encode(), read_lines, require_lines),
+    "idx": (idx, read_digits, np.testing.assert_array_equal),
+}
 
 
 @CASES
-def test_exported_models(cases, exported, tmp_path):
-    (tmp_path / "model.zip").write_bytes(exported)
-    right = load_exported(tmp_path / "model.zip")
+@pytest.mark.parametrize("kind", FILES)
+def test_files(cases, kind, tmp_path, monkeypatch):
+    """Altered, cut or followed by others, or no such file at all."""
+    monkeypatch.chdir(tmp_path)
+    make, read, require = FILES[kind]
+    content = make()
+    path = tmp_path / ("model.zip" if kind == "exported model" else "file")
+    path.write_bytes(content)
+    right = read(str(path))
 
     def check(content):
-        (tmp_path / "model.zip").write_bytes(content)
-        found = result_or_sentence(lambda: load_exported(tmp_path / "model.zip"))
+        path.write_bytes(content)
+        found = result_or_sentence(lambda: read(str(path)))
         if found is not None:
-            assert found.metadata == right.metadata
-            for name, array in right.arrays.items():
-                np.testing.assert_array_equal(found.arrays[name], array)
-        assert os.listdir(tmp_path) == ["model.zip"]
+            require(found, right)
+        assert os.listdir(tmp_path) == [path.name]
 
-    hold(cases, check, content=altered(exported) | st.binary(max_size=200).map(lambda tail: b"PK" + tail))
-
-
-def images() -> dict[str, bytes]:
-    """A picture of 28 x 28 in every format that is read."""
-    pixels = np.random.default_rng(0).integers(0, 256, (28, 28)).astype(np.uint8)
-    files = {"array": npy(pixels)}
-    for kind in ("PNG", "JPEG"):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, kind)
-        files[kind] = file.getvalue()
-    return files
-
-
-@CASES
-@pytest.mark.parametrize("kind", ["array", "PNG", "JPEG"])
-def test_images(cases, kind, tmp_path):
-    content = images()[kind]
-
-    def check(content):
-        (tmp_path / "image").write_bytes(content)
-        found = result_or_sentence(lambda: read_examples(tmp_path / "image", (28, 28, 1)))
-        assert found is None or (found.shape, found.dtype) == ((1, 28, 28, 1), np.uint8)
-        assert os.listdir(tmp_path) == ["image"]
-
-    hold(cases, check, content=altered(content) | st.binary(max_size=200).map(lambda tail: content[:8] + tail))
-
-
-@CASES
-def test_lines(cases, tmp_path):
-    def check(content):
-        (tmp_path / "lines").write_bytes(content)
-        found = result_or_sentence(lambda: read_lines(str(tmp_path / "lines")))
-        assert found is None or (found and all(line.strip() and "\n" not in line for line in found))
-
-    hold(
-        cases,
-        check,
-        content=st.binary(max_size=50) | st.text(max_size=50).map(lambda text: text.encode("utf-8", "replace")),
-    )
-
-
-@CASES
-def test_idx_files(cases, tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 28, 28)).astype(np.uint8)
-    packed = gzip.compress(bytes([0, 0, 8, 3]) + np.array(pixels.shape, ">i4").tobytes() + pixels.tobytes())
-    checksum = hashlib.md5(packed, usedforsecurity=False).hexdigest()
-
-    def check(content):
-        (tmp_path / "idx.gz").write_bytes(content)
-        found = result_or_sentence(lambda: read_idx(tmp_path / "idx.gz", checksum))
-        assert found is None or np.array_equal(found, pixels)
-
-    hold(cases, check, content=altered(packed) | st.binary(max_size=100))
-
-
-def test_a_broken_promise_is_found():
-    """The check of these tests, tested."""
-    with pytest.raises(AssertionError):
-        result_or_sentence(lambda: 1 / 0)
-    assert result_or_sentence(lambda: (_ for _ in ()).throw(UserError("x"))) is None
-
-
-PARTS = st.sampled_from(
-    [
-        *("run", "checkpoints", "5", "_METADATA", "config.json", "metrics.jsonl", "log.txt", "events.out.x", "net.py"),
-        *("data.npz", "link", "linked", "..", ".", "", "new", "report.json", "mine", "\udcff", "a\\b", "*", "[n]et.py"),
-    ]
-)
-NAMES = st.lists(PARTS | st.text(max_size=6), min_size=1, max_size=5).map("/".join)
-
-
-@CASES
-def test_outputs(cases, tmp_path):
-    """Whatever a file is called, what a command reads and what a run has keep every byte."""
-    kept = {
-        "net.py": b"x = 1",
-        "data.npz": b"PK\x03\x04",
-        "run/config.json": b'{"format": "pmapdp run 1"}',
-        "run/metrics.jsonl": b'{"event": "start"}\n',
-        "run/checkpoints/5/_METADATA": b"{}",
-    }
-    for name, content in kept.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    os.symlink("net.py", tmp_path / "link")
-    os.symlink("run/checkpoints", tmp_path / "linked")
-
-    def check(name, kind):
-        def write():
-            path = files.check_output("--json", f"{tmp_path}/{name}", kind, [str(tmp_path / "data.npz")])
-            assert path.is_relative_to(tmp_path) or ".." in name
-            if path.is_relative_to(tmp_path):  # not where the name leads out of the test's folder
-                write_file(path, b"new")
-                assert path.read_bytes() == b"new"
-                path.unlink()
-
-        result_or_sentence(write)
-        assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
-
-    hold(cases, check, name=NAMES, kind=st.sampled_from([files.JSON, files.LINES, files.HTML, files.MODEL]))
-
-
-@CASES
-def test_workdirs(cases, tmp_path):
-    """A folder of any name holds its run, at that very place, or is refused and nothing is made."""
-
-    def check(name):
-        folder = tmp_path / "place" / name.replace("/", "").replace("\0", "")[:60]
-        shutil.rmtree(tmp_path / "place", ignore_errors=True)
-
-        def claim():
-            with claimed(folder, Config(), 64):
-                assert read_config(folder).global_batch_size == 64
-                assert [path.name for path in LiteralPath(folder).glob("conf*")] == ["config.json"]
-                return True
-
-        if folder.name in ("place", "..", "."):
-            return
-        if result_or_sentence(claim):
-            assert os.listdir(tmp_path / "place") == [folder.name]
-        else:
-            assert not (tmp_path / "place").exists()
-
-    hold(
-        cases, check, name=st.text(alphabet=st.sampled_from("[]{}*?!~$%#&;'\"\\ \udcffab\ngs:")) | st.text(max_size=20)
-    )
+    others = st.binary(max_size=200)
+    hold(cases, check, content=altered(content) | others | others.map(lambda tail: content[:8] + tail))
