@@ -1,6 +1,6 @@
 """What the pages, lessons and docstrings name is there: links, headings, modules, functions, commands and flags."""
 
-import importlib
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -53,21 +53,15 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name is a module, or something in one."""
-    parts = name.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[end:]:
-            if not hasattr(found, part):
-                return part in getattr(found, "__annotations__", {}) or part in getattr(
-                    found, "__dataclass_fields__", {}
-                )
-            found = getattr(found, part)
-        return True
-    return False
+    """Is a dotted name a module, or something in one?"""
+    try:
+        pkgutil.resolve_name(name)
+    except ModuleNotFoundError:
+        return False
+    except AttributeError:  # a field of a dataclass without a default
+        owner, _, field = name.rpartition(".")
+        return exists(owner) and field in getattr(pkgutil.resolve_name(owner), "__annotations__", {})
+    return True
 
 
 LESSON = "pmapdp.lessons.lesson_checks.lesson_"

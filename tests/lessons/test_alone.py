@@ -14,14 +14,13 @@ from notebooks import source
 LESSONS = build.sources()
 QUICK = ("05", "09")  # pmap and jit; plain `pytest` runs their take-home cells, and the shortest notebook
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
-TWICE = ("00", "06")  # by day; the others once, and at night again in the same kernel
-BY_DAY = [(number, 2 if number in TWICE else 1) for number in NUMBERS]
-AT_NIGHT = [(number, 2) for number in NUMBERS]
+TWICE = ("00", "06")
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
 
 
-@quick(1, ("number", "times"), dict.fromkeys(BY_DAY + AT_NIGHT), by_day=len(BY_DAY))
-def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(number, times, tmp_path):
+@quick(1, "number", NUMBERS)
+def test_lesson_runs_in_an_empty_folder_and_again_in_the_same_kernel(number, tmp_path):
+    times = 2 if number in TWICE else 1
     notebook = build.execute(build.source_of(number), tmp_path, twice=times == 2)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert "DeprecationWarning" not in str(outputs)
@@ -43,9 +42,9 @@ def test_take_home_cell_imports_the_four_libraries_alone(lesson):
     assert {name.split(".")[0] for name in modules} <= LIBRARIES | sys.stdlib_module_names
 
 
-@quick(2, "number", [*QUICK, *(number for number in NUMBERS if number not in QUICK)], by_day=2)
+@pytest.mark.parametrize("number", QUICK)
 def test_take_home_cell_runs_alone(number, tmp_path):
-    """Of the other lessons too at night; by day their notebooks run, which hold these cells."""
+    """Those of the other lessons run in their notebooks."""
     assert runs_alone(take_home(build.source_of(number)), tmp_path), "it shows a result"
 
 
@@ -62,13 +61,7 @@ def runs_alone(program: str, folder) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in variables}
     environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": IN_COMMANDS}
     (folder / "program.py").write_text(program)
-    run = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", "program.py"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "program.py"]
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()

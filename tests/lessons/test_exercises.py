@@ -97,25 +97,18 @@ def test_every_lesson_has_two_to_four_and_the_tables_name_no_other(lesson):
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
-def test_a_stub_is_reported_as_unsolved(lesson, exercise):
-    verdict = check(lesson, exercise, lambda *arguments: None)
-    assert not verdict.solved
-    assert "not solved yet" in verdict.message
+def test_stubs_and_errors_are_reported_and_stop_nothing(lesson, exercise):
+    """And the notebook has the stub, not the solution."""
 
-
-@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
-def test_an_answer_that_fails_is_reported_and_stops_nothing(lesson, exercise):
     def fails(*arguments):
         raise KeyError("missing")
 
-    verdict = check(lesson, exercise, fails)
-    assert not verdict.solved
-    assert "your code raised KeyError" in verdict.message
-    assert 'raise KeyError("missing")' in verdict.message
-
-
-@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
-def test_the_notebook_has_the_stub_and_not_the_solution(lesson, exercise):
+    unsolved, failed = check(lesson, exercise, lambda *arguments: None), check(lesson, exercise, fails)
+    assert not unsolved.solved
+    assert "not solved yet" in unsolved.message
+    assert not failed.solved
+    assert "your code raised KeyError" in failed.message
+    assert 'raise KeyError("missing")' in failed.message
     source = (build.FOLDER / f"{lesson}.py").read_text()
     (stub,) = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == exercise]
     assert ast.unparse(stub.body[-1]) == "..."
@@ -152,21 +145,15 @@ def test_an_error_in_a_library_is_shown_at_the_readers_line():
     assert "return np.concatenate([probabilities, labels])" in verdict.message
 
 
-def lesson_with(monkeypatch, check_of_exercise: str) -> None:
-    """Lesson 99 gets one check, `exercise`, whose code is in no file: the answers' file is this one."""
+@pytest.mark.parametrize(
+    ("check_of_exercise", "words"),
+    [("lambda answer: answer().shape", "a value of type list"), ("lambda answer: 1 / 0", "the check itself failed")],
+)
+def test_an_error_of_the_check_is_not_said_to_be_yours(monkeypatch, check_of_exercise, words):
+    """Lesson 99 gets one check, whose code is in no file: the answers' file is this one."""
     checks_of_lesson = SimpleNamespace(exercise=eval(compile(check_of_exercise, "a check", "eval")))
     monkeypatch.setitem(sys.modules, "pmapdp.lessons.lesson_checks.lesson_99", checks_of_lesson)
-
-
-def test_an_error_after_the_answer_returned_names_what_it_returned(monkeypatch):
-    lesson_with(monkeypatch, "lambda answer: answer().shape")
     verdict = check("99", "exercise", lambda: [1, 2])
     assert not verdict.solved
-    assert "a value of type list" in verdict.message
+    assert words in verdict.message
     assert "your code raised" not in verdict.message
-
-
-def test_an_error_of_the_check_is_the_checks(monkeypatch):
-    lesson_with(monkeypatch, "lambda answer: 1 / 0")
-    verdict = check("99", "exercise", lambda: 1)
-    assert "the check itself failed, which is no mistake of yours: ZeroDivisionError" in verdict.message

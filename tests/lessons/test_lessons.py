@@ -13,6 +13,7 @@ from notebooks import built, source
 LESSONS = build.sources()
 MOST_CELLS, MOST_CODE_LINES, MOST_WORDS, MOST_BYTES = 30, 200, 2500, 200_000
 MOST_IMPORTS = 6  # in the first cell
+EACH = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 REWRITTEN = ("03", "05")  # they state their minutes with and without exercises
 
 
@@ -42,7 +43,7 @@ def test_there_are_lessons():
     assert len(LESSONS) >= 11
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@EACH
 def test_notebook_is_in_step_with_its_source(lesson):
     notebook = built(lesson)
     again = f"run `python lessons/build.py {lesson.name[:2]}`"
@@ -56,7 +57,7 @@ def test_notebook_is_in_step_with_its_source(lesson):
     assert lesson.with_suffix(".ipynb").stat().st_size < MOST_BYTES
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@EACH
 def test_printed_code_of_the_package_is_todays(lesson):
     cells = [cell for cell in built(lesson).cells if "outputs" in cell]
     names: dict = {}
@@ -70,12 +71,19 @@ def test_printed_code_of_the_package_is_todays(lesson):
                 assert code in cell.outputs[0].text, f"{name}: run `python lessons/build.py {lesson.name[:2]}`"
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@EACH
 def test_lesson_keeps_to_its_limits(lesson):
+    """And opens with its title, and a first cell that says what to do in Colab."""
     notebook = source(lesson)
     assert len(notebook.cells) <= MOST_CELLS
     assert code_lines(notebook) <= MOST_CODE_LINES
     assert words(notebook) <= MOST_WORDS
+    assert notebook.cells[0].source.startswith(f"# {lesson.name[:2]}. ")
+    first = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    imports = [node for node in ast.parse(first).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert len(imports) <= MOST_IMPORTS
+    assert "Colab" in first
+    assert "pip install" in first
 
 
 @pytest.mark.parametrize(
@@ -89,15 +97,7 @@ def test_the_minutes_are_honest(lesson):
     np.testing.assert_allclose(stated, build.minutes(notebook), atol=4)
 
 
-@pytest.mark.parametrize("number", ["99", "0", "00_meet_your_devices"])
-def test_a_lesson_that_does_not_exist_is_not_built(number, capsys):
-    with pytest.raises(SystemExit) as ended:
-        build.main([number])
-    assert ended.value.code == 2
-    assert f"there is no lesson {number}: try 00" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@EACH
 def test_pictures_have_an_alternative_text(lesson):
     """As HTML elements, because JupyterLab gives an output of the type image/png or image/svg+xml none."""
     cells = built(lesson).cells
@@ -111,7 +111,7 @@ def test_pictures_have_an_alternative_text(lesson):
         assert html.unescape(description) == each["text/plain"]
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@EACH
 def test_what_answers_a_prediction_is_folded(lesson):
     cells = built(lesson).cells
     for number, cell in enumerate(cells):
@@ -137,18 +137,9 @@ def checks(cell) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@EACH
 def test_no_assert_gives_a_prediction_away(lesson):
     """They stand in a cell of their own with the tag `proof`, which is folded."""
     for cell in source(lesson).cells:
         if has(cell, build.PREDICTION) and not has(cell, build.TAKE_HOME):
             assert not checks(cell)
-
-
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
-def test_first_cell_has_six_imports_and_says_what_to_do_in_colab(lesson):
-    first = next(cell.source for cell in source(lesson).cells if cell.cell_type == "code")
-    imports = [node for node in ast.parse(first).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert len(imports) <= MOST_IMPORTS
-    assert "Colab" in first
-    assert "pip install" in first

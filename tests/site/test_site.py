@@ -51,11 +51,6 @@ def test_every_link_within_the_repository_leads_to_a_page_that_is_laid_out(laid)
     assert links > 200
 
 
-def test_a_source_file_is_shown_as_it_is(laid):
-    shown = (laid / "source" / "pmapdp" / "steps" / "pmap.py.md").read_text()
-    assert (ROOT / "pmapdp" / "steps" / "pmap.py").read_text() in shown
-
-
 def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):
     folded = 0
     for original in ROOT.glob("lessons/*.ipynb"):
@@ -72,7 +67,10 @@ def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):
     assert folded > 50
 
 
-def test_the_address_of_the_repository_is_in_the_clone_line(laid, tmp_path):
+def test_pages_show_flags_sources_and_the_address_as_they_are(laid, tmp_path):
+    assert (ROOT / "docs" / "flags.md").read_text() == flags.page(), "python docs/site/flags.py > docs/flags.md"
+    source = "pmapdp/steps/pmap.py"
+    assert (ROOT / source).read_text() in (laid / "source" / f"{source}.md").read_text()
     assert f"git clone {REPOSITORY} pmapdp" in (laid / "index.md").read_text()
     stage.stage(tmp_path)
     assert "git clone ADDRESS pmapdp" in (tmp_path / "index.md").read_text()
@@ -85,10 +83,6 @@ def test_a_line_too_long_is_wrapped_and_others_are_not(tmp_path):
     assert shown.count(":class: wrapped") == 1
     assert short in shown
     assert code in shown
-
-
-def test_the_page_of_flags_is_that_of_the_settings():
-    assert (ROOT / "docs" / "flags.md").read_text() == flags.page(), "python docs/site/flags.py > docs/flags.md"
 
 
 def test_the_page_of_statuses_has_each():
