@@ -7,10 +7,10 @@ the same programs: these are kept in pytest's cache, and `pytest --cache-clear` 
 import gc
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 from launch import COMPILED, IN_TESTS
-from marks import MNIST_REQUIRED
 
 os.environ.setdefault("XLA_FLAGS", IN_TESTS)
 os.environ["JAX_PLATFORMS"] = "cpu"  # also where there are accelerators, which tests/accelerators uses
@@ -26,30 +26,8 @@ from pmapdp.registry import default_data_dir
 gc.set_threshold(50_000, 20, 20)  # what JAX traces lives long: the usual 700 costs a tenth of the time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where pytest runs under nohup: commands that it starts must end
 
-IMDB_REQUIRED = os.environ.get("PMAPDP_REQUIRE_IMDB") == "1"
-
-
 # The files that take longest, longest first: begun last, one of them would leave the other cores idle at the end.
-LONGEST = (
-    "test_alone.py",
-    "test_1_one_result.py",
-    "test_families.py",
-    "test_many_processes.py",
-    "test_planted.py",
-    "test_lost_processes.py",
-    "test_compare.py",
-    "test_resume.py",
-    "test_train.py",
-    "test_errors.py",
-    "test_workdir.py",
-    "test_sharding.py",
-    "test_benchmarks.py",
-    "test_fast.py",
-    "test_examples.py",
-    "test_conventions.py",
-    "test_launchers.py",
-    "test_exercises.py",
-)
+LONGEST = ("test_1_one_result.py", "test_alone.py", "test_4_same_again.py", "test_6_no_loss.py", "test_8_your_parts.py")
 
 
 def pytest_xdist_auto_num_workers():
@@ -82,28 +60,25 @@ def eight_devices():
     assert len(jax.devices()) >= 8, "JAX started before the tests could simulate 8 devices"
 
 
-@pytest.fixture(scope="session")
-def mnist_folder() -> Path:
-    """The folder of data sets that holds MNIST's four .gz files; with PMAPDP_REQUIRE_MNIST=1 it must be there."""
+def data_folder(name: str, files: Iterable[str]) -> Path:
+    """The folder of data sets that holds one of `files`; with PMAPDP_REQUIRE_NAME=1 it must be there."""
     folder = default_data_dir()
-    if not (folder / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").is_file():
-        message = f"MNIST IS NOT TESTED: it is not in {folder}; set PMAPDP_DATA to the folder that holds MNIST/raw"
-        if MNIST_REQUIRED:
+    if not any((folder / file).exists() for file in files):
+        message = f"{name} IS NOT TESTED: set PMAPDP_DATA to the folder that holds it, unlike {folder}"
+        if os.environ.get(f"PMAPDP_REQUIRE_{name}") == "1":
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="session")
+def mnist_folder() -> Path:
+    return data_folder("MNIST", ["MNIST/raw/train-images-idx3-ubyte.gz"])
 
 
 @pytest.fixture(scope="session")
 def imdb_folder() -> Path:
-    """The folder of data sets that holds IMDB's reviews; with PMAPDP_REQUIRE_IMDB=1 they must be there."""
-    folder = default_data_dir()
-    if not any((folder / name).exists() for name in imdb.ARCHIVES):
-        message = f"IMDB IS NOT TESTED: set PMAPDP_DATA to a folder that holds {imdb.ARCHIVES[0]}, unlike {folder}"
-        if IMDB_REQUIRED:
-            pytest.fail(message)
-        pytest.skip(message)
-    return folder
+    return data_folder("IMDB", imdb.ARCHIVES)
 
 
 @pytest.fixture(scope="session")
