@@ -27,6 +27,32 @@ def test_an_uncommitted_batch_is_computed_by_every_device_and_a_committed_one_is
         product(W, jax.device_put(x, jax.devices()[0]))
 
 
+def test_pmap_copies_a_committed_array_silently_and_the_guard_refuses_it():
+    """Lesson 04."""
+    split = NamedSharding(jax.sharding.Mesh(jax.devices()[:8], ("data",)), PartitionSpec("data"))
+    rows, on_5 = jax.device_put(np.ones((8, 3)), split), jax.device_put(np.ones(3), jax.devices()[5])
+    mapped = jax.pmap(jnp.vdot, in_axes=(None, 0))
+    assert len(mapped(on_5, rows).devices()) == 8
+    with jax.transfer_guard("disallow"), pytest.raises(jax.errors.JaxRuntimeError, match="device-to-device"):
+        mapped(on_5, rows)
+
+
+def test_arrays_that_are_committed_to_one_mesh_in_two_ways_are_moved_silently():
+    """Lesson 04."""
+    mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+    rows, columns = (
+        jax.device_put(np.ones((4, 8), np.float32), NamedSharding(mesh, PartitionSpec(*spec)))
+        for spec in (("data",), (None, "data"))
+    )
+    program = jax.jit(lambda a, b: a * b).lower(rows, columns).compile().as_text()
+    assert "all-to-all" in program
+
+
+def test_a_function_of_older_tutorials_is_gone():
+    """Lesson 04."""
+    assert not hasattr(jax, "device_put_replicated")
+
+
 def test_the_variance_of_large_numbers_in_one_pass_comes_out_negative():
     """Lesson 07: so its root is NaN, unless the variance is at least 0."""
     random = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """Pictures of lesson 04."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from pmapdp.lessons import drawing
@@ -37,3 +38,18 @@ def mesh_and_specs() -> None:
     axes.text(0, 6.5, "PartitionSpec()\narray [10]:\nreplicated", va="center")
     for d in range(8):
         drawing.box(axes, 7.0 + 2.1 * d, 5.8, "all\n[10]", device=d, width=1.95, height=1.4)
+
+
+@drawing.picture
+def classes_by_device(classes: np.ndarray) -> None:
+    """Ten bars, one a class, each stacked from the points that the eight devices put into this class, in the devices' colours.
+
+    `classes` are `[8, b]`.
+    """
+    bottom = np.zeros(10)
+    for d, found in enumerate(classes):
+        counts = np.bincount(found, minlength=10)
+        plt.bar(range(10), counts, bottom=bottom, color=drawing.DEVICE_COLOURS[d], label=f"device {d}")
+        bottom += counts
+    plt.gca().set(xlabel="class", ylabel="points", xticks=range(10))
+    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
