@@ -4,7 +4,7 @@ import argparse
 
 from pmapdp import cli
 from pmapdp.config import Config
-from pmapdp.processes.options import ProcessesOptions
+from pmapdp.distributed import ProcessesOptions
 from pmapdp.registry import MODELS
 
 

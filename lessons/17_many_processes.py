@@ -487,7 +487,7 @@ for exercise in (assemble, by_node, fixed_log):
 # - One task a node trains on one GPU, unless you name its GPUs. Keep the axis with most communication inside the nodes.
 # - A lost process ends the run in bounded time, and the same command resumes from the last checkpoint.
 #
-# In pmapdp this code is in [processes/join.py](../pmapdp/processes/join.py) and
+# In pmapdp this code is in [distributed.py](../pmapdp/distributed.py) and
 # [steps/placing.py](../pmapdp/steps/placing.py). [docs/processes.md](../docs/processes.md) has the commands for
 # Slurm, Open MPI and Kubernetes. Read on:
 # [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html), and on meshes and

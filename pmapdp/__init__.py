@@ -25,7 +25,7 @@ The core, in the order in which to read it (about an hour):
     train.py                 the loop
 
 Everything else is in a room whose name says who needs it: `run/` who trains for long, `sharding/` who splits the model
-or the state, `processes/` who has several machines, `custom/` who brings a model, a loss or data.
+or the state, `distributed.py` who has several machines, `custom/` who brings a model, a loss or data.
 `evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scaling` are a command each, and `cli.py` is how each
 of them starts, reads its flags and ends. The core imports none of them; `job.py` and `train.py` are where they meet.
 """

@@ -36,11 +36,11 @@ from pmapdp.custom.training import (
 )
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
+from pmapdp.distributed import SINGLE_PROCESS, Peers
 from pmapdp.errors import DivergedError, EvaluationError, UserError, require
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter, Totals
 from pmapdp.optimizer import make_optimizer, make_schedule
-from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.registry import MODELS, featurize, find_model, find_rule, load_data
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
@@ -140,7 +140,7 @@ class Job:
 
 def prepare(
     config: Config,
-    peers: Peers = ALONE,
+    peers: Peers = SINGLE_PROCESS,
     *,
     model: Callable[..., nnx.Module] | None = None,
     data: DataSet | None = None,

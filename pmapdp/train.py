@@ -18,11 +18,9 @@ import jax
 
 from pmapdp import cli
 from pmapdp.config import Config
+from pmapdp.distributed import Peers, ProcessesOptions, connect_processes, find_peers
 from pmapdp.errors import DivergedError
 from pmapdp.job import prepare
-from pmapdp.processes.join import joined, of_this_program
-from pmapdp.processes.options import ProcessesOptions
-from pmapdp.processes.peers import Peers
 from pmapdp.recipes import compare_with_reported, require_recipe
 from pmapdp.run import compile_cache
 from pmapdp.run.running import AfterEpoch, running
@@ -61,7 +59,7 @@ def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch
             workdir a checkpoint was written, without one its `state` has the state.
     """
     started = time.perf_counter()
-    peers = of_this_program(config, peers)
+    peers = peers or find_peers(config)
     config = with_full_paths(config, first=peers.first)
     require_recipe(config)
     if config.compile_cache:
@@ -92,7 +90,7 @@ def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch
 def main(arguments: list[str]) -> None:
     """The command."""
     config, options = cli.parse_with_recipe(ProcessesOptions, arguments, __doc__)
-    with joined(options, config) as peers:
+    with connect_processes(options, config) as peers:
         train(config, peers)
 
 

@@ -9,7 +9,7 @@ import pytest
 from launch import python
 
 from pmapdp import cli
-from pmapdp.processes.options import ProcessesOptions
+from pmapdp.distributed import ProcessesOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("docs/*.md")]

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pmapdp.distributed import SINGLE_PROCESS, Peers
 from pmapdp.errors import UserError, reason
 from pmapdp.files import file_errors
-from pmapdp.processes.peers import ALONE, Peers
 from pmapdp.run.checksums import checksum
 from pmapdp.run.damage import DamagedError, require_intact, write_list
 from pmapdp.run.shapes import require_same_model, shapes_of, template
@@ -90,7 +90,7 @@ class Checkpoints:
         *,
         only_read: bool = False,
         belongs_to: dict[str, Any] | None = None,
-        peers: Peers = ALONE,
+        peers: Peers = SINGLE_PROCESS,
     ):
         self.folder, self.only_read, self.belongs_to, self.peers = folder, only_read, belongs_to, peers
         self.warnings: list[str] = []  # about checkpoints that were set aside

@@ -8,7 +8,7 @@ from types import FrameType
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals
-from pmapdp.processes.peers import ALONE, Peers
+from pmapdp.distributed import SINGLE_PROCESS, Peers
 
 
 class StopRequest:
@@ -21,7 +21,7 @@ class StopRequest:
     Outside the main thread Python cannot catch signals, and they keep their usual effect.
     """
 
-    def __init__(self, peers: Peers = ALONE):
+    def __init__(self, peers: Peers = SINGLE_PROCESS):
         self.peers = peers
         self.signal: signal.Signals | None = None
         self.came = self.agreed = False

@@ -10,7 +10,7 @@ from launch import environment, python
 
 from pmapdp import __version__, cli
 from pmapdp.config import Config
-from pmapdp.processes.options import ProcessesOptions
+from pmapdp.distributed import ProcessesOptions
 from pmapdp.recipes import RECIPES
 from pmapdp.train import main
 

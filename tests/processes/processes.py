@@ -1,4 +1,4 @@
-"""Several processes of one run, started by hand on the loopback interface; none is left behind."""
+"""Several processes of one run on the loopback interface; none is left behind."""
 
 import contextlib
 import signal
@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,29 +28,20 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def by_hand(count: int) -> list[list[object]]:
+def by_hand(count: int = 2, coordinator: str | None = None) -> list[list[str]]:
     """The flags of each process that say who the others are."""
-    coordinator = f"127.0.0.1:{free_port()}"
-    return [
-        [
-            "--coordinator",
-            coordinator,
-            "--num-processes",
-            count,
-            "--process-id",
-            process,
-            "--heartbeat-timeout",
-            HEARTBEAT,
-        ]
-        for process in range(count)
-    ]
+    coordinator = coordinator or f"127.0.0.1:{free_port()}"
+    flags = f"--coordinator {coordinator} --num-processes {count} --heartbeat-timeout {HEARTBEAT}".split()
+    return [[*flags, "--process-id", str(process)] for process in range(count)]
 
 
 @contextlib.contextmanager
 def running(
-    *commands: list[object], env: dict[str, str] | None = None, program: tuple[object, ...] = ("-m", "pmapdp.train")
+    *commands: list[object],
+    env: list[Mapping[str, str]] | None = None,
+    program: tuple[object, ...] = ("-m", "pmapdp.train"),
 ) -> Iterator[list[subprocess.Popen]]:
-    """`python -m pmapdp.train` with the arguments of each command; killed at the end where they still run."""
+    """`python -m pmapdp.train` with the arguments of each command; killed at the end if they still run."""
     processes = [
         subprocess.Popen(
             [sys.executable, *map(str, [*program, *command])],
@@ -58,10 +49,9 @@ def running(
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            env=environment(env),
-            cwd=Path(__file__).parent,
+            env=environment(env[number] if env else None),
         )
-        for command in commands
+        for number, command in enumerate(commands)
     ]
     try:
         yield processes
@@ -73,24 +63,24 @@ def running(
                 process.communicate(timeout=60)
 
 
-def end_of(process: subprocess.Popen, timeout: float = 120) -> Ended:
+def end_of(process: subprocess.Popen, timeout: float = 240) -> Ended:
     """Wait for a process to end."""
     out, err = process.communicate(timeout=timeout)
     return Ended(process.returncode, out, "\n".join(line for line in err.splitlines() if not line.startswith("[Gloo]")))
 
 
-def train_together(count: int, *job: object, status: int = 0) -> list[Ended]:
-    """Run a job with `count` processes, which must all end with `status`."""
-    with running(*([*job, *own] for own in by_hand(count))) as processes:
+def train_together(*job: object, hands: list[list[str]] | None = None, status: int = 0, **options) -> list[Ended]:
+    """Run a job with two processes, or those of `hands`, which must all end with `status`."""
+    with running(*([*job, *hand] for hand in hands or by_hand()), **options) as processes:
         ended = [end_of(process) for process in processes]
-    assert [each.status for each in ended] == [status] * count, ended
+    assert [each.status for each in ended] == [status] * len(ended), ended
     return ended
 
 
-def wait_for_checkpoint(workdir: Path, processes: list[subprocess.Popen], steps: int = 1, timeout: float = 120) -> None:
-    """Wait until a run has a checkpoint of update `steps` or later, which shows that training is under way."""
+def wait_for_checkpoint(workdir: Path, processes: list[subprocess.Popen], timeout: float = 240) -> None:
+    """Wait until a run has a checkpoint, which shows that training is under way."""
     deadline = time.monotonic() + timeout
-    while not any(int(path.name) >= steps for path in (workdir / "checkpoints").glob("[0-9]*") if path.name.isdigit()):
+    while not any(path.name.isdigit() for path in (workdir / "checkpoints").glob("*")):
         assert all(process.poll() is None for process in processes), [end_of(process) for process in processes]
         assert time.monotonic() < deadline
         time.sleep(0.02)

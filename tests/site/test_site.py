@@ -12,8 +12,8 @@ import stage
 import yaml
 
 import pmapdp
+from pmapdp.distributed import LostError
 from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError
-from pmapdp.processes.peers import LostError
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://example.org/someone/pmapdp"

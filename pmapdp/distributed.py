@@ -1,0 +1,294 @@
+"""Several processes that train together: they connect, agree, stop together, and end if one of them is lost.
+
+`jax.distributed` does the work, and process 0 runs its coordination service. What the processes tell each other travels
+as arrays do: over gloo between CPUs, over NCCL between GPUs. Lesson 17 teaches this file.
+"""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.errors import JaxRuntimeError
+from jax.experimental import multihost_utils
+
+from pmapdp import devices
+from pmapdp.cli import report
+from pmapdp.config import Config, flag, setting
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason
+from pmapdp.sharding.notation import number_of_devices
+
+BY_HAND = "--coordinator 127.0.0.1:9876 --num-processes 2 --process-id 0"
+MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}  # settings, from process to process
+ALL_RAISE = DivergedError, ReplicasError, StoppedError  # after the same update
+FAREWELL = 5  # seconds in which the others may say the same error, before process 0 takes them all down
+# How the errors of a collective and of JAX's coordination service begin, or what they name.
+CONNECTION = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.IGNORECASE)
+# How many processes srun and mpirun have started; which of them this is.
+LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
+
+
+@dataclass(frozen=True)
+class ProcessesOptions:
+    """Flags that connect several processes. --devices counts the devices of one process."""
+
+    distributed: bool = setting(
+        "processes",
+        False,
+        "Join the other processes that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU started with this one.",
+    )
+    coordinator: str | None = setting(
+        "processes",
+        None,
+        "Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it.",
+    )
+    num_processes: int | None = setting("processes", None, "Without those: how many processes there are.")
+    process_id: int | None = setting(
+        "processes", None, "Without those: which one this is, from 0; process 0 writes logs and metrics."
+    )
+    heartbeat_timeout: int = setting(
+        "processes", 60, "Seconds without a sign of life of one process after which the others have ended."
+    )
+    join_timeout: int = setting("processes", 300, "Seconds to wait for all processes at the start.")
+
+
+class LostError(UserError):
+    """This process ends because another one is lost. Commands exit with status 4."""
+
+    status = 4
+
+
+class Peers:
+    """The processes of a run, seen from one of them. All make the same calls in the same order.
+
+    Attributes:
+        process: number of this process, from 0.
+        count: number of processes.
+        started: who started them, for the header.
+    """
+
+    def __init__(self, process: int = 0, count: int = 1, started: str = "by hand"):
+        self.process, self.count, self.started = process, count, started
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes logs and metrics."""
+        return self.process == 0
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all processes, each JSON, in the order of their numbers."""
+        if self.count == 1:
+            return [value]
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = multihost_utils.process_allgather(np.int32(len(text)))
+        texts = multihost_utils.process_allgather(np.pad(text, (0, lengths.max() - len(text))))
+        return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
+
+    def require_same(self, facts: dict[str, Any]) -> None:
+        """Raise a `UserError` on all processes if a fact differs on one. All give the same names."""
+        first, *others = self.exchange(facts)
+        for process, other in enumerate(others, start=1):
+            for fact, value in first.items():
+                if other[fact] != value:
+                    raise UserError(
+                        f"process {process} differs from process 0 in {fact} ({other[fact]!r} there, {value!r} here): "
+                        "start all processes with the same command and the same files"
+                    )
+
+    def require_all(self, kind: type[Exception], error: Exception | None) -> None:
+        """Raise `error`, or one of this `kind` if another process has one, so that all go on or none does."""
+        for process, text in enumerate(self.exchange(None if error is None else str(error))):
+            if text is not None:
+                raise error or kind(f"process {process}: {text}")
+
+    def wait(self, name: str) -> None:
+        """Wait until all processes make this call."""
+        if self.count > 1:
+            multihost_utils.sync_global_devices(name)
+
+    @contextlib.contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """End this process at once if it alone fails. The others see its connections close, and end as well.
+
+        An exception would not do: on its way up, cleaning up waits for the others, which wait in their next collective.
+        """
+        try:
+            yield
+        except ALL_RAISE:
+            raise
+        except BaseException as error:
+            if self.count == 1:
+                raise
+            status = report(explain_lost_connection(error))
+            farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)  # waits for the others
+            farewell.start()
+            farewell.join(FAREWELL)
+            os._exit(status)
+
+
+SINGLE_PROCESS = Peers()
+
+
+def explain_lost_connection(error: BaseException) -> BaseException:
+    """Return a sentence about an error that JAX raised because another process is lost, or any other error as it is."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, JaxRuntimeError) and CONNECTION.search(str(cause)):
+            return LostError(
+                f"another process is lost, see its own messages ({reason(cause)}): start the same command again, and a "
+                "run with a workdir resumes from its last checkpoint"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+@contextlib.contextmanager
+def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
+    """Connect with the other processes of the run, if there are any. At the end all leave together.
+
+    Must come before JAX starts its backends, and starts them, with as many devices as `config` asks for. A `UserError`
+    says that a process has other settings, other devices or another version of JAX, or that nobody is there.
+    """
+    check_options(options, config)
+    if not options.distributed and options.coordinator is None:
+        warn_of_launcher(config.workdir)
+        yield SINGLE_PROCESS
+        return
+    connect(options)
+    several = Peers(count=2)  # at least
+    try:
+        with several.failing_together():
+            number = number_of_devices(config.devices, config.mesh, options.num_processes or 1)
+            yield agree(config, number, "by a launcher" if options.distributed else "by hand")
+    finally:  # of a process that has not failed alone
+        with several.failing_together():
+            jax.distributed.shutdown()
+
+
+def find_peers(config: Config) -> Peers:
+    """Return the processes of a program that has called `jax.distributed.initialize` itself, or `SINGLE_PROCESS`."""
+    if not jax.distributed.is_initialized():
+        return SINGLE_PROCESS
+    check_options(ProcessesOptions(distributed=True), config)
+    return agree(config, config.devices, "by the program")
+
+
+def agree(config: Config, number: int | None, started: str) -> Peers:
+    """Start JAX with `number` devices, and return the connected processes if all do the same run on like devices."""
+    devices.choose(number)
+    peers = Peers(jax.process_index(), jax.process_count(), started)
+    # Before any collective: JAX's own between processes don't work with different devices.
+    owners: dict[int, list[str]] = {}
+    for device in jax.devices():
+        owners.setdefault(device.process_index, []).append(device.device_kind)
+    for process, kinds in owners.items():
+        if kinds != owners[0]:
+            raise UserError(
+                f"process {process} differs from process 0 in its devices ({len(kinds)} x {kinds[0]} there, "
+                f"{len(owners[0])} x {owners[0][0]} here): start all processes with the same command on machines of "
+                "one kind"
+            )
+    same = {flag(name): value for name, value in vars(config).items() if name not in MAY_DIFFER}
+    peers.require_same({"the version of jax": jax.__version__} | same)
+    return peers
+
+
+def connect(options: ProcessesOptions) -> None:
+    """Let JAX connect the processes. This one ends with a sentence if not all come in time."""
+
+    def give_up(why: str) -> NoReturn:
+        error = UserError(
+            f"not all processes have reached the coordinator ({why}): start each once, with the same --coordinator and "
+            "its own --process-id, or give them more time with --join-timeout"
+        )
+        os._exit(report(error))
+
+    address = find_bind_address(options.coordinator, options.process_id) if options.coordinator else None
+    # JAX would abort the process at its own timeout, without a sentence.
+    timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
+    timer.daemon = True
+    timer.start()
+    jax.config.update("jax_enable_preemption_service", True)
+    try:
+        jax.distributed.initialize(
+            options.coordinator,
+            options.num_processes,
+            options.process_id,
+            cluster_detection_method=None if options.distributed else "deactivate",
+            initialization_timeout=2 * options.join_timeout,
+            heartbeat_timeout_seconds=options.heartbeat_timeout,
+            coordinator_bind_address=address,
+        )
+    except Exception as error:  # each launcher fails in its own way
+        if options.coordinator or isinstance(error, JaxRuntimeError):
+            give_up(reason(error))
+        raise UserError(
+            "--distributed finds neither Slurm, Open MPI, Kubernetes (with pip install jax[k8s]) nor Cloud TPU "
+            f"here ({reason(error)}): start with srun or mpirun, or give {BY_HAND}"
+        ) from error
+    timer.cancel()
+
+
+def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
+    """Return the address on which process 0 listens, None for all, and raise a `UserError` if its port is in use.
+
+    That is the coordinator's alone if it is a number or localhost. A name may stand for another address elsewhere.
+    """
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--coordinator {coordinator} is not HOST:PORT: try --coordinator localhost:9876")
+    numeric = host == "localhost" or host.endswith("]") or host.rpartition(".")[2].isdigit()
+    if process_id == 0:  # JAX would crash on a port in use, or share it with the service of another run
+        family = socket.AF_INET6 if host.endswith("]") else socket.AF_INET
+        try:
+            socket.create_server((host.strip("[]") if numeric else "", int(port)), family=family).close()
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"process 0 cannot listen at {coordinator} ({reason(error)}): give all processes another "
+                "--coordinator, an address of its machine and a free port"
+            ) from None
+    return coordinator if numeric else None
+
+
+def warn_of_launcher(workdir: str | None) -> None:
+    """Say that srun or mpirun started several processes, each of which trains the whole run without --distributed."""
+    for size, rank in LAUNCHERS.items():
+        if (count := os.environ.get(size, "1")) != "1":
+            sentence = f"{size}={count} processes were started, and each would train the whole run: add --distributed"
+            if workdir:
+                raise UserError(f"{sentence}, or leave --workdir out, which they would share")
+            if os.environ.get(rank, "0") == "0":
+                print(f"warning: {sentence}", file=sys.stderr)
+
+
+def check_options(options: ProcessesOptions, config: Config) -> None:
+    """Refuse flags that don't go together, and a run that several processes can't share."""
+    by_hand = (options.coordinator, options.num_processes, options.process_id)
+    if by_hand != (None, None, None) and None in by_hand:
+        raise UserError(
+            f"--coordinator, --num-processes and --process-id need each other: give all three, for example {BY_HAND}"
+        )
+    if options.num_processes is not None and not 0 <= (options.process_id or 0) < options.num_processes:
+        raise UserError(
+            f"--process-id {options.process_id} does not go with --num-processes {options.num_processes}: processes "
+            "are numbered from 0, for example --num-processes 2 with --process-id 0 and 1"
+        )
+    if not options.distributed and options.coordinator is None:
+        return
+    if config.strategy == "single":
+        raise UserError(
+            "--strategy single runs on one device of one process: leave --distributed out, or use --strategy pmap"
+        )
+    if config.strategy == "pmap" and config.shard_state != "none":
+        raise UserError(
+            f"--shard-state {config.shard_state} works with --strategy pmap in one process only: use --strategy "
+            "shard_map"
+        )

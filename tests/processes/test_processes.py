@@ -1,0 +1,406 @@
+"""Several real processes give the result of one, write once, refuse what differs, and end if one is lost."""
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import threading
+import time
+
+import flipped_bit
+import jax
+import numpy as np
+import pytest
+from examples import random_split
+from launch import python
+from own_program import PROGRAM
+from processes import HEARTBEAT, by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
+from running import run
+
+from pmapdp.config import Config
+from pmapdp.data.batches import Batches
+from pmapdp.distributed import ProcessesOptions, check_options, connect_processes, find_bind_address
+from pmapdp.errors import UserError
+from pmapdp.run.trained import load_run
+
+MLP = ["--model", "mlp", "--no-progress"]
+FIVE = [*MLP, "--dtype", "float64", "--epochs", 1, "--global-batch-size", 297]  # the last of five batches is ragged
+OWN = """
+import jax
+import numpy as np
+from flax import nnx
+from pmapdp.data.dataset import DataSet
+
+x = np.random.default_rng(0).normal(size=(101, 6))
+
+class Rows:
+    def __len__(self):
+        return 101
+
+    def __getitem__(self, i):
+        return x[i], int(x[i, :3].argmax()), 1.0 + i % 3
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs, dtype, param_dtype):
+        self.out = nnx.Linear(6, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x)
+
+def make():
+    return DataSet(Rows(), Rows(), augment=lambda x, key: x + 0.1 * jax.random.normal(key, x.shape))
+"""
+
+
+def require_close(*folders, tolerance: float = 1e-10) -> None:
+    """The states and the last epochs of runs are the same, within a tolerance."""
+    first, *others = (jax.tree.leaves(load_run(folder)[1]) for folder in folders)
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+def events(folder, name: str) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == name]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "flags"),
+    [
+        ("pmap", FIVE),
+        pytest.param("jit", FIVE, marks=pytest.mark.slow),
+        pytest.param("shard_map", [*FIVE, "--model", "convnet"], marks=pytest.mark.slow),
+        pytest.param("shard_map", [*FIVE, "--model", "FILE:Net", "--dataset", "FILE:make", "--global-batch-size", 18],
+                     marks=pytest.mark.slow),  # examples that are read, and augmented, one by one
+    ],
+)  # fmt: skip
+def test_two_processes_equal_one_device(tmp_path, strategy, flags):
+    """Promise 1 over processes: at least five updates, with a ragged batch, in float64."""
+    (tmp_path / "own.py").write_text(OWN)
+    flags = [str(flag).replace("FILE", str(tmp_path / "own.py")) for flag in flags]
+    run(*flags, "--strategy", "single", "--workdir", tmp_path / "one")
+    first, second = train_together(*flags, "--devices", 2, "--strategy", strategy, "--workdir", tmp_path / "two")
+    assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
+    assert not [line for line in second.out.splitlines() if line and "connected" not in line and "Gloo" not in line]
+    require_close(tmp_path / "one", tmp_path / "two")
+    (one,), (two,) = (events(tmp_path / name, "epoch") for name in ("one", "two"))
+    assert one["train_examples"] == two["train_examples"] >= 101
+    for name in ("train_loss", "test_loss", "test_accuracy"):
+        assert one[name] == pytest.approx(two[name], rel=1e-10)
+
+
+def test_the_parts_of_all_processes_make_up_the_batch():
+    def batches(here):
+        return Batches(random_split(83, seed=1), 18, devices=6, here=here, accumulate=2, shuffle_seed=3).epoch(0)
+
+    for whole, *parts in zip(*map(batches, (None, range(4), range(4, 6))), strict=True):
+        for name in whole._fields:
+            joined = np.concatenate([getattr(part, name) for part in parts])
+            np.testing.assert_array_equal(getattr(whole, name), joined)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
+    """Two processes, then one, then four continue each other's checkpoints and end as one process without a stop."""
+    job = [*MLP, "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
+    straight, switched = tmp_path / "straight", tmp_path / "switched"
+    run(*job, "--devices", 4, "--workdir", straight)
+    train_together(*job, "--devices", 2, "--workdir", switched, "--steps", 30)
+    run(*job, "--devices", 3, "--workdir", switched, "--steps", 50, "--strategy", "jit")
+    train_together(*job, "--devices", 1, "--workdir", switched, "--strategy", "shard_map", hands=by_hand(4))
+    assert [line["step"] for line in events(switched, "resume")] == [30, 50]
+    assert len(list(switched.glob("events.out.tfevents.*"))) == 3
+    require_close(straight, switched)
+
+
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+OPEN_MPI = {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:1", "OMPI_COMM_WORLD_SIZE": "2"}
+RANKS = {"SLURM_PROCID": SLURM, "SLURM_LOCALID": SLURM, "OMPI_COMM_WORLD_RANK": OPEN_MPI} | {
+    "OMPI_COMM_WORLD_LOCAL_RANK": OPEN_MPI
+}
+
+
+@pytest.mark.parametrize("launcher", [SLURM, pytest.param(OPEN_MPI, marks=pytest.mark.slow)], ids=["slurm", "open mpi"])
+def test_the_variables_of_a_launcher_are_enough(launcher):
+    """As srun and mpirun set them."""
+    shared = launcher | {"JAX_COORDINATOR_PORT": str(free_port())}
+    env = [shared | {name: str(rank) for name, each in RANKS.items() if each is launcher} for rank in (0, 1)]
+    hands = [["--distributed"]] * 2
+    first, _ = train_together(*MLP, "--devices", 1, "--steps", 1, hands=hands, env=env)
+    assert "by a launcher, 2 processes" in first.out
+
+
+@pytest.mark.parametrize("launcher", [SLURM, OPEN_MPI], ids=["slurm", "open mpi"])
+def test_a_launcher_without_the_flag_is_named(monkeypatch, capsys, launcher):
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    with connect_processes(ProcessesOptions(), Config()) as peers:
+        assert peers.count == 1
+    assert re.fullmatch(r"warning: \w+=2 processes were started, .* add --distributed\n", capsys.readouterr().err)
+    with (
+        pytest.raises(UserError, match="add --distributed, or leave --workdir out, which they would share"),
+        connect_processes(ProcessesOptions(), Config(workdir="runs/first")),
+    ):
+        pass
+
+
+CONNECTED = """
+import sys, jax
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+print("said", loss(strategy=sys.argv[3], devices=2, workdir=sys.argv[4]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_has_connected_its_processes(tmp_path):
+    (tmp_path / "two.py").write_text(PROGRAM + CONNECTED)
+    address = f"localhost:{free_port()}"
+    hands = [[address, process, "pmap", tmp_path / "run"] for process in (0, 1)]
+    ended = train_together(hands=hands, program=(tmp_path / "two.py",))
+    said = {line for each in ended for line in each.out.splitlines() if line.startswith("said ")}
+    alone = python("-c", PROGRAM + "print('said', loss(strategy='single'))").stdout.splitlines()[-1]
+    assert [float(line.split()[1]) for line in said] == [pytest.approx(float(alone.split()[1]), abs=1e-5)]
+    assert "by the program, 2 processes" in (tmp_path / "run" / "log.txt").read_text()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (["--seed", 1], "process 1 differs from process 0 in --seed (1 there, 0 here)"),
+        pytest.param(
+            ["--devices", 3],
+            "process 1 differs from process 0 in its devices (3 x cpu there, 2 x cpu here)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_process_that_differs_is_refused(tmp_path, other, sentence):
+    first, second = by_hand()
+    hands = [first, [*second, *other]]
+    for each in train_together("--devices", 2, "--workdir", tmp_path / "run", hands=hands, status=2):
+        assert each.err.startswith(f"error: {sentence}"), each
+        assert each.err.count("\n") == 0, each
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_not_all_come():
+    """Process 0 alone, and process 1 alone, whose coordinator does not listen."""
+    with running(*([*hand, "--join-timeout", 3] for hand in (by_hand()[0], by_hand()[1]))) as alone:
+        for ended in map(end_of, alone):
+            assert ended.status == 2, ended
+            assert ended.err.startswith("error: not all processes have reached the coordinator (waited 3 s)"), ended
+            assert ended.err.count("\n") == 0, ended
+
+
+def test_no_launcher():
+    with running(["--distributed"]) as (alone,):
+        ended = end_of(alone)
+    assert ended.status == 2, ended
+    assert ended.err.splitlines()[-1].startswith("error: --distributed finds neither Slurm, Open MPI, Kubernetes")
+
+
+def hand(coordinator="127.0.0.1:9876", count=2, process=0) -> ProcessesOptions:
+    return ProcessesOptions(coordinator=coordinator, num_processes=count, process_id=process)
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "sentence"),
+    [
+        (hand(process=2), {}, "--process-id 2 does not go with --num-processes 2: processes are numbered from 0"),
+        (hand(process=-1), {}, "--process-id -1 does not go with --num-processes 2"),
+        (ProcessesOptions(coordinator="localhost:9876"), {}, "give all three, for example --coordinator 127"),
+        (ProcessesOptions(process_id=0), {}, "give all three, for example --coordinator 127.0.0.1:9876"),
+        (hand(), {"strategy": "single", "devices": 1}, "--strategy single runs on one device"),
+        (hand(), {"shard_state": "optimizer"}, "in one process only: use --strategy shard_map"),
+    ],
+)
+def test_flags_that_cannot_be(options, config, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_options(options, Config(**config))
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"), [("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("node-1.cluster", False)]
+)
+def test_the_coordinator_listens_no_wider_than_it_must(host, alone):
+    """On the address alone if that is a number; a name may mean another address elsewhere."""
+    address = f"{host}:{free_port()}"
+    assert find_bind_address(address, 0) == (address if alone else None)
+
+
+@pytest.mark.parametrize("address", ["here", "here:", ":80", "here:80/there"])
+def test_addresses_that_cannot_be(address):
+    with pytest.raises(UserError, match=f"--coordinator {address} is not HOST:PORT: try --coordinator localhost:9876"):
+        find_bind_address(address, 0)
+
+
+def test_a_port_in_use():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(UserError, match=r"process 0 cannot listen at 127.0.0.1:\d+ \(Address already in use"),
+    ):
+        find_bind_address(f"127.0.0.1:{server.getsockname()[1]}", 0)
+
+
+# Faults
+
+
+class Network:
+    """A network between process 1 and the coordinator, which can break down: nothing more arrives, nothing closes."""
+
+    def __init__(self, coordinator: int):
+        self.up = threading.Event()
+        self.up.set()
+        self.coordinator = coordinator
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            client, _ = self.server.accept()
+            while True:
+                try:
+                    server = socket.create_connection(("127.0.0.1", self.coordinator))
+                    break
+                except OSError:  # process 0 does not listen yet
+                    time.sleep(0.1)
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self.carry, args=pair, daemon=True).start()
+
+    def carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the other side has closed
+            while data := source.recv(1 << 16):
+                self.up.wait()
+                target.sendall(data)
+        source.close()
+        target.close()
+
+
+def require_lost(ended) -> None:
+    """A process ended because of another one: with our sentence if a collective failed, or by JAX or gloo."""
+    if ended.status == 4:
+        assert ended.err.splitlines()[-1].startswith("error: another process is lost, see its own messages ("), ended
+    else:
+        assert ended.status == -signal.SIGABRT, ended
+        theirs = "Terminating process because the JAX distributed service detected fatal errors", "instance of 'gloo::"
+        assert any(words in ended.err for words in theirs), ended
+
+
+LONG = [*MLP, "--devices", 2, "--checkpoint-every", 5, "--epochs", 1000]  # never done by itself
+
+
+@pytest.mark.parametrize(
+    ("number", "victims"),
+    [
+        (signal.SIGKILL, [1]),
+        pytest.param(signal.SIGKILL, [0], marks=pytest.mark.slow),  # the coordinator
+        pytest.param(signal.SIGSTOP, [1], marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, [0], marks=pytest.mark.slow),
+        pytest.param(None, [], marks=pytest.mark.slow),  # process 1 loses its network
+    ],
+)
+def test_a_lost_process_ends_the_others_and_the_same_command_resumes(tmp_path, number, victims):
+    port = free_port()
+    network = Network(port)
+    first, second = by_hand(coordinator=f"127.0.0.1:{port}")
+    if number is None:
+        second[1] = network.address
+    with running(*([*LONG, "--workdir", tmp_path, *each] for each in (first, second))) as processes:
+        wait_for_checkpoint(tmp_path, processes)
+        started = time.monotonic()
+        network.up.clear()
+        for victim in victims:
+            processes[victim].send_signal(number)
+        for process in {0, 1} - {*victims}:
+            require_lost(end_of(processes[process]))
+        assert time.monotonic() - started < HEARTBEAT + 5  # for the test itself, on a machine with much to do
+    steps = max(int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*") if path.name.isdigit())
+    out, _ = run(*LONG, "--workdir", tmp_path, "--steps", steps + 1, "--devices", 4)
+    assert "restored from the checkpoint of step" in out
+
+
+@pytest.mark.parametrize(
+    ("number", "asked"),
+    [
+        (signal.SIGTERM, [1]),
+        pytest.param(signal.SIGINT, [1], marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, [0, 1], marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_saves_and_stops_all(tmp_path, number, asked):
+    with running(*([*LONG, "--workdir", tmp_path, *each] for each in by_hand())) as processes:
+        wait_for_checkpoint(tmp_path, processes)
+        for process in asked:
+            processes[process].send_signal(number)
+        ended = [end_of(process) for process in processes]
+    line = ended[0].err
+    assert line.startswith(f"stopped by {number.name} after step ")
+    assert [(each.status, each.err) for each in ended] == [(128 + number, line)] * 2, ended
+    step = int(line.split("step ")[1].split(":")[0].replace(",", ""))
+    assert (tmp_path / "checkpoints" / str(step)).is_dir()
+
+
+@pytest.mark.slow
+def test_a_bit_that_flips_in_one_process_ends_both(tmp_path):
+    kernel = "params/logits/kernel"
+    job = [10, kernel, 3, *MLP, "--devices", 2, "--epochs", 1, "--check-replicas", 6, "--checkpoint-every", 4]
+    for each in train_together(*job, "--workdir", tmp_path, status=5, program=(flipped_bit.__file__,)):
+        assert f"the copies of {kernel} differ after step 12: that of device " in each.err
+    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == 8
+
+
+# The program of `pmapdp.train`, one process of which reads its metrics at once.
+READ_AFTER = """
+import sys
+from pmapdp import cli, metrics
+from pmapdp.train import main
+
+metrics.SECONDS_UNREAD = float(sys.argv[1])
+sys.exit(cli.run(main, sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_both_after_the_same_update():
+    """Else the update that one of them has started alone waits for the other for ever."""
+    hands = [[seconds, *MLP, "--devices", 2, "--learning-rate", 1e38, *each]
+             for seconds, each in zip((0, "inf"), by_hand(), strict=True)]  # fmt: skip
+    first, second = train_together(hands=hands, status=3, program=("-c", READ_AFTER))
+    assert first.err == second.err
+    assert "error: the loss is " in first.err
+
+
+# Process 0 takes the mean of x. Process 1 leaves it out, and is at its next collective, the sum of y.
+OUT_OF_STEP = """
+import sys
+import jax
+import numpy as np
+from jax import P
+from jax.sharding import Mesh, NamedSharding
+
+process = int(sys.argv[2])
+jax.config.update("jax_num_cpu_devices", 1)
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=process)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+split, replicated = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+x, y = (jax.make_array_from_process_local_data(split, np.full((1, 4), each, np.float32)) for each in (1, 100))
+function, array = [(lambda x: x.mean(0), x), (lambda y: y.sum(0), y)][process]
+result = jax.jit(function, out_shardings=replicated)(array)
+print(process, np.asarray(result).tolist(), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_two_collectives_of_processes_out_of_step_are_mixed_without_an_error():
+    """As lesson 17 says of a collective that one process alone calls."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    ended = train_together(hands=[[coordinator, 0], [coordinator, 1]], program=("-c", OUT_OF_STEP))
+    for process, mixed in ((0, (1 + 100) / 2), (1, 1.0 + 100)):  # the mean of x is 1, the sum of y is 200
+        assert f"{process} {[mixed] * 4}" in ended[process].err
