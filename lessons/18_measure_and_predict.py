@@ -316,7 +316,7 @@ for N in (2, 4, 64, 4096):
 #
 # The time for the bytes approaches a limit, 2 n / W, and that for the latencies grows with N. So one all-reduce of a
 # large array scales better than many of small ones, which is why XLA combines. (Libraries also have trees, with about
-# log N messages; [scaling/costs.py](../pmapdp/scaling/costs.py) has both.)
+# log N messages; [scaling.py](../pmapdp/scaling.py) has both.)
 #
 # </details>
 #
@@ -330,7 +330,7 @@ for N in (2, 4, 64, 4096):
 # which needs more examples per device on 64 GPUs, ResNet-50 or our MLP?
 
 # %% tags=["prediction"]
-from pmapdp.scaling.hardware import HARDWARE  # published peaks, latencies and bandwidths, with their sources
+from pmapdp.scaling import HARDWARE  # published peaks, latencies and bandwidths, with their sources
 
 a100 = HARDWARE["a100"]
 network = a100.levels[-1]  # between nodes
@@ -584,8 +584,7 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - Communication is hidden if the backward pass of b examples takes longer than 2 (N - 1) (L + n / (N W)). It is a
 #   bound; print the error of every prediction that can be checked.
 #
-# The code is in [scaling/costs.py](../pmapdp/scaling/costs.py),
-# [scaling/predict.py](../pmapdp/scaling/predict.py) and [run/profile.py](../pmapdp/run/profile.py);
+# The code is in [scaling.py](../pmapdp/scaling.py) and [run/profile.py](../pmapdp/run/profile.py);
 # `python -m pmapdp.train --workdir runs/first --profile` writes the trace of a run. Read on: JAX on
 # [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
 # [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import types
 import typing
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
 
 def options(command: str) -> list[type]:
     """The dataclasses of a command's own settings."""
-    module = importlib.import_module("pmapdp.train" if command == "train" else f"pmapdp.{command}.__main__")
+    package = importlib.util.find_spec(f"pmapdp.{command}").submodule_search_locations
+    module = importlib.import_module(f"pmapdp.{command}.__main__" if package else f"pmapdp.{command}")
     found = [each for each in vars(module).values() if isinstance(each, type) and each.__name__.endswith("Options")]
     return [*([Config] if command == "train" else []), *found]
 

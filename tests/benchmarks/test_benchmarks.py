@@ -110,7 +110,6 @@ def test_runs(name, options, said):
         ("replicas", ["--bogus"], "'--bogus'"),
         ("replicas", ["--strategy", "single"], "--check-replicas 100 compares devices"),
         ("accumulation", ["--rounds", "x"], "--rounds x is not"),
-        ("scaling.__main__", ["vgg"], "invalid choice: 'vgg'"),
         ("time_to_99", ["--seeds", "0"], "--seeds 0 is not"),
         ("time_to_99", ["--data-dir", "/proc/nowhere"], "mnist is not in /proc/nowhere"),
         ("bare", [], "are required"),

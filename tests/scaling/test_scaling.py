@@ -1,31 +1,124 @@
-"""`python -m pmapdp.scaling`: the parts of a step, what is counted, and the command."""
+"""`pmapdp.scaling`: collectives against algorithms that are carried out, the parts of a step, and the command."""
 
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import numpy as np
+import optax
 import pytest
-from flax import nnx
 
 from pmapdp import cli
+from pmapdp.compare.collectives import collectives
+from pmapdp.data.batches import Batch
+from pmapdp.errors import UserError
 from pmapdp.registry import MODELS
-from pmapdp.scaling.__main__ import main
-from pmapdp.scaling.hardware import HARDWARE
-from pmapdp.scaling.predict import GOAL, Plan, least_batch, predict, remedies, weak_efficiency
-from pmapdp.scaling.workloads import PUBLISHED, Workload, count_step
+from pmapdp.scaling import (
+    GOAL,
+    HARDWARE,
+    PUBLISHED,
+    Level,
+    Plan,
+    Workload,
+    count_step,
+    find_least_batch,
+    main,
+    predict,
+    reduce_scatter,
+    reduce_scatter_at,
+    sides,
+    spread,
+    weak_efficiency,
+)
+from pmapdp.state import Task, build, initial_state
+from pmapdp.steps import make_strategy
 
-ROOT = Path(__file__).parents[2]
+PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
 RESNET, H100 = PUBLISHED["resnet-50"], HARDWARE["h100"]
+RINGS = Level(4096, latency=2e-6, bandwidth=1e9, trees=False)
+TREES = replace(RINGS, trees=True)
+
+# Collectives
 
 
-class Net(nnx.Linear):
-    """A model of one's own, of six numbers an example."""
+def ring_by_hand(parts: np.ndarray) -> tuple[np.ndarray, int, int]:
+    """A ring all-reduce of `[N, N, length]` (device, part): the result, messages and numbers sent by each device."""
+    N, held = len(parts), parts.copy()
+    messages = numbers = 0
+    for step in range(2 * (N - 1)):
+        sent = [((d - step) % N if step < N - 1 else (d + 1 - (step - N + 1)) % N) for d in range(N)]
+        packets = [held[d, part].copy() for d, part in enumerate(sent)]
+        for d, part in enumerate(sent):
+            receiver = (d + 1) % N
+            held[receiver, part] = packets[d] + (held[receiver, part] if step < N - 1 else 0)
+        messages, numbers = messages + 1, numbers + packets[0].size
+    return held, messages, numbers
 
-    def __init__(self, **how):
-        super().__init__(6, 3, **how)
 
-    def __call__(self, inputs, context):
-        return super().__call__(inputs)
+@pytest.mark.parametrize("N", [2, 3, 5, 8])
+def test_ring_costs_what_its_messages_cost(N):
+    parts = np.random.default_rng(N).integers(0, 100, (N, N, 4)).astype(float)
+    held, messages, numbers = ring_by_hand(parts)
+    np.testing.assert_array_equal(held, np.broadcast_to(parts.sum(0), held.shape))
+    seconds = messages * RINGS.latency + 8 * numbers / RINGS.bandwidth
+    assert 2 * reduce_scatter_at(parts[0].nbytes, N, RINGS) == pytest.approx(seconds, rel=1e-12)
+
+
+def tree_all_gather_by_hand(N: int) -> tuple[list[list[int]], int, int]:
+    """Bruck's all-gather: the parts that each device holds at the end, messages and parts sent by each device."""
+    held = [[device] for device in range(N)]
+    messages = sent = 0
+    while len(held[0]) < N:
+        distance = len(held[0])
+        pieces = min(distance, N - distance)
+        packets = [held[device][:pieces] for device in range(N)]
+        for device in range(N):
+            held[device] = held[device] + packets[(device + distance) % N]
+        messages, sent = messages + 1, sent + pieces
+    return held, messages, sent
+
+
+@pytest.mark.parametrize("N", [2, 3, 5, 8, 31, 64])
+def test_tree_costs_what_its_messages_cost(N):
+    held, messages, sent = tree_all_gather_by_hand(N)
+    assert all(sorted(parts) == list(range(N)) for parts in held)
+    seconds = messages * TREES.latency + sent * 1000 / TREES.bandwidth
+    assert reduce_scatter_at(1000 * N, N, TREES) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("level", [RINGS, TREES])
+def test_limits(level):
+    assert reduce_scatter_at(1e6, 1, level) == 0
+    assert reduce_scatter_at(1e6, 4096, replace(level, latency=0.0)) == pytest.approx(1e6 / 1e9, rel=1e-3)
+
+
+def test_two_levels_of_equal_links_move_what_one_ring_moves():
+    inner, outer = (Level(members, 0.0, 1e9) for members in (8, 64))
+    flat = Level(512, 0.0, 1e9)
+    assert reduce_scatter(1e8, 512, [inner, outer]) == pytest.approx(reduce_scatter(1e8, 512, [flat]), rel=1e-12)
+
+
+def test_a_torus_uses_all_its_links():
+    assert [sides(N, 2) for N in (1, 8, 64, 256)] == [[1, 1], [2, 4], [8, 8], [16, 16]]
+    assert [sides(N, 3) for N in (8, 512, 4096)] == [[2, 2, 2], [8, 8, 8], [16, 16, 16]]
+    pod = replace(HARDWARE["tpu-v5e"].levels[0], latency=0.0)
+    assert reduce_scatter_at(1e9, 256, pod) == pytest.approx(255 / 256 * 1e9 / pod.bandwidth)
+    for N, links in ((8, 1 / 2), (2, 1 / 4)):  # neither axis closes into a ring; and one axis has no link in use
+        assert reduce_scatter_at(1e9, N, pod) == pytest.approx((N - 1) / N * 1e9 / (links * pod.bandwidth))
+    pod = HARDWARE["tpu-v5e"].levels[0]
+    assert reduce_scatter_at(0, 256, pod) == pytest.approx((15 + 15) * pod.latency)
+
+
+def test_groups_must_be_whole():
+    assert spread(4, H100.levels) == [4, 1]
+    assert spread(24, H100.levels) == [8, 3]
+    for N, words in ((12, "do not fill whole groups of 8: try --devices 8"), (16_384, "not among the 1 to 8,192")):
+        with pytest.raises(UserError, match=words):
+            spread(N, H100.levels)
+
+
+# Steps
 
 
 def test_one_device_waits_for_nobody():
@@ -59,14 +152,9 @@ def test_efficiency_lies_between_0_and_1(name):
         assert 0 < weak_efficiency(RESNET, HARDWARE[name], N, Plan()) < 1
 
 
-def test_remedies_help_a_small_model_and_the_least_batch_is_the_least():
-    """ZeRO-1 too: reduce-scatter and all-gather cost what the all-reduce costs, and the update is shared."""
+def test_the_least_batch_is_the_least():
     small = Workload("small", parameters=350_000, flops=3e6)
-    plain = predict(small, H100, 512, Plan()).examples_per_second
-    for name, (plan, _) in remedies(Plan()).items():
-        assert predict(small, H100, 512, plan).examples_per_second > plain, name
-    least = least_batch(small, H100, 512, Plan())
-    assert least is not None
+    least = find_least_batch(small, H100, 512, Plan())
     assert weak_efficiency(small, H100, 512, replace(Plan(), per_device_batch=least)) >= GOAL
     assert weak_efficiency(small, H100, 512, replace(Plan(), per_device_batch=least // 2)) < GOAL
 
@@ -82,41 +170,68 @@ def test_operations_of_the_mlp_in_closed_form():
     assert found.bytes > 0
 
 
-def test_the_weights_of_words_are_counted():
-    found = count_step("text_mlp", MODELS["text_mlp"])
-    assert found.parameters == 57_746
-    assert found.flops > 4 * 1200 * 48
-
-
 @pytest.mark.slow
-def test_a_transformer_is_counted():
-    """About six operations for each weight of its layers and each of the 128 tokens; attention adds the rest."""
+def test_texts_are_counted():
+    """About six operations for each weight of a transformer's layers and each of 128 tokens; attention adds more."""
     found = count_step("transformer", MODELS["transformer"])
     in_layers = 599_682 - 8192 * 64 - 128 * 64  # the embeddings are looked up
     assert found.parameters == 599_682
     assert 1 < found.flops / (6 * in_layers * 128) < 2
+    assert count_step("text_mlp", MODELS["text_mlp"]).flops > 4 * 1200 * 48
+
+
+# What docs/scaling.md says
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_command_prints_the_figures_of_the_docs(dtype, capsys):
+def test_the_command_prints_the_figures_of_the_page(dtype, capsys):
     assert cli.run(main, ["--workload", "resnet-50", "--dtype", dtype]) == 0
     out = capsys.readouterr().out
     for words in ("Predictions for data parallelism", "what helps", "least batch per device", "leave out"):
         assert words in out
-    page = (ROOT / "docs" / "scaling.md").read_text()
     for N in ("8", "512", "4,096"):
-        shares = re.findall(rf"^│ {N} .* │ ([\d.]+ %) *│ [\d.]+ % *│ [\d,]+ *│$", out, re.MULTILINE)
+        shares = re.findall(rf"^│ {N} .* │ ([\d.]+)% *│ [\d.]+% *│ [\d,]+ *│$", out, re.MULTILINE)
         assert len(shares) == 3
-        assert f"| {dtype}, {N} | {' | '.join(shares)} |" in page
+        assert f"| {dtype}, {N} | {' % | '.join(shares)} % |" in PAGE
 
 
-def test_what_a_network_attains_is_measured_of_that_network():
-    """ResNet-50's share of the peak is a third of a language model's."""
-    assert PUBLISHED["resnet-50"].utilization["float32"] == pytest.approx(0.148, abs=0.001)
-    assert PUBLISHED["resnet-50"].utilization["bfloat16"] == pytest.approx(0.194, abs=0.001)
-    assert PUBLISHED["gpt-2"].utilization["bfloat16"] == pytest.approx(0.554, abs=0.001)
-    given = predict(RESNET, H100, 1, Plan(utilization=0.5))
-    assert given.compute == 64 * RESNET.flops / (0.5 * H100.peak["float32"])
+# The machine of Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017, section 4: servers of 8 GPUs
+# P100 that share one network card of 50 Gbit/s. NVLink of the P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet). The
+# latency of TCP over Ethernet is assumed. The libraries of that time had rings alone.
+P100 = Level(8, 1.9e-6, 80e9, trees=False), Level(64, 20e-6, 50e9 / 8 / 8, trees=False)
+
+
+def test_published_runs_are_predicted_within_five_percent_while_computing_rules():
+    """The all-reduce is added in full, though theirs overlapped with the backward pass.
+
+    Goyal et al. report about 90 % from 8 to 256 GPUs; their time on 8 is 29 hours (NVIDIA's developer blog on the
+    paper, June 2017). NVIDIA's DeepLearningExamples, PyTorch ResNet50 v1.5, "Training performance: NVIDIA DGX A100",
+    has images/s of 1 and of 8 A100, with 256 images on each.
+    """
+    size = 4 * RESNET.parameters
+    on_8 = 29 * 3600 / 90 / (1_281_167 / 256)
+    on_256 = on_8 + 2 * (reduce_scatter(size, 256, P100) - reduce_scatter(size, 8, P100))
+    lines = {"256 P100 over 8, Goyal et al.": (on_8 / on_256, 0.9, 0.05)}
+    for name, one, eight, limit in (("TF32", 938, 7248, 0.05), ("mixed precision", 2470, 16621, 0.2)):
+        predicted = 256 / one / (256 / one + 2 * reduce_scatter(size, 8, HARDWARE["a100"].levels))
+        lines[f"8 A100 over 1, NVIDIA, {name}"] = predicted, eight / (8 * one), limit
+    for name, (predicted, found, limit) in lines.items():
+        error = predicted / found - 1
+        assert abs(error) < limit
+        assert f"| {name} | {predicted:.3f} | {found:.3f} | {100 * error:+.1f} % |" in PAGE
+
+
+def test_what_a_compiled_step_sends_is_predicted_exactly():
+    """One all-reduce of the gradients and the three sums of the metrics."""
+    task = Task(build(MODELS["cnn"]), optax.adam(1e-3))
+    step = make_strategy("shard_map", task, jax.devices()[:8]).train_step
+    labels, weights = (jax.ShapeDtypeStruct((64,), dtype) for dtype in (np.int32, np.float32))
+    batch = Batch(jax.ShapeDtypeStruct((64, 28, 28, 1), np.uint8), labels, labels, weights)
+    state = jax.eval_shape(lambda: initial_state(task))
+    found = collectives(step.lower(state, batch).compile().as_text())
+    size = 4 * (sum(leaf.size for leaf in jax.tree.leaves(state.params)) + 3)
+    assert [(each.count, each.bytes) for each in found] == [(1, size)]
+    assert f"| 8 devices: bytes | {size:,} | {size:,} | +0.0 % |" in PAGE
 
 
 def test_a_recipe_of_ours_is_predicted(capsys):
@@ -127,28 +242,18 @@ def test_a_recipe_of_ours_is_predicted(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--hardware", "h10"], "did you mean 'h100'"),
-        (["--workload", "resnet"], "did you mean 'resnet-50'"),
-        (["--workload", "resnet-50", "--model", "cnnn"], "unknown model 'cnnn'"),
-        (["--devices", "0"], "0 devices are not among the 1 to 8,192 that can be joined: try --devices 8192"),
-        (["--device-counts", "8"], "did you mean '--devices'"),
-        (["--devices", "12"], "do not fill whole groups of 8: try --devices 8"),
-        (["--devices", "65536"], "not among the 1 to 8,192"),
-        (["--devices", "8" * 300], "is not a whole number of 64 bits"),
-        (["--utilization", "0"], "try --utilization 0.15"),
-        (["--utilization", "1e-320"], "try --utilization 0.15"),
-        (["--utilization", "nan"], "try --utilization 0.15"),
-        (["--per-device-batch-size", "9" * 300], "is not a whole number of 64 bits"),
-        (["--per-device-batch-size", "0"], "must be at least 1"),
-        (["nnx-mesh"], "DotReluDot does not take inputs [1, 28, 28, 1] of uint8"),
-        (["--model", f"{__file__}:Net"], "Net does not take inputs [1, 28, 28, 1] of uint8"),
-        (["--dtype", "float64"], "try --dtype float32"),
-        (["digts"], "did you mean 'digits'"),
+        ("--hardware h10", "did you mean 'h100'"),
+        ("--workload resnet-50 --model cnnn", "unknown model 'cnnn'"),
+        ("--devices 12", "do not fill whole groups of 8: try --devices 8"),
+        ("--devices 65536", "not among the 1 to 8,192"),
+        ("--utilization nan", "try --utilization 0.15"),
+        ("--per-device-batch-size 0", "must be at least 1"),
+        ("nnx-mesh", "DotReluDot does not take inputs [1, 28, 28, 1] of uint8"),
+        ("--dtype float64", "try --dtype float32"),
     ],
 )
-def test_bad_input_gets_one_sentence(arguments, words, capsys):
-    assert cli.run(main, arguments) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ")
-    assert errors.count("\n") == 1
-    assert words in errors
+def test_a_mistake_is_one_sentence(arguments, words, capsys):
+    assert cli.run(main, arguments.split()) == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert sentence.startswith("error: ")
+    assert words in sentence

@@ -1,0 +1,409 @@
+"""Predict step time, waiting and efficiency from 1 to 4,096 devices.
+
+    python -m pmapdp.scaling                         # the default recipe's CNN
+    python -m pmapdp.scaling --workload resnet-50 --devices 8 512
+    python -m pmapdp.scaling imdb-transformer --hardware h100
+
+All figures are predictions from published data of the hardware, for training that splits the batch.
+"""
+
+# A step of data parallelism is forward and backward pass, one all-reduce of the gradients, and the update. The passes
+# take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the
+# backward pass is two thirds of them. Lesson 18 builds this model. What it leaves out is `LEFT_OUT`.
+#
+# Letters: n bytes of the full array on one device, N devices.
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from pmapdp import cli
+from pmapdp.config import setting
+from pmapdp.custom.checks import check_task
+from pmapdp.data.batches import Batch
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.data.tfidf import FEATURES
+from pmapdp.data.tokens import LENGTH
+from pmapdp.errors import UserError
+from pmapdp.registry import featurizer_of, find_model
+from pmapdp.state import Task, build, initial_state
+from pmapdp.steps import make_strategy
+
+BACKWARD = 2 / 3  # share of the two passes
+GOAL = 0.9  # of the throughput per device that one device alone has
+LARGEST_BATCH = 2**20  # per device that is tried
+ASSUMED = 0.15  # share of the peak if none is published: about what ResNet-50 attains in TF32
+LEFT_OUT = (
+    "the time to launch kernels and programs, which rules small models on fast devices",
+    "input, evaluation, checkpoints, and waiting for the slowest device",
+    "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
+    "that NCCL has trees for reduce-scatter and all-gather (ZeRO-1) only with one device a node",
+    "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
+    "how many updates a larger global batch needs to reach the same loss",
+)
+
+# Hardware
+
+
+@dataclass(frozen=True)
+class Level:
+    """A network whose members are all joined alike: the devices of a node, or the nodes of a cluster."""
+
+    devices: int  # the most members; a member is a device, or a whole group of the level inside
+    latency: float  # seconds that a message takes besides its bytes
+    bandwidth: float  # bytes/s that one device sends over all its links of this level while it receives as many
+    axes: int = 1  # of a torus, along each of which is a ring; 1 is a single ring
+    wraps_from: int = 1  # members along an axis from which on its ends are joined; a shorter one has half the bandwidth
+    trees: bool = True  # the library also runs trees, as it can if a switch joins any two members
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device and its networks."""
+
+    title: str
+    peak: dict[str, float]  # FLOP/s of dense matrix products by the dtype, with JAX's default precision
+    memory_bandwidth: float  # bytes/s between the device and its own memory
+    levels: tuple[Level, ...]  # from the inside out
+
+
+# Bandwidths are the vendors' peak figures.
+HARDWARE = {
+    # NVIDIA's datasheets of the A100 80GB SXM and of the DGX A100: NVLink gives 300 GB/s each way, and every GPU has a
+    # network card of 200 Gbit/s. JAX multiplies float32 in TF32. Latencies: NCCL's own cost model, NVIDIA/nccl
+    # src/graph/tuning.cc, hwLat, ring with protocol LL128, which carries 120 bytes of data in each 128.
+    "a100": Hardware(
+        "NVIDIA A100 80GB SXM, nodes of 8 joined by NVLink, one InfiniBand HDR card of 200 Gbit/s per GPU",
+        peak={"bfloat16": 312e12, "float32": 156e12},
+        memory_bandwidth=2.039e12,
+        levels=(Level(8, 1.9e-6, 300e9 * 120 / 128), Level(1024, 4.0e-6, 25e9 * 120 / 128)),
+    ),
+    # NVIDIA's datasheets of the H100 SXM and of the DGX H100: 450 GB/s each way, a network card of 400 Gbit/s per GPU.
+    "h100": Hardware(
+        "NVIDIA H100 SXM, nodes of 8 joined by NVLink, one InfiniBand NDR card of 400 Gbit/s per GPU",
+        peak={"bfloat16": 989.4e12, "float32": 494.7e12},
+        memory_bandwidth=3.35e12,
+        levels=(Level(8, 1.9e-6, 450e9 * 120 / 128), Level(1024, 4.0e-6, 50e9 * 120 / 128)),
+    ),
+    # Google Cloud's documentation of TPU v5e and v5p, whose bandwidth per chip, 400 and 1,200 GB/s, is for both
+    # directions together. Latencies in a pod: Austin et al., "How to Scale Your Model", 2025,
+    # jax-ml.github.io/scaling-book. JAX multiplies float32 on a TPU in bfloat16 by default, so both have one peak.
+    "tpu-v5e": Hardware(
+        "Google TPU v5e, pods of 16 x 16 chips in a 2D torus, joined by the data centre's network",
+        peak={"bfloat16": 197e12, "float32": 197e12},
+        memory_bandwidth=819e9,
+        levels=(
+            Level(256, 1e-6, 200e9, axes=2, wraps_from=16, trees=False),
+            # 6.4 Tbit/s per pod of 256 chips; the latency, through two hosts and the network, is assumed.
+            Level(64, 50e-6, 6.4e12 / 8 / 256),
+        ),
+    ),
+    "tpu-v5p": Hardware(
+        "Google TPU v5p, up to 6,144 chips of a pod in a 3D torus",
+        peak={"bfloat16": 459e12, "float32": 459e12},
+        memory_bandwidth=2765e9,
+        levels=(Level(6144, 1e-6, 600e9, axes=3, wraps_from=4, trees=False),),
+    ),
+}
+
+# Seconds of a collective
+
+
+def sides(N: int, axes: int) -> list[int]:
+    """Return N as a product of `axes` factors that differ as little as possible, the largest last: 8 = 2 x 4."""
+    if axes == 1:
+        return [N]
+    root = round(N ** (1 / axes))
+    first = next(factor for factor in range(max(1, root), 0, -1) if N % factor == 0)
+    return sorted([first, *sides(N // first, axes - 1)])
+
+
+def reduce_scatter_at(n: float, N: int, level: Level) -> float:
+    """Return the seconds of a reduce-scatter of n bytes between N members, or of an all-gather, which takes as long.
+
+    A message of n bytes takes L + n / W seconds: latency L, bandwidth W (Hockney's model). Every device sends
+    (N - 1) / N n bytes, in one of two ways:
+
+    - rings: N - 1 messages (P. Patarasuk and X. Yuan, 2009), on a torus around all axes at once (N. Jain and
+      Y. Sabharwal, 2010)
+    - trees: log2 N messages (J. Bruck et al., 1997); NCCL calls it PAT, and gives its all-reduce the same cost twice
+    """
+    if N == 1:
+        return 0.0
+    lengths = [side for side in sides(N, level.axes) if side > 1]  # an axis of one member has no links in use
+    messages = math.ceil(math.log2(N)) if level.trees else sum(side - 1 for side in lengths)
+    rings = sum(1.0 if side >= level.wraps_from else 0.5 for side in lengths)
+    return messages * level.latency + (N - 1) / N * n / (level.bandwidth * rings / level.axes)
+
+
+def spread(N: int, levels: Sequence[Level]) -> list[int]:
+    """Return the members of each level if N devices fill them from the inside. A `UserError` says that they can't."""
+    most = math.prod(level.devices for level in levels)
+    if not 1 <= N <= most:
+        raise UserError(f"{N} devices are not among the 1 to {most:,} that can be joined: try --devices {most}")
+    joined, rest = [], N
+    for level in levels:
+        members = min(rest, level.devices)
+        if rest % members:
+            whole = N // level.devices * level.devices
+            raise UserError(f"{N} devices do not fill whole groups of {level.devices}: try --devices {whole}")
+        joined.append(members)
+        rest //= members
+    return joined
+
+
+def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
+    """Return the seconds of a reduce-scatter over all levels. Each has 1 / members of the bytes of the one inside."""
+    seconds = 0.0
+    for members, level in zip(spread(N, levels), levels, strict=True):
+        seconds += reduce_scatter_at(n, members, level)
+        n /= members
+    return seconds
+
+
+# What is trained
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model in training by Adam. Parameters, gradients and optimizer state are float32."""
+
+    name: str
+    parameters: int
+    flops: float  # of one example, forward and backward
+    bytes: float = 0.0  # read and written in device memory for one example; 0: not known, taken to hide behind `flops`
+    fixed_bytes: float = 0.0  # the same, for an update whatever the batch
+    # Share of a device's peak FLOP/s that its forward and backward pass attain, by the type of the computation.
+    utilization: dict[str, float] = field(default_factory=lambda: {"float32": ASSUMED, "bfloat16": ASSUMED})
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes that an update moves: the gradient is read; the parameter and its two moments are read and written."""
+        return 4 * self.parameters * (1 + 2 + 4)
+
+
+# A multiply-add counts as two operations; the backward pass takes twice the forward's. ResNet-50: He et al.,
+# arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224 as in torchvision's documentation. GPT-2:
+# Radford et al., 2019; an example is 1,024 tokens of 6 operations a parameter (Kaplan et al., arXiv:2001.08361, 2020).
+RESNET_FLOPS, GPT_FLOPS = 3 * 2 * 4.09e9, 6 * 124_439_808 * 1024
+# What they attain, measured on one kind of device and taken for all. NVIDIA's DeepLearningExamples, PyTorch ResNet50
+# v1.5, DGX A100: one A100 trains 938 images/s in TF32 and 2,470 in mixed precision. A. Karpathy, llm.c, "Reproducing
+# GPT-2 (124M) in llm.c in 90 minutes for $20", 2024: 10e9 tokens in 90 minutes on 8 A100 in bfloat16; in float32 it is
+# assumed to attain the same share.
+A100_PEAK = HARDWARE["a100"].peak
+RESNET_SHARES = {
+    "float32": 938 * RESNET_FLOPS / A100_PEAK["float32"],
+    "bfloat16": 2470 * RESNET_FLOPS / A100_PEAK["bfloat16"],
+}
+GPT_SHARE = 10e9 / 1024 * GPT_FLOPS / (90 * 60) / (8 * A100_PEAK["bfloat16"])
+PUBLISHED = {
+    "resnet-50": Workload("resnet-50", 25_557_032, RESNET_FLOPS, utilization=RESNET_SHARES),
+    "gpt-2": Workload("gpt-2", 124_439_808, GPT_FLOPS, utilization={"float32": GPT_SHARE, "bfloat16": GPT_SHARE}),
+}
+
+# One input by what a model takes (`pmapdp.registry.featurizer_of`).
+EXAMPLES = {
+    "images": jax.ShapeDtypeStruct((28, 28, 1), np.uint8),
+    "tfidf": jax.ShapeDtypeStruct((FEATURES,), np.float32),
+    "tokens": jax.ShapeDtypeStruct((LENGTH,), np.int32),
+}
+
+
+def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float32") -> Workload:
+    """Count the operations and bytes of a built-in model in the compiler's analysis of two steps.
+
+    What grows between their batch sizes is an example's.
+    """
+    built = build(model, dtype=dtype)
+    task, example = Task(built, optax.adam(1e-3)), EXAMPLES[featurizer_of(built)]
+    one = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
+    check_task(task, DataSet(one, one), own=False)  # your model may take other inputs
+    train_step: Any = make_strategy("single", task, jax.devices()[:1]).train_step
+    state = jax.eval_shape(lambda: initial_state(task))
+
+    def analyze(B: int) -> Any:
+        labels, weights = (jax.ShapeDtypeStruct((B,), dtype) for dtype in (np.int32, np.float32))
+        batch = Batch(jax.ShapeDtypeStruct((B, *example.shape), example.dtype), labels, labels, weights)
+        return train_step.lower(state, batch).compile().cost_analysis()
+
+    small, large = analyze(64), analyze(128)
+    flops, moved = ((large[key] - small[key]) / 64 for key in ("flops", "bytes accessed"))
+    workload = Workload(name, sum(leaf.size for leaf in jax.tree.leaves(state.params)), flops, moved)
+    # The compiled step has the update in it, which a prediction counts by itself.
+    rest = small["bytes accessed"] - 64 * moved - workload.update_bytes
+    return replace(workload, fixed_bytes=max(0.0, rest))
+
+
+# Predictions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the work is split."""
+
+    per_device_batch: int = 64  # b, examples of an update on one device
+    dtype: str = "float32"  # of the computation
+    reduce_bytes: int = 4  # of one gradient in the all-reduce: 4 is float32, 2 bfloat16
+    # Each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al., 2020):
+    # reduce-scatter, update, all-gather.
+    split_optimizer: bool = False
+    # Share of the backward pass behind which communication can hide. Our steps have 0: one all-reduce after all
+    # gradients. DistributedDataParallel sends buckets during the pass (S. Li et al., 2020).
+    overlap: float = 0.0
+    utilization: float | None = None  # share of the peak FLOP/s that the passes attain; None: the workload's own
+
+
+class Prediction(NamedTuple):
+    """A predicted step; times in seconds."""
+
+    step: float
+    compute: float  # forward and backward passes
+    update: float  # of the optimizer
+    communication: float  # the collectives
+    exposed: float  # those of them that hide behind no computation, so that devices wait
+    examples_per_second: float  # over all devices
+
+
+def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
+    """Predict a step of `plan` on N devices."""
+    utilization = plan.utilization or workload.utilization[plan.dtype]
+    arithmetic = plan.per_device_batch * workload.flops / (utilization * hardware.peak[plan.dtype])
+    memory = (plan.per_device_batch * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth
+    compute = max(arithmetic, memory)
+    update = workload.update_bytes / (N if plan.split_optimizer else 1) / hardware.memory_bandwidth
+    gradients = plan.reduce_bytes * workload.parameters
+    # An all-reduce is a reduce-scatter of the gradients, then an all-gather of them or, if each device has updated a
+    # share of the parameters, of these.
+    gathered = 4 * workload.parameters if plan.split_optimizer else gradients
+    communication = sum(reduce_scatter(size, N, hardware.levels) for size in (gradients, gathered))
+    exposed = max(0.0, communication - plan.overlap * BACKWARD * compute)
+    step = compute + update + exposed
+    return Prediction(step, compute, update, communication, exposed, N * plan.per_device_batch / step)
+
+
+def weak_efficiency(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> float:
+    """Return the time of a step on one device over the time on N, each with the same batch per device."""
+    return predict(workload, hardware, 1, plan).step / predict(workload, hardware, N, plan).step
+
+
+def find_least_batch(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> int | None:
+    """Return the least power of two as batch per device with which N devices reach `GOAL`, or None."""
+    for size in (2**power for power in range(LARGEST_BATCH.bit_length())):
+        if weak_efficiency(workload, hardware, N, replace(plan, per_device_batch=size)) >= GOAL:
+            return size
+    return None
+
+
+# Tables
+
+
+def seconds(value: float) -> str:
+    """Write seconds with a unit that leaves three digits."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value * 1e6:.3g} µs"
+
+
+def predictions(hardware: Hardware, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
+    """Make a table with a row for each number of devices."""
+    heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "efficiency", "examples/s"
+    table = Table(*heads, title=f"predicted: {hardware.title}", title_justify="left")
+    for N in counts:
+        found = predict(workload, hardware, N, plan)
+        times = map(seconds, (found.step, found.compute, found.update, found.communication))
+        shares = (found.exposed / found.step, weak_efficiency(workload, hardware, N, plan))
+        table.add_row(f"{N:,}", *times, *(f"{share:.1%}" for share in shares), f"{found.examples_per_second:,.0f}")
+    return table
+
+
+def gains(hardware: Hardware, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
+    """Make a table of what each remedy brings in examples/s, and of the batch that makes remedies unnecessary."""
+    title = f"predicted, examples/s against the plan as it is: {hardware.title}"
+    table = Table("what helps", *(f"on {N:,}" for N in counts), "price", title=title, title_justify="left")
+    for name, changes, price in (
+        ("split the optimizer (ZeRO-1)", {"split_optimizer": True}, "none; frees up to 8 bytes a parameter"),
+        ("bfloat16 all-reduce", {"reduce_bytes": 2}, "gradients are rounded"),
+        ("4 x the examples per device", {"per_device_batch": 4 * plan.per_device_batch}, "global batch x 4"),
+        ("overlap with the backward pass", {"overlap": 1.0}, "several smaller all-reduces"),
+    ):
+        other: Plan = replace(plan, **changes)
+        rates = [[predict(workload, hardware, N, each).examples_per_second for each in (other, plan)] for N in counts]
+        table.add_row(name, *(f"{100 * (changed / plain - 1):+.1f} %" for changed, plain in rates), price)
+    least = [find_least_batch(workload, hardware, N, plan) for N in counts]
+    cells = ["never" if size is None else f"{size:,}" for size in least]
+    table.add_row(f"least batch per device for {GOAL:.0%} efficiency", *cells, "")
+    return table
+
+
+@dataclass(frozen=True)
+class ScalingOptions:
+    """Settings of a prediction."""
+
+    workload: Literal["recipe", "resnet-50", "gpt-2"] = setting(
+        "prediction", "recipe", "The recipe's model, or a published one whose size and operations are known."
+    )
+    hardware: tuple[Literal["a100", "h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
+        "prediction",
+        ("h100", "tpu-v5e", "tpu-v5p"),
+        "Machines to predict for; pmapdp/scaling.py has their figures and sources.",
+    )
+    devices: tuple[int, ...] = setting("prediction", (1, 8, 64, 512, 4096), "Numbers of devices in the tables.")
+    per_device_batch_size: int | None = setting(
+        "prediction", None, "Examples per update on one device; default: the recipe's batch size."
+    )
+    utilization: float | None = setting(
+        "prediction",
+        None,
+        f"Share of the peak FLOP/s that the model attains on one device: measure yours. Default: what is published of "
+        f"it, or {ASSUMED}.",
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    config, options = cli.parse_with_recipe(ScalingOptions, arguments, __doc__, ("model",))
+    if config.dtype == "float64":
+        raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
+    if options.utilization is not None and not 0.0001 <= options.utilization <= 1:
+        raise UserError(f"--utilization {options.utilization} is not from 0.0001 to 1: try --utilization {ASSUMED}")
+    size = options.per_device_batch_size
+    if size is not None and size < 1:
+        raise UserError(f"--per-device-batch-size {size} must be at least 1: try --per-device-batch-size 64")
+    machines = [HARDWARE[name] for name in options.hardware]
+    counts = sorted(set(options.devices))
+    for N in counts:
+        for machine in machines:
+            spread(N, machine.levels)  # raises an error before anything starts
+
+    jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
+    b = size or config.per_device_batch_size or config.global_batch_size or 64
+    plan = Plan(per_device_batch=b, dtype=config.dtype, utilization=options.utilization)
+    model = find_model(config.model)
+    workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)
+    share = plan.utilization or workload.utilization[plan.dtype]
+    origin = "as given" if plan.utilization else "measured on A100s" if workload.name in PUBLISHED else "assumed"
+    print(
+        f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
+        f"{b:,} examples per device and update, {plan.dtype}, Adam; {share:.3g} of the peak, {origin}. "
+        "Predictions for data parallelism, not measurements."
+    )
+    # A file has no width, and wrapped cells are hard to read.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
+    for table in (predictions, gains):
+        for machine in machines:
+            console.print(table(machine, counts, workload, plan))
+    print("The predictions leave out: " + "; ".join(LEFT_OUT) + ".")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,1 +1,0 @@
-"""Scaling past this machine, predicted and checked: `python -m pmapdp.scaling`."""
