@@ -24,11 +24,11 @@ from trained import train_briefly
 from pmapdp import cli
 from pmapdp.config import Config, flag
 from pmapdp.data.mnist import read_idx
-from pmapdp.distributed import ProcessesOptions
 from pmapdp.errors import UserError
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.predict.inputs import read_examples, read_lines
+from pmapdp.processes.options import ProcessesOptions
 from pmapdp.recipes import RECIPES
 from pmapdp.run.trained import read_config
 

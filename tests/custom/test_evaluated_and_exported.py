@@ -18,7 +18,7 @@ from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_run
 from pmapdp.loss import MetricSums
-from pmapdp.predict.__main__ import main as predict
+from pmapdp.predict import main as predict
 
 
 class Nothing(Net):

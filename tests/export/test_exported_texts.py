@@ -16,7 +16,7 @@ from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export import __main__ as export
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
-from pmapdp.predict.__main__ import main as predict
+from pmapdp.predict import main as predict
 from pmapdp.registry import MODELS, featurize, load_data
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import train

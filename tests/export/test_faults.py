@@ -20,8 +20,8 @@ from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
-from pmapdp.predict.__main__ import main as predict
-from pmapdp.predict.inputs import read_examples, read_lines
+from pmapdp.predict import main as predict
+from pmapdp.predict import read_examples, read_lines
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Several processes of one run on the loopback interface; none is left behind."""
 
 import contextlib
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ HEARTBEAT = 10  # seconds; short, so that the tests of faults are
 
 
 class Ended(NamedTuple):
-    """How a process ended. Its messages come without the lines that gloo prints."""
+    """How a process ended. Its messages come without the lines that gloo prints, and C++'s warnings."""
 
     status: int
     out: str
@@ -66,7 +67,8 @@ def running(
 def end_of(process: subprocess.Popen, timeout: float = 240) -> Ended:
     """Wait for a process to end."""
     out, err = process.communicate(timeout=timeout)
-    return Ended(process.returncode, out, "\n".join(line for line in err.splitlines() if not line.startswith("[Gloo]")))
+    ours = (line for line in err.splitlines() if not re.match(r"\[Gloo\]|W\d{4} ", line))
+    return Ended(process.returncode, out, "\n".join(ours))
 
 
 def train_together(*job: object, hands: list[list[str]] | None = None, status: int = 0, **options) -> list[Ended]:

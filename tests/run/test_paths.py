@@ -17,7 +17,7 @@ from pmapdp.errors import UserError
 from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export.__main__ import main as export
 from pmapdp.job import prepare
-from pmapdp.predict.__main__ import main as predict
+from pmapdp.predict import main as predict
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.state import create_state
 from pmapdp.train import train

@@ -1,1 +1,0 @@
-"""One command: ask an exported model about inputs of your own."""
