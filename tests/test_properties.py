@@ -24,11 +24,11 @@ from trained import train_briefly
 from pmapdp import cli
 from pmapdp.config import Config, flag
 from pmapdp.data.mnist import read_idx
+from pmapdp.distributed import ProcessesOptions
 from pmapdp.errors import UserError
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
-from pmapdp.predict.inputs import read_examples, read_lines
-from pmapdp.processes.options import ProcessesOptions
+from pmapdp.predict import read_examples, read_lines
 from pmapdp.recipes import RECIPES
 from pmapdp.run.trained import read_config
 
@@ -177,7 +177,7 @@ def idx():
 
 
 def read_image(path):
-    return read_examples(path, (28, 28, 1))
+    return read_examples(str(path), (28, 28, 1), "uint8")
 
 
 # What makes a right file, what reads it, and what must be so of anything that was read from another.

@@ -7,12 +7,10 @@ import resource
 import struct
 import warnings
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
 from archives import npy, pack, unpack
-from PIL import Image
 from trained import train_briefly
 
 from pmapdp import cli
@@ -21,7 +19,6 @@ from pmapdp.evaluate.__main__ import main as evaluate
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.predict import main as predict
-from pmapdp.predict import read_examples, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -193,63 +190,11 @@ def test_a_few_bytes_that_unpack_to_gigabytes(place, capsys):
         assert "(it is compressed, or not as long as it says)" in refused(capsys, name, "digit.npy")
 
 
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
-def test_pictures_cut_short(place):
-    pixels = np.random.default_rng(0).integers(0, 256, (28, 28)).astype(np.uint8)
-    jpeg = io.BytesIO()
-    Image.fromarray(pixels).save(jpeg, "JPEG")
-    for content in (png(Image.fromarray(pixels)), jpeg.getvalue()):
-        for missing in (1, 2, 4, 8, 12, 13, 20, len(content) // 2):
-            (place / "cut").write_bytes(content[:-missing])
-            with pytest.raises(UserError, match="or is cut short or damaged"):
-                read_examples("cut", (28, 28, 1))
-
-
-def test_a_png_with_any_bit_flipped(place):
-    """It is refused, or the picture is the same: a bit of the end carries nothing."""
-    pixels = np.random.default_rng(0).integers(0, 256, (28, 28)).astype(np.uint8)
-    content = png(Image.fromarray(pixels))
-    found = 0
-    for position in range(len(content)):
-        changed = bytearray(content)
-        changed[position] ^= 1 << position % 8
-        (place / "flipped.png").write_bytes(changed)
-        try:
-            np.testing.assert_array_equal(read_examples("flipped.png", (28, 28, 1))[0, ..., 0], pixels)
-        except UserError:
-            found += 1
-    assert found > 0.95 * len(content)
-
-
-def test_a_large_png(place, capsys, model):
-    """No warning of Pillow's beside our sentence, and no memory for its pixels."""
-    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))  # noqa: E731
-    size = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 0, 0, 0, 0)
-    data = zlib.compress(bytes(10_000 * 10_001))
-    (place / "large.png").write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    )
-    (place / "model.zip").write_bytes(pack(model))
-    assert "large.png is 10000 x 10000 pixels" in refused(capsys, "model.zip", "large.png")
-
-
 def test_named_pipes(place, capsys, model):
     os.mkfifo("pipe")
     (place / "model.zip").write_bytes(pack(model))
     assert "pipe cannot be read (it is a folder, a named pipe or a device)" in refused(capsys, "model.zip", "pipe")
     assert "pipe cannot be read (it is a folder, a named pipe or a device)" in refused(capsys, "pipe", "digit.npy")
-    with pytest.raises(UserError, match=r"named pipe.*or - for standard input"):
-        read_lines("pipe")
-
-
-def test_lines_end_at_line_breaks_only(place):
-    (place / "texts").write_bytes("one\vword\f\u0085\u2028 here\r\n\n two\rwords".encode())
-    assert read_lines("texts") == ["one\vword\f\u0085\u2028 here", " two\rwords"]
 
 
 def test_a_program_with_any_bit_flipped(model, place, capsys):
