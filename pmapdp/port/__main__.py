@@ -1,8 +1,8 @@
 """Find what fails, is slow or gives other numbers in a pmap program, and port it.
 
-    python -m pmapdp.port train.py             # with the files that it imports
-    python -m pmapdp.port my_project --all     # a folder; also the lines that are fine, and what becomes of them
-    python -m pmapdp.port train.ipynb --json   # a notebook; one JSON object
+    python -m pmapdp.port train.py            # with the files that it imports
+    python -m pmapdp.port my_project --all    # a folder, with the lines that are fine
+    python -m pmapdp.port train.ipynb --json  # a notebook; one JSON object
 
 The program is read, and neither run nor changed. The exit status is 1 if a line fails or gives wrong numbers with this
 JAX, 0 otherwise, and 2 if the command is wrong.
