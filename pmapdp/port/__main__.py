@@ -1,7 +1,7 @@
 """Find what fails, is slow or gives other numbers in a pmap program, and port it.
 
     python -m pmapdp.port train.py            # with the files that it imports
-    python -m pmapdp.port my_project --all    # a folder, with the lines that are fine
+    python -m pmapdp.port my_project --all    # a folder, also the fine lines
     python -m pmapdp.port train.ipynb --json  # a notebook; one JSON object
 
 The program is read, and neither run nor changed. The exit status is 1 if a line fails or gives wrong numbers with this
