@@ -26,7 +26,7 @@ class Net(nnx.Module):
         self.hidden = nnx.Linear(6, 64, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.logits = nnx.Linear(64, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs, context):
+    def __call__(self, inputs):
         """The forward pass."""
         return self.logits(nnx.relu(self.hidden(inputs)))
 

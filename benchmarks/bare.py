@@ -23,7 +23,7 @@ from benchmarks import work_parser
 from pmapdp import cli
 from pmapdp.devices import choose
 from pmapdp.files import open_file
-from pmapdp.models.layers import Context, example_keys
+from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.registry import MODELS
 from pmapdp.state import build
 
@@ -50,7 +50,8 @@ def make_loop(model: str, strategy: str, devices: list[jax.Device], optimizer: A
     def mean_loss(parameters, others, step, images, labels, numbers):
         network = nnx.merge(structure, parameters, others, copy=True)
         context = Context(keys=example_keys(0, step, numbers), step=step, train=True, axis_name=axis)
-        losses = optax.softmax_cross_entropy_with_integer_labels(network(images, context), labels)
+        with use_context(context):
+            losses = optax.softmax_cross_entropy_with_integer_labels(network(images), labels)
         return losses.mean(), nnx.split(network, nnx.Param, ...)[2]
 
     def step(state, images, labels, numbers):

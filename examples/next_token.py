@@ -43,7 +43,7 @@ class Transformer(nnx.Module):
             x = block(x)
         return self.logits(x)
 
-    def loss(self, batch, context):
+    def loss(self, batch):
         losses = optax.softmax_cross_entropy_with_integer_labels(self(batch.inputs), batch.labels)  # [b, LENGTH]
         weights = jnp.broadcast_to(batch.weights[:, None], losses.shape)  # each token counts
         return MetricSums((weights * losses).sum(), None, weights.sum())

@@ -28,7 +28,7 @@ class Net(nnx.Module):
         return self.out(nnx.tanh(self.hidden(x)))[:, 0]
 
 
-def squared_error(model, batch, context):
+def squared_error(model, batch):
     """`batch.weights` are those of the rows, and 0 for padding."""
     errors = jnp.square(model(batch.inputs) - batch.labels)
     return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())

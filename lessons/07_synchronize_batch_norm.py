@@ -502,9 +502,10 @@ for exercise in (global_variance, standardize_backward, fixed_centre):
 #   for equal counts.
 # - The running averages are state. Return them from the step, and make sure that all devices hold the same.
 #
-# In pmapdp the layer is in [models/batch_norm.py](../pmapdp/models/batch_norm.py). It also takes images `[b, H, W,
-# C]`. It has no scale, because in its networks a linear layer follows after the ReLU, and can scale as well. And its
-# running averages begin as plain means of all batches so far, without the initial 0 and 1. To read on:
+# In pmapdp the layer is `ExactBatchNorm` in [layers.py](../pmapdp/layers.py). You write `nnx.BatchNorm` in your model,
+# and `exchange(model)` puts the exact layer in its place. It subtracts the running mean first, so one pass and one
+# all-reduce give both moments; while the running mean is still far from the batch's, the variance loses about (distance
+# / standard deviation)² times float32's epsilon. To read on:
 # [Batch normalization](https://arxiv.org/abs/1502.03167) and
 # [nnx.BatchNorm](https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/normalization.html). Next:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).

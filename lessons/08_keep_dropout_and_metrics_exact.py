@@ -436,7 +436,7 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # - Padding has weight 0. Add up sums and counts over devices and batches, and divide once, at the end.
 # - Compare with one device: neither a repeated mask nor a wrong mean raises an error.
 #
-# In pmapdp, the keys and the dropout layer are in [models/layers.py](../pmapdp/models/layers.py), and the padding
+# In pmapdp, the keys and the dropout layer are in [layers.py](../pmapdp/layers.py), and the padding
 # is in [data/batches.py](../pmapdp/data/batches.py). To read on:
 # [JAX's random numbers](https://docs.jax.dev/en/latest/101/random.html). Next, the compiler takes all this work over:
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).

@@ -7,9 +7,8 @@ The core, in the order in which to read it (about an hour):
     devices.py               simulate N devices, choose, describe
     data/dataset.py          a data set: arrays for training and testing
     data/batches.py          the order of the examples, a function of (seed, epoch, step); padding
-    models/cnn.py            a network in Flax NNX; beside it mlp.py and convnet.py
-    models/layers.py         what a layer must know of the batch; dropout per example
-    models/batch_norm.py     batch norm over the global batch
+    layers.py                exact versions of Flax's batch norm, dropout and attention
+    models/cnn.py            a network in Flax NNX
     loss.py                  loss and metrics as sums and counts
     state.py                 the train state, one pytree; the task: model, loss, update rule
     optimizer.py             updates and schedules

@@ -24,7 +24,6 @@ from pmapdp.custom.augmentation import augmented
 from pmapdp.custom.built_model import built_model
 from pmapdp.custom.checks import check_own, check_task
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.stock_layers import exchange
 from pmapdp.custom.training import (
     check_best,
     check_optimizer,
@@ -249,7 +248,7 @@ def make_task(
     `prepare`."""
     check_own(model, loss, metrics)
     model = find_model(config.model) if model is None else model
-    built = exchange(built_model(model, config.seed, config.dtype))
+    built = built_model(model, config.seed, config.dtype)
     chosen = config.trainable if trainable is None else trainable
     check_trainable(built, chosen)
     usual = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=metrics)

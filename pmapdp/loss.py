@@ -3,15 +3,15 @@
 Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the global batch), C classes.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from pmapdp.data.batches import Batch
-from pmapdp.models.layers import Context, call
+from pmapdp.layers import current_context
 
 NONE: dict[str, Any] = {}
 
@@ -40,19 +40,18 @@ def named_sums(sums: MetricSums) -> dict[str, Any]:
 
 
 def cross_entropy(
-    model: nnx.Module, batch: Batch, context: Context, *, label_smoothing: float = 0.0, metrics: Any = None
+    model: Any, batch: Batch, *, label_smoothing: float = 0.0, metrics: Callable[..., dict[str, Any]] | None = None
 ) -> MetricSums:
     """The loss of a classifier. A loss of your own takes and returns the same.
 
     Args:
-        model: called as `model(batch.inputs)`, or `model(batch.inputs, context)`; returns logits `[b, C]`.
+        model: called as `model(batch.inputs)`; returns logits `[b, C]`.
         batch: b examples; padding has weight 0.
-        context: for the model's layers, and whether this is training.
         label_smoothing: share of the target spread over all classes, in training alone.
         metrics: a function of (logits, batch) that returns further sums by name, or None.
     """
-    logits = call(model, batch.inputs, context)
-    sums = metric_sums(logits, batch, label_smoothing if context.train else 0.0)
+    logits = model(batch.inputs)
+    sums = metric_sums(logits, batch, label_smoothing if current_context().train else 0.0)
     return sums if metrics is None else sums._replace(others=metrics(logits, batch))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from pmapdp.layers import exchange
 from pmapdp.loss import cross_entropy
 
 
@@ -50,7 +51,7 @@ class Task:
         optimizer: the update rule.
         seed: determines the dropout masks.
         dtype: type of the computation.
-        loss: a function of (model, batch, context) that returns `MetricSums`.
+        loss: a function of (model, batch) that returns `MetricSums`.
         accumulate: micro-batches per device and update.
         trainable: which variables are trained, a filter of Flax.
     """
@@ -99,7 +100,7 @@ class Task:
 
 
 def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32") -> nnx.Module:
-    """The network with its initial parameters, on the host.
+    """The network with its initial parameters and exact layers, on the host.
 
     It is built as any program would build it, and not under tracing, where Flax takes a constant that the model keeps
     for a part of its structure.
@@ -114,7 +115,7 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     with on_the_host(), jax.transfer_guard("allow"):
         built = model(rngs=nnx.Rngs(seed), **{name: each for name, each in types.items() if takes(model, name)})
         structure, arrays = nnx.split(built)
-        return nnx.merge(structure, jax.device_get(arrays))
+        return exchange(nnx.merge(structure, jax.device_get(arrays)))
 
 
 def takes(model: Callable[..., nnx.Module], name: str) -> bool:

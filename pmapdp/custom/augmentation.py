@@ -19,8 +19,8 @@ from flax import nnx
 
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, explained, shown
+from pmapdp.layers import current_context, example_keys
 from pmapdp.loss import MetricSums
-from pmapdp.models.layers import Context, example_keys
 from pmapdp.state import Task
 
 NUMBER = 2**31 - 1  # folded into an example's key, where the dropout layers of a model fold in theirs, from 0
@@ -32,12 +32,13 @@ def augmented(task: Task, augment: Callable[..., Any] | None) -> Task:
 
 
 def loss_of(
-    loss: Callable[..., MetricSums], augment: Callable[..., Any], model: nnx.Module, batch: Batch, context: Context
+    loss: Callable[..., MetricSums], augment: Callable[..., Any], model: nnx.Module, batch: Batch
 ) -> MetricSums:
     """What `loss` returns; in training of the augmented inputs."""
+    context = current_context()
     if context.train:
         batch = batch._replace(inputs=changed(augment, batch.inputs, context.keys))
-    return loss(model, batch, context)
+    return loss(model, batch)
 
 
 def changed(augment: Callable[..., Any], inputs: Any, keys: Any) -> Any:

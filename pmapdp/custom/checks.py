@@ -1,6 +1,7 @@
 """Whether a model, a loss and data of one's own fit together, before anything is trained; `docs/own.md` has the
 sentences about what does not."""
 
+import inspect
 from typing import Any
 
 import jax
@@ -15,7 +16,6 @@ from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, explained, shown
 from pmapdp.loss import MetricSums
-from pmapdp.models.layers import Context, call
 from pmapdp.state import Task
 
 ROWS = 4  # examples with which a loss is tried
@@ -25,7 +25,7 @@ def check_own(model: Any, loss: Any, metrics: Any = None) -> None:
     """Refuse values from Python that are of no use as these arguments of `train`."""
     for name, value, kind in (
         ("model", model, "class or function that makes a flax.nnx.Module"),
-        ("loss", loss, "function of (model, batch, context)"),
+        ("loss", loss, "function of (model, batch)"),
         ("metrics", metrics, "function of (logits, batch)"),
     ):
         if isinstance(value, nnx.Module):
@@ -38,6 +38,12 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
     """Refuse a model or a loss that does not take the data; with `own`, when they are the user's, also a loss that does
     not keep its contract on a few examples, and a layer that keeps none. Errors as of `check_data`."""
     name, rows = task.name, min(ROWS, data.train.examples)
+    for what, function in ((f"{name}.__call__", type(task.model).__call__), (f"the loss of {name}", task.loss)):
+        if "context" in inspect.signature(function).parameters:
+            raise UserError(
+                f"{what} has an argument context, which it no longer gets: leave it out, and begin the function with "
+                "context = pmapdp.layers.current_context() if it needs one"
+            )
     example = Batches(data.train, rows).take(np.arange(rows))
     params, model_state = task.arrays_of(task.model)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -49,12 +55,12 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
             )
 
     def outputs(params: Any, model_state: Any, batch: Batch) -> Any:
-        model, context = task.model_with(params, model_state), Context(batch.weights)
-        return call(model, batch.inputs, context) if task.classifies else task.loss(model, batch, context)
+        model = task.model_with(params, model_state)
+        return model(batch.inputs) if task.classifies else task.loss(model, batch)
 
     with explained(
         f"{name} {'does not' if task.classifies else 'and its loss do not'} take inputs {describe(example.inputs)}",
-        "give inputs of its shape, or correct its __call__, which gets (inputs) or (inputs, context)",
+        "give inputs of its shape, or correct its __call__, which gets the inputs",
     ):
         returned = jax.eval_shape(outputs, params, model_state, example)
     if task.classifies:

@@ -18,8 +18,8 @@ from flax import nnx
 from pmapdp.custom.augmentation import traced_alike
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, explained, shown
+from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.loss import MetricSums, named_sums
-from pmapdp.models.layers import Context, example_keys
 from pmapdp.state import Task
 from pmapdp.steps.shared import AXIS
 
@@ -39,12 +39,12 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
 
         def device(batch: Batch) -> Any:
             model = nnx.merge(structure, *jax.tree.map(jnp.asarray, (params, random, model_state)), copy=True)
-            context = Context(batch.weights)
+            context = Context()
             if train:
                 keys = example_keys(task.seed, jnp.int32(0), batch.indices)
                 context = Context(batch.weights, keys, jnp.int32(0), train=True, axis_name=AXIS)
-            with context.entered():
-                sums = task.loss(model, batch, context)
+            with use_context(context):
+                sums = task.loss(model, batch)
             check_fields(task, sums)
             after = named_leaves(task.arrays_of(model)[1])
             written = {name: leaf for name, leaf in after.items() if leaf is not before.get(name)}
@@ -68,7 +68,7 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
             if first and not traced_alike(functools.partial(devices, train), *values):
                 raise UserError(
                     f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the same in "
-                    "every update, and others in a run that resumes: draw from context.keys, one key an example"
+                    "every update, and others in a run that resumes: draw with current_context().next_keys()"
                 )
             return compute(train, *values)
 
@@ -98,9 +98,9 @@ def check_loss(task: Task, example: Batch) -> None:
             values, apart = (np.asarray(each, np.float32) for each in (one[:1], written_apart[name]))
             if not np.allclose(values, apart, **nearly(task, train, 1.0), equal_nan=True):
                 raise UserError(
-                    f"{task.name} writes {name} from the rows of one device, or padding with them: weight them by "
-                    "context.weights, and add sums and counts up with jax.lax.psum over context.axis_name, unless that "
-                    "is None"
+                    f"{task.name} writes {name} from the rows of one device, or padding with them: weight them by the "
+                    "weights of pmapdp.layers.current_context(), and add sums and counts up with jax.lax.psum over "
+                    "its axis_name, unless that is None"
                 )
         check_sums(task, named_sums(whole), named_sums(parts), n, train=train)
 
@@ -178,5 +178,5 @@ def check_random(task: Task, loss: Any, run: Callable[..., Any]) -> None:
                 layer = ".".join(map(str, path[:-1]))
                 raise UserError(
                     f"{task.name} draws random numbers from {layer} in training, which would be the same on every "
-                    "device and in every update: use nnx.Dropout, or draw from context.keys, one key an example"
+                    "device and in every update: use nnx.Dropout, or draw with current_context().next_keys()"
                 )

@@ -19,7 +19,6 @@ from pmapdp.config import PYTHON_VALUE
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.errors import UserError, explained, shown, unknown
 from pmapdp.loss import MetricSums, named_sums
-from pmapdp.models.layers import Context
 from pmapdp.state import Task, initial_state
 
 WORKS = "for example optimizer=optax.lion, or lambda schedule: optax.chain(optax.clip(1.0), optax.adam(schedule))"
@@ -143,7 +142,7 @@ def check_best(best: str | None, task: Task, batches: Batches) -> None:
     params, model_state = task.arrays_of(task.model)
 
     def sums(batch: Batch) -> MetricSums:
-        return task.loss(task.model_with(params, model_state), batch, Context(batch.weights))
+        return task.loss(task.model_with(params, model_state), batch)
 
     found = named_sums(jax.eval_shape(sums, batches.take(np.arange(1))))
     names = {"accuracy" if name == "correct" else name for name in found} - {"count"}

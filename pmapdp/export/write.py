@@ -59,7 +59,6 @@ from pmapdp.errors import UserError, reason, require
 from pmapdp.export.read import ARRAYS, FORMAT, LOSS, METADATA, PROGRAM, VIEW, Exported
 from pmapdp.files import MODEL, check_output, write_file
 from pmapdp.loss import named_sums
-from pmapdp.models.layers import Context, call
 from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data
 from pmapdp.run.trained import load_state, read_config, trained_task
 from pmapdp.state import Task, TrainState, count_parameters
@@ -144,14 +143,14 @@ def export_model(
         model = built(arrays)
         if not task.classifies:
             asked = getattr(model, "predict", None)
-            return named_outputs(call(model, inputs, Context()) if asked is None else asked(inputs))
-        outputs = call(model, inputs, Context())
+            return named_outputs(model(inputs) if asked is None else asked(inputs))
+        outputs = model(inputs)
         logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
     def sums(arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array) -> dict[str, Any]:
         indices = jnp.zeros(weights.shape, jnp.int32)  # which examples they are matters in training alone
-        return named_sums(task.loss(built(arrays), Batch(inputs, labels, indices, weights), Context(weights)))
+        return named_sums(task.loss(built(arrays), Batch(inputs, labels, indices, weights)))
 
     def built(arrays: dict[str, jax.Array]) -> nnx.Module:
         return task.model_with(*jax.tree.unflatten(tree, [arrays[name] for name in names]))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from pmapdp.models.layers import EVALUATION, Context, max_pool, named_linear, scale_pixels
+from pmapdp.models import axes
 
 
 class CNN(nnx.Module):
@@ -16,15 +16,31 @@ class CNN(nnx.Module):
     def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
         glorot = nnx.initializers.glorot_uniform()
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.conv = nnx.Conv(1, 32, (3, 3), padding="VALID", kernel_init=glorot, **options)
-        self.hidden = nnx.Linear(13 * 13 * 32, 64, **named_linear(glorot, "features", "hidden"), **options)
-        self.logits = nnx.Linear(64, 10, **named_linear(glorot, "hidden", "classes"), **options)
+        options: dict[str, Any] = {"kernel_init": glorot, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.conv = nnx.Conv(1, 32, (3, 3), padding="VALID", **options)
+        self.hidden = nnx.Linear(13 * 13 * 32, 64, **axes("features", "hidden"), **options)
+        self.logits = nnx.Linear(64, 10, **axes("hidden", "classes"), **options)
 
-    def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
-        """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""
-        x = scale_pixels(images, self.dtype)
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Forward pass."""
+        x = images.astype(self.dtype) / 255
         x = self.conv(x)  # [b, 26, 26, 32]
         x = nnx.relu(max_pool(x))  # [b, 13, 13, 32]; the same as pooling after the ReLU, on a quarter of the pixels
         x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
         return self.logits(x)
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """Max-pooling over 2x2 windows, `[b, H, W, C]` to `[b, H // 2, W // 2, C]`: `nnx.max_pool(x, (2, 2), (2, 2))`.
+
+    It takes the maximum of the four corners of each window. XLA's gradient of `nnx.max_pool` takes more than half of a
+    training step on a CPU; here it is a selection. In both the first of equal corners takes the whole gradient.
+    """
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2  # an odd last row or column belongs to no window
+    top, bottom = ([x[:, i:H:2, j:W:2] for j in (0, 1)] for i in (0, 1))
+    return larger(larger(*top), larger(*bottom))
+
+
+def larger(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The elementwise maximum. Equal numbers would share the gradient of `jnp.maximum`; looking for them takes time."""
+    return jnp.where((y > x) | jnp.isnan(y), y, x)

@@ -5,25 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.typing import DTypeLike
 
-from pmapdp.models.batch_norm import BatchNorm
-from pmapdp.models.layers import EVALUATION, Context, Dropout, named_linear, scale_pixels
-
-
-def convolve_blocks(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **options: Any) -> jax.Array:
-    """`lax.conv_general_dilated` at stride 2 for even sizes: `[b, H, W, C]` by `[h, w, C, F]`, for `nnx.Conv`.
-
-    The four pixels of each 2x2 block lie side by side as 4 C channels ("space to depth"). On blocks a 6x6 kernel at
-    stride 2 is a 3x3 kernel at stride 1, whose gradients XLA computes faster on CPUs.
-    """
-    corners = [(i, j) for i in (0, 1) for j in (0, 1)]
-    pads = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-    x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    x = jnp.concatenate([x[:, i::2, j::2] for i, j in corners], 3)  # [b, H / 2, W / 2, 4 C]
-    kernel = jnp.concatenate([kernel[i::2, j::2] for i, j in corners], 2)  # [h / 2, w / 2, 4 C, F]
-    return lax.conv_general_dilated(x, kernel, (1, 1), "VALID", **options)
+from pmapdp.models import axes
 
 
 class ConvNet(nnx.Module):
@@ -31,28 +15,25 @@ class ConvNet(nnx.Module):
 
     def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
-        glorot = nnx.initializers.glorot_uniform()
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        # No bias, for the batch norm that follows subtracts it again. (The guide has one, without effect, in large_k.)
-        # Its gradient would be rounding, which differs between numbers of devices, and which Adam would amplify.
-        convolution: dict[str, Any] = options | {"kernel_init": glorot, "use_bias": False}
-        by_two: dict[str, Any] = {"strides": 2, "conv_general_dilated": convolve_blocks}
-        self.conv1 = nnx.Conv(1, 12, (3, 3), padding="SAME", **convolution)
-        self.norm1 = BatchNorm(12, param_dtype=param_dtype)
-        self.conv2 = nnx.Conv(12, 24, (6, 6), padding="VALID", **convolution | by_two)
-        self.norm2 = BatchNorm(24, param_dtype=param_dtype)
-        self.large_k = nnx.Conv(24, 32, (6, 6), padding="SAME", **convolution | by_two)
-        self.norm3 = BatchNorm(32, param_dtype=param_dtype)
-        self.hidden = nnx.Linear(32, 256, **named_linear(glorot, "features", "hidden"), **options)
-        self.dropout = Dropout(0.5)
-        self.logits = nnx.Linear(256, 10, **named_linear(glorot, "hidden", "classes"), **options)
+        types: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options: dict[str, Any] = {"kernel_init": nnx.initializers.glorot_uniform(), **types}
+        # No bias, because the batch norm that follows subtracts it again. (The guide has one in large_k, without
+        # effect.) Its gradient would be rounding, which differs between numbers of devices and which Adam amplifies.
+        conv: dict[str, Any] = {"use_bias": False, **options}
+        # No scale, as in the guide: the layer after the ReLU can scale as well.
+        norm: dict[str, Any] = {"momentum": 0.9, "epsilon": 1e-3, "use_scale": False, **types}
+        self.conv1, self.norm1 = nnx.Conv(1, 12, (3, 3), padding="SAME", **conv), nnx.BatchNorm(12, **norm)
+        self.conv2, self.norm2 = nnx.Conv(12, 24, (6, 6), 2, padding="VALID", **conv), nnx.BatchNorm(24, **norm)
+        self.large_k, self.norm3 = nnx.Conv(24, 32, (6, 6), 2, padding="SAME", **conv), nnx.BatchNorm(32, **norm)
+        self.hidden = nnx.Linear(32, 256, **axes("features", "hidden"), **options)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.logits = nnx.Linear(256, 10, **axes("hidden", "classes"), **options)
 
-    def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
-        """Forward pass; in training `context` needs the examples' keys."""
-        x = scale_pixels(images, self.dtype)
-        x = nnx.relu(self.norm1(self.conv1(x), context))  # [b, 28, 28, 12]
-        x = nnx.relu(self.norm2(self.conv2(x), context))  # [b, 12, 12, 24]
-        x = nnx.relu(self.norm3(self.large_k(x), context))  # [b, 6, 6, 32]
-        x = x.mean((1, 2))
-        x = self.dropout(nnx.relu(self.hidden(x)), context)
-        return self.logits(x)
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Forward pass."""
+        x = images.astype(self.dtype) / 255
+        x = nnx.relu(self.norm1(self.conv1(x)))  # [b, 28, 28, 12]
+        x = nnx.relu(self.norm2(self.conv2(x)))  # [b, 12, 12, 24]
+        x = nnx.relu(self.norm3(self.large_k(x)))  # [b, 6, 6, 32]
+        x = nnx.relu(self.hidden(x.mean((1, 2))))
+        return self.logits(self.dropout(x))

@@ -1,35 +1,31 @@
-"""What Flax's guide "Scale up on multiple devices" (flax.readthedocs.io) trains: `python -m pmapdp.train nnx-mesh`.
+"""The model of Flax's guide "Scale up on multiple devices" (flax.readthedocs.io): `python -m pmapdp.train nnx-mesh`.
 
-Two matrices with a ReLU between, which learn random numbers: a regression. Lesson 16 creates this model in shards, and
-restores it in other ones.
+Two matrices with a ReLU between, which learn random numbers: a regression.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
-from pmapdp.models.layers import EVALUATION, Context
-from pmapdp.state import Task, build
-
-SIZE = 1024
+from pmapdp.models import named
 
 
 class DotReluDot(nnx.Module):
-    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax's default initialiser. With
-    `rules` the model itself says which mesh axes split its logical axes; a layout can say it later."""
+    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax's default initialiser.
+
+    With `rules` the model itself says which mesh axes split its logical axes; a layout can say it later.
+    """
 
     input_axes = ("batch", "embed")
 
     def __init__(
         self,
-        size: int = SIZE,
+        size: int = 1024,
         *,
         rngs: nnx.Rngs,
         rules: tuple[tuple[str, Any], ...] = (),
@@ -38,22 +34,17 @@ class DotReluDot(nnx.Module):
     ):
         def matrix(*names: str) -> nnx.Param[jax.Array]:
             values = nnx.initializers.lecun_normal()(rngs.params(), (size, size), param_dtype)
-            return nnx.Param(values, out_sharding=names, sharding_rules=rules, eager_sharding=False)
+            return nnx.Param(values, sharding_rules=rules, **named(*names))
 
         self.dtype = dtype
         self.first, self.second = matrix("embed", "hidden"), matrix("hidden", "embed")
 
-    def __call__(self, x: jax.Array, context: Context = EVALUATION) -> jax.Array:
-        """The forward pass."""
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Forward pass."""
         first, second = (matrix[...].astype(self.dtype) for matrix in (self.first, self.second))
         return nnx.relu(x.astype(self.dtype) @ first) @ second
 
-    def loss(self, batch: Batch, context: Context) -> MetricSums:
+    def loss(self, batch: Batch) -> MetricSums:
         """The mean squared error over the D numbers of each example; its labels are targets `[b, D]`."""
-        errors = jnp.square(self(batch.inputs, context) - batch.labels).mean(-1)
+        errors = jnp.square(self(batch.inputs) - batch.labels).mean(-1)
         return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
-
-
-def make_task(size: int = SIZE, rules: tuple[tuple[str, Any], ...] = ()) -> Task:
-    """The guide's model, loss and optimizer."""
-    return Task(build(functools.partial(DotReluDot, size, rules=rules)), optax.adam(1e-3), loss=DotReluDot.loss)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from pmapdp.models.layers import EVALUATION, Context, named_linear, scale_pixels
+from pmapdp.models import axes
 
 
 class MLP(nnx.Module):
@@ -21,14 +21,14 @@ class MLP(nnx.Module):
     def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
         small = nnx.initializers.normal(1e-2)
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.hidden1 = nnx.Linear(784, 512, **named_linear(small, "features", "hidden"), **options)
-        self.hidden2 = nnx.Linear(512, 512, **named_linear(small, "hidden", "embed"), **options)
-        self.logits = nnx.Linear(512, 10, **named_linear(small, "embed", "classes"), **options)
+        options: dict[str, Any] = {"kernel_init": small, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.hidden1 = nnx.Linear(784, 512, **axes("features", "hidden"), **options)
+        self.hidden2 = nnx.Linear(512, 512, **axes("hidden", "embed"), **options)
+        self.logits = nnx.Linear(512, 10, **axes("embed", "classes"), **options)
 
-    def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
-        """Forward pass; `context` is not used: no layer here depends on other examples or on chance."""
-        x = scale_pixels(images, self.dtype).reshape(images.shape[0], -1)
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Forward pass."""
+        x = images.reshape(len(images), -1).astype(self.dtype) / 255
         x = nnx.relu(self.hidden1(x))
         x = nnx.relu(self.hidden2(x))
         return self.logits(x)

@@ -11,44 +11,42 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
-from pmapdp.models.layers import EVALUATION, Context, max_pool, named_linear, scale_pixels
+from pmapdp.layers import current_context
+from pmapdp.models import axes
+from pmapdp.models.cnn import max_pool
 
 
 class Speedrun(nnx.Module):
     """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits."""
 
     pixels = 1  # the most that an image is moved in training, in each direction
-    widths = 24, 32, 256  # channels of the convolutions, hidden units
 
     def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         self.dtype = dtype
         glorot = nnx.initializers.glorot_uniform()
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        first, second, hidden = self.widths
-        self.conv1 = nnx.Conv(1, first, (5, 5), padding="VALID", kernel_init=glorot, **options)
-        self.conv2 = nnx.Conv(first, second, (3, 3), padding="VALID", kernel_init=glorot, **options)
-        self.hidden = nnx.Linear(25 * second, hidden, **named_linear(glorot, "features", "hidden"), **options)
-        self.logits = nnx.Linear(hidden, 10, **named_linear(glorot, "hidden", "classes"), **options)
+        options: dict[str, Any] = {"kernel_init": glorot, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.conv1 = nnx.Conv(1, 24, (5, 5), padding="VALID", **options)
+        self.conv2 = nnx.Conv(24, 32, (3, 3), padding="VALID", **options)
+        self.hidden = nnx.Linear(25 * 32, 256, **axes("features", "hidden"), **options)
+        self.logits = nnx.Linear(256, 10, **axes("hidden", "classes"), **options)
 
-    def __call__(self, images: jax.Array, context: Context = EVALUATION) -> jax.Array:
-        """Forward pass; in training `context` needs the examples' keys."""
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Forward pass; in training every image is moved a little."""
+        context = current_context()
         if context.train and self.pixels:
-            images = moved(images, context.keys, self.pixels)
-        x = scale_pixels(images, self.dtype)
-        x = nnx.relu(max_pool(self.conv1(x)))  # [b, 12, 12, first]
-        x = nnx.relu(max_pool(self.conv2(x)))  # [b, 5, 5, second]
+            images = move(images, context.next_keys(), self.pixels)
+        x = images.astype(self.dtype) / 255
+        x = nnx.relu(max_pool(self.conv1(x)))  # [b, 12, 12, 24]
+        x = nnx.relu(max_pool(self.conv2(x)))  # [b, 5, 5, 32]
         x = nnx.relu(self.hidden(x.reshape(x.shape[0], -1)))
         return self.logits(x)
 
 
-def moved(images: jax.Array, keys: jax.Array | None, most: int) -> jax.Array:
-    """Every image `[H, W, C]` moved by up to `most` pixels down or up and right or left, as its key says.
-
-    The offset belongs to the example, so it is the same on any number of devices.
-    """
+def move(images: jax.Array, keys: jax.Array, most: int) -> jax.Array:
+    """Move every image `[H, W, C]` by up to `most` pixels up or down and left or right, as its own key says."""
     padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
 
-    def crop(image: jax.Array, key: Any) -> jax.Array:
+    def crop(image: jax.Array, key: jax.Array) -> jax.Array:
         row, column = jax.random.randint(key, (2,), 0, 2 * most + 1)
         return lax.dynamic_slice(image, (row, column, 0), images.shape[1:])
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from pmapdp.custom.stock_layers import exchanged
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.job import Job
+from pmapdp.layers import exact_layers
 from pmapdp.run.checkpoint import Checkpoint
 from pmapdp.run.report import Reporter
 from pmapdp.run.start_weights import sentence
@@ -65,7 +65,7 @@ def header(job: Job, state: TrainState) -> list[str]:
         "batch": f"{job.global_batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
         + micro_batches,
         "model": f"{config.model}, {count_parameters(state.params):,} parameters",
-        "layers": exchanged(job.task.model),
+        "layers": exact_layers(job.task.model),
         "state": state_line(state),
         "data": ", ".join([config.dataset, *sizes, *([f"content {job.content}"] if job.content else [])]),
         "updates": f"{job.total_steps:,}, {train_batches.per_epoch:,} an epoch",

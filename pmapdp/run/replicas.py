@@ -88,6 +88,7 @@ class Replicas:
             name = found[0].removeprefix("model_state/").removeprefix("params/")
             raise UserError(
                 f"after the first update {name} differs between devices, because the layer that writes it saw the "
-                "examples of its own device alone: average it over the devices, lax.pmean(x, context.axis_name) where "
-                "that is not None, or use nnx.BatchNorm, which is exchanged for one that does"
+                "examples of its own device alone: average it over the devices, lax.pmean(x, axis_name) with the "
+                "axis_name of current_context() if that is not None, or use nnx.BatchNorm, which is exchanged for one "
+                "that does"
             )

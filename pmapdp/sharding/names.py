@@ -1,6 +1,6 @@
 """What a model says of the axes of its arrays.
 
-A model names the axes of its parameters (`named_linear` in `models/layers.py`): the kernel `[784, 512]` of a linear
+A model names the axes of its parameters (`axes` in `models/__init__.py`): the kernel `[784, 512]` of a linear
 layer has the axes `features` and `hidden`. A layout has rules for such names. Lesson 15 teaches this file.
 """
 

@@ -12,8 +12,8 @@ import optax
 from jax import lax
 
 from pmapdp.data.batches import Batch
+from pmapdp.layers import AxisName, Context, example_keys, use_context
 from pmapdp.loss import MetricSums
-from pmapdp.models.layers import AxisName, Context, example_keys
 from pmapdp.state import Task, TrainState
 
 AXIS = "data"  # the name of the axis over which the global batch is split
@@ -51,9 +51,8 @@ def gradient_sums(
     def summed_loss(params: Any, model_state: Any, batch: Batch) -> tuple[jax.Array, Any]:
         model = task.model_with(params, model_state)
         keys = example_keys(task.seed, state.step, batch.indices)
-        context = Context(batch.weights, keys, state.step, train=True, axis_name=axis_name)
-        with context.entered():
-            sums = task.loss(model, batch, context)
+        with use_context(Context(batch.weights, keys, state.step, train=True, axis_name=axis_name)):
+            sums = task.loss(model, batch)
         return sums.loss, (sums, task.arrays_of(model)[1])
 
     def micro_batch_sums(model_state: Any, micro_batch: Batch) -> tuple[Any, Any]:
@@ -87,4 +86,4 @@ def update(task: Task, state: TrainState, gradients: Any, count: jax.Array, mode
 
 def evaluation_sums(task: Task, state: TrainState, batch: Batch) -> MetricSums:
     """Metrics over the examples here, with the running batch statistics and without dropout."""
-    return task.loss(task.model_with(state.params, state.model_state), batch, Context(batch.weights))
+    return task.loss(task.model_with(state.params, state.model_state), batch)

@@ -28,7 +28,7 @@ class Nothing(Net):
         super().__init__(rngs=rngs)
         self.hidden, self.head = nnx.Linear(6, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
 
-    def loss(self, batch, context):
+    def loss(self, batch):
         return MetricSums((0 * batch.weights * self(batch.inputs).sum(1)).sum(), None, batch.weights.sum())
 
 
@@ -55,7 +55,7 @@ class OneLogit(nnx.Module):
     def __call__(self, x):
         return self.out(x)
 
-    def loss(self, batch, context):
+    def loss(self, batch):
         z, y = self(batch.inputs), batch.labels.reshape(batch.labels.shape[0], -1)
         losses, right = (jnp.logaddexp(0, z) - z * y).mean(1), ((z > 0) == (y > 0)).mean(1)
         return MetricSums((batch.weights * losses).sum(), (batch.weights * right).sum(), batch.weights.sum())

@@ -12,6 +12,7 @@ from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
 from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_run
+from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 from pmapdp.train import train
 
@@ -36,46 +37,46 @@ def squares(model, batch):
     return jnp.square(model(batch.inputs) - batch.labels)
 
 
-def right(model, batch, context):
+def right(model, batch):
     return MetricSums((batch.weights * squares(model, batch)).sum(), None, batch.weights.sum())
 
 
-def weighted(model, batch, context):
+def weighted(model, batch):
     """Counts may be any positive numbers."""
     weights = batch.weights * (1.5 + jnp.sign(batch.labels))
     errors = squares(model, batch)
     return MetricSums((weights * errors).sum(), None, weights.sum(), {"rmse squared": (weights * errors).sum()})
 
 
-def no_weights(model, batch, context):
+def no_weights(model, batch):
     return MetricSums(squares(model, batch).sum(), None, batch.weights.sum())
 
 
-def counts_padding(model, batch, context):
+def counts_padding(model, batch):
     return MetricSums((batch.weights * squares(model, batch)).sum(), None, len(batch.labels))
 
 
-def mean(model, batch, context):
+def mean(model, batch):
     errors = batch.weights * squares(model, batch)
     return MetricSums(errors.sum() / jnp.maximum(batch.weights.sum(), 1), None, batch.weights.sum())
 
 
-def mean_of_none(model, batch, context):
+def mean_of_none(model, batch):
     """Not a number on a device that has padding alone."""
     errors = batch.weights * squares(model, batch)
     return MetricSums(errors.sum() / batch.weights.sum(), None, batch.weights.sum())
 
 
-def penalty(model, batch, context):
-    sums = right(model, batch, context)
+def penalty(model, batch):
+    sums = right(model, batch)
     return sums._replace(loss=sums.loss + 0.1 * jnp.square(model.out.kernel[...]).sum() + 3)
 
 
-def of_each(model, batch, context):
+def of_each(model, batch):
     return MetricSums(batch.weights * squares(model, batch), None, batch.weights.sum())
 
 
-def contrastive(model, batch, context):
+def contrastive(model, batch):
     """Compares examples with each other."""
     y = batch.weights * model(batch.inputs)
     return MetricSums(jnp.square(y[:, None] - y[None]).sum(), None, batch.weights.sum())
@@ -89,9 +90,9 @@ def run(loss, **settings):
 def in_training(change):
     """A loss that `change` alters in training alone."""
 
-    def loss(model, batch, context):
-        sums = right(model, batch, context)
-        return sums._replace(**change(model, batch, context, sums)) if context.train else sums
+    def loss(model, batch):
+        sums = right(model, batch)
+        return sums._replace(**change(model, batch, sums)) if current_context().train else sums
 
     return loss
 
@@ -101,22 +102,22 @@ def noisy(model, batch, noise):
     return {"loss": (batch.weights * errors).sum()}
 
 
-def one_key(model, batch, context, sums):
+def one_key(model, batch, sums):
     return noisy(model, batch, jax.random.normal(jax.random.key(0), batch.inputs.shape))
 
 
-def key_of_the_first(model, batch, context, sums):
-    return noisy(model, batch, jax.random.normal(context.keys[0], (6,)))
+def key_of_the_first(model, batch, sums):
+    return noisy(model, batch, jax.random.normal(current_context().keys[0], (6,)))
 
 
-def mean_of_the_batch(model, batch, context, sums):
+def mean_of_the_batch(model, batch, sums):
     return noisy(model, batch, -batch.inputs.mean(0))
 
 
 IN_TRAINING = {
-    "weights": (lambda model, batch, context, sums: {"loss": squares(model, batch).sum()}, "counts padding"),
-    "count": (lambda model, batch, context, sums: {"count": jnp.ones_like(batch.labels).sum()}, "counts padding"),
-    "penalty": (lambda model, batch, context, sums: {"loss": sums.loss + 3}, "a penalty that is added once a batch"),
+    "weights": (lambda model, batch, sums: {"loss": squares(model, batch).sum()}, "counts padding"),
+    "count": (lambda model, batch, sums: {"count": jnp.ones_like(batch.labels).sum()}, "counts padding"),
+    "penalty": (lambda model, batch, sums: {"loss": sums.loss + 3}, "a penalty that is added once a batch"),
     "one key": (one_key, "is not a sum over the examples"),
     "the first key": (key_of_the_first, "is not a sum over the examples"),
     "mean of the batch": (mean_of_the_batch, "is not a sum over the examples"),
@@ -134,7 +135,7 @@ def test_a_loss_that_breaks_its_contract_in_training_alone_is_named(name):
 def test_random_numbers_of_numpy_are_named(draw):
     """They would be constants of the compiled step."""
     with pytest.raises(UserError, match="Line draws random numbers of NumPy or Python as JAX traces it"):
-        run(in_training(lambda model, batch, context, sums: noisy(model, batch, draw())))
+        run(in_training(lambda model, batch, sums: noisy(model, batch, draw())))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_random_numbers_of_numpy_are_named(draw):
 )
 def test_a_sum_that_is_no_array_is_named(field, value):
     with pytest.raises(UserError, match=f"the loss of Line returns {field} as {value}: return its sum"):
-        run(lambda model, batch, context: right(model, batch, context)._replace(**{field: value}))
+        run(lambda model, batch: right(model, batch)._replace(**{field: value}))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_a_sum_that_is_no_array_is_named(field, value):
         (penalty, ["a penalty that is added once a batch", "multiply it by batch.weights.sum()"]),
         (of_each, ["returns loss of shape [4]", "(batch.weights * loss).sum()"]),
         (contrastive, ["is not a sum over the examples"]),
-        (lambda model, batch, context: squares(model, batch).sum(), ["returns", "MetricSums"]),
+        (lambda model, batch: squares(model, batch).sum(), ["returns", "MetricSums"]),
     ],
 )
 def test_a_loss_that_breaks_its_contract_is_named(loss, fragments):
@@ -207,7 +208,8 @@ class OwnMoments(nnx.Module):
     def __init__(self, *, rngs):
         self.mean, self.out = nnx.BatchStat(jnp.zeros(6)), nnx.Linear(6, 1, rngs=rngs)
 
-    def __call__(self, x, context):
+    def __call__(self, x):
+        context = current_context()
         if context.train:
             weights = context.weights if self.weighted else jnp.ones(len(x))
             sums = (weights[:, None] * x).sum(0), weights.sum()
@@ -219,8 +221,8 @@ class OwnMoments(nnx.Module):
         return self.out(x)[:, 0]
 
 
-def own_loss(model, batch, context):
-    errors = jnp.square(model(batch.inputs, context) - batch.labels)
+def own_loss(model, batch):
+    errors = jnp.square(model(batch.inputs) - batch.labels)
     return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
 
 

@@ -38,7 +38,7 @@ class Net(nnx.Module):
         self.hidden = nnx.Linear(6, 16, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.out = nnx.Linear(16, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs, context):
+    def __call__(self, inputs):
         return self.out(nnx.relu(self.hidden(inputs)))
 
 
@@ -48,7 +48,7 @@ class OfItsOwnTypes(nnx.Module):
     def __init__(self, *, rngs):
         self.out = nnx.Linear(6, 3, rngs=rngs)
 
-    def __call__(self, inputs, context):
+    def __call__(self, inputs):
         return self.out(inputs)
 
 
@@ -63,22 +63,22 @@ class WholeNumbers(Net):
 class LogitsAndFeatures(Net):
     """More than a classifier gives."""
 
-    def __call__(self, inputs, context):
-        return super().__call__(inputs, context), inputs
+    def __call__(self, inputs):
+        return super().__call__(inputs), inputs
 
 
 class OneNumber(Net):
     """Gives `[b]` instead of logits."""
 
-    def __call__(self, inputs, context):
-        return super().__call__(inputs, context)[:, 0]
+    def __call__(self, inputs):
+        return super().__call__(inputs)[:, 0]
 
 
 class OneLogit(Net):
     """Of two classes."""
 
-    def __call__(self, inputs, context):
-        return super().__call__(inputs, context)[:, :1]
+    def __call__(self, inputs):
+        return super().__call__(inputs)[:, :1]
 
 
 def points(n, seed):
@@ -134,16 +134,16 @@ def test_a_path_for_a_text_is_one_sentence(tmp_path):
         Config(workdir=tmp_path)
 
 
-def squared_error(model, batch, context):
+def squared_error(model, batch):
     """A regression: the label is a number."""
-    errors = jnp.square(model(batch.inputs, context)[:, 0] - batch.labels)
+    errors = jnp.square(model(batch.inputs)[:, 0] - batch.labels)
     return MetricSums((batch.weights * errors).sum(), jnp.zeros(()), batch.weights.sum())
 
 
-def token_loss(model, batch, context):
+def token_loss(model, batch):
     """As of a language model: each example has its own number of tokens, and the mean is over all of them."""
     tokens = batch.weights[:, None] * (batch.labels >= 0)
-    log_p = jax.nn.log_softmax(model(batch.inputs, context))
+    log_p = jax.nn.log_softmax(model(batch.inputs))
     losses = -jnp.take_along_axis(log_p, jnp.maximum(batch.labels, 0), axis=1)
     return MetricSums((tokens * losses).sum(), jnp.zeros(()), tokens.sum())
 
@@ -170,8 +170,8 @@ def test_a_loss_of_ones_own(loss, data):
 class Regression(Net):
     """Brings its own loss."""
 
-    def loss(self, batch, context):
-        return squared_error(self, batch, context)
+    def loss(self, batch):
+        return squared_error(self, batch)
 
 
 def test_a_model_may_bring_its_loss():
@@ -213,7 +213,7 @@ def nan(x):
         ({"data": with_labels(lambda part: part.inputs[:, :2])}, r"labels are float32 \[4, 2\]: of one-hot rows give"),
         ({"model": WholeNumbers}, "has the parameter places of int32, which has no gradient: make it of float32"),
         ({"data": with_labels(lambda part: part.labels / 2)}, r"labels are float32 \[4\]"),
-        ({"loss": lambda model, batch, context: model(batch.inputs, context).sum()}, "MetricSums"),
+        ({"loss": lambda model, batch: model(batch.inputs).sum()}, "MetricSums"),
         (
             {"data": DataSet(Texts(["good"], DATA.train.labels[:1]), Texts(["bad"], DATA.test.labels[:1]))},
             "holds texts",
@@ -238,7 +238,7 @@ class Net(nnx.Module):
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.out = nnx.Linear(6, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs, context):
+    def __call__(self, inputs):
         return self.out(inputs)
 """
 
@@ -309,7 +309,7 @@ class Line(nnx.Module):
     def __call__(self, x):
         return self.out(x)[:, 0]
 
-    def loss(self, batch, context):
+    def loss(self, batch):
         errors = jnp.square(self(batch.inputs) - batch.labels)
         others = {"absolute error": (batch.weights * jnp.sqrt(errors)).sum()}
         return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum(), others)

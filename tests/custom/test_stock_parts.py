@@ -10,7 +10,6 @@ from flax import linen, nnx
 from marks import quick
 from points import DATA, run
 
-from pmapdp.custom.stock_layers import exchange
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
 from pmapdp.export.read import load_exported
@@ -79,7 +78,7 @@ def test_it_trains_resumes_evaluates_and_exports(tmp_path, model):
 
 
 def test_shared_weights_are_one_parameter():
-    params = create_state(Task(exchange(build(Everything)))).params
+    params = create_state(Task(build(Everything))).params
     assert ("kernel" in params["first"]) + ("kernel" in params["tied"]) == 1
 
 

@@ -25,7 +25,7 @@ class Wide(Net):
         self.middle = nnx.Linear(128, 128, param_dtype=param_dtype, dtype=param_dtype, rngs=rngs)
         self.head = nnx.Linear(128, 3, param_dtype=param_dtype, dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, x, context):
+    def __call__(self, x):
         return self.head(nnx.relu(self.middle(nnx.relu(self.hidden(x)))))
 
 

@@ -260,7 +260,7 @@ class Answers(nnx.Module):
     def __call__(self, x):
         return x.mean(1) * self.scale
 
-    def loss(self, batch, context):
+    def loss(self, batch):
         errors = jnp.square(self(batch.inputs) - batch.labels)
         return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
 

@@ -62,7 +62,7 @@ def test_patience_ends_a_run_and_its_resumption_alike(finished, tmp_path):
     assert [each["epoch"] for each in longer.epochs] == [best + 3]
 
 
-def absolute_error(model, batch, context):
+def absolute_error(model, batch):
     """A regression with a further sum; there is no accuracy."""
     errors = jnp.abs(model(batch.inputs)[:, 0] - batch.labels)
     return MetricSums(

@@ -81,7 +81,7 @@ def test_all_commands_in_a_folder_of_the_worst_name(tmp_path, monkeypatch, capsy
         "class Net(nnx.Module):\n"
         "    def __init__(self, *, rngs):\n"
         "        self.out = nnx.Linear(28 * 28, 2, rngs=rngs)\n"
-        "    def __call__(self, inputs, context):\n"
+        "    def __call__(self, inputs):\n"
         "        return self.out(inputs.reshape(inputs.shape[0], -1) / 255)\n"
     )
     images, labels = np.zeros((300, 28, 28, 1), np.uint8), np.arange(300) % 2

@@ -23,7 +23,7 @@ class Net(nnx.Module):
         self.hidden = nnx.Linear(784, 16, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.logits = nnx.Linear(16, 10, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs, context):
+    def __call__(self, inputs):
         return self.logits(nnx.relu(self.hidden(inputs.reshape(inputs.shape[0], -1))))
 """
 

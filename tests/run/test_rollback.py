@@ -38,7 +38,7 @@ class Net(nnx.Module):
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         self.out = nnx.Linear(6, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
 
-    def __call__(self, inputs, context):
+    def __call__(self, inputs):
         return self.out(inputs)
 
 
@@ -158,8 +158,8 @@ def test_a_state_that_is_no_longer_finite_at_an_evaluation_is_rolled_back(tmp_pa
     class Bad(Net):
         """Its gradient is infinite where an input is large, and its loss is not."""
 
-        def __call__(self, inputs, context):
-            logits = super().__call__(jnp.minimum(inputs, 10), context)
+        def __call__(self, inputs):
+            logits = super().__call__(jnp.minimum(inputs, 10))
             big = (inputs > 1e30).any(axis=1, keepdims=True)
             zero = self.out.kernel[...].sum() - jax.lax.stop_gradient(self.out.kernel[...].sum())
             return logits + jnp.where(big, jnp.sqrt(jnp.where(big, zero, 1)), 0)

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import jax
+from examples import regression
 
 from pmapdp import devices
-from pmapdp.models.dot_relu_dot import make_task
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.state import create_state
 
@@ -24,7 +24,7 @@ def peak() -> int:
 def made(size: int, mesh: str):
     """A state of two matrices `[size, size]` with Adam, on eight devices."""
     chosen = devices.choose(8)  # before the model is built, which starts JAX
-    task = make_task(size)
+    task = regression(size)
     layout = "model" if "model" in mesh else "data"
     fitted = fit_layout(chosen, task, (size,), mesh=mesh, layout=layout)
     return jax.block_until_ready(create_state(task, fitted.state(task)))

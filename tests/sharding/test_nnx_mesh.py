@@ -8,6 +8,7 @@ import jax
 import launch
 import numpy as np
 import pytest
+from examples import regression
 from jax import P
 
 from pmapdp.data.batches import Batches
@@ -16,7 +17,6 @@ from pmapdp.evaluate import evaluation
 from pmapdp.export import write
 from pmapdp.export.read import load_exported
 from pmapdp.job import make_strategy
-from pmapdp.models import dot_relu_dot
 from pmapdp.run.checkpoint import Checkpoints
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
@@ -43,7 +43,7 @@ def test_five_updates_on_the_mesh_as_on_one_device(flags):
 @pytest.fixture
 def trained():
     """The guide's task, its mesh, the state after the five updates, and their losses."""
-    task, devices = dot_relu_dot.make_task(), jax.devices()[:8]
+    task, devices = regression(), jax.devices()[:8]
     layout = fit_layout(devices, task, (1024,), mesh="data=2,model=4", layout="model")
     steps = make_strategy("jit", task, devices, layout)
     (batch,) = Batches(random_numbers().train, 8, devices=2).epoch(0)
@@ -73,7 +73,7 @@ def test_places_are_as_the_guide_has_them(trained):
         assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
     # The same when the rules stand in the model instead of the command line.
     rules = tuple((name, axes or None) for name, axes in layout.rules.items())
-    in_the_model = dot_relu_dot.make_task(rules=rules)
+    in_the_model = regression(rules=rules)
     assert fit_layout(jax.devices()[:8], in_the_model, (1024,), mesh="data=2,model=4").state(in_the_model) == places
 
 

@@ -12,7 +12,7 @@ def convolve(x, kernel, stride, padding):
 
 
 def dropout_mask(seed, step, index):
-    """The mask of one example, from seed, update, index and layer 0 as `pmapdp.models.layers` documents it."""
+    """The mask of one example from seed, update and index, for the first dropout layer of a model (number 0)."""
     key = jax.random.key(seed)
     for number in (step, index, 0):
         key = jax.random.fold_in(key, number)
@@ -47,7 +47,7 @@ def train(params, model_state, batches, learning_rate, *, seed=0):
 
     Args:
         params: nested dictionaries of arrays.
-        model_state: `{layer: {"mean", "variance"}}`.
+        model_state: `{layer: {"mean", "var"}}`.
         batches: for each step a list of micro-batches (images, labels, indices); their moments are separate and
             their gradients add up.
         learning_rate: step size on the mean loss of all micro-batches.
@@ -60,11 +60,10 @@ def train(params, model_state, batches, learning_rate, *, seed=0):
             masks = jnp.stack([dropout_mask(seed, step, index) for index in indices])
             (_, moments), gradients = gradient(params, images, labels, masks)
             total, count = jax.tree.map(jnp.add, total, gradients), count + len(labels)
-            kept = min(0.99, step / (step + 1))
             model_state = {
                 name: {
-                    "mean": kept * model_state[name]["mean"] + (1 - kept) * moments[name][0],
-                    "variance": kept * model_state[name]["variance"] + (1 - kept) * moments[name][1],
+                    "mean": 0.9 * model_state[name]["mean"] + 0.1 * moments[name][0],
+                    "var": 0.9 * model_state[name]["var"] + 0.1 * moments[name][1],
                 }
                 for name in NORM_LAYERS
             }

@@ -1,0 +1,255 @@
+"""The exact versions of Flax's batch norm, dropout and attention. Lessons 07 and 08 teach this file.
+
+Flax's dropout draws one mask for all examples that a device sees, and its batch norm takes moments over them, so both
+would depend on the number of devices. `exchange(model)` turns these layers of a built model into subclasses that don't,
+as PyTorch's `convert_sync_batchnorm` does. Names, settings and parameters stay, and the model is called as before: the
+layers look up what they must know about the batch in the current context.
+
+Shapes: b examples on this device, C channels, h heads, d features a head.
+"""
+
+import contextlib
+import contextvars
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+AxisName = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Context:
+    """The facts about a batch that a layer can't see in its activations.
+
+    Attributes:
+        weights: `[b]`, 0 for padding; None if all examples count alike.
+        keys: `[b]` random keys, one an example; None in evaluation.
+        step: `[]` updates made so far.
+        train: True in training, False in evaluation.
+        axis_name: the mapped axis (or axes) over which the global batch is split (`pmap`, `shard_map`); None if the
+            arrays hold the global batch (`jit`, a single device).
+        draws: counts the calls of `next_keys`.
+    """
+
+    weights: Any = None
+    keys: Any = None
+    step: Any = 0
+    train: bool = False
+    axis_name: AxisName = None
+    draws: Iterator[int] = field(default_factory=itertools.count)
+
+    def next_keys(self, number: Any = 0) -> jax.Array:
+        """`[b]` random keys, one an example. Each call returns others, so no two layers draw the same mask.
+
+        Args:
+            number: tells layers apart that share one call, because they run in a scan over layers.
+        """
+        number = next(self.draws) + (number << 16)
+        return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
+
+
+EVALUATION = Context()  # the context of everything but a training step
+_current: contextvars.ContextVar[Context] = contextvars.ContextVar("context", default=EVALUATION)
+current_context = _current.get
+
+
+@contextlib.contextmanager
+def use_context(context: Context) -> Iterator[None]:
+    """Make `context` the current one inside a `with` block."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
+    """`[b]` random keys that depend on the seed, the update and the example, and not on the device."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+
+
+class ExactBatchNorm(nnx.BatchNorm):
+    """`nnx.BatchNorm` with the moments of the global batch, in which padding doesn't count.
+
+    Ioffe and Szegedy, "Batch normalization", ICML 2015. Flax's layer averages the devices' means, which is wrong as
+    soon as devices hold different numbers of valid examples. This one averages sums and counts, and divides afterwards.
+
+    One pass over the activations and one all-reduce give mean and variance: the sums of 1, x - m and (x - m)², where m
+    is the running mean. The variance loses the more digits the further the batch's mean is from m. Its relative error
+    is about (distance / standard deviation)² times the type's epsilon, so (mean / standard deviation)² times epsilon
+    while the layer is fresh and m is 0: 1e-3 at 100 in float32, and none that matters once m has come near.
+    """
+
+    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None) -> jax.Array:
+        """`[b, ...]` to the same; in training it also moves the running moments.
+
+        A frozen layer (`use_running_average=True`) stays frozen.
+        """
+        context = current_context()
+        frozen = self.use_running_average if use_running_average is None else use_running_average
+        if mask is not None:
+            raise ValueError("batch norm with a mask is not exchanged: set the weights of the examples instead")
+        shape = [1] * x.ndim
+        shape[self.axis] = x.shape[self.axis]
+        params = [each[...] for each in (self.scale, self.bias) if each is not None]
+        dtype = self.dtype or jnp.result_type(x, *params)
+        # Moments of bfloat16 are taken in float32, the type of the running ones.
+        x = x.astype(jnp.promote_types(x.dtype, self.mean.dtype)) - self.mean[...].reshape(shape)
+        mean, variance = jnp.zeros_like(self.mean[...]), self.var[...]
+        if context.train and not frozen:
+            mean, variance = self.moments(x, context)
+        scale = lax.rsqrt(variance + self.epsilon) * (1 if self.scale is None else self.scale[...])
+        bias = (0 if self.bias is None else self.bias[...]) - mean * scale
+        return (x * scale.reshape(shape) + bias.reshape(shape)).astype(dtype)
+
+    def moments(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance `[C]` over the valid examples of all devices; moves the running ones.
+
+        `x` and the mean that is returned are relative to the running mean.
+        """
+        weights = jnp.ones(len(x)) if context.weights is None else context.weights
+        if len(weights) != len(x):
+            raise ValueError(
+                f"batch norm sees {list(x.shape)}, whose first axis is not that of the examples: leave it there"
+            )
+        pixels = tuple(axis for axis in range(1, x.ndim) if axis != self.axis % x.ndim)
+        mean = x.mean(pixels)  # [b, C]
+        sums = jnp.stack([jnp.ones_like(mean), mean, jnp.square(x).mean(pixels)])  # [3, b, C]
+        # Multiplied and added up, because a matrix product would round to TF32 or bfloat16 on accelerators.
+        sums = (sums * weights.astype(x.dtype)[:, None]).sum(1)
+        if context.axis_name is not None:
+            sums = lax.pmean(sums, context.axis_name)  # the layer's one all-reduce
+        count = sums[0]
+        mean, squares = sums[1:] / jnp.where(count > 0, count, 1)
+        variance = jnp.maximum(squares - jnp.square(mean), 0)
+        moved = jnp.where(count > 0, 1 - self.momentum, 0)  # padding alone moves nothing
+        self.mean[...] += (moved * mean).astype(self.mean.dtype)
+        self.var[...] += (moved * (variance - self.var[...])).astype(self.var.dtype)
+        return mean, variance
+
+
+class ExactDropout(nnx.Dropout):
+    """`nnx.Dropout` with a mask that belongs to the example.
+
+    Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 15, 2014.
+    """
+
+    def __call__(self, inputs: jax.Array, *, deterministic: bool | None = None, **_: Any) -> jax.Array:
+        """`[b, ...]` to the same; the identity in evaluation, and if the layer is frozen (`deterministic`)."""
+        frozen = self.deterministic if deterministic is None else deterministic
+        if not current_context().train or frozen or self.rate == 0:
+            return inputs
+        if self.rate == 1:
+            return jnp.zeros_like(inputs)
+        shape = list(inputs.shape)
+        for axis in self.broadcast_dims:
+            shape[axis] = 1
+        shape[0] = len(inputs)  # an example never shares its mask with another
+        keep = draw_masks(layer_keys(self), 1 - self.rate, shape)
+        return jnp.where(keep, inputs / (1 - self.rate), 0).astype(inputs.dtype)
+
+
+class ExactAttention(nnx.MultiHeadAttention):
+    """`nnx.MultiHeadAttention` whose dropout draws a mask for each example."""
+
+    def __call__(self, *inputs: Any, deterministic: bool | None = None, rngs: Any = None, **options: Any) -> jax.Array:
+        """As Flax's layer, but that it knows by itself if this is training."""
+        frozen = self.deterministic if deterministic is None else deterministic
+        deterministic = bool(frozen) or not current_context().train
+        # Flax calls `rngs` for a key, and hands the result to `attend`.
+        keys: Any = functools.partial(layer_keys, self)
+        return super().__call__(*inputs, deterministic=deterministic, rngs=keys, **options)
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    dropout_rng: Any = None,
+    dropout_rate: float = 0.0,
+    broadcast_dropout: bool = True,
+    is_causal: bool = False,
+    precision: Any = None,
+    **_: Any,
+) -> jax.Array:
+    """Attention of h heads, `[b, q, h, d]` by `[b, k, h, d]` twice to `[b, q, h, d]`.
+
+    Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32 at least, and in float64 for
+    float64, unlike in `jax.nn.dot_product_attention`.
+
+    Args:
+        query, key, value: fewer heads of keys and values than of queries are shared by groups of queries.
+        mask: `[b, h, q, k]` or what broadcasts to it; False means that a query doesn't look there.
+        dropout_rng: `[b]` keys; None without dropout.
+        dropout_rate: share of the attention weights that dropout sets to 0.
+        broadcast_dropout: draw one mask for all heads of an example.
+        is_causal: let no query look at later keys.
+        precision: of the products, as in JAX.
+    """
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision=precision, preferred_element_type=dtype)
+    scores /= query.shape[-1] ** 0.5
+    if is_causal:
+        causal = jnp.tri(query.shape[1], key.shape[1], dtype=bool)
+        mask = causal if mask is None else mask & causal
+    weights = jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, jnp.finfo(dtype).min))
+    if dropout_rng is not None:
+        b, h, q, k = weights.shape
+        keep = draw_masks(dropout_rng, 1 - dropout_rate, [b, 1 if broadcast_dropout else h, q, k])
+        weights = jnp.where(keep, weights / (1 - dropout_rate), 0)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(value.dtype), value, precision=precision)
+
+
+def layer_keys(layer: Any) -> jax.Array:
+    """`[b]` random keys for a layer, one an example. Layers that run in one scan are told apart by their counts."""
+    return current_context().next_keys(0 if layer.rngs is None else layer.rngs.count[...])
+
+
+def draw_masks(keys: jax.Array, keep: float, shape: list[int]) -> jax.Array:
+    """`[b, ...]` masks of this shape, each drawn from an example's own key; True with the probability `keep`."""
+    if shape[0] != len(keys):
+        raise ValueError(f"dropout sees {shape}, whose first axis is not that of the examples: move it to the front")
+    return jax.vmap(lambda key: jax.random.bernoulli(key, keep, tuple(shape[1:])))(keys)
+
+
+def exchange(model: nnx.Module) -> nnx.Module:
+    """Make the batch norms, dropouts and attention layers of a built model exact, in place; returns it.
+
+    Subclasses of Flax's layers, and attention by a function other than Flax's, are left as they are, because what they
+    change is not known.
+    """
+    layer: Any
+    for _, layer in nnx.iter_modules(model):
+        if type(layer) is nnx.BatchNorm:
+            layer.__class__ = ExactBatchNorm
+            for moment in (layer.mean, layer.var):
+                moment.set_value(moment[...].astype(jnp.promote_types(moment.dtype, layer.param_dtype)))
+        elif type(layer) is nnx.Dropout:
+            layer.__class__ = ExactDropout
+        elif type(layer) is nnx.MultiHeadAttention and layer.attention_fn is nnx.dot_product_attention:
+            layer.__class__, layer.attention_fn = ExactAttention, attend
+        else:
+            continue
+        if isinstance(stream := getattr(layer, "rngs", None), nnx.RngStream):
+            # Layers that were made together for a scan have one stream of shape [L]: number them.
+            count = stream.count[...]
+            stream.count.set_value(jnp.arange(count.size, dtype=count.dtype).reshape(count.shape))
+    return model
+
+
+def exact_layers(model: nnx.Module) -> str:
+    """Count the exact layers of a model for the header of a run, for example `3 ExactBatchNorm, 1 ExactDropout`."""
+    kinds = [type(layer) for _, layer in nnx.iter_modules(model)]
+    exact = (ExactBatchNorm, ExactDropout, ExactAttention)
+    return ", ".join(f"{kinds.count(kind)} {kind.__name__}" for kind in exact if kind in kinds)

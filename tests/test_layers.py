@@ -1,0 +1,381 @@
+"""The exact layers against NumPy, Flax's own and each other, and networks of stock layers against one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from marks import quick
+
+from pmapdp.custom.checks import check_task
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.errors import UserError
+from pmapdp.job import make_strategy
+from pmapdp.layers import Context, exact_layers, example_keys, exchange, use_context
+from pmapdp.sharding.layout import data_parallel
+from pmapdp.state import Task, build, create_state
+
+STRATEGIES = ("pmap", "shard_map", "jit")
+
+
+def in_training(n, seed=0, step=0, indices=None, weights=None):
+    """The context of an update on n examples."""
+    indices = jnp.arange(n) if indices is None else jnp.asarray(indices)
+    weights = np.ones(n, np.float32) if weights is None else weights
+    return use_context(Context(weights, example_keys(seed, jnp.int32(step), indices), step, train=True))
+
+
+# Dropout
+
+
+def masks(*layers, n=1, **context):
+    """Which of 500 ones each layer keeps, `[n, 500]` each."""
+    model = exchange(nnx.List(layers))
+    with in_training(n, **context):
+        return [np.asarray(layer(jnp.ones((n, 500)))) for layer in model]
+
+
+@functools.cache
+def dropout():
+    return nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+
+class Scanned(nnx.Module):
+    """Two layers of dropout in a scan, both on the same inputs."""
+
+    def __init__(self):
+        make = nnx.vmap(lambda rngs: nnx.Dropout(0.5, rngs=rngs), in_axes=(0,), out_axes=0)
+        self.layers = nnx.split_rngs(splits=2)(make)(nnx.Rngs(0))
+
+    def __call__(self, x):
+        scan = nnx.scan(lambda x, layer: (x, layer(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        return scan(x, self.layers)[1]
+
+
+def test_masks_differ_between_layers_calls_examples_updates_and_seeds():
+    """Also if a model has two layers of dropout, or calls one twice, or scans over layers."""
+    (first,), (step,), (seed,) = masks(dropout()), masks(dropout(), step=1), masks(dropout(), seed=1)
+    same, other, again, scanned = masks(dropout(), nnx.Dropout(0.5), dropout(), Scanned(), n=2)
+    np.testing.assert_array_equal(first[0], same[0])
+    rows = [first[0], step[0], seed[0], same[1], *other, *again, *scanned[0], *scanned[1]]
+    for i, row in enumerate(rows):
+        assert set(np.unique(row)) == {0.0, 2.0}
+        for one in rows[:i]:
+            assert 0.4 < (row == one).mean() < 0.6  # independent: half of 500, the standard deviation is 0.022
+
+
+def test_permuting_the_examples_permutes_the_masks():
+    order = np.random.default_rng(0).permutation(16)
+    (one,), (other,) = masks(dropout(), n=16), masks(dropout(), n=16, indices=order)
+    np.testing.assert_array_equal(one[order], other)
+
+
+def test_settings_of_dropout():
+    """A layer that is off, frozen, or shares its masks along an axis."""
+    layers = [nnx.Dropout(0.0), nnx.Dropout(1.0), nnx.Dropout(0.5, deterministic=True)]
+    shared = exchange(nnx.Dropout(0.5, broadcast_dims=(0, 2)))
+    assert [np.unique(each).tolist() for each in masks(*layers)] == [[1], [0], [1]]
+    with in_training(3):
+        y = np.asarray(shared(jnp.ones((3, 50, 4))))
+    np.testing.assert_array_equal(y, np.broadcast_to(y[:, :, :1], y.shape))
+    assert not np.array_equal(y[0], y[1])  # examples never share a mask
+    np.testing.assert_array_equal(shared(jnp.ones((3, 50, 4))), 1)  # in evaluation
+
+
+# Batch norm
+
+
+def batch_norm(features, **settings):
+    return exchange(nnx.BatchNorm(features, rngs=nnx.Rngs(0), **settings))
+
+
+@pytest.mark.parametrize("shape", [(16, 4, 4, 3), (64, 3)])
+def test_digits_at_a_mean_of_a_hundred_standard_deviations(shape):
+    """Against NumPy in float64. Fresh, the variance loses (mean / std)² of float32's digits; after forty updates at
+    momentum 0.9 the running mean is 1.5 standard deviations away, and next to nothing is lost."""
+    layer, axes = batch_norm(3, momentum=0.9), tuple(range(len(shape) - 1))
+    errors = []
+    for x in np.random.default_rng(0).normal(100, 1, (41, *shape)).astype(np.float32):
+        with in_training(len(x)):
+            y = layer(jnp.asarray(x))
+        wide = x.astype(np.float64)
+        errors.append(np.abs(y - (wide - wide.mean(axes)) / np.sqrt(wide.var(axes) + 1e-5)).max())
+    assert max(errors[:5]) < 1e-2
+    assert errors[40] < 2e-5
+    assert errors[40] < max(errors[:5]) / 10
+
+
+@pytest.mark.parametrize("away", [0, 0.5, 2, 10])
+def test_the_variance_errs_by_the_square_of_the_distance(away):
+    x = np.random.default_rng(0).normal(away, 1, (16, 8, 8, 4)).astype(np.float32)
+    mean, variance = batch_norm(4).moments(jnp.asarray(x), Context(train=True))
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(mean, wide.mean((0, 1, 2)), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(variance, wide.var((0, 1, 2)), rtol=1e-6 * (1 + away**2))
+
+
+def test_batch_norm_is_flaxs_on_one_device_without_padding():
+    """Output and running moments, with the features on another axis, within 1e-5 in float32; then in evaluation."""
+    x = np.random.default_rng(0).normal(2, 3, (6, 5, 4)).astype(np.float32)
+    settings = {"axis": 1, "momentum": 0.8, "epsilon": 1e-3}
+    stock, ours = nnx.BatchNorm(5, rngs=nnx.Rngs(0), **settings), batch_norm(5, **settings)
+    with in_training(6):
+        np.testing.assert_allclose(ours(x), stock(x), atol=1e-5)
+    np.testing.assert_allclose(ours.mean[...], stock.mean[...], atol=1e-5)
+    np.testing.assert_allclose(ours.var[...], stock.var[...], rtol=1e-5)
+    np.testing.assert_allclose(ours(x), stock(x, use_running_average=True), atol=1e-5)
+
+
+def test_padding_and_frozen_layers_move_nothing():
+    x = jnp.full((3, 2), 7.0)
+    layer, frozen = batch_norm(2), batch_norm(2, use_running_average=True)
+    with in_training(3, weights=jnp.zeros(3)):
+        assert np.isfinite(layer(x)).all()
+    with in_training(3):
+        np.testing.assert_allclose(frozen(x), x, rtol=1e-5)
+    for each in (layer, frozen):
+        np.testing.assert_array_equal([each.mean[...], each.var[...]], [[0, 0], [1, 1]])
+
+
+def test_moments_of_bfloat16_are_in_float32():
+    x = np.random.default_rng(0).normal(3, 1, (512, 2)).astype(jnp.bfloat16)
+    layer = batch_norm(2, dtype=jnp.bfloat16, momentum=0.0)
+    with in_training(512):
+        assert layer(jnp.asarray(x)).dtype == jnp.bfloat16
+    np.testing.assert_allclose(layer.mean[...], x.astype(np.float64).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(layer.var[...], x.astype(np.float64).var(0), rtol=1e-5)
+
+
+def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
+    """Against the derivative of the moments' definition, in float64, with one example of weight 0."""
+    random = np.random.default_rng(4)
+    x, weights = random.normal(3.0, 2.0, size=(6, 5, 4, 3)), jnp.asarray([1.0, 1, 0, 1, 1, 1])
+    into = random.normal(size=x.shape)  # also into the padding: the formula must hold for any loss
+
+    def by_definition(x):
+        w = weights[:, None, None, None]
+        mean = (w * x).sum((0, 1, 2)) / (5 * 20)
+        variance = (w * (x - mean) ** 2).sum((0, 1, 2)) / (5 * 20)
+        return (into * (x - mean) / jnp.sqrt(variance + 1e-3)).sum()
+
+    def by_layer(x):
+        with in_training(6, weights=weights):
+            return (into * batch_norm(3, epsilon=1e-3, param_dtype=jnp.float64)(x)).sum()
+
+    np.testing.assert_allclose(jax.grad(by_layer)(x), jax.grad(by_definition)(x), rtol=0, atol=1e-12)
+
+
+# Attention
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_kv_heads": 2}, {"dropout_rate": 0.3}])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_flaxs_in_evaluation(settings, causal):
+    stock, ours = (
+        nnx.MultiHeadAttention(4, 8, decode=False, deterministic=True, rngs=nnx.Rngs(0), **settings) for _ in range(2)
+    )
+    x, known = np.random.default_rng(0).normal(size=(3, 5, 8)), np.arange(5) < np.array([[5], [3], [1]])
+    mask = jnp.asarray(known[:, None, None])
+    wanted = stock(x, mask=jnp.broadcast_to(mask, (3, 1, 5, 5)), is_causal=causal)
+    np.testing.assert_allclose(exchange(ours)(x, mask=mask, is_causal=causal), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_attention_drops_weights_by_the_example(broadcast):
+    options = {"decode": False, "broadcast_dropout": broadcast, "rngs": nnx.Rngs(0)}
+    layer = exchange(nnx.MultiHeadAttention(2, 8, dropout_rate=0.5, **options))
+    x = np.repeat(np.random.default_rng(0).normal(size=(1, 5, 8)), 3, 0)
+    with in_training(3):
+        one, again = layer(x), layer(x)
+    with in_training(3, indices=[2, 1, 0]):
+        np.testing.assert_allclose(layer(x)[::-1], one, atol=1e-6)
+    assert np.abs(one[0] - one[1]).max() > 1e-3
+    assert np.abs(one - again).max() > 1e-3
+    np.testing.assert_allclose(layer(x)[0], layer(x)[1], atol=1e-6)  # in evaluation
+
+
+# Networks of stock layers
+
+
+class Residual(nnx.Module):
+    def __init__(self, C, F, stride, *, rngs, **types):
+        options = {"use_bias": False, "rngs": rngs, **types}
+        self.conv1, self.norm1 = nnx.Conv(C, F, (3, 3), strides=stride, **options), nnx.BatchNorm(F, rngs=rngs, **types)
+        self.conv2, self.norm2 = nnx.Conv(F, F, (3, 3), **options), nnx.BatchNorm(F, rngs=rngs, **types)
+        self.short = nnx.Conv(C, F, (1, 1), strides=stride, **options) if (C, stride) != (F, 1) else None
+
+    def __call__(self, x):
+        y = self.norm2(self.conv2(nnx.relu(self.norm1(self.conv1(x)))))
+        return nnx.relu(y + (x if self.short is None else self.short(x)))
+
+
+class ResNet18(nnx.Module):
+    """He et al., "Deep residual learning", CVPR 2016: eight blocks, here with few channels."""
+
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.stem = nnx.Conv(1, 4, (3, 3), use_bias=False, rngs=rngs, **types)
+        self.norm = nnx.BatchNorm(4, rngs=rngs, **types)
+        widths = [(4, 4, 1), (4, 4, 1), (4, 6, 2), (6, 6, 1), (6, 8, 2), (8, 8, 1), (8, 10, 2), (10, 10, 1)]
+        self.blocks = nnx.List([Residual(*each, rngs=rngs, **types) for each in widths])
+        self.head = nnx.Linear(10, 3, rngs=rngs, **types)
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.stem(x)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((1, 2)))
+
+
+class LSTM(nnx.Module):
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.rnn = nnx.RNN(nnx.LSTMCell(4, 8, rngs=rngs, **types), rngs=rngs)
+        self.dropout = nnx.Dropout(0.3, rngs=rngs)
+        self.head = nnx.Linear(8, 3, rngs=rngs, **types)
+
+    def __call__(self, x):  # [b, T, 4]
+        return self.head(self.dropout(self.rnn(x)[:, -1]))
+
+
+class Block(nnx.Module):
+    def __init__(self, *, rngs, **types):
+        self.norm = nnx.LayerNorm(8, rngs=rngs, **types)
+        self.attention = nnx.MultiHeadAttention(2, 8, dropout_rate=0.2, decode=False, rngs=rngs, **types)
+        self.mlp = nnx.Sequential(nnx.Linear(8, 16, rngs=rngs, **types), nnx.gelu, nnx.Dropout(0.3, rngs=rngs))
+        self.out = nnx.Linear(16, 8, rngs=rngs, **types)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.out(self.mlp(x))
+
+
+class ScannedTransformer(nnx.Module):
+    """Two blocks by a scan over layers."""
+
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.embed = nnx.Linear(4, 8, rngs=rngs, **types)
+        blocks = nnx.vmap(lambda rngs: Block(rngs=rngs, **types), in_axes=(0,), out_axes=0)
+        self.blocks, self.head = nnx.split_rngs(splits=2)(blocks)(rngs), nnx.Linear(8, 3, rngs=rngs, **types)
+
+    def __call__(self, x):  # [b, T, 4]
+        scan = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return self.head(scan(self.embed(x), self.blocks).mean(1))
+
+
+MODELS = {ScannedTransformer: (6, 4), LSTM: (5, 4), ResNet18: (8, 8, 1)}
+
+
+def examples(shape) -> Split:
+    random = np.random.default_rng(4)
+    return Split(random.normal(size=(29, *shape)), random.integers(0, 3, 29).astype(np.int32))
+
+
+def trained(strategy: str, task: Task, split: Split, N: int):
+    """State after five updates on batches of 7 of 29 examples, the last of 1; and sums over all."""
+    made = make_strategy(strategy, task, jax.devices()[:N], data_parallel(jax.devices()[:N]))
+    state = create_state(task, made.state_sharding)
+    for batch in Batches(split, 7, devices=N, shuffle_seed=2).epoch(0):
+        state, _ = made.train_step(state, made.place_batch(batch))
+    (batch,) = Batches(split, 29, devices=N).epoch(0)
+    return made.fetch((state, made.eval_step(state, made.place_batch(batch))))
+
+
+@functools.cache
+def reference(model):
+    """The task, its data, and what one device makes of them."""
+    task, split = Task(build(model, 1, "float64"), optax.sgd(0.1), 1, "float64"), examples(MODELS[model])
+    return task, split, trained("single", task, split, 1)
+
+
+@pytest.mark.usefixtures("float64")
+@quick(1, "strategy", STRATEGIES)
+@quick(1, "N", [3, 1, 8], by_day=1)
+@quick(1, "model", MODELS)
+def test_models_of_stock_layers_equal_one_device(model, N, strategy):
+    """Parameters and running moments after five updates, and the sums of an evaluation, within 1e-10."""
+    task, split, wanted = reference(model)
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(trained(strategy, task, split, N)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_exchange_is_named_and_leaves_subclasses_and_other_attention_alone():
+    class Mine(nnx.Dropout):
+        pass
+
+    def mine(query, key, value, **_):
+        return value
+
+    layers = [nnx.Dropout(0.1), Mine(0.1), nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0))]
+    layers += [
+        nnx.MultiHeadAttention(1, 2, attention_fn=each, rngs=nnx.Rngs(0)) for each in (mine, nnx.dot_product_attention)
+    ]
+    assert exact_layers(exchange(nnx.List(layers))) == "2 ExactBatchNorm, 1 ExactDropout, 1 ExactAttention"
+
+
+class Noise(nnx.Module):
+    """Draws for itself."""
+
+    def __init__(self, *, rngs):
+        self.noise, self.out = rngs.noise.fork(), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x + jax.random.normal(self.noise(), x.shape))
+
+
+class TimeMajor(nnx.Module):
+    def __init__(self, *, rngs):
+        self.dropout, self.out = nnx.Dropout(0.5, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.dropout(x.swapaxes(0, 1))[0])
+
+
+class Sows(nnx.Module):
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.out(x)
+        self.sow(nnx.Intermediate, "seen", y)
+        return y
+
+
+class Old(nnx.Module):
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x, context=None):
+        return self.out(x)
+
+
+class OldLoss(Old):
+    def __call__(self, x):
+        return self.out(x)
+
+    def loss(self, batch, context):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "fragments"),
+    [
+        (Noise, (4,), ["Noise draws random numbers from noise", "current_context().next_keys()"]),
+        (TimeMajor, (5, 4), ["TimeMajor fails in training", "first axis is not that of the examples"]),
+        (Sows, (4,), ["Sows makes the variable seen.0 in training", "leave nnx.sow out"]),
+        (Old, (4,), ["Old.__call__ has an argument context", "pmapdp.layers.current_context()"]),
+        (OldLoss, (4,), ["the loss of OldLoss has an argument context", "pmapdp.layers.current_context()"]),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused_by_its_name(model, shape, fragments):
+    split = examples(shape)._replace(inputs=examples(shape).inputs.astype(np.float32))
+    task = Task(build(model), **({"loss": model.loss} if model is OldLoss else {}))
+    with pytest.raises(UserError) as error:
+        check_task(task, DataSet(split, split), own=True)
+    for fragment in fragments:
+        assert fragment in str(error.value)
