@@ -131,11 +131,11 @@ def loss_of_package(loss: Callable[[Any, Any], dict[str, Any]]) -> Callable[...,
     """A loss that the package takes, from a function of (model, batch) that returns sums by name."""
     from pmapdp.loss import MetricSums
 
-    def with_context(model: Any, batch: Any, context: Any) -> Any:
+    def package_loss(model: Any, batch: Any) -> Any:
         sums = dict(loss(model, batch))
         return MetricSums(sums.pop("loss"), sums.pop("correct", None), sums.pop("count"), sums)
 
-    return with_context
+    return package_loss
 
 
 # The five functions of a strategy
@@ -176,12 +176,11 @@ class Steps:
         loss: Callable[[Any, Any], dict[str, Any]] | None = None,
     ):
         from pmapdp import steps
-        from pmapdp.custom.stock_layers import exchange
         from pmapdp.registry import MODELS
         from pmapdp.state import Task, build
 
         own = {} if loss is None else {"loss": loss_of_package(loss)}
-        built = exchange(build(MODELS[model] if isinstance(model, str) else model, seed, dtype))
+        built = build(MODELS[model] if isinstance(model, str) else model, seed, dtype)
         self.task = Task(built, optimizer, seed, dtype, **own)
         self.strategy = steps.make_strategy(strategy, self.task, devices)
         self.place_state, self.place_batch = self.strategy.place_state, self.strategy.place_batch

@@ -37,5 +37,5 @@ def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
     def of(arrays: Any) -> Any:
         return nnx.to_pure_dict(jax.tree.map(axes_of, arrays, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
-    params, model_state = nnx.state(task.model, task.trainable, ...)
+    params, _, model_state = nnx.state(task.model, task.trainable, nnx.RngState, ...)
     return of(params), of(model_state), rules
