@@ -23,10 +23,11 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from pmapdp import __version__
 from pmapdp.config import Config, flag
 from pmapdp.errors import StoppedError, UserError, in_one_line, reason, unknown
 from pmapdp.files import from_first_user_frame
@@ -36,7 +37,7 @@ COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "port
 WIDTH = 80  # columns of --help
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KINDS = {int: ("INT", "a whole number", "8"), float: ("NUMBER", "a number", "0.001"), str: ("TEXT", "a text", "NAME")}
-PACKAGES = ("pmapdp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 VARIABLES = ("JAX_", "XLA_", "NPROC", "PMAPDP_", "CUDA_VISIBLE_DEVICES")
 
 Options = TypeVar("Options")
@@ -133,12 +134,8 @@ def describe_installation() -> str:
     """Return versions, the devices that JAX shows and the variables that it reads, a fact a line, for a report."""
     import jax  # it takes a second, which --help doesn't need
 
-    facts = {"Python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
-    for package in PACKAGES:
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            facts[package] = "not installed"
+    facts = {"pmapdp": __version__, **{package: version(package) for package in PACKAGES}}
+    facts |= {"Python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
     try:
         found = jax.devices()
         facts["devices"] = f"{len(found)} x {found[0].device_kind} ({found[0].platform})"

@@ -8,8 +8,8 @@ All figures are predictions from published data of the hardware, for training th
 """
 
 # A step of data parallelism is forward and backward pass, one all-reduce of the gradients, and the update. The passes
-# take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009); the
-# backward pass is two thirds of them. Lesson 18 builds this model. What it leaves out is `LEFT_OUT`.
+# take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009).
+# Lesson 18 builds this model. What it leaves out is `LEFT_OUT`.
 #
 # Letters: n bytes of the full array on one device, N devices.
 
@@ -38,15 +38,11 @@ from pmapdp.registry import featurizer_of, find_model
 from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import make_strategy
 
-BACKWARD = 2 / 3  # share of the two passes
-GOAL = 0.9  # of the throughput per device that one device alone has
-LARGEST_BATCH = 2**20  # per device that is tried
 ASSUMED = 0.15  # share of the peak if none is published: about what ResNet-50 attains in TF32
 LEFT_OUT = (
     "the time to launch kernels and programs, which rules small models on fast devices",
     "input, evaluation, checkpoints, and waiting for the slowest device",
     "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
-    "that NCCL has trees for reduce-scatter and all-gather (ZeRO-1) only with one device a node",
     "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
     "how many updates a larger global batch needs to reach the same loss",
 )
@@ -246,61 +242,29 @@ def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float3
 # Predictions
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the work is split."""
-
-    per_device_batch: int = 64  # b, examples of an update on one device
-    dtype: str = "float32"  # of the computation
-    reduce_bytes: int = 4  # of one gradient in the all-reduce: 4 is float32, 2 bfloat16
-    # Each device keeps and updates 1 / N of the optimizer's state (ZeRO-1: S. Rajbhandari et al., 2020):
-    # reduce-scatter, update, all-gather.
-    split_optimizer: bool = False
-    # Share of the backward pass behind which communication can hide. Our steps have 0: one all-reduce after all
-    # gradients. DistributedDataParallel sends buckets during the pass (S. Li et al., 2020).
-    overlap: float = 0.0
-    utilization: float | None = None  # share of the peak FLOP/s that the passes attain; None: the workload's own
-
-
 class Prediction(NamedTuple):
     """A predicted step; times in seconds."""
 
     step: float
     compute: float  # forward and backward passes
     update: float  # of the optimizer
-    communication: float  # the collectives
-    exposed: float  # those of them that hide behind no computation, so that devices wait
+    all_reduce: float  # of the gradients, which hides behind no computation
     examples_per_second: float  # over all devices
 
 
-def predict(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> Prediction:
-    """Predict a step of `plan` on N devices."""
-    utilization = plan.utilization or workload.utilization[plan.dtype]
-    arithmetic = plan.per_device_batch * workload.flops / (utilization * hardware.peak[plan.dtype])
-    memory = (plan.per_device_batch * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth
-    compute = max(arithmetic, memory)
-    update = workload.update_bytes / (N if plan.split_optimizer else 1) / hardware.memory_bandwidth
-    gradients = plan.reduce_bytes * workload.parameters
-    # An all-reduce is a reduce-scatter of the gradients, then an all-gather of them or, if each device has updated a
-    # share of the parameters, of these.
-    gathered = 4 * workload.parameters if plan.split_optimizer else gradients
-    communication = sum(reduce_scatter(size, N, hardware.levels) for size in (gradients, gathered))
-    exposed = max(0.0, communication - plan.overlap * BACKWARD * compute)
-    step = compute + update + exposed
-    return Prediction(step, compute, update, communication, exposed, N * plan.per_device_batch / step)
+def predict(
+    workload: Workload, hardware: Hardware, N: int, b: int, dtype: str = "float32", utilization: float | None = None
+) -> Prediction:
+    """Predict a step on N devices, with b examples and one all-reduce in float32 on each.
 
-
-def weak_efficiency(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> float:
-    """Return the time of a step on one device over the time on N, each with the same batch per device."""
-    return predict(workload, hardware, 1, plan).step / predict(workload, hardware, N, plan).step
-
-
-def find_least_batch(workload: Workload, hardware: Hardware, N: int, plan: Plan) -> int | None:
-    """Return the least power of two as batch per device with which N devices reach `GOAL`, or None."""
-    for size in (2**power for power in range(LARGEST_BATCH.bit_length())):
-        if weak_efficiency(workload, hardware, N, replace(plan, per_device_batch=size)) >= GOAL:
-            return size
-    return None
+    `utilization` is the share of the peak that the passes attain; default: the workload's.
+    """
+    arithmetic = b * workload.flops / ((utilization or workload.utilization[dtype]) * hardware.peak[dtype])
+    compute = max(arithmetic, (b * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth)
+    update = workload.update_bytes / hardware.memory_bandwidth
+    all_reduce = 2 * reduce_scatter(4 * workload.parameters, N, hardware.levels)  # and an all-gather
+    step = compute + update + all_reduce
+    return Prediction(step, compute, update, all_reduce, N * b / step)
 
 
 # Tables
@@ -314,34 +278,16 @@ def seconds(value: float) -> str:
     return f"{value * 1e6:.3g} µs"
 
 
-def predictions(hardware: Hardware, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
-    """Make a table with a row for each number of devices."""
+def make_table(hardware: Hardware, counts: Sequence[int], workload: Workload, **plan: Any) -> Table:
+    """Make a table with a row for each number of devices. `plan` is what `predict` takes besides."""
     heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "efficiency", "examples/s"
     table = Table(*heads, title=f"predicted: {hardware.title}", title_justify="left")
+    alone = predict(workload, hardware, 1, **plan)
     for N in counts:
-        found = predict(workload, hardware, N, plan)
-        times = map(seconds, (found.step, found.compute, found.update, found.communication))
-        shares = (found.exposed / found.step, weak_efficiency(workload, hardware, N, plan))
+        found = predict(workload, hardware, N, **plan)
+        times = map(seconds, (found.step, found.compute, found.update, found.all_reduce))
+        shares = (found.all_reduce / found.step, alone.step / found.step)
         table.add_row(f"{N:,}", *times, *(f"{share:.1%}" for share in shares), f"{found.examples_per_second:,.0f}")
-    return table
-
-
-def gains(hardware: Hardware, counts: Sequence[int], workload: Workload, plan: Plan) -> Table:
-    """Make a table of what each remedy brings in examples/s, and of the batch that makes remedies unnecessary."""
-    title = f"predicted, examples/s against the plan as it is: {hardware.title}"
-    table = Table("what helps", *(f"on {N:,}" for N in counts), "price", title=title, title_justify="left")
-    for name, changes, price in (
-        ("split the optimizer (ZeRO-1)", {"split_optimizer": True}, "none; frees up to 8 bytes a parameter"),
-        ("bfloat16 all-reduce", {"reduce_bytes": 2}, "gradients are rounded"),
-        ("4 x the examples per device", {"per_device_batch": 4 * plan.per_device_batch}, "global batch x 4"),
-        ("overlap with the backward pass", {"overlap": 1.0}, "several smaller all-reduces"),
-    ):
-        other: Plan = replace(plan, **changes)
-        rates = [[predict(workload, hardware, N, each).examples_per_second for each in (other, plan)] for N in counts]
-        table.add_row(name, *(f"{100 * (changed / plain - 1):+.1f} %" for changed, plain in rates), price)
-    least = [find_least_batch(workload, hardware, N, plan) for N in counts]
-    cells = ["never" if size is None else f"{size:,}" for size in least]
-    table.add_row(f"least batch per device for {GOAL:.0%} efficiency", *cells, "")
     return table
 
 
@@ -387,21 +333,19 @@ def main(arguments: list[str]) -> None:
 
     jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
     b = size or config.per_device_batch_size or config.global_batch_size or 64
-    plan = Plan(per_device_batch=b, dtype=config.dtype, utilization=options.utilization)
     model = find_model(config.model)
     workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)
-    share = plan.utilization or workload.utilization[plan.dtype]
-    origin = "as given" if plan.utilization else "measured on A100s" if workload.name in PUBLISHED else "assumed"
+    share = options.utilization or workload.utilization[config.dtype]
+    origin = "as given" if options.utilization else "measured on A100s" if workload.name in PUBLISHED else "assumed"
     print(
         f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
-        f"{b:,} examples per device and update, {plan.dtype}, Adam; {share:.3g} of the peak, {origin}. "
+        f"{b:,} examples per device and update, {config.dtype}, Adam; {share:.3g} of the peak, {origin}. "
         "Predictions for data parallelism, not measurements."
     )
     # A file has no width, and wrapped cells are hard to read.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
-    for table in (predictions, gains):
-        for machine in machines:
-            console.print(table(machine, counts, workload, plan))
+    for machine in machines:
+        console.print(make_table(machine, counts, workload, b=b, dtype=config.dtype, utilization=share))
     print("The predictions leave out: " + "; ".join(LEFT_OUT) + ".")
 
 

@@ -15,21 +15,16 @@ from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError
 from pmapdp.registry import MODELS
 from pmapdp.scaling import (
-    GOAL,
     HARDWARE,
     PUBLISHED,
     Level,
-    Plan,
-    Workload,
     count_step,
-    find_least_batch,
     main,
     predict,
     reduce_scatter,
     reduce_scatter_at,
     sides,
     spread,
-    weak_efficiency,
 )
 from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import make_strategy
@@ -121,42 +116,25 @@ def test_groups_must_be_whole():
 # Steps
 
 
-def test_one_device_waits_for_nobody():
-    alone = predict(RESNET, H100, 1, Plan())
-    assert alone.communication == alone.exposed == 0
-    assert alone.step == alone.compute + alone.update
-    assert alone.compute == pytest.approx(64 / 938 * 156e12 / 494.7e12)  # it attains what an A100 attains of its peak
+def test_the_parts_of_a_step():
+    alone, many = (predict(RESNET, H100, N, b=64) for N in (1, 64))
+    assert alone.all_reduce == 0
+    assert alone.compute == many.compute == pytest.approx(64 / 938 * 156e12 / 494.7e12)  # as an A100, of its peak
     assert alone.update == pytest.approx(28 * RESNET.parameters / 3.35e12)  # gradient, and 3 numbers read and written
-    assert weak_efficiency(RESNET, H100, 1, Plan()) == 1
-
-
-def test_what_each_remedy_changes():
-    plan, N = Plan(), 64
-    plain = predict(RESNET, H100, N, plan)
-    split = predict(RESNET, H100, N, replace(plan, split_optimizer=True))
-    assert split.update == plain.update / N
-    assert split.communication == pytest.approx(plain.communication, rel=1e-12)  # as lesson 16 shows by hand
-    half = predict(RESNET, H100, N, replace(plan, reduce_bytes=2))
-    assert plain.communication / 2 < half.communication < plain.communication  # latency stays
-    many = predict(RESNET, H100, N, replace(plan, per_device_batch=4 * plan.per_device_batch))
-    assert many.communication == plain.communication
-    assert many.examples_per_second * many.step == pytest.approx(4 * plain.examples_per_second * plain.step)
-    hidden = predict(RESNET, H100, N, replace(plan, overlap=1.0))
-    assert hidden.communication == plain.communication
-    assert hidden.exposed == max(0, plain.communication - plain.compute * 2 / 3)
+    assert many.step == many.compute + many.update + many.all_reduce
+    assert many.all_reduce == 2 * reduce_scatter(4 * RESNET.parameters, 64, H100.levels)
+    assert many.examples_per_second == 64 * 64 / many.step
+    given = predict(RESNET, H100, 1, b=64, utilization=0.5)
+    assert given.compute == 64 * RESNET.flops / (0.5 * H100.peak["float32"])
 
 
 @pytest.mark.parametrize("name", HARDWARE)
-def test_efficiency_lies_between_0_and_1(name):
+def test_more_devices_wait_longer_and_more_examples_hide_it(name):
+    def efficiency(N, b):
+        return predict(RESNET, HARDWARE[name], 1, b).step / predict(RESNET, HARDWARE[name], N, b).step
+
     for N in (2, 8, 64, 512, 4096):
-        assert 0 < weak_efficiency(RESNET, HARDWARE[name], N, Plan()) < 1
-
-
-def test_the_least_batch_is_the_least():
-    small = Workload("small", parameters=350_000, flops=3e6)
-    least = find_least_batch(small, H100, 512, Plan())
-    assert weak_efficiency(small, H100, 512, replace(Plan(), per_device_batch=least)) >= GOAL
-    assert weak_efficiency(small, H100, 512, replace(Plan(), per_device_batch=least // 2)) < GOAL
+        assert 0 < efficiency(N, 64) < efficiency(N, 256) < 1
 
 
 def test_operations_of_the_mlp_in_closed_form():
@@ -187,7 +165,7 @@ def test_texts_are_counted():
 def test_the_command_prints_the_figures_of_the_page(dtype, capsys):
     assert cli.run(main, ["--workload", "resnet-50", "--dtype", dtype]) == 0
     out = capsys.readouterr().out
-    for words in ("Predictions for data parallelism", "what helps", "least batch per device", "leave out"):
+    for words in ("Predictions for data parallelism", "leave out"):
         assert words in out
     for N in ("8", "512", "4,096"):
         shares = re.findall(rf"^│ {N} .* │ ([\d.]+)% *│ [\d.]+% *│ [\d,]+ *│$", out, re.MULTILINE)
