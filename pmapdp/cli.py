@@ -135,7 +135,7 @@ def describe_installation() -> str:
     import jax  # it takes a second, which --help doesn't need
 
     facts = {"pmapdp": __version__, **{package: version(package) for package in PACKAGES}}
-    facts |= {"Python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
+    facts |= {"Python": platform.python_version(), "system": platform.platform(), "cores": str(os.cpu_count())}
     try:
         found = jax.devices()
         facts["devices"] = f"{len(found)} x {found[0].device_kind} ({found[0].platform})"
