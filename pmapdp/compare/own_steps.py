@@ -15,15 +15,13 @@ from pmapdp.compare.runs import Runs, facts, spread
 from pmapdp.devices import choose
 from pmapdp.errors import FailedError
 from pmapdp.verify import trees
-from pmapdp.verify.case import step_updates
-from pmapdp.verify.plain_step import PlainStep
+from pmapdp.verify.causes import Case
+from pmapdp.verify.layouts import choose_layout
 from pmapdp.verify.program_file import full_path, verify_program
-from pmapdp.verify.reference_program import leaves_of
-from pmapdp.verify.references import Grouped
-from pmapdp.verify.report import NotCheckedError, Report
+from pmapdp.verify.reference import Grouped, Reference
+from pmapdp.verify.report import CheckError, Report
 from pmapdp.verify.rounding import Update
 from pmapdp.verify.trial import Trial
-from pmapdp.verify.verification import chosen_layout
 
 WARM_UP, TIMED = 3, 20  # calls
 
@@ -52,7 +50,7 @@ def run_program(target: str, given: str, count: int | None) -> tuple[dict[str, A
     arguments, report = verify_program(target, given, chosen)
     try:
         return measured(given, report, *trial_of(arguments))
-    except NotCheckedError as error:
+    except CheckError as error:
         raise FailedError(f"{given} cannot be compared: {error}") from error
 
 
@@ -60,12 +58,12 @@ def measured(
     name: str, report: Report, trial: Trial, update: Update
 ) -> tuple[dict[str, Any], trees.Leaves, trees.Leaves]:
     """What `run_program` returns, of a step and an update of it."""
-    jax.clear_caches()  # so that the programs that the step runs are compiled again, and seen
-    case = step_updates(trial, [update])[0]
-    if not case.programs:
-        raise NotCheckedError("its compiled programs are gone after a call: keep the jitted function")
-    program = max(case.programs, key=lambda each: len(each.hlo_modules()[0].to_string()))
-    hlo = [text for each in case.programs for text in (module.to_string() for module in each.hlo_modules())]
+    case = Case(trial, update)
+    programs = case.find_programs()
+    if not programs:
+        raise CheckError("its compiled programs are gone after a call: keep the jitted function")
+    program = max(programs, key=lambda each: len(each.hlo_modules()[0].to_string()))
+    hlo = [text for each in programs for text in (module.to_string() for module in each.hlo_modules())]
     placed = trial.place(update)
     groups = held_groups(state=placed[0], batch=placed[1])  # before the call, to which they may be donated
     returned = trial.call(*placed)
@@ -82,7 +80,7 @@ def measured(
         "causes": report.causes,
     }
     end = {name: copies[0] for name, copies in case.got["state"].items()}
-    return run, trees.values(trees.arrays(update.state)), end
+    return run, trees.values(update.state), end
 
 
 def held_groups(**trees: Any) -> dict[str, Any]:
@@ -99,17 +97,14 @@ def trial_of(arguments: dict[str, Any]) -> tuple[Trial, Update]:
     devices = devices[: max(arguments["counts"] or [groups])]
     batch, key = (value(0) if callable(value) else value for value in (batch, key))
     keys = () if key is None else (key,)
-    state = trees.as_arrays(arguments["state"])
-    plain = PlainStep(reference, state, own, arguments["batch_axis"])
-    convention = plain.convention(batch, keys)
+    state, batch = trees.to_host((arguments["state"], batch))
+    plain = Reference(reference, state, own, arguments["batch_axis"])
     step = arguments["step"] or arguments["make_step"](devices)
-    layout = chosen_layout(arguments["layout"], arguments["batch_axis"])
-    made = plain.reference(convention)
-    host_state, host_batch = trees.to_host((trees.arrays(state), batch))
+    layout = choose_layout(arguments["layout"], arguments["batch_axis"])
     with jax.transfer_guard("allow"):  # the reference is given arrays of the host
-        values = leaves_of(made.raw((host_state, host_batch, *keys)))
-    trial = Trial(step, made, convention, layout, devices, lambda name: trees.matches(name, own))
-    return trial, Update(host_state, host_batch, keys, values, {}, {}, arguments["batch_axis"])
+        values = plain((state, batch, *keys))
+    update = Update(0, state, batch, keys, values, {}, arguments["batch_axis"])
+    return Trial(step, plain, layout, devices), update
 
 
 def timed(trial: Trial, update: Update) -> list[float]:
@@ -120,5 +115,5 @@ def timed(trial: Trial, update: Update) -> list[float]:
         started = time.perf_counter()
         returned = trial.call(state, batch, *key)
         found.append(1000 * (time.perf_counter() - started))
-        state, key = returned["state"], [returned["key"]] if "key" in returned else key
+        state = returned["state"]
     return found[WARM_UP:]

@@ -1,6 +1,7 @@
-"""How a step wants its state and its batch: three ready layouts, or functions of the user's own."""
+"""How a step wants its state and its batch: three ready layouts, or functions of your own."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,50 +9,41 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.verify.report import NotCheckedError
+from pmapdp.errors import shown
+from pmapdp.verify.report import ArgumentsError, CheckError
 
 Devices = Sequence[jax.Device]
 
 
 def sharding(devices: Devices, *axes: str | None) -> NamedSharding:
-    """Over a mesh of one axis, `data`: replicated, or split along one axis of an array."""
+    """Make a sharding over a mesh of one axis, `data`: replicated, or split along one axis of an array."""
     return NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec(*axes))
 
 
 def replicate(tree: Any, devices: Devices) -> Any:
-    """The same on every device, without a device axis."""
+    """Give every device the same, without a device axis."""
     return jax.device_put(tree, sharding(devices))
 
 
 def split(tree: Any, devices: Devices, axis: int = 0) -> Any:
-    """Leaves `[B, ...]` or `[N, ...]`, split over N devices along an axis, their first.
-
-    Raises:
-        NotCheckedError: B is no multiple of N.
-    """
-    require_multiples(tree, len(devices), axis)
+    """Split leaves `[B, ...]` or `[N, ...]` over N devices along an axis; B must be a multiple of N."""
+    N = len(devices)
+    if odd := [np.shape(leaf)[axis] for leaf in jax.tree.leaves(tree) if np.shape(leaf)[axis] % N]:
+        raise CheckError(f"{odd[0]} examples do not divide over {N} devices; a Layout of your own can pad them")
     return jax.device_put(tree, sharding(devices, *[None] * axis, "data"))
 
 
 def split_rows(batch: Any, devices: Devices, axis: int = 0) -> Any:
-    """Leaves `[B, ...]` as `[N, b, ...]`, a row for each device; errors as of `split`."""
-    N = len(devices)
-    require_multiples(batch, N, axis)
+    """Split leaves `[B, ...]` as `[N, b, ...]`, a row for each device."""
 
-    def cut(x: Any) -> Any:
-        return np.moveaxis(x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :]), axis, 0)
+    def cut(x: Any) -> jax.Array:
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], len(devices), -1, *x.shape[axis + 1 :]), axis, 0)
 
-    return split(jax.tree.map(cut, batch), devices)
-
-
-def require_multiples(tree: Any, N: int, axis: int) -> None:
-    """A `NotCheckedError` where the examples do not divide over N devices."""
-    if odd := [np.shape(leaf)[axis] for leaf in jax.tree.leaves(tree) if np.shape(leaf)[axis] % N]:
-        raise NotCheckedError(f"{odd[0]} examples do not divide over {N} devices; a Layout of your own can pad them")
+    return split(jax.tree.map(cut, split(batch, devices, axis)), devices)
 
 
 def stack(tree: Any, devices: Devices) -> Any:
-    """N copies in leaves `[N, ...]`, as `flax.jax_utils.replicate` makes them."""
+    """Make N copies in leaves `[N, ...]`, as `flax.jax_utils.replicate` does."""
     return split(jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * len(devices)), tree), devices)
 
 
@@ -60,8 +52,8 @@ class Layout(NamedTuple):
 
     place_state: Callable[[Any, Devices], Any]
     place_batch: Callable[..., Any]  # from `[B, ...]`
-    # The state back to arrays as one device has them. None where each leaf has the shape that it has there, or a
-    # leading device axis `[N, ...]`. Leaves that it returns as they are on the devices are compared on each of them.
+    # The state back to arrays as one device has them. None: each leaf has the shape that it has there, or a leading
+    # device axis `[N, ...]`. Leaves that it returns as they are on the devices are compared on each of them.
     fetch: Callable[[Any], Any] | None = None
     place_key: Callable[[Any, Devices], Any] = replicate
     # Leaves `[N, ...]` that `per_device` names. None: place_state takes them with the others.
@@ -75,13 +67,19 @@ LAYOUTS = {
 }
 
 
-def on_mesh(batch: NamedSharding) -> Layout:
-    """State and key on every device of a mesh of the user's, and the batch by this sharding."""
+def choose_layout(layout: Any, batch_axis: int) -> Layout:
+    """Return the layout that was named or given; of a sharding of the batch, the one with all else replicated."""
+    if isinstance(layout, Layout):
+        return layout
+    if isinstance(layout, NamedSharding):
 
-    def place(tree: Any, _: Devices) -> Any:
-        return jax.device_put(tree, NamedSharding(batch.mesh, PartitionSpec()))
+        def place(*axes: Any) -> Callable[[Any, Devices], Any]:
+            return lambda tree, _: jax.device_put(tree, NamedSharding(layout.mesh, PartitionSpec(*axes)))
 
-    def along(tree: Any, _: Devices) -> Any:
-        return jax.device_put(tree, NamedSharding(batch.mesh, PartitionSpec(*batch.spec[:1])))
-
-    return Layout(place, lambda tree, _: jax.device_put(tree, batch), place_key=place, place_own=along)
+        return Layout(place(), place(*layout.spec), place_key=place(), place_own=place(*layout.spec[:1]))
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ArgumentsError(
+            f"unknown layout {shown(layout)}: choose from {', '.join(LAYOUTS)}, or give the NamedSharding of the batch"
+        )
+    found = LAYOUTS[layout]
+    return found._replace(place_batch=partial(found.place_batch, axis=batch_axis))

@@ -1,32 +1,32 @@
-"""The reference's updates, and how far each leaf of a step may be off.
+"""Tell rounding from mistakes: the reference's updates, and how far each leaf of a step may be off.
 
-The program computes in float64 where it keeps that type. Every update starts from the reference's state. The reference
-runs again, three times, with other rounding wherever numbers are added or are stored in a narrow type
-(`other_rounding`); the largest change of a leaf is its spread. A leaf may be off by the sum of
+The reference runs three times more, from numbers that are changed by one unit in the last place of the narrowest type
+in which it adds numbers. The largest change of a leaf is its spread. A leaf may be off by the sum of
 
-- 4 times its spread;
+- 4 times its spread (8 times in float64);
 - a fraction of its own change in the update, for formulas that differ by more than rounding at the start: 1e-7 if its
   sums are computed in float64, 7e-4 in float32, 3e-2 in bfloat16;
-- 4 units in the last place of its own type.
+- 4 units in the last place of its own type, 2 of a type narrower than float32.
 
 Whole numbers, truth values and keys must be equal. Nothing of one leaf enters the tolerance of another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from pmapdp.verify import trees
-from pmapdp.verify.reference_program import Reference, leaves_of, unit_of
+from pmapdp.verify.reference import Reference, leaves_of
 from pmapdp.verify.report import ArgumentsError
 from pmapdp.verify.trees import Leaves
 
+SUMS = ("dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "psum", "reduce_window_sum", "scatter-add")
 SEEDS = 3
-OF_THE_SPREAD = UNITS = 4  # of a leaf in a type narrower than float32 the half, for it is rounded when it is stored
-LOOSE, BLIND = 0.05, 0.3  # tolerance as a fraction of a leaf's change: reported, and not compared
+BLIND = 0.3  # tolerance as a fraction of a leaf's change: more is not compared
 STILL = 1e-6  # of the largest change of the state: what changes less, and only by rounding, stands still
 
 
@@ -35,121 +35,122 @@ class Allowed(NamedTuple):
 
     tolerance: float
     change: float  # its own in the update; of a metric its size
-    kind: str  # "exact", "close", "loose", "still" (rounding alone moves it) or "blind" (not compared)
+    kind: str = "close"  # or "exact"; "blind", for rounding hides it, or "ignored", for it belongs to a device
 
 
 class Update(NamedTuple):
     """One update of the reference, in host arrays as one device has them."""
 
+    number: int  # from 0
     state: Any
     batch: Any
-    key: tuple[Any, ...]  # of one, or empty where there is none
-    values: dict[str, Leaves]  # what it returned: the "state", with a new key, and the "metrics"
-    allowed: dict[str, dict[str, Allowed]]  # for the step, from the same state
-    in_a_row: dict[str, dict[str, Allowed]]  # for the step, from the state of its own update before
+    key: tuple[Any, ...]  # of one, or empty
+    values: dict[str, Leaves]  # what it returned: the "state" and the "metrics"
+    allowed: dict[str, dict[str, Allowed]]
     axis: int  # of the examples in the batch
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As the reference takes them."""
+        """State, batch and key."""
         return self.state, self.batch, *self.key
 
     @property
     def examples(self) -> int:
-        """Number of examples in the batch; 0 where there is none."""
+        """Number of examples in the batch; 0 without a batch."""
         leaves = jax.tree.leaves(self.batch)
         return np.shape(leaves[0])[self.axis] if leaves else 0
 
 
 def reference_updates(
-    reference: Reference, state: Any, batches: list[Any], keys: Sequence[tuple], axis: int, ignored: Callable
+    reference: Reference, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype
 ) -> list[Update]:
-    """The reference's updates, one on each batch; `ignored(name)` says which leaves are not compared."""
-    updates: list[Update] = []
-    chains = [(state, None)] * SEEDS  # the same updates with other rounding, each from its own state
-    carried = None  # a key that the update before returned
-    start = trees.values(state)
+    """Make the reference's updates, one on each batch, with the tolerance of every leaf.
+
+    Raises:
+        ArgumentsError: the reference returns not-a-number, with which nothing can be compared.
+    """
+    updates = []
+    unit = float(jnp.finfo(narrowest).eps) / (1 if narrowest.itemsize >= 4 else 2)
     for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
-        key = key if carried is None else (carried,)
-        arguments = (state, batch, *key)
-        new = reference.raw(arguments)
-        values = leaves_of(new)
-        if any(np.isnan(value).any() for value in values["state"].values() if value.dtype.kind in "fc"):
-            raise ArgumentsError(f"update {number + 1} of the reference returns NaN in the state: give it other data")
-        units = sum_units(reference, arguments, new)
-        local = rows = [reference.rounded(arguments, seed) for seed in range(SEEDS)]
-        if updates:  # before, all start from the same state
-            rows = [
-                reference.rounded((old, batch, *(key if own is None else (own,))), seed)
-                for seed, (old, own) in enumerate(chains)
-            ]
-        old = trees.values(state)
-        updates.append(
-            Update(
-                state, batch, key, values,
-                allowed(new, old, values, [leaves_of(row) for row in local], units, ignored),
-                allowed(new, start, values, [leaves_of(row) for row in rows], units, ignored), axis,
-            )
-        )  # fmt: skip
-        state, carried = new["state"], new.get("key")
-        chains = [(row["state"], row.get("key")) for row in rows]
+        new = reference.run((state, batch, *key))
+        others = [reference((nudge(state, unit, n), nudge(batch, unit, n + SEEDS), *key)) for n in range(SEEDS)]
+        allowed, values = tolerances(reference, state, new, others, narrowest), leaves_of(new)
+        for part, name, value in ((part, *leaf) for part, leaves in values.items() for leaf in leaves.items()):
+            if value.dtype.kind == "f" and np.isnan(value).any() and allowed[part][name].kind != "ignored":
+                raise ArgumentsError(
+                    f"{name} of the {part} is NaN after update {number + 1}, in the reference too, and nothing can be "
+                    f"compared with NaN: give a state and data with which it is a number"
+                )
+        updates.append(Update(number, state, batch, key, values, allowed, reference.axis))
+        state = new["state"]
     return updates
 
 
-def sum_units(reference: Reference, arguments: tuple, new: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The same by leaf of the state and of the metrics."""
-    program, _ = reference.program(arguments)
-    unit = unit_of(program)
-    flat = jax.tree.unflatten(jax.tree.structure(new), [unit.get(value, 0.0) for value in program.outputs])
-    return {part: trees.named(flat[part]) for part in ("state", "metrics")}
+def nudge(tree: Any, unit: float, seed: int) -> Any:
+    """Change every number by up to `unit` of itself; not whole numbers, which are counts, weights and labels."""
+    random = np.random.default_rng(seed)
+
+    def change(leaf: Any) -> Any:
+        if not trees.is_float(leaf):
+            return leaf
+        changed = np.asarray(leaf * (1 + unit * random.uniform(-1, 1, np.shape(leaf))), leaf.dtype)
+        return np.where(leaf == np.round(leaf), leaf, changed)
+
+    return jax.tree.map(change, tree)
 
 
-def allowed(
-    new: dict[str, Any], old: Leaves, values: dict[str, Leaves], others: list[dict[str, Leaves]],
-    units: dict[str, dict[str, float]], ignored: Callable[[str], bool],
-) -> dict[str, dict[str, Allowed]]:  # fmt: skip
-    """How far each leaf may be off.
+def tolerances(
+    reference: Reference, state: Any, new: dict[str, Any], others: list[dict[str, Leaves]], narrowest: np.dtype
+) -> dict[str, dict[str, Allowed]]:
+    """Return how far each leaf of the "state" and of the "metrics" may be off.
 
     Args:
-        new: what the reference returned.
-        old: leaves of the state to which the new one is compared for its change.
-        values: the leaves of what it returned.
-        others: the same with other rounding.
-        units: of the sums on the way to each leaf.
-        ignored: which leaves are not compared.
+        state: the old one, and `new` what the reference made of it.
+        others: the same from nudged numbers.
+        narrowest: type in which the reference adds numbers.
     """
-    found: dict[str, dict[str, Allowed]] = {}
-    for part, after in values.items():
-        types = {name: leaf for name, leaf in trees.named(new[part]).items()}
-        found[part] = {}
-        for name, value in after.items():
+    found: dict[str, dict[str, Allowed]] = {"state": {}, "metrics": {}}
+    old, wide = trees.values(state), narrowest.itemsize == 8
+    fraction = {8: 1e-7, 4: 7e-4}.get(narrowest.itemsize, 4 * float(jnp.finfo(narrowest).eps))
+    for part, leaves in leaves_of(new).items():
+        types = trees.named(jax.tree.map(lambda x: x.dtype, new[part]))
+        for name, value in leaves.items():
             spread = max(trees.distance(other[part][name], value) for other in others)
-            before = old.get(name) if part == "state" else None
-            if ignored(name):
-                found[part][name] = Allowed(np.inf, 0.0, "blind")
-            elif value.dtype.kind not in "fc":
+            if reference.groups <= 1 and reference.is_own(name, part):
+                found[part][name] = Allowed(np.inf, 0.0, "ignored")
+            elif value.dtype.kind != "f":
                 found[part][name] = Allowed(0.0, 0.0, "blind" if spread else "exact")
+            elif not np.isfinite(value).all():
+                found[part][name] = Allowed(0.0, 0.0)
             else:
-                moved = value - before if before is not None and before.shape == value.shape else value
-                finite = np.isfinite(size := trees.largest(moved))
-                unit, own = units[part].get(name, 0.0), float(jnp.finfo(jnp.result_type(types[name])).eps)
-                times = 1.0 if own < 1e-6 else 0.5
-                fraction = unit**0.45 if unit < 1e-6 else 4 * unit if times == 1 else 0.0
-                last = UNITS * times * own * max(trees.largest(value), size)
-                tolerance = OF_THE_SPREAD * times * spread + fraction * size + last if finite else 0.0
-                if times != 1:  # stored coarsely, whatever it changes by: it is judged beside its own size
-                    size = max(size, trees.largest(value))
-                found[part][name] = Allowed(tolerance, size if finite else 0.0, "close")
-    largest = max((each.change for each in found["state"].values()), default=0.0)
-    return {
-        part: {name: judged(each, part, largest) for name, each in leaves.items()} for part, leaves in found.items()
-    }
+                size, own = trees.largest(value), float(jnp.finfo(types[name]).eps)
+                change = trees.largest(value - old[name]) if part == "state" else size
+                units = (4 if own < 1e-6 else 2) * own * max(size, change)
+                # What is stored in a narrow type is judged by its size, because it is rounded to that.
+                judged = change if own < 1e-6 else max(size, change)
+                found[part][name] = Allowed((8 if wide else 4) * spread + fraction * change + units, judged)
+    still = STILL * max((each.change for each in found["state"].values()), default=0.0)
+    for part, name, most in [(part, *leaf) for part, leaves in found.items() for leaf in leaves.items()]:
+        if most.kind == "close" and most.tolerance > BLIND * most.change > 0:
+            stands = part == "state" and most.change < still  # as what rounding makes of a gradient of 0
+            found[part][name] = Allowed(max(most.tolerance, still), np.inf) if stands else most._replace(kind="blind")
+    return found
 
 
-def judged(leaf: Allowed, part: str, largest: float) -> Allowed:
-    """The kind of a leaf, by its tolerance beside its own change."""
-    if leaf.kind != "close" or leaf.tolerance <= LOOSE * leaf.change or leaf.change == 0:
-        return leaf
-    if leaf.tolerance <= BLIND * leaf.change:
-        return leaf._replace(kind="loose")
-    return leaf._replace(kind="still" if part == "state" and leaf.change < STILL * largest else "blind")
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield every operation of a traced program, also of the programs in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def narrowest_sum(reference: Reference, arguments: tuple) -> np.dtype:
+    """Return the narrowest type in which the reference adds numbers, or returns what it was given in a wider one."""
+    program, new = jax.make_jaxpr(reference.whole, return_shape=True)(*arguments)
+    sums = [each for each in equations(program.jaxpr) if each.primitive.name in SUMS]
+    found = {variable.aval.dtype for each in sums for variable in (*each.invars, *each.outvars)}
+    pairs = zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(new["state"]), strict=True)
+    found |= {new.dtype for old, new in pairs if not trees.is_key(new) and new.dtype != jnp.result_type(old)}
+    floats = [dtype for dtype in found if jnp.issubdtype(dtype, jnp.floating)]
+    return np.dtype(max(floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.float64))

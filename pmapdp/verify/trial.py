@@ -1,4 +1,4 @@
-"""A step on N devices beside its reference on one: call it, always from fresh copies of host arrays."""
+"""A step on N devices: placed and called from fresh copies of host arrays, and read from every device."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError
 from pmapdp.verify import trees
-from pmapdp.verify.convention import Convention, few
 from pmapdp.verify.layouts import Layout, sharding
-from pmapdp.verify.mistakes import named
-from pmapdp.verify.reference_program import Reference
-from pmapdp.verify.report import NotCheckedError, StepFailedError
+from pmapdp.verify.mistakes import name_cause
+from pmapdp.verify.reference import Reference, present, split_result
+from pmapdp.verify.report import FAILED, CheckError
 from pmapdp.verify.rounding import Update
+from pmapdp.verify.trees import Leaves, few
 
 Copies = dict[str, list[np.ndarray]]  # what the devices hold of each leaf
 # A part of a message of JAX -> the mistake that it is about.
@@ -25,14 +25,12 @@ LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(__file
 
 
 class Trial(NamedTuple):
-    """A step on some devices beside its reference."""
+    """A step on some devices, and its reference on one."""
 
     step: Callable  # as the user wrote it
     reference: Reference
-    convention: Convention  # of the arguments and results of both
     layout: Layout  # how `step` wants its arguments
-    devices: Sequence[jax.Device]  # those of the step, N of them
-    own: Callable[[str], bool]  # whether a leaf of this name belongs to a device
+    devices: Sequence[jax.Device]  # N of them
 
     @property
     def N(self) -> int:  # noqa: N802
@@ -40,94 +38,94 @@ class Trial(NamedTuple):
         return len(self.devices)
 
     def place(self, update: Update) -> tuple[Any, ...]:
-        """State, batch and key on the devices, by the layout; their memory is nobody else's."""
+        """Put state, batch and key on the devices, by the layout; their memory is nobody else's."""
         state, batch, *key = trees.to_host(update.arguments)
-        with user_code("the layout", self.N):
-            placed = self.place_state(state)
-            place_batch = self.place_own if self.own("batch") else self.layout.place_batch
-            batch = None if batch is None else place_batch(batch, self.devices)
-            keys = [self.place_key(each) for each in key]
-            return jax.block_until_ready((placed, batch, *keys))
+        own, layout = self.reference.is_own, self.layout
+        with user_code("the layout"):
+            if layout.place_own is None:
+                state = layout.place_state(state, self.devices)
+            else:
+                shared = trees.map_named(lambda path, leaf: None if own(path) else leaf, state)
+                each = trees.map_named(lambda path, leaf: leaf if own(path) else None, state)
+                shared, each = layout.place_state(shared, self.devices), self.place_own(each)
+                state = jax.tree.map(lambda a, b: b if a is None else a, shared, each, is_leaf=lambda x: x is None)
+            if batch is not None:
+                batch = self.place_own(batch) if own("batch") else layout.place_batch(batch, self.devices)
+            return jax.block_until_ready((state, batch, *map(self.place_key, key)))
 
-    def place_state(self, state: Any) -> Any:
-        """The state; leaves `[N, ...]` that belong to a device are split by ready layouts."""
-        if self.layout.place_own is None:
-            return self.layout.place_state(state, self.devices)
-        own = trees.map_named(lambda path, leaf: leaf if self.own(path) else None, state)
-        rest = trees.map_named(lambda path, leaf: None if self.own(path) else leaf, state)
-        return trees.combine(self.layout.place_state(rest, self.devices), self.place_own(own, self.devices))
-
-    def place_own(self, tree: Any, devices: Sequence[jax.Device]) -> Any:
-        """Leaves `[N, ...]` of which each device gets its row."""
+    def place_own(self, tree: Any) -> Any:
+        """Give each device its row of leaves `[N, ...]`."""
         if wrong := [np.shape(leaf) for leaf in jax.tree.leaves(tree) if np.shape(leaf)[:1] != (self.N,)]:
-            raise NotCheckedError(f"a leaf that per_device names is {list(wrong[0])}, which are not {self.N} rows")
-        return (self.layout.place_own or self.layout.place_state)(tree, devices)
+            raise CheckError(f"a leaf that per_device names is {list(wrong[0])}, which are not {self.N} rows")
+        return (self.layout.place_own or self.layout.place_state)(tree, self.devices)
 
     def place_key(self, key: Any) -> Any:
-        """The key; one for each device `[N, ...]` from a layout of the user's is split over the devices."""
-        if self.own("key"):
-            return self.place_own(key, self.devices)
+        """Place the key; one for each device `[N, ...]`, which a layout of the user's makes, is split over them."""
+        if self.reference.is_own("key"):
+            return self.place_own(key)
         placed = self.layout.place_key(key, self.devices)
         if np.shape(placed) == (self.N, *np.shape(key)) and len(placed.sharding.device_set) < self.N:
             return jax.device_put(placed, sharding(self.devices, "data"))
         return placed
 
-    def call(self, state: Any, *rest: Any) -> dict[str, Any]:
-        """What the step returns for placed arguments, computed: the "state", the "metrics" and perhaps a new "key"."""
-        with user_code("the step", self.N):
-            returned = jax.block_until_ready(self.step(*self.convention.arguments(state, *rest)))
-        return self.convention.split(returned, "the step")
+    def call(self, *placed: Any) -> dict[str, Any]:
+        """Return the "state" and the "metrics" that the step returns for placed arguments, computed."""
+        with user_code("the step"):
+            returned = jax.block_until_ready(self.step(*present(*placed)))
+        return split_result(returned, self.reference.form, "the step")
 
     def run(self, update: Update) -> dict[str, Copies]:
-        """The update by the step, from the reference's state."""
-        return self.read(self.call(*self.place(update)), update)
+        """Make an update from the reference's state."""
+        return self.read(self.call(*self.place(update)), update.values)
 
-    def read(self, returned: dict[str, Any], update: Update) -> dict[str, Copies]:
-        """What the devices hold, before the next update donates it; names and shapes must be the reference's."""
+    def read(self, returned: dict[str, Any], values: dict[str, Leaves]) -> dict[str, Copies]:
+        """Return what the devices hold; names and shapes must be those of the reference's `values`."""
         if self.layout.fetch is not None:
-            with user_code("fetch of the layout", self.N):
+            with user_code("fetch of the layout"):
                 returned = returned | {"state": self.layout.fetch(returned["state"])}
-        found = {"state": trees.with_key(returned), "metrics": trees.named(returned["metrics"])}
         held: dict[str, Copies] = {}
-        for part, got in found.items():
-            wanted, held[part] = update.values[part], {}
-            for lacking, others, who in ((got, wanted, "step"), (wanted, got, "reference")):
-                if missing := [name for name in others if name not in lacking]:
-                    other = "reference" if who == "step" else "step"
-                    raise StepFailedError(
-                        f"the {who} returns no leaf {few(missing)} of the {part}, which the {other} returns: "
-                        f"return it from both, or from neither"
-                    )
+        for part, wanted in values.items():
+            got, held[part] = trees.named(returned[part]), {}
+            if odd := set(got) ^ set(wanted):
+                who = ("step", "reference") if odd & set(got) else ("reference", "step")
+                raise CheckError(
+                    f"the {who[0]} returns {few(sorted(odd))} in the {part}, and the {who[1]} does not: return it from "
+                    f"both, or from neither",
+                    FAILED,
+                    "error",
+                )
             for name, leaf in got.items():
                 copies = trees.copies(leaf, wanted[name].shape, self.N)
                 if copies is None:
-                    raise StepFailedError(
+                    raise CheckError(
                         f"the leaf {name} of the {part} is {list(np.shape(leaf))} in the step and "
                         f"{list(wanted[name].shape)} in the reference: return the same shape, or on N devices also "
-                        f"[N, ...] (or give a Layout with your own fetch)"
+                        f"[N, ...] (or give a Layout with your own fetch)",
+                        FAILED,
+                        "error",
                     )
                 held[part][name] = copies
         return held
 
 
 @contextlib.contextmanager
-def user_code(what: str, N: int) -> Iterator[None]:
-    """Errors raised inside become a `StepFailedError` that says where in the user's program they arose."""
+def user_code(what: str) -> Iterator[None]:
+    """Turn errors raised inside into a `CheckError` that says where in the user's program they arose."""
     try:
         yield
-    except (NotCheckedError, UserError):
+    except (CheckError, UserError):
         raise
     except Exception as error:
-        message = f"{what} raised an error, {blame(error)}"
-        for part, cause in MESSAGES.items():
+        message, cause = f"{what} raised an error, {blame(error)}", "error"
+        for part, mistake in MESSAGES.items():
             if part in str(error):
-                raise StepFailedError(f"{message} {named(cause)[1]}", cause) from error
-        raise StepFailedError(message) from error
+                message, cause = f"{message} {name_cause(mistake)[1]}", mistake
+        raise CheckError(message, FAILED, cause) from error
 
 
 def blame(error: BaseException) -> str:
-    """The user's own line in which an error arose, and the whole message: `file.py:12 in loss: TypeError: message`."""
+    """Return the user's own line in which an error arose, and the message: `file.py:12 in loss: TypeError: message`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(library in frame.filename for library in LIBRARIES)]
     where = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""
-    return f"{where}{type(error).__name__}: {str(error).strip() or reason(error)}"
+    return f"{where}{type(error).__name__}: {str(error).strip()}"

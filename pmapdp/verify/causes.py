@@ -1,0 +1,362 @@
+"""Name the cause of a difference, if the outputs show it: by experiments with compiled functions alone.
+
+- parts: the reference on each device's examples alone, what a device does without an all-reduce;
+- influence: each example is replaced in turn, and the moves of step and reference are compared;
+- the same examples on every device, which shows one set of random numbers.
+
+A cause is named only if its prediction is far nearer than the reference. Everything else is unknown, and the report
+says which leaves differ, from which update on, by how much, and if the devices hold the same values.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmapdp.verify import trees
+from pmapdp.verify.mistakes import Cause, name_cause
+from pmapdp.verify.reference import present
+from pmapdp.verify.rounding import Update, equations
+from pmapdp.verify.trees import Leaves, distance, largest, multiple
+from pmapdp.verify.trial import Copies, Trial
+
+CLEAR = 10  # times its tolerance: how far a leaf is off that can tell causes apart
+NEAR = 1e-3  # of the difference: how near a prediction must be
+EQUAL = 1e-2  # relative error of a move as a multiple of another, and of how much an example counts
+SURE = 20  # times its tolerance: how far the reference must move a leaf to tell how much an example counts
+MOST_EXAMPLES = 128  # one run each, with this example replaced
+MOST_LEAVES = 32  # that are asked if anything depends on them
+
+
+class Case:
+    """One update by the step on N devices, from the reference's state."""
+
+    def __init__(self, trial: Trial, update: Update):
+        self.trial, self.update, self.N = trial, update, trial.N
+        self.run()
+
+    def run(self) -> None:
+        """Make the update, and keep the programs that it was the first to compile."""
+        client: Any = self.trial.devices[0].client
+        known = set(map(id, client.live_executables()))
+        self.got: dict[str, Copies] = self.trial.run(self.update)
+        self.programs = [each for each in client.live_executables() if id(each) not in known]
+
+    def find_programs(self) -> list[Any]:
+        """Return the compiled programs of the step."""
+        if not self.programs:  # they were compiled before
+            jax.clear_caches()
+            self.run()
+        return self.programs
+
+    def off(self, part: str) -> dict[str, tuple[float, float]]:
+        """Return how far each compared leaf is off, on the device where it is farthest, and what is allowed."""
+        values = self.update.values[part]
+        return {
+            name: (max(distance(copy, values[name]) for copy in self.got[part][name]), most.tolerance)
+            for name, most in self.update.allowed[part].items()
+            if most.kind in ("close", "exact")
+        }
+
+    @functools.cached_property
+    def wrong(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """The leaves of each part that are off by more than is allowed, those that are farthest off first."""
+        found = {part: [(n, pair) for n, pair in self.off(part).items() if pair[0] > pair[1]] for part in self.got}
+        return {
+            part: dict(sorted(leaves, key=lambda leaf: -leaf[1][0] / (leaf[1][1] or 1e-300)))
+            for part, leaves in found.items()
+        }
+
+    @functools.cached_property
+    def clear(self) -> list[str]:
+        """The leaves of the state that are off by much more than is allowed."""
+        return [name for name, (far, tolerance) in self.wrong["state"].items() if far > CLEAR * tolerance]
+
+    @functools.cached_property
+    def fractions(self) -> list[str]:
+        """Those of them that are no whole numbers."""
+        return [name for name in self.clear if self.update.values["state"][name].dtype.kind in "fc"]
+
+    @functools.cached_property
+    def parts(self) -> list[dict[str, Leaves]]:
+        """What the reference makes of each device's examples alone; empty if it can't."""
+        update = self.update
+        if update.batch is not None and update.examples % self.N:
+            return []
+        own = update.batch is None or self.trial.reference.is_own("batch")
+        batches = [update.batch if own else self.part(device) for device in range(self.N)]
+        try:
+            return [self.trial.reference((update.state, each, *update.key), n) for n, each in enumerate(batches)]
+        except Exception:  # the user's function may fail for other batches
+            return []
+
+    def part(self, device: int) -> Any:
+        """Return one device's examples."""
+        b = self.update.examples // self.N
+        return trees.rows(self.update.batch, slice(device * b, (device + 1) * b), self.update.axis)
+
+    @functools.cached_property
+    def drawn(self) -> dict[tuple[str, str], float]:
+        """How far each leaf moves that changes with other random numbers."""
+        state, key = trees.reseed((self.update.state, self.update.key))
+        other = self.reference(state=state, key=key)
+        return {
+            (part, name): distance(other[part][name], self.update.values[part][name])
+            for part in ("state", "metrics")
+            for name in self.differing(other, self.update.values, part)
+        }
+
+    def differing(self, a: dict[str, Leaves], b: dict[str, Leaves], part: str = "state") -> list[str]:
+        """Return the leaves of fractions in which two results differ by more than rounding."""
+        compared = [(n, most.tolerance) for n, most in self.update.allowed[part].items() if most.kind == "close"]
+        return [name for name, tolerance in compared if distance(a[part][name], b[part][name]) > 4 * tolerance]
+
+    def reference(self, **changes: Any) -> dict[str, Leaves]:
+        """Return what the reference makes of the update with other arguments."""
+        return self.trial.reference(self.update._replace(**changes).arguments)
+
+    def rerun(self, index: Any) -> tuple[dict[str, Leaves], dict[str, Leaves]]:
+        """Return what the step (its first device) and the reference make of the examples at `index`."""
+        batch = trees.rows(self.update.batch, index, self.update.axis)
+        got = self.trial.run(self.update._replace(batch=batch))
+        return {p: {n: c[0] for n, c in leaves.items()} for p, leaves in got.items()}, self.reference(batch=batch)
+
+    def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
+        """Tell if a wrong leaf of the state is as predicted for each device, or by a single array for all."""
+        copies, (far, tolerance) = self.got["state"][name], self.wrong["state"][name]
+        each = [*predicted] * (len(copies) if len(predicted) == 1 else 1)
+        if len(each) != len(copies):
+            return False
+        rest = max(map(distance, copies, each))
+        return rest <= max(NEAR * far, tolerance) and rest < far / 4
+
+    def differs_between_devices(self, part: str, name: str) -> bool:
+        """Tell if the devices hold different values of a wrong leaf."""
+        copies, (far, tolerance) = self.got[part][name], self.wrong[part][name]
+        return max(distance(copy, copies[0]) for copy in copies) > max(tolerance, EQUAL * min(far, 1e300))
+
+    def matters(self, name: str) -> bool:
+        """Tell if the next update depends on a leaf, as on a parameter."""
+        return self.trial.reference.matters(name, self.update.arguments)
+
+
+def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
+    """Return the cause of a wrong state.
+
+    Args:
+        also_on_one: if one device is off, too, so that no average over devices is at fault.
+        facts: what is sure if no cause is.
+    """
+    looks = [weight_decay, examples]
+    if case.N > 1 and not also_on_one:
+        looks = [devices_differ, same_mask, local_statistics, factor, mean_of_means, *looks]
+    names = list(case.wrong["state"])
+    found = next(filter(None, (look(case) for look in looks if case.clear)), None)
+    if found or not case.fractions:
+        return found or name_cause("unknown", names, facts=facts)
+    ratio, error = change(case, case.fractions[0])
+    moves = f" {case.fractions[0]} moves {ratio:.3g} times as far as in the reference." * (error < EQUAL * abs(ratio))
+    return name_cause("unknown", names, facts=facts + moves)
+
+
+def change(case: Case, name: str) -> tuple[float, float]:
+    """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
+    old = trees.values(case.update.state)[name]
+    return multiple(case.got["state"][name][0] - old, case.update.values["state"][name] - old)
+
+
+def devices_differ(case: Case) -> Cause | None:
+    """Devices that hold different values: of their own examples, as without an all-reduce, or of something else."""
+    different = [name for name in case.clear if case.differs_between_devices("state", name)]
+    local = [name for name in different if is_local(case, name)]
+    if trained := [name for name in local[:MOST_LEAVES] if case.matters(name)]:
+        return name_cause("no all-reduce", trained)
+    if different and local == different:
+        return name_cause("local statistics", local)
+    return name_cause("drift", [name for name in different if name not in local]) if different else None
+
+
+def is_local(case: Case, name: str) -> bool:
+    """Tell if each device holds the result of its own examples: what the reference makes of them, or values whose mean
+    over the devices is right, while no other device has the first one's."""
+    copies, (far, tolerance) = case.got["state"][name], case.wrong["state"][name]
+    if case.parts and case.is_near(name, [part["state"][name] for part in case.parts]):
+        return True
+    if name not in case.fractions or len(copies) != case.N or not np.isfinite(far):
+        return False
+    alike = any(distance(copy, copies[0]) <= EQUAL * far for copy in copies[1:])
+    rest = distance(np.mean(copies, 0), case.update.values["state"][name])
+    return not alike and rest <= max(NEAR * far, tolerance)
+
+
+def same_mask(case: Case) -> Cause | None:
+    """One set of random numbers on all devices: if all have the same examples, the step does what the reference makes
+    of one device's examples, and the reference doesn't."""
+    B = case.update.examples
+    if not B or not case.parts or not case.drawn or case.trial.reference.is_own("batch"):
+        return None
+    got, right = case.rerun(np.tile(np.arange(B // case.N), case.N))
+    if case.differing(got, case.parts[0]) or not case.differing(right, case.parts[0]):
+        return None
+    return name_cause("same mask", list(case.wrong["state"]))
+
+
+def local_statistics(case: Case) -> Cause | None:
+    """Statistics of one device's examples, or the average of such statistics: nothing depends on these leaves, and
+    their error is no multiple of a parameter's, as with an average of the parameters."""
+    right, got = case.update.values["state"], case.got["state"]
+    errors = {name: got[name][0] - right[name] for name in case.fractions if right[name].size > 1}
+    found = []
+    for name in case.clear[:MOST_LEAVES] if case.parts else ():
+        each = [part["state"][name] for part in case.parts]
+        others = [e for n, e in errors.items() if n != name and name in errors and e.shape == errors[name].shape]
+        if (
+            (case.is_near(name, each[:1]) or (name in case.fractions and case.is_near(name, [np.mean(each, 0)])))
+            and not any(multiple(errors[name], e)[1] < EQUAL * abs(multiple(errors[name], e)[0]) for e in others)
+            and not case.matters(name)
+        ):
+            found.append(name)
+    return name_cause("local statistics", found) if found else None
+
+
+def factor(case: Case) -> Cause | None:
+    """A change N or 1/N times as large: of the parameters, or of moments that were zero."""
+    changes = [(*change(case, name), case.update.values["state"][name].size) for name in case.fractions]
+    return name_factor(case, [(ratio, size) for ratio, error, size in changes if error < NEAR * abs(ratio)])
+
+
+def name_factor(case: Case, ratios: Sequence[tuple[float, int]]) -> Cause | None:
+    """Return the cause of a gradient N or 1/N times as large, if all ratios are these or their squares (as those of
+    second moments are). Each comes with its number of entries: a single number must be met more exactly."""
+    N, names = case.N, list(case.wrong["state"])
+    ratios = [(ratio, size) for ratio, size in ratios if abs(ratio - 1) > EQUAL]
+
+    def all_are(first: float) -> bool:
+        def is_one(value: float) -> list[bool]:
+            return [abs(ratio / value - 1) < (EQUAL / 2 if size > 1 else 1e-5) for ratio, size in ratios]
+
+        return any(is_one(first)) and all(map(max, is_one(first), is_one(first**2)))
+
+    if all_are(N) or all_are(N * N):
+        if has_check_vma(case):
+            return name_cause("check_vma", names, N=N, ratio=N if all_are(N) else N * N)
+        return name_cause("sum for mean", names, N=N) if all_are(N) else None
+    return name_cause("averaged twice", names, N=N) if all_are(1 / N) else None
+
+
+def has_check_vma(case: Case) -> bool:
+    """Tell if the step holds a shard_map with check_vma=True."""
+    placed = present(*case.trial.place(case.update))
+    try:
+        program = jax.make_jaxpr(lambda: case.trial.step(*placed))()
+    except Exception:  # a Python function around compiled ones need not be traceable
+        return False
+    return any(equation.params.get("check_vma") is True for equation in equations(program.jaxpr))
+
+
+def mean_of_means(case: Case) -> Cause | None:
+    """The mean of what each device does with its own examples, in the leaves that are averages of gradients."""
+    names = [
+        name
+        for name in (case.fractions if case.parts else ())
+        if case.is_near(name, [np.mean([part["state"][name] for part in case.parts], 0)])
+    ]
+    several = any(case.update.values["state"][name].size > 1 for name in names)
+    return name_cause("mean of means", names) if names and (several or names == case.clear) else None
+
+
+def weight_decay(case: Case) -> Cause | None:
+    """A difference that is the same multiple of the old value in every wrong leaf."""
+    old, right = trees.values(case.update.state), case.update.values["state"]
+    if case.clear != case.fractions or min(old[name].size for name in case.clear) < 2:
+        return None
+    found = [multiple(case.got["state"][name][0] - right[name], old[name]) for name in case.clear]
+    ratio = float(np.median([ratio for ratio, _ in found]))
+    if not all(error < EQUAL * abs(each) and abs(each - ratio) < EQUAL * abs(ratio) for each, error in found):
+        return None
+    return name_cause("weight decay", list(case.wrong["state"]), ratio=f"{ratio:.2g}")
+
+
+def examples(case: Case) -> Cause | None:
+    """Examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
+    found, names = influence(case), list(case.wrong["state"])
+    if not found:
+        return None
+    best = found[min(found, key=lambda name: found[name][1])][0]
+    low, high = np.nanmin(best), np.nanmax(best)
+    if high - low < 3 * EQUAL * abs(high):
+        return None if case.N == 1 else name_factor(case, [(float(np.nanmedian(x)), 2) for x, _ in found.values()])
+    dropped, (light, heavy) = np.abs(best) < EQUAL, (np.abs(best - count) < EQUAL * high for count in (low, high))
+    if dropped.any():
+        return name_cause("dropped", names, dropped=places(dropped))
+    if low < 0:
+        return None
+    return name_cause("counted unequally", names, heavy=places(heavy), light=places(light), ratio=f"{high / low:.3g}")
+
+
+def influence(case: Case) -> dict[str, tuple[np.ndarray, float]]:
+    """Return how far the step moves when an example is replaced, as a multiple of the reference's move.
+
+    Returns:
+        {leaf: (`[B]`, largest relative error)} for the leaves whose moves are multiples. Not-a-number for an example
+        that doesn't move the reference enough.
+    """
+    B, right = case.update.examples, case.update.values["state"]
+    names = [name for name in case.fractions if right[name].size > 1]
+    if not 2 <= B <= MOST_EXAMPLES or case.trial.reference.is_own("batch"):
+        return {}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for example in range(B):
+        index = np.arange(B)
+        index[example] = (example + B // 2) % B
+        got, wanted = (result["state"] for result in case.rerun(index))
+        for name, pairs in found.items():
+            moved, move = got[name] - case.got["state"][name][0], wanted[name] - right[name]
+            enough = largest(move) > SURE * case.update.allowed["state"][name].tolerance
+            pairs.append(multiple(moved, move) if enough else (np.nan, 0.0))
+    linear = {name: (np.array(pairs)[:, 0], max(error for _, error in pairs)) for name, pairs in found.items()}
+    return {n: (x, error) for n, (x, error) in linear.items() if error < EQUAL and np.isfinite(x).mean() > 0.5}
+
+
+def places(chosen: np.ndarray) -> str:
+    """Return the places of the chosen examples in words: `3, 8 to 15`."""
+    found = np.flatnonzero(chosen)
+    runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def explain_metrics(case: Case, also_on_one: bool, facts: str) -> Cause:
+    """Return the cause of wrong metrics: the one that explains most of them."""
+    wrong = case.wrong["metrics"]
+    causes = {name: "" if also_on_one or case.N == 1 else cause_of_metric(case, name) for name in wrong}
+    found = [cause for cause in causes.values() if cause]
+    cause = max(found, key=found.count, default="")
+    # By chance an accuracy of few values may be explained, but not the loss.
+    sure = cause.startswith("scaled") or found.count(cause) == len(wrong)
+    if not cause or not (sure or any(case.differs_between_devices("metrics", name) for name in wrong)):
+        return name_cause("follows" if case.wrong["state"] else "unknown", list(wrong), facts=facts)
+    name, _, ratio = cause.partition(": ")
+    return name_cause(name, [each for each in wrong if causes[each] == cause], ratio=ratio, N=case.N)
+
+
+def cause_of_metric(case: Case, name: str) -> str:
+    """Return the cause of one wrong metric, with its factor; empty if none explains it.
+
+    Of causes that predict the same, as a sum of equal means and N times the mean, the first is named.
+    """
+    (far, tolerance), right = case.wrong["metrics"][name], case.update.values["metrics"][name]
+    if case.differs_between_devices("metrics", name):
+        return "one device's metrics"
+    guesses = [(f"scaled metrics: {ratio}", right * ratio) for ratio in (case.N, case.N**2)]
+    if case.parts:
+        each = [np.nan_to_num(part["metrics"][name]) for part in case.parts]  # of padding alone it is NaN
+        guesses += [("one device's metrics", part) for part in each]
+        guesses += [("mean of means", np.mean(each, 0)), ("mean of means", np.sum(each, 0))]
+    guesses.append((f"scaled metrics: {1 / case.N:.3g}", right / case.N))
+    rests = [(distance(case.got["metrics"][name][0], np.asarray(value)), cause) for cause, value in guesses]
+    nearest = min(rest for rest, _ in rests)
+    if far <= 4 * tolerance or nearest > max(NEAR / 10 * far, tolerance / 64):
+        return ""
+    return next(cause for rest, cause in rests if rest <= max(4 * nearest, 1e-6 * largest(right)))

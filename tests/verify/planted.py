@@ -1,0 +1,63 @@
+"""The program of `program.py`, right or with lines of the catalogue planted in it, as the arguments of `verify`."""
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pmapdp.verify import one_device
+from pmapdp.verify.mistakes import CATALOGUE
+
+SOURCE = (Path(__file__).parent / "program.py").read_text()
+WAYS = {"pmap": "replicated", "shard_map": "sharded", "jit": "sharded"}  # and the layout of each
+
+
+class Plant(NamedTuple):
+    """One wrong line."""
+
+    cause: str
+    right: str
+    wrong: str
+    under: tuple = tuple(WAYS)
+    options: dict = {}  # noqa: RUF012
+
+
+PLANTS = [
+    Plant(cause, **{name: tuple(value) if name == "under" else value for name, value in line.items()})
+    for cause, mistake in CATALOGUE.items()
+    for line in mistake.get("lines", [])
+]
+
+
+@functools.cache
+def load(edits, options):
+    """The program with these pairs of lines replaced, under these options."""
+    source = SOURCE
+    for right, wrong in edits:
+        assert source.count(right) == 1, right
+        source = source.replace(right, wrong)
+    names = {"OPTIONS": dict(options)}
+    exec(compile(source.replace("OPTIONS: dict = {}", ""), "program.py", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def given(way, *plants, devices=4, **options):
+    """The arguments of `verify` for the program with these plants, on 4 devices."""
+    for plant in plants:
+        options |= {name: value for name, value in plant.options.items() if (name, value) != ("key", "any")}
+    options = tuple(sorted(options.items()))
+    program = load(tuple((plant.right, plant.wrong) for plant in plants), options)
+    state, batch = load((), options).start()
+    return {
+        "reference": one_device(load((), options).step, "data"),
+        "make_step": lambda devices: program.make_step(way, devices),
+        "state": state,
+        "batch": batch,
+        "last_batch": {**batch, "weight": (np.arange(len(batch["x"])) < 13).astype(np.float32)},  # 3 of padding
+        "key": jax.random.key(5) if dict(options).get("key", "argument") == "argument" else None,
+        "layout": WAYS[way],
+        "counts": [devices],
+    }
