@@ -20,7 +20,7 @@ from pmapdp.verify.mistakes import Cause, name_cause
 from pmapdp.verify.reference import present
 from pmapdp.verify.rounding import Update, equations
 from pmapdp.verify.trees import Leaves, distance, largest, multiple
-from pmapdp.verify.trial import Copies, Trial
+from pmapdp.verify.trial import Trial
 
 CLEAR = 10  # times its tolerance: how far a leaf is off that can tell causes apart
 NEAR = 1e-3  # of the difference: how near a prediction must be
@@ -35,20 +35,13 @@ class Case:
 
     def __init__(self, trial: Trial, update: Update):
         self.trial, self.update, self.N = trial, update, trial.N
-        self.run()
-
-    def run(self) -> None:
-        """Make the update, and keep the programs that it was the first to compile."""
-        client: Any = self.trial.devices[0].client
-        known = set(map(id, client.live_executables()))
-        self.got: dict[str, Copies] = self.trial.run(self.update)
-        self.programs = [each for each in client.live_executables() if id(each) not in known]
+        self.got, self.programs = trial.run(update)
 
     def find_programs(self) -> list[Any]:
         """Return the compiled programs of the step."""
         if not self.programs:  # they were compiled before
             jax.clear_caches()
-            self.run()
+            self.programs = self.trial.run(self.update)[1]
         return self.programs
 
     def off(self, part: str) -> dict[str, tuple[float, float]]:
@@ -120,7 +113,7 @@ class Case:
     def rerun(self, index: Any) -> tuple[dict[str, Leaves], dict[str, Leaves]]:
         """Return what the step (its first device) and the reference make of the examples at `index`."""
         batch = trees.rows(self.update.batch, index, self.update.axis)
-        got = self.trial.run(self.update._replace(batch=batch))
+        got, _ = self.trial.run(self.update._replace(batch=batch))
         return {p: {n: c[0] for n, c in leaves.items()} for p, leaves in got.items()}, self.reference(batch=batch)
 
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
@@ -173,9 +166,15 @@ def devices_differ(case: Case) -> Cause | None:
     local = [name for name in different if is_local(case, name)]
     if trained := [name for name in local[:MOST_LEAVES] if case.matters(name)]:
         return name_cause("no all-reduce", trained)
-    if different and local == different:
+    if different and local == different and has_parameters(case, besides=different):
         return name_cause("local statistics", local)
-    return name_cause("drift", [name for name in different if name not in local]) if different else None
+    return name_cause("drift", [name for name in different if name not in local] or different) if different else None
+
+
+def has_parameters(case: Case, besides: list[str]) -> bool:
+    """Tell if the next update depends on another leaf: without one, a parameter looks like a statistic."""
+    others = [n for n, most in case.update.allowed["state"].items() if most.kind == "close" and n not in besides]
+    return any(case.matters(n) for n in others[:MOST_LEAVES] if not case.trial.reference.is_own(n))
 
 
 def is_local(case: Case, name: str) -> bool:
@@ -218,7 +217,7 @@ def local_statistics(case: Case) -> Cause | None:
             and not case.matters(name)
         ):
             found.append(name)
-    return name_cause("local statistics", found) if found else None
+    return name_cause("local statistics", found) if found and has_parameters(case, besides=found) else None
 
 
 def factor(case: Case) -> Cause | None:
@@ -281,13 +280,23 @@ def weight_decay(case: Case) -> Cause | None:
 
 def examples(case: Case) -> Cause | None:
     """Examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
-    found, names = influence(case), list(case.wrong["state"])
+    B, names, right = case.update.examples, list(case.wrong["state"]), case.update.values["state"]
+    if not 2 <= B <= MOST_EXAMPLES or case.trial.reference.is_own("batch"):
+        return None
+    found = influence(case, range(B), [name for name in case.fractions if right[name].size > 1])
     if not found:
         return None
     best = found[min(found, key=lambda name: found[name][1])][0]
-    low, high = np.nanmin(best), np.nanmax(best)
+    low_at, high_at = int(np.nanargmin(best)), int(np.nanargmax(best))
+    low, high = best[low_at], best[high_at]
     if high - low < 3 * EQUAL * abs(high):
         return None if case.N == 1 else name_factor(case, [(float(np.nanmedian(x)), 2) for x, _ in found.values()])
+    if case.drawn:  # a mask may look like it: then other examples count with other random numbers
+        state, key = trees.reseed((case.update.state, case.update.key))
+        values = case.reference(state=state, key=key)
+        other, ends = Case(case.trial, case.update._replace(state=state, key=key, values=values)), [low_at, high_at]
+        if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in influence(other, ends, names).values()):
+            return None
     dropped, (light, heavy) = np.abs(best) < EQUAL, (np.abs(best - count) < EQUAL * high for count in (low, high))
     if dropped.any():
         return name_cause("dropped", names, dropped=places(dropped))
@@ -296,19 +305,16 @@ def examples(case: Case) -> Cause | None:
     return name_cause("counted unequally", names, heavy=places(heavy), light=places(light), ratio=f"{high / low:.3g}")
 
 
-def influence(case: Case) -> dict[str, tuple[np.ndarray, float]]:
+def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str, tuple[np.ndarray, float]]:
     """Return how far the step moves when an example is replaced, as a multiple of the reference's move.
 
     Returns:
-        {leaf: (`[B]`, largest relative error)} for the leaves whose moves are multiples. Not-a-number for an example
-        that doesn't move the reference enough.
+        {leaf: (one number an example, largest relative error)} for the leaves whose moves are multiples.
+        Not-a-number for an example that doesn't move the reference enough.
     """
     B, right = case.update.examples, case.update.values["state"]
-    names = [name for name in case.fractions if right[name].size > 1]
-    if not 2 <= B <= MOST_EXAMPLES or case.trial.reference.is_own("batch"):
-        return {}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for example in range(B):
+    for example in examples:
         index = np.arange(B)
         index[example] = (example + B // 2) % B
         got, wanted = (result["state"] for result in case.rerun(index))

@@ -1,7 +1,4 @@
-"""The catalogue of mistakes, `mistakes.toml`: for each the line that is right, wrong ones, and what `verify` says.
-
-`python -m pmapdp.verify.mistakes` prints docs/mistakes.md.
-"""
+"""The catalogue of mistakes, `mistakes.toml`: lines that are right, wrong ones, and what `verify` says of them."""
 
 import tomllib
 from collections.abc import Sequence
@@ -17,9 +14,3 @@ CATALOGUE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").re
 def name_cause(cause: str, leaves: Sequence[str] = (), **found: Any) -> Cause:
     """Return a cause and its sentence with what was found."""
     return cause, " ".join(CATALOGUE[cause]["says"].split()).format(leaves=few(leaves), **found)
-
-
-def make_page() -> str:
-    """Return docs/mistakes.md."""
-    lines = ["# Usual mistakes", "", CATALOGUE.pop("page")]
-    return "\n".join(lines)

@@ -1,7 +1,8 @@
 """Tell rounding from mistakes: the reference's updates, and how far each leaf of a step may be off.
 
 The reference runs three times more, from numbers that are changed by one unit in the last place of the narrowest type
-in which it adds numbers. The largest change of a leaf is its spread. A leaf may be off by the sum of
+in which it adds numbers, or by an eighth of one if it is narrower than float32: then an eighth of the numbers is
+rounded the other way. The largest change of a leaf is its spread. A leaf may be off by the sum of
 
 - 4 times its spread (8 times in float64);
 - a fraction of its own change in the update, for formulas that differ by more than rounding at the start: 1e-7 if its
@@ -70,7 +71,7 @@ def reference_updates(
         ArgumentsError: the reference returns not-a-number, with which nothing can be compared.
     """
     updates = []
-    unit = float(jnp.finfo(narrowest).eps) / (1 if narrowest.itemsize >= 4 else 2)
+    unit = float(jnp.finfo(narrowest).eps) / (1 if narrowest.itemsize >= 4 else 8)
     for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
         new = reference.run((state, batch, *key))
         others = [reference((nudge(state, unit, n), nudge(batch, unit, n + SEEDS), *key)) for n in range(SEEDS)]

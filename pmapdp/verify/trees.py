@@ -17,8 +17,8 @@ def path_of(path: Any) -> str:
 
 def named(tree: Any) -> dict[str, Any]:
     """Return the leaves by their path; a typed key as its integers, whose type NumPy knows."""
-    leaves = jax.tree.leaves_with_path(tree)
-    return {path_of(path): jax.random.key_data(leaf) if is_key(leaf) else leaf for path, leaf in leaves}
+    leaves = [(path_of(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
+    return {n: jax.random.key_data(x) if is_key(x) and isinstance(x, jax.Array) else x for n, x in leaves}
 
 
 def values(tree: Any) -> Leaves:

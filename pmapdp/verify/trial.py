@@ -74,9 +74,14 @@ class Trial(NamedTuple):
             returned = jax.block_until_ready(self.step(*present(*placed)))
         return split_result(returned, self.reference.form, "the step")
 
-    def run(self, update: Update) -> dict[str, Copies]:
-        """Make an update from the reference's state."""
-        return self.read(self.call(*self.place(update)), update.values)
+    def run(self, update: Update) -> tuple[dict[str, Copies], list[Any]]:
+        """Make an update from the reference's state; also return the programs that were compiled for it."""
+        client: Any = self.devices[0].client
+        placed = self.place(update)
+        known = set(map(id, client.live_executables()))
+        returned = self.call(*placed)
+        programs = [each for each in client.live_executables() if id(each) not in known]
+        return self.read(returned, update.values), programs
 
     def read(self, returned: dict[str, Any], values: dict[str, Leaves]) -> dict[str, Copies]:
         """Return what the devices hold; names and shapes must be those of the reference's `values`."""

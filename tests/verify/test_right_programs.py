@@ -1,65 +1,257 @@
-"""Right programs pass, in float64 and in float32: rounding is told from mistakes (`pmapdp.verify.rounding`)."""
+"""Right training steps in the styles in which people write them pass, in float64 and in float32."""
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-import right_programs
-from marks import quick
-from right_programs import HALVED
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from pmapdp.verify import trees, verify
-from pmapdp.verify.plain_step import PlainStep
-from pmapdp.verify.rounding import reference_updates
+from pmapdp.verify import Layout, one_device, verify
+from pmapdp.verify.layouts import replicate, split, split_rows
 
-FIRST = right_programs.fully_sharded_with_jit  # that of plain `pytest`
-BY_DAY = [(FIRST, True)] + [(each, number % 3 > 0) for number, each in enumerate(right_programs.RIGHT)]
-AT_NIGHT = [(each, float64) for each in right_programs.RIGHT for float64 in (True, False)]
+B, D, H, C = 16, 6, 8, 3
+RANDOM = np.random.default_rng(1)
+BATCH = {"x": RANDOM.normal(size=(B, D)).astype(np.float32), "y": RANDOM.integers(0, C, B).astype(np.int32)}
+PARAMS = {"w": RANDOM.normal(size=(D, H)).astype(np.float32), "v": RANDOM.normal(size=(H, C)).astype(np.float32)}
 
 
-@quick(1, ("program", "float64"), dict.fromkeys(BY_DAY + AT_NIGHT), by_day=len(BY_DAY))
-def test_a_right_program_passes(program, float64):
-    report = verify(**program(), float64=float64)
-    assert report.ok, str(report)
-    given = program()
-    counts = tuple(given.get("counts", (1, 2, 4, 8)))
-    updates = 3 + ("last_batch" in given)
-    assert report.compared.updates == dict.fromkeys(range(1, updates + 1), counts), str(report)
+def mean(tree):
+    return lax.pmean(tree, "i")
+
+
+def loss_of(params, batch, weight=None):
+    logits = jnp.tanh(batch["x"] @ params["w"]) @ params["v"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return losses.mean() if weight is None else (weight * losses).sum()
+
+
+def descend(params, gradients):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def plain(params, batch):
+    loss, gradients = jax.value_and_grad(loss_of)(params, batch)
+    return descend(params, gradients), loss
+
+
+def averaged(params, batch):
+    loss, gradients = mean(jax.value_and_grad(loss_of)(params, batch))
+    return descend(params, gradients), loss
+
+
+def replicated_pmap(step, reference=plain):
+    """The maintained form: the state has no device axis."""
+    make_step = lambda devices: jax.pmap(step, "i", in_axes=(None, 0), out_axes=None, devices=devices)  # noqa: E731
+    return {"reference": reference, "make_step": make_step, "layout": "replicated", "state": PARAMS, "batch": BATCH}
+
+
+def stacked_pmap_with_linen():
+    """As Flax's older examples: TrainState, flax.jax_utils.replicate, a device axis on everything."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(C)(nn.relu(nn.Dense(H)(x)))
+
+    def step(state, batch, average=mean):
+        def loss_of(params):
+            logits = state.apply_fn({"params": params}, batch["x"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean(), logits
+
+        (loss, logits), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        metrics = {"loss": loss, "accuracy": (logits.argmax(-1) == batch["y"]).mean()}
+        return state.apply_gradients(grads=average(gradients)), average(metrics)
+
+    params = Net().init(jax.random.key(0), BATCH["x"])["params"]
+    state = TrainState.create(apply_fn=Net().apply, params=params, tx=optax.adamw(1e-2))
+    mapped = jax.pmap(step, axis_name="i", donate_argnums=0)
+    return {"reference": one_device(step, "i"), "step": mapped, "state": state, "batch": BATCH, "counts": (1, 2, 8)}
+
+
+def jit_with_nnx():
+    """The module's state split from its structure; batch norm and one mask for the batch come out right under jit."""
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden, self.norm = nnx.Linear(D, H, rngs=rngs), nnx.BatchNorm(H, rngs=rngs)
+            self.dropout, self.logits = nnx.Dropout(0.3), nnx.Linear(H, C, rngs=rngs)
+
+        def __call__(self, x, rngs):
+            return self.logits(self.dropout(nnx.relu(self.norm(self.hidden(x))), rngs=rngs))
+
+    structure, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+    rule = optax.sgd(0.1, momentum=0.9)
+
+    def step(state, batch, key):
+        params, rest, momentum = state
+
+        def loss_of(params):
+            net = nnx.merge(structure, params, rest, copy=True)
+            logits = net(batch["x"], nnx.Rngs(dropout=key))
+            loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+            return loss, nnx.state(net, nnx.Not(nnx.Param))
+
+        (loss, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        moves, momentum = rule.update(gradients, momentum, params)
+        return (optax.apply_updates(params, moves), rest, momentum), {"loss": loss}
+
+    def make_step(devices):
+        everywhere = NamedSharding(Mesh(np.array(devices), ("i",)), P())
+        return jax.jit(step, donate_argnums=0, out_shardings=everywhere)
+
+    given = {"state": (params, rest, rule.init(params)), "batch": BATCH, "layout": "sharded", "counts": (1, 4)}
+    key = lambda update: jax.random.fold_in(jax.random.key(3), update)  # noqa: E731
+    return given | {"reference": step, "make_step": make_step, "key": key}
+
+
+def gradient_accumulation():
+    """Two micro-batches in a loop on each device, then one all-reduce."""
+
+    def step(params, batch):
+        def add(total, micro_batch):
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, micro_batch)), None
+
+        zeros = (jnp.zeros((), params["w"].dtype), jax.tree.map(jnp.zeros_like, params))
+        total, _ = lax.scan(add, zeros, jax.tree.map(lambda x: x.reshape(2, -1, *x.shape[1:]), batch))
+        loss, gradients = mean(jax.tree.map(lambda x: x / 2, total))
+        return descend(params, gradients), loss
+
+    return replicated_pmap(step)
+
+
+def shard_map_on_a_mesh_of_its_own():
+    """check_vma=True: the averaged loss is differentiated. The batch's sharding is the layout."""
+    mesh = jax.make_mesh((8,), ("i",))
+
+    def step(params, batch):
+        loss, gradients = jax.value_and_grad(lambda params: mean(loss_of(params, batch)))(params)
+        return descend(params, gradients), loss
+
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("i")), out_specs=P()))
+    return replicated_pmap(step) | {"make_step": None, "step": mapped, "layout": NamedSharding(mesh, P("i"))}
+
+
+def zero_1():
+    """Each device holds a part of the momentum: reduce-scatter, update of the part, all-gather of the move."""
+
+    def gradient_of(w, batch):
+        return jax.value_and_grad(lambda w: jnp.mean((batch["x"] @ w - batch["y"]) ** 2))(w)
+
+    def reference(state, batch):
+        loss, gradient = gradient_of(state[0], batch)
+        momentum = 0.9 * state[1] + gradient
+        return (state[0] - 0.1 * momentum, momentum), loss
+
+    def device_step(w, momentum, batch):
+        loss, gradient = gradient_of(w, batch)
+        momentum = 0.9 * momentum + lax.psum_scatter(gradient, "i", tiled=True) / lax.axis_size("i")
+        return w - 0.1 * lax.all_gather(momentum, "i", tiled=True), momentum, mean(loss)
+
+    mapped = jax.pmap(device_step, "i", in_axes=(None, 0, 0), out_axes=(None, 0, None))
+
+    def step(state, batch):
+        w, momentum, loss = mapped(*state, batch)
+        return (w, momentum), loss
+
+    layout = Layout(
+        lambda state, devices: (replicate(state[0], devices), split_rows(state[1], devices)),
+        split_rows,
+        lambda state: (np.asarray(state[0]), np.asarray(state[1]).reshape(-1)),
+    )
+    batch = {"x": RANDOM.normal(size=(B, 8)).astype(np.float32), "y": RANDOM.normal(size=B).astype(np.float32)}
+    state = (np.ones(8, np.float32), np.zeros(8, np.float32))
+    return {"reference": reference, "step": step, "state": state, "batch": batch, "layout": layout}
+
+
+def fully_sharded_with_jit():
+    """Parameters split over the devices; the compiler gathers them for the products."""
+
+    def place(params, devices):
+        mesh = Mesh(np.array(devices), ("i",))
+        spec = {"w": P(None, "i"), "v": P("i")}
+        return {name: jax.device_put(x, NamedSharding(mesh, spec[name])) for name, x in params.items()}
+
+    make_step = lambda devices: jax.jit(plain, donate_argnums=0)  # noqa: E731
+    return replicated_pmap(plain) | {"make_step": make_step, "layout": Layout(place, split)}
+
+
+def a_key_in_the_state_of_each_device():
+    """As in older pmap programs; no result depends on it, so one device is the reference."""
+
+    def step(state, batch):
+        params, loss = averaged(state["params"], batch)
+        return {"params": params, "key": jax.random.split(state["key"])[0]}, loss
+
+    state = {"params": PARAMS, "key": jax.random.split(jax.random.PRNGKey(1), 8)}
+    given = {"step": jax.pmap(step, "i"), "reference": one_device(step, "i"), "per_device": "key"}
+    return given | {"state": state, "batch": BATCH}
+
+
+def a_ragged_batch_padded_by_the_layout():
+    """13 examples on any number of devices: the layout fills up with examples of weight 0."""
+
+    def weighted(params, batch, weight, add):
+        loss, gradients = add(jax.value_and_grad(loss_of)(params, batch, weight))
+        count = add(weight.sum())
+        return jax.tree.map(lambda p, g: p - 0.1 * g / count, params, gradients), loss / count
+
+    def place_batch(batch, devices):
+        size, N = len(batch["y"]), len(devices)
+        index = np.arange(-(-size // N) * N) % size
+        weight = (np.arange(len(index)) < size).astype(batch["x"].dtype)
+        return split_rows(({name: x[index] for name, x in batch.items()}, weight), devices)
+
+    def reference(params, batch):
+        return weighted(params, batch, jnp.ones(len(batch["y"])), lambda tree: tree)
+
+    given = replicated_pmap(lambda params, batch: weighted(params, *batch, lambda x: lax.psum(x, "i")), reference)
+    first, last = (jax.tree.map(lambda x: x[:size], BATCH) for size in (13, 5))  # noqa: B023
+    return given | {"layout": Layout(replicate, place_batch), "batch": first, "last_batch": last}
+
+
+def mixed_precision():
+    """Matrix products in bfloat16, parameters in float32."""
+
+    def half(params, batch):
+        params, x = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, batch["x"]))
+        logits = (jnp.tanh(x @ params["w"]) @ params["v"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+
+    def step(params, batch):
+        loss, gradients = mean(jax.value_and_grad(half)(params, batch))
+        return descend(params, gradients), loss
+
+    return replicated_pmap(step, one_device(step, "i"))
+
+
+PROGRAMS = [
+    lambda: replicated_pmap(averaged), stacked_pmap_with_linen, jit_with_nnx, gradient_accumulation,
+    shard_map_on_a_mesh_of_its_own, zero_1, fully_sharded_with_jit, a_key_in_the_state_of_each_device,
+    a_ragged_batch_padded_by_the_layout, mixed_precision,
+]  # fmt: skip
+BY_DAY = [(program, number % 3 > 0) for number, program in enumerate(PROGRAMS)]
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "float64"),
     [
-        right_programs.batch_norm_and_dropout_with_jit, right_programs.adam_with_pmap, right_programs.zero_1,
-        right_programs.stacked_pmap_with_linen, right_programs.plain_arrays_with_pmap,
-        right_programs.mixed_precision_with_pmap,
+        pytest.param(program, float64, marks=() if (program, float64) in BY_DAY else pytest.mark.slow)
+        for program in PROGRAMS
+        for float64 in (True, False)
     ],
-    ids=lambda program: program.__name__,
-)  # fmt: skip
-def test_the_tolerance_covers_the_rounding_of_another_order_of_the_batch(program):
-    """None of these depends on the order. Half of the tolerance is enough."""
+)
+def test_a_right_program_passes(program, float64):
     given = program()
-    keys = (given["key"],) if given.get("key") is not None else ()
-    plain = PlainStep(given["reference"], trees.as_arrays(given["state"]), (), 0)
-    reference = plain.reference(plain.convention(given["batch"], keys))
-    (update,) = reference_updates(reference, plain.state, [given["batch"]], [keys], 0, plain.ignored)
-    order = np.random.default_rng(0).permutation(update.examples)
-    permuted = reference(update._replace(batch=trees.rows(update.batch, order)).arguments)
-    for part, allowed in update.allowed.items():
-        for name, most in allowed.items():
-            assert trees.distance(permuted[part][name], update.values[part][name]) <= most.tolerance / 2, name
-
-
-@pytest.mark.slow
-def test_a_right_program_in_mixed_precision_passes():
-    report = verify(**right_programs.mixed_precision_with_pmap())
+    report = verify(**given, float64=float64)
     assert report.ok, str(report)
-    assert "given float64, it computes in bfloat16" in report.precision
-
-
-def test_a_program_that_does_not_keep_float64_is_compared_in_its_own_type():
-    def reference(state, batch):
-        return (state - 0.1 * batch["x"].mean(0)).astype(np.float32), batch["x"].sum()
-
-    report = verify(reference=reference, step=jax.jit(reference), layout="sharded", **HALVED)
-    assert report.ok
-    assert "given float64, it computes in float32" in report.precision
+    counts = tuple(given.get("counts", (1, 2, 4, 8) if given.get("make_step") else (8,)))
+    assert set(report.compared.updates.values()) == {counts}, str(report)
+    if program is mixed_precision and float64:
+        assert str(report).startswith("Note: in float64 tolerances would be a thousand times narrower, but given float")
+        assert "computes in bfloat16" in report.precision

@@ -1,0 +1,47 @@
+"""Steps of a few lines that tests change in one place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pmapdp.devices import simulate
+
+simulate(8)  # before a table of tests uses JAX
+RANDOM = np.random.default_rng(0)
+BATCH = {"x": RANDOM.normal(size=(16, 5)).astype(np.float32), "y": RANDOM.normal(size=16).astype(np.float32)}
+W = RANDOM.normal(size=5).astype(np.float32)
+
+
+def mean(tree):
+    return lax.pmean(tree, "i")
+
+
+def total(tree):
+    return lax.psum(tree, "i")
+
+
+def alone(tree):
+    return tree
+
+
+def loss_of(w, batch, keep=1.0):
+    return jnp.mean(keep * (batch["x"] @ w - batch["y"]) ** 2)
+
+
+def descend(w, batch, average=alone):
+    """Linear regression: the new weights, and the loss."""
+    loss, gradient = jax.value_and_grad(loss_of)(w, batch)
+    return w - 0.1 * average(gradient), {"loss": average(loss)}
+
+
+def float32(w, batch, average=alone):
+    """The same in float32, whatever the types of the arguments are."""
+    w, loss = descend(w.astype("f4"), jax.tree.map(lambda x: x.astype("f4"), batch), average)
+    return w, loss
+
+
+def on_pmap(step, **changes):
+    """The step on all devices, averaging over them."""
+    changes = {"average": mean} | changes
+    return jax.pmap(lambda *given: step(*given, **changes), "i")
