@@ -11,9 +11,9 @@ If `verify` says "cause unknown", its facts narrow the list down. Do the devices
 all-reduce is missing. Is one leaf N times too large? Then something is summed that should be averaged. Is only the last
 batch wrong? Then padding counts, or the devices hold different numbers of examples.
 
-The lines with a minus are wrong, and those with a plus are right, in a [training step](../tests/verify/program.py). The
-tests put each wrong one into it, and `verify` must find it by the name above it (`report.causes`). Under jit the compiler
-adds the all-reduces, so you can't forget one. The braces stand for what was found."""
+The lines with a minus are wrong, and those with a plus are right, in a [training step](../tests/verify/program.py).
+The tests put each wrong one into it, and `verify` must find it by the name above it (`report.causes`). Under jit the
+compiler adds the all-reduces, so you can't forget one. The braces stand for what was found."""
 EVERYWHERE = ["pmap", "shard_map", "jit"]
 
 
