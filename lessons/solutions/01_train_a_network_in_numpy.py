@@ -11,7 +11,7 @@ def softmax_gradient(probabilities, labels):
 
 
 def standardize_backward(x, g):
-    """Gradient `[B, D]` with respect to x; `g` `[B, D]` is that with respect to the standardized x."""
+    """Gradient `[B, D]` with respect to x; `g` `[B, D]` is the gradient with respect to the standardized x."""
     # Shifting all of x, or stretching it around its mean, does not change y. So the gradient has no component along
     # (1, ..., 1), nor along y: both are taken away.
     y = (x - x.mean(0)) / x.std(0)

@@ -1,5 +1,7 @@
 """Pictures of lesson 00."""
 
+import matplotlib.pyplot as plt
+
 from pmapdp.lessons import drawing
 
 
@@ -14,3 +16,16 @@ def one_row_each() -> None:
         drawing.box(axes, left, 2.2, f"row {d}\n[1]", device=d, height=1.2)
         drawing.arrow(axes, (left + 0.9, 3.4), (left + 0.9, 4.1), device=d)
     drawing.box(axes, 0.2, 4.1, "the cores and the memory of one machine", width=17.2)
+
+
+@drawing.picture
+def same_work_each(seconds: dict[int, float]) -> None:
+    """Four bars for 1, 2, 4 and 8 simulated devices with the same work each: more devices take longer, because they share the cores.
+
+    `seconds` by the number of devices.
+    """
+    milliseconds = [1000 * value for value in seconds.values()]
+    plt.bar([str(N) for N in seconds], milliseconds, color=drawing.DEVICE_COLOURS[0], width=0.6)
+    plt.axhline(milliseconds[0], color=drawing.INK, linestyle=":", label="eight GPUs would take as long as one")
+    plt.legend(loc="upper left")
+    plt.gca().set(xlabel="simulated devices, each with the same work", ylabel="milliseconds")

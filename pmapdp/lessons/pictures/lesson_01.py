@@ -1,5 +1,7 @@
 """Pictures of lesson 01."""
 
+from collections.abc import Sequence
+
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -7,29 +9,16 @@ from pmapdp.lessons import drawing
 
 
 @drawing.picture
-def digits(images: np.ndarray, labels: np.ndarray) -> None:
-    """Ten scans of handwritten digits, 8 x 8 grey pixels each, one of each class from 0 to 9.
-
-    Images are `[n, 64]`, labels `[n]`.
-    """
-    _, places = plt.subplots(1, 10, figsize=(7, 0.9))
-    for digit, axes in enumerate(places):
-        axes.imshow(images[labels == digit][0].reshape(8, 8), cmap="Greys", interpolation="nearest")
-        axes.set_title(digit, fontsize=9)
-        axes.set_axis_off()
-
-
-@drawing.picture
 def forward_and_backward() -> None:
-    """From x [B, 64] through hidden [B, 32] and logits [B, 10] to the loss; the gradients go back in the same steps."""
+    """From inputs [B, 64] through hidden [B, 32] and logits [B, 10] to the loss; the gradients go back in the same steps."""
     axes = drawing.canvas(17, 3.6)
-    stations = ((0, "x\n[B, 64]"), (4.6, "hidden\n[B, 32]"), (9.2, "logits\n[B, 10]"), (13.8, "loss\n[ ]"))
+    stations = ((0, "inputs\n[B, 64]"), (4.6, "hidden\n[B, 32]"), (9.2, "logits\n[B, 10]"), (13.8, "loss\n[ ]"))
     for place, text in stations:
         drawing.box(axes, place, 1.2, text, width=2.8, height=1.2)
     labels = (
         (2.8, "W1, b1, ReLU", "gradient of W1, b1"),
         (7.4, "W2, b2", "gradient of W2, b2"),
-        (12.0, "cross-entropy", "p - target"),
+        (12.0, "cross-entropy", "p - 1 at the label"),
     )
     for place, forward, backward in labels:
         drawing.arrow(axes, (place, 1.5), (place + 1.8, 1.5))
@@ -39,15 +28,49 @@ def forward_and_backward() -> None:
 
 
 @drawing.picture
-def eight_parts() -> None:
-    """A batch of 64 is cut into eight parts of 8 rows; each has a gradient; their mean is the gradient of the whole batch."""
-    axes = drawing.canvas(18.9, 5.2)
-    for top, label in {0.5: "batch", 2.25: "backward", 4.55: "mean"}.items():
-        axes.text(0, top, label, va="center")
-    drawing.box(axes, 3.0, 0.0, "x [64, 64], labels [64]", width=15.6, height=0.9)
-    drawing.box(axes, 3.0, 4.1, "(g0 + g1 + ... + g7) / 8 = gradient of the whole batch", width=15.6, height=0.9)
-    for d in range(8):
-        left = 3.0 + 1.98 * d
-        drawing.arrow(axes, (left + 0.87, 0.95), (left + 0.87, 1.75), device=d)
-        drawing.box(axes, left, 1.8, f"g{d}\n8 rows", device=d, width=1.78, height=1.1)
-        drawing.arrow(axes, (left + 0.87, 2.95), (left + 0.87, 4.05), device=d)
+def two_losses(right: Sequence[float], wrong: Sequence[float]) -> None:
+    """Two loss curves over 80 updates, with the right gradient and with the wrong one; both fall, and they are close together."""
+    plt.plot(right, color=drawing.DEVICE_COLOURS[0], label="right gradient")
+    plt.plot(wrong, color=drawing.DEVICE_COLOURS[5], linestyle="--", label="without rule 3")
+    plt.gca().set(xlabel="update", ylabel="loss", ylim=(0, None))
+    plt.legend()
+
+
+@drawing.picture
+def digits_and_mistakes(curve: np.ndarray, images: np.ndarray, labels: np.ndarray, guesses: np.ndarray) -> None:
+    """Left, the losses on training and validation scans fall over 60 epochs. Right, scans that the network misread, with its guesses.
+
+    Args:
+        curve: `[epochs, 2]` losses of the training and of the validation scans.
+        images: `[n, 64]` test scans.
+        labels: `[n]` their digits.
+        guesses: `[n]` what the network took them for.
+    """
+    figure = plt.figure(figsize=(9, 3))
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
+    axes = left.subplots()
+    axes.plot(curve[:, 0], color=drawing.DEVICE_COLOURS[0], label="training")
+    axes.plot(curve[:, 1], color=drawing.DEVICE_COLOURS[1], linestyle="--", label="validation")
+    axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
+    axes.legend()
+    left.subplots_adjust(bottom=0.18, left=0.15)
+    misread = np.flatnonzero(guesses != labels)[:18]
+    places = right.subplots(3, 6)
+    for place in places.flat:
+        place.set_axis_off()
+    for place, row in zip(places.flat, misread, strict=False):
+        place.imshow(images[row].reshape(8, 8), cmap="Greys", interpolation="nearest")
+        place.set_title(f"{labels[row]}, not {guesses[row]}", fontsize=8)
+
+
+@drawing.picture
+def eight_parts(parts: np.ndarray, whole: float) -> None:
+    """Eight bars in eight colours, the gradient of one weight from each part; a line marks their mean, the whole batch's gradient.
+
+    `parts` are `[8]`.
+    """
+    plt.bar(range(8), parts, color=drawing.DEVICE_COLOURS[:8])
+    plt.axhline(0, color=drawing.INK, linewidth=0.8)
+    plt.axhline(whole, color=drawing.INK, linestyle="--")
+    plt.text(7.6, whole, "whole batch\n= mean of the eight", va="center")
+    plt.gca().set(xlabel="part of the batch", ylabel="gradient of one weight", xticks=range(8))
