@@ -284,7 +284,7 @@ def test_every_column_is_visible(compared, tmp_path, width, scheme):
         assert min(right - left for left, right in cells) > 0.9 * width
 
 
-@pytest.mark.night
+@pytest.mark.slow
 def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
     """Of a recipe that has one, which here is no more than a model and a data set that are there without a download."""
     job = ["mirrored", "--dataset", "digits", "--model", "mlp", "--steps", "3", "--strategies", "jit"]
