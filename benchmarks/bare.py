@@ -42,9 +42,9 @@ class Loop(NamedTuple):
     split: Any
 
 
-def make_loop(model: str, strategy: str, devices: list[jax.Device], optimizer: Any, dtype: str = "float32") -> Loop:
-    """The step of a strategy on these devices, and the state before the first."""
-    structure, parameters, others = nnx.split(build(MODELS[model], dtype=dtype), nnx.Param, ...)
+def make_loop(network: nnx.Module, strategy: str, devices: list[jax.Device], optimizer: Any) -> Loop:
+    """Make the step of a strategy on these devices, and the state before the first."""
+    structure, parameters, others = nnx.split(network, nnx.Param, ...)
     axis = "data" if strategy in ("pmap", "shard_map") else None
 
     def mean_loss(parameters, others, step, images, labels, numbers):
@@ -81,23 +81,28 @@ def make_loop(model: str, strategy: str, devices: list[jax.Device], optimizer: A
     return Loop(compiled, jax.device_put(state, replicated), sharded)
 
 
+def place(batch: tuple[Any, ...], loop: Loop, strategy: str) -> Any:
+    """Put a batch `[B, ...]` on the devices, under pmap as `[N, B / N, ...]`."""
+    if strategy == "pmap":
+        N = len(loop.split.device_set)
+        batch = tuple(x.reshape(N, len(x) // N, *x.shape[1:]) for x in batch)
+    return jax.device_put(batch, loop.split)
+
+
 def main(arguments: list[str]) -> None:
     """The command."""
     options = work_parser(__doc__, "bare").parse_args(arguments)
-    N, B = options.devices, options.batch
-    devices = choose(N)
+    B, devices = options.batch, choose(options.devices)
     with open_file(options.data) as file, np.load(file) as data:
         images, labels = data["images"][: options.examples], data["labels"][: options.examples].astype(np.int32)
-    loop = make_loop(options.model, options.strategy, devices, optax.adam(1e-3))
+    loop = make_loop(build(MODELS[options.model]), options.strategy, devices, optax.adam(1e-3))
     state, steps = loop.state, options.examples // B
     for epoch in range(options.epochs):
         order = np.random.default_rng(epoch).permutation(options.examples)[: steps * B].reshape(steps, B)
         start = time.perf_counter()
         for rows in order.astype(np.int32):
-            batch = images[rows], labels[rows], rows
-            if options.strategy == "pmap":
-                batch = tuple(x.reshape(N, B // N, *x.shape[1:]) for x in batch)
-            state, loss = loop.step(state, *jax.device_put(batch, loop.split))
+            batch = place((images[rows], labels[rows], rows), loop, options.strategy)
+            state, loss = loop.step(state, *batch)
         jax.block_until_ready(loss)
         print(json.dumps({"examples_per_second": steps * B / (time.perf_counter() - start)}), flush=True)
 

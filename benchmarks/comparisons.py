@@ -15,7 +15,6 @@ class Run:
         strategy: pmap, jit, shard_map or single; empty for a peer.
         devices: N.
         global_batch: B, examples per update over all devices.
-        flag: of ours, one more flag; empty for none.
     """
 
     who: str
@@ -23,18 +22,16 @@ class Run:
     strategy: str
     devices: int
     global_batch: int
-    flag: str = ""
 
     @property
     def name(self) -> str:
         """What it is called in results.json."""
-        fields = (self.who, self.strategy, self.model, self.devices, self.global_batch, self.flag)
+        fields = (self.who, self.strategy, self.model, self.devices, self.global_batch)
         return " ".join(map(str, filter(None, fields)))
 
-    def examples(self, on_accelerators: bool) -> int:
-        """Examples of one epoch: enough for a second or more on a CPU, and for 100 updates or more on accelerators."""
-        if on_accelerators:
-            return max(65_536 * self.devices, 100 * self.global_batch)
+    @property
+    def examples(self) -> int:
+        """Examples of one epoch: enough for a second or more on a CPU."""
         return {"cnn": 25_600, "convnet": 6_400}[self.model]
 
 
@@ -77,15 +74,4 @@ def comparisons(peers: bool) -> list[Comparison]:
             for strategy in strategies:
                 ours = Run("pmapdp", model, strategy, devices, batch)
                 found.append(Comparison(work, ours, peer, names[who], target))
-    return found
-
-
-def comparisons_of_accelerators(devices: int) -> list[Comparison]:
-    """Those of a machine with so many: the trainer beside the bare loop, at two sizes of the batch on each."""
-    found = []
-    for name, model, here in (("CNN", "cnn", 64), ("CNN", "cnn", 4096), ("convnet", "convnet", 4096)):
-        for strategy in STRATEGIES:
-            ours = Run("pmapdp", model, strategy, devices, here * devices)
-            work = f"{name}, {here * devices:,}"
-            found.append(Comparison(work, ours, replace(ours, who="bare"), "bare loop", 0.98))
     return found

@@ -3,9 +3,8 @@
 Every command runs in a process of its own, ours and theirs in turn, round after round, on the real MNIST. A run has two
 epochs: the first warms up, of the second the examples/s count; of each command the median over the rounds. `--peers`
 first makes an environment for TensorFlow, PyTorch and Keras (once; some minutes, 4 GB) and compares with them too.
-Writes, after every round, benchmarks/results.json and, from it, the table and the picture of docs/speed.md. Where JAX
-finds accelerators it compares the trainer with the bare loop on them, over larger epochs, and writes
-benchmarks/accelerators.json and its table. Leave the machine alone meanwhile.
+Writes, after every round, benchmarks/results.json and, from it, the table of docs/speed.md. Leave the machine alone
+meanwhile. `benchmarks.accelerators` measures GPUs.
 """
 
 import json
@@ -24,7 +23,7 @@ import jax
 import numpy as np
 
 from benchmarks import at_least_one, make_parser, summary
-from benchmarks.comparisons import Run, comparisons, comparisons_of_accelerators
+from benchmarks.comparisons import Run, comparisons
 from pmapdp import cli
 from pmapdp.devices import cores
 from pmapdp.registry import load_data
@@ -65,7 +64,7 @@ def environment_with(cache: Path) -> dict[str, str]:
     return clean | cached
 
 
-def speed(run: Run, folder: Path, python: Path | None, examples: int) -> float:
+def speed(run: Run, folder: Path, python: Path | None) -> float:
     """Examples per second of one run. `folder` holds mnist.npz, and compiled programs.
 
     Raises:
@@ -78,7 +77,7 @@ def speed(run: Run, folder: Path, python: Path | None, examples: int) -> float:
         program = [python, PEERS / f"{run.who}.py", folder / "mnist.npz"]
         sizes = sizes if run.who == "keras_jax" else [run.devices, run.global_batch // run.devices]
     done = subprocess.run(
-        list(map(str, filter(None, [*program, *sizes, examples, EPOCHS, run.flag]))),
+        list(map(str, filter(None, [*program, *sizes, run.examples, EPOCHS]))),
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -113,61 +112,46 @@ def seconds_of_commands(folder: Path, data_dir: str | None) -> dict[str, float]:
     return found
 
 
-def accumulation() -> list[dict[str, Any]]:
-    """What `benchmarks.accumulation` prints."""
-    command = [sys.executable, "-m", "benchmarks.accumulation"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
 def machine() -> dict[str, Any]:
-    """What is measured on. A process that ends looks for accelerators, since one that stays would hold their memory."""
-    code = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].device_kind, sep=';')"
-    found = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
-    count, platform_name, kind = found.strip().split(";")
-    here = {
+    """Return the facts about this machine."""
+    return {
         "processor": platform.processor() or platform.machine(),
         "cores": cores(),
-        "devices": "simulated on the CPU" if platform_name == "cpu" else f"{count} x {kind}",
+        "devices": "simulated on the CPU",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "load before": os.getloadavg()[0],
     }
-    return here if platform_name == "cpu" else here | {"accelerators": int(count)}
 
 
 def main(arguments: list[str]) -> None:
     """The command."""
     parser = make_parser(__doc__, "run", "--rounds 5")
-    parser.add_argument("--peers", action="store_true", help="compare with other frameworks too (on a CPU)")
+    parser.add_argument("--peers", action="store_true", help="compare with other frameworks too")
     parser.add_argument("--rounds", type=at_least_one, default=5, help="runs of each command")
     parser.add_argument("--data-dir", help="folder of data sets that holds MNIST; default: $PMAPDP_DATA")
     parser.add_argument("--environment", type=Path, default=peers_environment(), help="folder of their environment")
     options = parser.parse_args(arguments)
 
+    os.environ["JAX_PLATFORMS"] = "cpu"
     facts = machine()
-    accelerators = facts.get("accelerators")
-    python = peers_python(options.environment) if options.peers and not accelerators else None
+    python = peers_python(options.environment) if options.peers else None
     if python:
         facts["peers"] = peers_versions(python)
-    pairs = comparisons_of_accelerators(accelerators) if accelerators else comparisons(options.peers)
+    pairs = comparisons(options.peers)
     runs = list(dict.fromkeys(run for pair in pairs for run in (pair.ours, pair.other)))
     speeds: dict[str, list[float]] = {run.name: [] for run in runs}
     results: dict[str, Any] = {"machine": facts, "examples_per_second": speeds}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train = load_data("mnist", options.data_dir).train
-        copies = 7 * accelerators if accelerators else 1  # 60,000 examples each
-        arrays = {"images": train.inputs, "labels": train.labels}
-        np.savez(folder / "mnist.npz", **{key: np.concatenate(copies * [value]) for key, value in arrays.items()})
-        if not accelerators:
-            results |= {"accumulation": accumulation(), "seconds": seconds_of_commands(folder, options.data_dir)}
+        np.savez(folder / "mnist.npz", images=train.inputs, labels=train.labels)
+        results["seconds"] = seconds_of_commands(folder, options.data_dir)
         for number in range(options.rounds):
             for run in runs:
-                speeds[run.name].append(speed(run, folder, python, run.examples(bool(accelerators))))
+                speeds[run.name].append(speed(run, folder, python))
                 print(f"round {number + 1}: {run.name:40} {speeds[run.name][-1]:9,.0f} examples/s", flush=True)
-            file = summary.ACCELERATORS if accelerators else summary.RESULTS
-            file.write_text(json.dumps(results, indent=1) + "\n")
+            summary.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             summary.write(results)
     print("\n".join(summary.rows(results)))
 

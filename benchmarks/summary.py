@@ -1,32 +1,26 @@
-"""The tables of docs/speed.md and their picture, made from results.json and accelerators.json:
-`python -m benchmarks.summary`."""
+"""Write the tables of docs/speed.md from results.json and accelerators.json: `python -m benchmarks.summary`."""
 
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparisons import STRATEGIES, Comparison, comparisons, comparisons_of_accelerators
-from benchmarks.pictures import drawing, svg
-from pmapdp.compare.pictures import INK, STRATEGY_COLOURS
+from benchmarks.comparisons import STRATEGIES, Comparison, comparisons
 
 RESULTS = Path(__file__).with_name("results.json")
 ACCELERATORS = Path(__file__).with_name("accelerators.json")
-PICTURE = Path(__file__).with_name("results.svg")
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- made by python -m benchmarks.summary -->", "<!-- until here -->"
-BEGIN_ACCELERATORS = "<!-- made by python -m benchmarks.summary from accelerators.json -->"
+BEGIN_ACCELERATORS = "<!-- made by python -m benchmarks.accelerators -->"
 TARGETS = {"default job, warm": 6}  # seconds
 
 
 def measured(results: dict[str, Any]) -> list[tuple[Comparison, list[float], list[float]]]:
     """The comparisons whose runs were measured, with the speeds of both sides, round by round."""
     speeds = results["examples_per_second"]
-    accelerators = results["machine"].get("accelerators")
-    found = comparisons_of_accelerators(accelerators) if accelerators else comparisons(peers=True)
     return [
         (pair, speeds[pair.ours.name], speeds[pair.other.name])
-        for pair in found
+        for pair in comparisons(peers=True)
         if pair.ours.name in speeds and pair.other.name in speeds
     ]
 
@@ -80,13 +74,7 @@ def table(results: dict[str, Any]) -> str:
         "| whole command | seconds | target |",
         "| --- | --- | --- |",
         *(f"| {name} | {results['seconds'][name]:.1f} | {target} |" for name, target in TARGETS.items()),
-        "",
-        "| an update in four micro-batches of 16, 1 device | unrolled, ms | in a loop, ms | ratio |",
-        "| --- | --- | --- | --- |",
     ]
-    for row in results["accumulation"]:
-        factor = row["loop"] / row["unrolled"]
-        lines.append(f"| {row['model']} | {row['unrolled']:.1f} | {row['loop']:.1f} | {factor:.1f} |")
     lines += [
         "",
         f"`import pmapdp.train` took {results['seconds']['import']:.1f} s, the default command with one update "
@@ -95,37 +83,44 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def picture(results: dict[str, Any]) -> str:
-    """One bar a comparison: the ratio, with a mark at its target."""
-    rows = measured(results)
-    values = [ratio(ours, other) for _, ours, other in rows]
-    title = "Examples per second, pmapdp over the other; the line is the target"
-    with drawing(9, 0.8 + 0.27 * len(rows)) as (figure, axes):
-        for number, ((pair, _, _), value) in enumerate(zip(rows, values, strict=True)):
-            axes.barh(number, value, height=0.7, color=STRATEGY_COLOURS[pair.ours.strategy], alpha=0.6)
-            axes.plot((pair.target, pair.target), (number - 0.45, number + 0.45), color=INK, linewidth=2)
-            axes.text(max(value, pair.target) + 0.1, number, f"{value:.2f}", va="center")
-        labels = [f"{pair.work}, {pair.ours.devices} x {pair.ours.strategy} / {pair.against}" for pair, _, _ in rows]
-        axes.set_yticks(range(len(rows)), labels)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.xaxis.set_visible(False)
-        axes.spines["bottom"].set_visible(False)
-        figure.suptitle(title, weight="bold")
-        return svg(figure, title)
+def rows_of_accelerators(results: dict[str, Any]) -> list[str]:
+    """The table of `benchmarks.accelerators` in Markdown."""
+    lines = [
+        "Examples/s. In brackets: the trainer over the bare loop of the same strategy, median and range of the pairs.",
+        "",
+        "| work | trainer, pmap | trainer, jit | bare loop, jit | PyTorch eager | PyTorch compiled |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for work, row in results["rows"].items():
+        ours = []
+        for strategy in ("pmap", "jit"):
+            ratios = row[strategy]["ratios"]
+            shares = f"{statistics.median(ratios):.2f}; {ratios[0]:.2f} to {ratios[-1]:.2f}"
+            ours.append(f"{row[strategy]['trainer']:,.0f} ({shares})")
+        theirs = [f"{row['pytorch'][how]:,.0f}" if "pytorch" in row else "" for how in ("eager", "compiled")]
+        cells = [work, *ours, f"{row['jit']['bare']:,.0f}", *theirs]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", f"{results['machine']}."]
 
 
-def write(results: dict[str, Any]) -> None:
-    """Write the table between its marks on the page, and, of CPUs, the picture."""
-    if results["machine"].get("accelerators"):
-        begin, text = BEGIN_ACCELERATORS, "\n".join(rows(results))
-    else:
-        PICTURE.write_text(picture(results), encoding="utf-8")
-        begin, text = BEGIN, table(results)
+def replace_between(begin: str, text: str) -> None:
+    """Write `text` into the page, between the mark `begin` and the next end."""
     before, rest = PAGE.read_text(encoding="utf-8").split(begin)
     _, after = rest.split(END, maxsplit=1)
     PAGE.write_text(f"{before}{begin}\n{text}\n{END}{after}", encoding="utf-8")
 
 
+def write(results: dict[str, Any]) -> None:
+    """Write the table of `benchmarks.run`."""
+    replace_between(BEGIN, table(results))
+
+
+def write_accelerators(results: dict[str, Any]) -> None:
+    """Write the table of `benchmarks.accelerators`."""
+    replace_between(BEGIN_ACCELERATORS, "\n".join(rows_of_accelerators(results)))
+
+
 if __name__ == "__main__":
-    for file in (RESULTS, ACCELERATORS):
-        write(json.loads(file.read_text(encoding="utf-8")))
+    write(json.loads(RESULTS.read_text(encoding="utf-8")))
+    if ACCELERATORS.exists():
+        write_accelerators(json.loads(ACCELERATORS.read_text(encoding="utf-8")))

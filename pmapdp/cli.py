@@ -182,8 +182,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, doc: str | None, epilog: str = ""):
-        example = re.search(r"(python -m [\w.]+).*?(?=  |$)", doc or "", re.MULTILINE)
-        self.program, self.example = (example[1], example[0]) if example else ("python -m", "--help")
+        example = re.search(r"^ *(python -m [\w.]+).*?(?=  |$)", doc or "", re.MULTILINE)
+        self.program, self.example = (example[1], example[0].strip()) if example else ("python -m", "--help")
         paragraphs = (doc or "").strip().split("\n\n")
         filled = [each if each.startswith("    ") else textwrap.fill(each, WIDTH) for each in paragraphs]
         super().__init__(

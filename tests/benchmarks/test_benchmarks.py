@@ -1,8 +1,8 @@
-"""The table and the picture of the results, and the bare loops, which do the trainer's work."""
+"""The tables of the results, and the bare loops, which do the trainer's work."""
 
 import importlib
 import json
-import xml.etree.ElementTree as ElementTree
+import re
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from flax import nnx
 from marks import quick
 from running import run
 
-from benchmarks import bare, images, summary
+from benchmarks import accelerators, bare, summary
 from benchmarks.comparisons import comparisons
 from pmapdp import cli, steps
 from pmapdp.registry import MODELS
@@ -22,34 +22,18 @@ from pmapdp.state import Task, build, create_state
 
 def test_the_ratio_is_that_of_the_medians():
     pair = comparisons(peers=False)[0]
-    ours, other = [30.0, 10.0, 21.0], [10.0, 11.0, 7.0]
     results = {
         "machine": {"cores": 2, "processor": "x", "devices": "simulated", "python": "3", "jax": "0"},
         "seconds": {"import": 1.0, "first step": 2.0} | dict.fromkeys(summary.TARGETS, 3.0),
-        "accumulation": [{"model": "cnn", "unrolled": 2.0, "loop": 8.0}],
-        "examples_per_second": {pair.ours.name: ours, pair.other.name: other},
+        "examples_per_second": {pair.ours.name: [30.0, 10.0, 21.0], pair.other.name: [10.0, 11.0, 7.0]},
     }
     assert "| 21 (2.10) | 0.95 |" in summary.table(results)
     assert "up to 95% of their median" in summary.table(results)
-    assert "| cnn | 2.0 | 8.0 | 4.0 |" in summary.table(results)
-    ElementTree.fromstring(summary.picture(results))
 
 
-def test_page_and_picture_are_those_of_the_results():
+def test_the_page_has_the_results():
     results = json.loads(summary.RESULTS.read_text())
-    on_accelerators = "\n".join(summary.rows(json.loads(summary.ACCELERATORS.read_text())))
-    page = summary.PAGE.read_text()
-    for begin, text in ((summary.BEGIN, summary.table(results)), (summary.BEGIN_ACCELERATORS, on_accelerators)):
-        assert text == page.split(begin)[1].split(summary.END)[0].strip()
-    # Its words, with all ratios: where they are drawn is up to the version of matplotlib.
-    made, kept = ElementTree.fromstring(summary.picture(results)), ElementTree.parse(summary.PICTURE)
-    words, found = ([each.text for each in picture.findall(".//{*}text")] for picture in (made, kept))
-    assert len(words) > 2 * len(summary.measured(results))
-    assert words == found
-
-
-def test_every_comparison_was_measured_in_as_many_rounds_three_at_least():
-    results = json.loads(summary.RESULTS.read_text())
+    assert summary.table(results) == summary.PAGE.read_text().split(summary.BEGIN)[1].split(summary.END)[0].strip()
     assert len(summary.measured(results)) == len(comparisons(peers=True))
     (rounds,) = {len(values) for values in results["examples_per_second"].values()}
     assert rounds >= 3
@@ -74,36 +58,38 @@ def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
     """The parameters after two updates in float64, against the trainer's on one device; also batch norm and dropout."""
     task = Task(build(MODELS[model], dtype="float64"), optax.sgd(0.1), dtype="float64")
     trainer, devices = steps.make_strategy("single", task, jax.devices()[:1]), 1 if strategy == "single" else 4
-    loop = bare.make_loop(model, strategy, jax.devices()[:devices], optimizer=optax.sgd(0.1), dtype="float64")
+    loop = bare.make_loop(task.model, strategy, jax.devices()[:devices], optax.sgd(0.1))
     state, bare_state = trainer.place_state(create_state(task)), loop.state
     for number in range(2):
         batch = whole_batch(random_split_for(model, 32), np.arange(16 * number, 16 * (number + 1)))
         state, _ = trainer.train_step(state, trainer.place_batch(batch))
         arrays = batch.inputs, batch.labels, batch.indices
-        if strategy == "pmap":
-            arrays = tuple(x.reshape(devices, -1, *x.shape[1:]) for x in arrays)
-        bare_state, _ = loop.step(bare_state, *jax.device_put(arrays, loop.split))
+        bare_state, _ = loop.step(bare_state, *bare.place(arrays, loop, strategy))
     wanted, found = state.params, nnx.to_pure_dict(bare_state[0])
     jax.tree.map(lambda one, other: np.testing.assert_allclose(other, one, rtol=0, atol=1e-10), wanted, found)
 
 
 @pytest.mark.slow
-def test_a_benchmark_runs():
-    out, _ = run("--rounds", 1, "--model", "mlp", module="benchmarks.replicas")
-    assert "1 rounds: an update" in out
+def test_accelerators(tmp_path, monkeypatch):
+    """On simulated devices, with images enough for two updates of the smallest work."""
+    monkeypatch.setattr(accelerators, "WORKS", accelerators.WORKS[:1])
+    monkeypatch.setattr(accelerators, "measure_pytorch", lambda updates: {"CNN, 64": {"eager": 1.0, "compiled": 2.0}})
+    file = tmp_path / "found.json"
+    assert cli.run(accelerators.main, ["--rounds", "1", "--updates", "2", "--file", str(file)]) == 0
+    *_, row, _, machine = summary.rows_of_accelerators(json.loads(file.read_text()))
+    assert re.fullmatch(r"\| CNN, 64 \| [\d,]+ \([\d.]+; .* to .*\) \| .* \| [\d,]+ \| 1 \| 2 \|", row)
+    assert machine.startswith("8 x cpu, jax ")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("run", ["--rounds", "0"], "--rounds 0 is not a whole number of at least 1: try python -m benchmarks.run"),
+        (
+            "run",
+            ["--rounds", "0"],
+            "--rounds: 0 is not a whole number of at least 1: try python -m benchmarks.run",
+        ),
         ("run", ["--data-dir", "/proc/nowhere"], "/proc/nowhere"),
-        ("checkpoints", ["--epochs", "3"], "--epochs 3 leaves too little"),
-        ("replicas", ["--bogus"], "'--bogus'"),
-        ("replicas", ["--strategy", "single"], "--check-replicas 100 compares devices"),
-        ("accumulation", ["--rounds", "x"], "--rounds x is not"),
-        ("time_to_99", ["--seeds", "0"], "--seeds 0 is not"),
-        ("time_to_99", ["--data-dir", "/proc/nowhere"], "mnist is not in /proc/nowhere"),
         ("bare", [], "are required"),
         ("ours", ["/no/file", "pmap", "cnn", "2", "64", "128", "1"], "/no/file cannot be read"),
         ("bare", ["/no/file", "pmap", "cnn", "2", "64", "128", "1"], "/no/file cannot be read"),
@@ -115,14 +101,3 @@ def test_a_mistake_is_one_sentence(name, options, said, capsys):
     assert (output.out, output.err.count("\n")) == ("", 1)
     assert output.err.startswith("error: ")
     assert said in output.err
-
-
-@pytest.mark.slow
-def test_reading_images_is_measured(capsys):
-    images.main(["--images", "130"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
-        "decoding",
-        "training",
-        "both",
-        "both",
-    ]
