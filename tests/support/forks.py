@@ -17,7 +17,7 @@ CONTEXT.set_forkserver_preload(["entry", "pmapdp.train", "orbax.checkpoint"])
 
 @contextlib.contextmanager
 def start(name: str, arguments: list[object], output: Path) -> Iterator[multiprocessing.Process]:
-    """A running `python -m pmapdp.NAME`, whose output goes to a file; it has ended when the block is left."""
+    """A running command of ours, whose output goes to a file; it has ended when the block is left."""
     process = CONTEXT.Process(target=entry.run_in_child, args=(name, [str(each) for each in arguments], str(output)))
     process.start()
     try:
