@@ -41,7 +41,7 @@ assert "site-packages" in pmapdp.__file__, pmapdp.__file__
 own = {"model": Net, "data": DataSet(points(600, 1), points(200, 2))}
 for strategy in ("pmap", "jit", "shard_map"):
     config = Config(strategy=strategy, devices=4, epochs=8, learning_rate=0.01, workdir=strategy, progress=False)
-    accuracy = train(config, **own).epochs[-1]["test_accuracy"]
+    accuracy = train(config, **own).epochs[-1]["test"]["accuracy"]
     assert accuracy > 0.9, accuracy
     totals, _ = evaluate_run(strategy, strategy="single", **own)
     assert totals.means()["accuracy"] == accuracy

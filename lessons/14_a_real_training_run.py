@@ -265,7 +265,7 @@ print(inspect.getsource(train))
 import signal
 import time
 
-from pmapdp.run.trained import load_run  # configuration, newest state and last metrics of a run's folder
+from pmapdp.train import load_run  # configuration, newest state and last metrics of a run's folder
 
 killed = folder / "killed"
 flags = {"dataset": "digits", "per-device-batch-size": 8, "epochs": 3, "checkpoint-every": 5, "workdir": killed}
@@ -344,7 +344,7 @@ classes = (inputs.sum(1) > 0).astype(np.int32)
 own = DataSet(Split(inputs[:896], classes[:896]), Split(inputs[896:], classes[896:]))
 config = Config(strategy="pmap", epochs=5, learning_rate=0.01, schedule="constant", progress=False)
 result = train(config, model=Net, data=own)
-assert result.epochs[-1]["test_accuracy"] > 0.9
+assert result.epochs[-1]["test"]["accuracy"] > 0.9
 
 # %% [markdown]
 # After five epochs it is right for more than nine of ten test examples. [A model, a loss and data of your

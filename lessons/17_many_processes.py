@@ -414,7 +414,7 @@ assert both[0].returncode in (4, -signal.SIGABRT)
 # What remains is the last checkpoint. Slurm, Kubernetes or you start the same command again:
 
 # %%
-from pmapdp.run.trained import load_run
+from pmapdp.train import load_run
 
 again = start_processes(2, *command, JAX_NUM_CPU_DEVICES="2")
 said = [each.communicate(timeout=200)[0].splitlines() for each in again]

@@ -6,6 +6,7 @@ The core, in the order in which to read it (about an hour):
     errors.py                a mistake of the user's: one sentence that says what works
     devices.py               simulate N devices, choose, describe
     data/dataset.py          a data set: arrays for training and testing
+    data/digits.py           the data set that is built in
     data/batches.py          the order of the examples, a function of (seed, epoch, step); padding
     layers.py                exact versions of Flax's batch norm, dropout and attention
     models/cnn.py            a network in Flax NNX
@@ -19,14 +20,12 @@ The core, in the order in which to read it (about an hour):
     steps/shard_map.py       the same program on sharded arrays
     steps/jit.py             one program for the global batch, split by the compiler
     metrics.py               sums on the host, read without stopping the devices
-    job.py                   the configuration becomes values, once: devices, batches, the task, the strategy
-    run/running.py           what happens around an update: resuming, checkpoints, progress, stopping
-    train.py                 the loop
+    train.py                 the trainer from top to bottom: data, model, step, loop, evaluation
 
-Everything else is in a room whose name says who needs it: `run/` who trains for long, `sharding/` who splits the model
-or the state, `distributed.py` who has several machines, `custom/` who brings a model, a loss or data.
+Everything else is in a folder that you need if you train for long (`run/`), split the model or the state (`sharding/`),
+have several machines (`distributed.py`), or bring a model, a loss or data (`custom/`).
 `evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scaling` are a command each, and `cli.py` is how each
-of them starts, reads its flags and ends. The core imports none of them; `job.py` and `train.py` are where they meet.
+of them starts, reads its flags and ends. The core imports none of them, but for `train.py`, where all parts meet.
 """
 
 __version__ = "0.3.0"

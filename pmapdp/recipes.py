@@ -13,7 +13,7 @@ class Reported(NamedTuple):
 
     name: str
     value: float
-    key: str  # as in the metrics file
+    key: str  # as in TensorBoard, for example test/accuracy
     epoch: int = 0  # after which epoch, from 1; 0 stands for the last
 
 
@@ -69,14 +69,14 @@ ALL = (
             label_smoothing=0.1,
         ),
         (
-            Reported("train accuracy, epoch 1", 0.9401, "train_accuracy", 1),
-            Reported("train accuracy, epoch 2", 0.9813, "train_accuracy", 2),
-            Reported("train accuracy, epoch 3", 0.9864, "train_accuracy", 3),
-            Reported("train accuracy, epoch 4", 0.9933, "train_accuracy", 4),
-            Reported("train accuracy, epoch 12", 0.9967, "train_accuracy", 12),
-            Reported("train loss, epoch 12 (here: with label smoothing)", 0.0144, "train_loss", 12),
-            Reported("test loss (here: after label smoothing)", 0.0373, "test_loss"),
-            Reported("test accuracy", 0.9879, "test_accuracy"),
+            Reported("train accuracy, epoch 1", 0.9401, "train/accuracy", 1),
+            Reported("train accuracy, epoch 2", 0.9813, "train/accuracy", 2),
+            Reported("train accuracy, epoch 3", 0.9864, "train/accuracy", 3),
+            Reported("train accuracy, epoch 4", 0.9933, "train/accuracy", 4),
+            Reported("train accuracy, epoch 12", 0.9967, "train/accuracy", 12),
+            Reported("train loss, epoch 12 (here: with label smoothing)", 0.0144, "train/loss", 12),
+            Reported("test loss (here: after label smoothing)", 0.0373, "test/loss"),
+            Reported("test accuracy", 0.9879, "test/accuracy"),
         ),
     ),
     # "Multi-GPU distributed training with JAX", Keras's guide. It reports the loss of the last batch of an epoch; ours
@@ -99,8 +99,8 @@ ALL = (
             label_smoothing=0.0,
         ),
         (
-            Reported("train loss, epoch 1 (reported: last batch)", 0.286, "train_loss", 1),
-            Reported("train loss, epoch 2 (reported: last batch)", 0.237, "train_loss", 2),
+            Reported("train loss, epoch 1 (reported: last batch)", 0.286, "train/loss", 1),
+            Reported("train loss, epoch 2 (reported: last batch)", 0.237, "train/loss", 2),
         ),
     ),
     # "JAX for PyTorch users", a blog in three parts: three linear layers, weights scaled by 0.01, plain SGD.
@@ -182,11 +182,11 @@ ALL = (
             label_smoothing=0.0,
         ),
         (
-            Reported("loss of update 1 (reported: with other random numbers)", 1.455, "train_loss", 1),
-            Reported("loss of update 2", 0.765, "train_loss", 2),
-            Reported("loss of update 3", 0.510, "train_loss", 3),
-            Reported("loss of update 4", 0.378, "train_loss", 4),
-            Reported("loss of update 5", 0.281, "train_loss", 5),
+            Reported("loss of update 1 (reported: with other random numbers)", 1.455, "train/loss", 1),
+            Reported("loss of update 2", 0.765, "train/loss", 2),
+            Reported("loss of update 3", 0.510, "train/loss", 3),
+            Reported("loss of update 4", 0.378, "train/loss", 4),
+            Reported("loss of update 5", 0.281, "train/loss", 5),
             Reported("ms an update (reported: on the guide's machine)", 57.6, "step_ms"),
         ),
     ),
@@ -214,5 +214,11 @@ def compare_with_reported(config: Config, epochs: list[dict[str, Any]]) -> list[
         return []
     here = {epoch["epoch"]: epoch for epoch in epochs}
     rows = [(figure, here.get(figure.epoch or config.epochs)) for figure in recipe.reported]
-    table = [f"{figure.name:<60}{figure.value:9.4f}{epoch[figure.key]:11.4f}" for figure, epoch in rows if epoch]
+    table = [f"{each.name:<60}{each.value:9.4f}{figure_of(epoch, each.key):11.4f}" for each, epoch in rows if epoch]
     return ["", f"{'reported':>69}{'here':>11}", *table] if table else []
+
+
+def figure_of(epoch: dict[str, Any], key: str) -> float:
+    """Return a figure of an epoch's results by its key."""
+    part, _, name = key.partition("/")
+    return epoch[part][name] if name else epoch[part]

@@ -1,97 +1,399 @@
-"""Train a network on several devices, and resume it after a stop.
+"""Train a network: data, model, step, loop, evaluation. Lesson 14 teaches this file.
 
-    python -m pmapdp.train                       # digits on 8 devices with pmap
-    python -m pmapdp.train --strategy jit --devices 4
-    python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
-    python -m pmapdp.train mirrored --workdir runs/mirrored
-    srun python -m pmapdp.train --distributed    # several processes, by Slurm
-
-You can stop a run with a workdir at any time: the same command resumes it.
+python -m pmapdp.train                                    # digits on 8 devices with pmap
+python -m pmapdp.train --strategy jit --devices 4         # the same job, split by the compiler
+python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
+python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command resumes it
+srun python -m pmapdp.train --distributed                 # several processes, by Slurm
 """
 
 import dataclasses
+import functools
+import itertools
+import math
+import os
 import sys
 import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+import optax
+from flax import nnx
 
-from pmapdp import cli
-from pmapdp.config import Config
-from pmapdp.distributed import Peers, ProcessesOptions, connect_processes, find_peers
-from pmapdp.errors import DivergedError
-from pmapdp.job import prepare
+from pmapdp import cli, devices, steps
+from pmapdp.config import Config, flag
+from pmapdp.custom.augmentation import augmented
+from pmapdp.custom.built_model import built_model
+from pmapdp.custom.checks import check_own, check_task
+from pmapdp.custom.data import fingerprint, make_data_set
+from pmapdp.custom.training import (
+    check_best,
+    check_optimizer,
+    check_schedule,
+    check_trainable,
+    filter_of,
+    names_of_trained,
+    own_name,
+)
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import DataSet
+from pmapdp.distributed import SINGLE_PROCESS, Peers, ProcessesOptions, connect_processes, find_peers
+from pmapdp.errors import DivergedError, EvaluationError, UserError
+from pmapdp.loss import MetricSums, cross_entropy
+from pmapdp.metrics import Meter
+from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.recipes import compare_with_reported, require_recipe
-from pmapdp.run import compile_cache
-from pmapdp.run.running import AfterEpoch, running
-from pmapdp.run.workdir import with_full_paths
-from pmapdp.state import TrainState
+from pmapdp.registry import MODELS, featurize, find_model, find_rule, load_data
+from pmapdp.run.checkpoints import load_state
+from pmapdp.run.open_run import AfterEpoch, open_run
+from pmapdp.run.workdir import read_config, with_full_paths
+from pmapdp.sharding import split_step, zero
+from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.layout import MeshLayout
+from pmapdp.sharding.notation import check_sharding, number_of_devices
+from pmapdp.state import Task, TrainState, is_finite
+from pmapdp.steps.placing import place_ahead
+from pmapdp.steps.shared import Strategy
+
+EVALUATION_BATCH_PER_DEVICE = 64
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Result:
-    """What a run leaves behind.
+    """The outcome of a run.
 
     Attributes:
         state: the last `TrainState`, on the host.
-        epochs: the metrics of every epoch of this start, as in the metrics file.
+        epochs: the results of every epoch of this start, as in the metrics file: `{"epoch": 1, "step": 23,
+            "train": {"loss": ..., "accuracy": ..., "examples": 1437}, "test": {...}, "learning_rate": ..., ...}`.
     """
 
     state: TrainState
     epochs: list[dict[str, Any]]
 
 
-def train(config: Config, peers: Peers | None = None, *, after_epoch: AfterEpoch | None = None, **own: Any) -> Result:
+def train(
+    config: Config,
+    *,
+    model: Callable[..., nnx.Module] | None = None,
+    data: Any = None,
+    loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Any = None,
+    after_epoch: AfterEpoch | None = None,
+    peers: Peers | None = None,
+) -> Result:
     """Run `config` from start to end, or resume the run in its workdir.
 
     Args:
-        config: what to do.
+        config: the settings.
+        model: builds your network, in place of the one that the configuration names; see `pmapdp.state.build`.
+        data: your data set; see `pmapdp.custom.data.make_data_set`.
+        loss: your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
+        metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
+        optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
+        schedule: a function of the number of updates made that returns the learning rate.
+        trainable: the parameters to train, a filter of Flax; the others stay, also if weights decay.
+        after_epoch: called after each epoch with its results and the state on the devices, whose memory the next
+            update takes; of several processes on each.
         peers: the processes that take part; all call this function alike. Default: those that the program has connected
             by `jax.distributed.initialize`.
-        after_epoch: called after each epoch with its results, as in the metrics file, and the state on the devices,
-            whose memory the next update takes; of several processes on each.
-        own: `model`, `data`, `loss`, `metrics`, `optimizer`, `schedule` and `trainable`; see `prepare`.
 
     Raises:
-        UserError: the configuration does not fit the machine, the data or the workdir, training diverged, or a
-            file could not be written.
-        StoppedError: SIGTERM, SIGINT or SIGHUP asked for it (in a notebook: its stop button); with a
-            workdir a checkpoint was written, without one its `state` has the state.
+        UserError: the configuration doesn't fit the machine, the data or the workdir, training diverged, or a file
+            can't be written.
+        StoppedError: SIGTERM, SIGINT or SIGHUP (in a notebook: its stop button) stopped the run. With a workdir a
+            checkpoint was written, without one the error's `state` has the state.
     """
     started = time.perf_counter()
     peers = peers or find_peers(config)
     config = with_full_paths(config, first=peers.first)
     require_recipe(config)
     if config.compile_cache:
-        compile_cache.enable()
+        keep_compiled_programs()
+    yours = {"model": model, "data": data, "loss": loss, "metrics": metrics, "optimizer": optimizer}
     # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, peers, **own)
-        train_step = job.strategy.train_step  # made by the file in steps/ that the strategy names
-        with running(job, started, after_epoch) as run:
-            state, step = run.state, run.step
-            while step < run.end_step:
-                try:
-                    run.start_epoch(step)
-                    with job.rest_of_epoch(step) as batches:
-                        for batch in batches:
-                            run.before_update(step + 1)
-                            state, sums = train_step(state, batch)
-                            step += 1
-                            run.after_update(step, state, sums)
-                    run.end_epoch(step, state, job.evaluate(state))
-                except DivergedError as error:
-                    state, step = run.roll_back(error)
+        job = prepare(config, peers, **yours, schedule=schedule, trainable=trainable)
+        strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/
+        with open_run(job, started, after_epoch) as run:
+            state, step = run.restore_or_init()
+            while step < run.last_step:
+                meter = run.start_epoch(step)
+                epoch, done = divmod(step, batches.per_epoch)
+                rest_of_epoch = itertools.islice(batches.epoch(epoch, done), job.total_steps - step)
+                with place_ahead(rest_of_epoch, strategy.place_batch) as placed_batches:
+                    for batch in placed_batches:
+                        state, sums = strategy.train_step(state, batch)
+                        meter.add(step + 1, sums, batches.examples_in(step))
+                        step += 1
+                        run.after_update(step, state, meter)
+                run.end_epoch(step, state, meter, evaluate(job, state, job.evaluated_part))
             run.end(step)
-            run.report.lines(compare_with_reported(job.config, run.epochs))
-            return Result(job.strategy.fetch(state), run.epochs)
+            run.report.line(*compare_with_reported(job.config, run.epochs))
+            return Result(strategy.fetch(state), run.epochs)
+
+
+def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
+    """Return the metrics of a placed state over exactly the examples of a part of the data set; {} for "train".
+
+    Raises:
+        DivergedError: the state is not finite.
+        EvaluationError: the loss is not finite, though the state is.
+    """
+    if part == "train":
+        return {}
+    meter, batches = Meter(), job.batches[part]
+    try:
+        with place_ahead(batches.epoch(0), job.strategy.place_batch) as placed_batches:
+            for step, batch in enumerate(placed_batches):
+                meter.add(step + 1, job.strategy.eval_step(state, batch), batches.examples_in(step))
+        meter.finish()
+    except DivergedError as error:
+        if not is_finite(state):
+            advice = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
+            raise DivergedError(f"the state is not finite after an update whose loss was: {advice}") from None
+        first = (error.step - 1) * batches.batch_size
+        raise EvaluationError(
+            f"the {part} loss is not finite, though the state is: look at the {part} examples from {first} to "
+            f"{min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
+        ) from None
+    return meter.means
+
+
+@dataclass(frozen=True)
+class Job:
+    """All parts of a run before its first update.
+
+    Attributes:
+        config: the settings; with your own model or data it has their names.
+        devices: N devices.
+        data: the data set, in arrays.
+        task: the built model, the loss and the update rule.
+        batches: of each part of the data set: "train", and perhaps "test" and "validation".
+        total_steps: number of updates after which the run ends.
+        schedule: number of updates made to learning rate.
+        strategy: the five functions of `config.strategy`.
+        layout: which shard of every array each device holds.
+        peers: the processes that own the devices.
+        content: tells data sets of the same name apart, a `fingerprint`; None if nobody compares it.
+    """
+
+    config: Config
+    devices: list[jax.Device]
+    data: DataSet
+    task: Task
+    batches: dict[str, Batches]
+    total_steps: int
+    schedule: Callable[[Any], Any]
+    strategy: Strategy
+    layout: MeshLayout
+    peers: Peers
+    content: str | None
+
+    @property
+    def per_device_batch_size(self) -> int:
+        """b, the largest number of examples that one device gets in an update."""
+        return math.ceil(self.batches["train"].batch_size / self.layout.batch_shards)
+
+    @property
+    def evaluated_part(self) -> str:
+        """The part that is evaluated after each epoch: "validation", "test", or, if there is neither, "train"."""
+        return next(part for part in ("validation", "test", "train") if part in self.batches)
+
+
+def prepare(
+    config: Config,
+    peers: Peers = SINGLE_PROCESS,
+    *,
+    model: Callable[..., nnx.Module] | None = None,
+    data: Any = None,
+    loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Any = None,
+) -> Job:
+    """Choose the devices, read the data, build the model, and make the step. The arguments are those of `train`.
+
+    For float64 call it, and use what it returns, inside `jax.enable_x64(True)`.
+    """
+    if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        raise UserError(
+            "--dtype float64 needs 64 bits, which are off in JAX: prepare and use the job inside jax.enable_x64(True), "
+            "or set JAX_ENABLE_X64=1 in the environment"
+        )
+    check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
+    number = 1 if config.strategy == "single" else number_of_devices(config.devices, config.mesh, peers.count)
+    local_devices = devices.choose(number)
+
+    # Data
+    if data is not None:
+        config = dataclasses.replace(config, dataset="arrays")
+    if not peers.first:
+        peers.wait("the data set")  # process 0 may have to download it
+    data_set = load_data(config.dataset, config.data_dir) if data is None else make_data_set(data)
+    if peers.first:
+        peers.wait("the data set")
+
+    # Model and loss
+    task = make_task(config, model=model, loss=loss, metrics=metrics, trainable=trainable)
+    arrays, _ = featurize(data_set, task.model)
+    yours = config.model not in MODELS or any(each is not None for each in (model, loss, metrics))
+    check_task(task, arrays, own=yours)
+    content = None
+    if config.workdir or peers.count > 1:
+        content = fingerprint(data_set)
+        peers.require_same({f"the content of the data set {config.dataset}": content})
+
+    # Batches, laid out for the devices
+    all_devices = devices.of_all_processes(local_devices)
+    one = jax.tree.leaves(arrays.train.take(np.arange(1)).inputs)[0]
+    asked: dict[str, Any] = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
+    layout = fit_layout(all_devices, task, one.shape[1:], **asked)
+    N, here = layout.batch_shards, layout.shards_on(local_devices, task)
+    B = global_batch_size(config, N, arrays.train.examples)
+    batches = {
+        name: Batches(part, max(B, EVALUATION_BATCH_PER_DEVICE * N), devices=N, here=here)
+        for name, part in arrays.parts.items()
+    }
+    batches["train"] = Batches(
+        arrays.train, B, devices=N, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
+    )
+    check_best(config.best, task, batches["train"])
+
+    # Optimizer
+    all_steps = config.epochs * batches["train"].per_epoch
+    rate = schedule or find_rule("schedule", config.schedule)
+    if rate is None:
+        rate = make_schedule(config, B, batches["train"].per_epoch, all_steps)
+    else:
+        check_schedule(rate)
+    rule = optimizer or find_rule("optimizer", config.optimizer)
+    if rule is not None:
+        check_optimizer(rule, rate, task)
+    task = augmented(dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)), arrays.augment)
+
+    names: dict[str, Any] = {"model": task.name} if model is not None else {}
+    names |= {"trainable": names_of_trained(task)} if trainable is not None else {}
+    names |= {"optimizer": own_name(optimizer)} if optimizer is not None else {}
+    names |= {"schedule": own_name(schedule)} if schedule is not None else {}
+    return Job(
+        config=dataclasses.replace(config, **names),
+        devices=all_devices,
+        data=arrays,
+        task=task,
+        batches=batches,
+        total_steps=min(config.steps or all_steps, all_steps),
+        schedule=jax.jit(rate),  # operation by operation it would be a dozen programs to compile
+        strategy=make_strategy(config.strategy, task, all_devices, layout),
+        layout=layout,
+        peers=peers,
+        content=content,
+    )
+
+
+def make_task(
+    config: Config,
+    *,
+    model: Callable[..., nnx.Module] | None = None,
+    loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    trainable: Any = None,
+) -> Task:
+    """Build the model, and choose its loss. The optimizer is missing, because it depends on the batch size."""
+    check_own(model, loss, metrics)
+    built = built_model(model or find_model(config.model), config.seed, config.dtype)
+    trainable = config.trainable if trainable is None else trainable
+    check_trainable(built, trainable)
+    loss = loss or getattr(type(built), "loss", None)
+    if loss is None:
+        loss = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=metrics)
+    elif metrics is not None:
+        raise UserError("metrics= is for the cross-entropy: return them as others of MetricSums in your own loss")
+    return Task(
+        built,
+        seed=config.seed,
+        dtype=config.dtype,
+        loss=loss,
+        accumulate=config.accumulate,
+        trainable=filter_of(trainable),
+    )
+
+
+def global_batch_size(config: Config, shards: int, examples: int) -> int:
+    """Return B, from whichever of the two batch sizes is given."""
+    name, times = ("per_device_batch_size", shards) if config.per_device_batch_size else ("global_batch_size", 1)
+    given = getattr(config, name) or min(64, examples)
+    size = given * times
+    if size > examples:
+        raise UserError(
+            f"{flag(name)} {given} on {shards} device(s) takes {size} examples an update, but the training set of "
+            f"{config.dataset} has {examples}: use at most {flag(name)} {examples // times}"
+        )
+    if config.accumulate > size:
+        raise UserError(
+            f"--accumulate {config.accumulate} cuts a global batch of {size} into more micro-batches than it has "
+            f"examples: use at most --accumulate {size}"
+        )
+    return size
+
+
+def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:
+    """Make the five functions of a strategy; those of ZeRO and of other layouts are in `sharding/`."""
+    if name == "jit" and (task.accumulate > 1 or layout.splits_state):
+        return split_step.make_strategy(task, layout)
+    if layout.shard_state == "optimizer":
+        return split_step.make_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
+    return steps.make_strategy(name, task, devices)
+
+
+def trained_task(config: Config, *, optimizer: Any = None, **yours: Any) -> Task:
+    """Make the task of a run that is only read. Learning rates don't matter: they are not part of the state."""
+    task, rule = make_task(config, **yours), optimizer or find_rule("optimizer", config.optimizer)
+    return dataclasses.replace(task, optimizer=make_optimizer(config, optax.constant_schedule(0.0), rule))
+
+
+def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[str, Any]]:
+    """Read the configuration of a run, its newest state (on the host), and the results of its last epoch.
+
+    Args:
+        path: its folder.
+        yours: `model`, `loss`, `metrics` and `optimizer`, if `train` was given them as Python values.
+    """
+    config = read_config(path)
+    with jax.enable_x64(config.dtype == "float64"):
+        state, _, progress = load_state(path, trained_task(config, **yours))
+    return config, state, progress["last"]
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs in `~/.cache/pmapdp/compiled`, or in the folder that you have set."""
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a run needs no cache, and JAX would warn of each program
+            return
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+    # Nor does a run need an entry that another process is about to write.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def main(arguments: list[str]) -> None:
-    """The command."""
+    """Run the command."""
     config, options = cli.parse_with_recipe(ProcessesOptions, arguments, __doc__)
     with connect_processes(options, config) as peers:
-        train(config, peers)
+        train(config, peers=peers)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from pmapdp.custom.checks import check_task
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
-from pmapdp.job import make_strategy
 from pmapdp.layers import Context, exact_layers, example_keys, exchange, use_context
 from pmapdp.sharding.layout import data_parallel
 from pmapdp.state import Task, build, create_state
+from pmapdp.train import make_strategy
 
 STRATEGIES = ("pmap", "shard_map", "jit")
 

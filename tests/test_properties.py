@@ -30,7 +30,7 @@ from pmapdp.export.read import load_exported
 from pmapdp.export.write import export_model
 from pmapdp.predict import read_examples, read_lines
 from pmapdp.recipes import RECIPES
-from pmapdp.run.trained import read_config
+from pmapdp.run.workdir import read_config
 
 CASES = pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.slow)])
 MEGABYTES = 600  # above what the process has taken before
@@ -148,7 +148,7 @@ def picture(kind):
 
 def exported_model():
     job, state = train_briefly(steps=0, model="convnet")
-    export_model(job.task, state, "model.zip", examples=job.data.test, metadata={"labels": "0123456789"})
+    export_model(job.task, state, "model.zip", examples=job.batches["test"].split, metadata={"labels": "0123456789"})
     with open("model.zip", "rb") as file:
         return file.read()
 

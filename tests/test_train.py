@@ -18,14 +18,13 @@ from marks import quick
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError
-from pmapdp.job import prepare
+from pmapdp.train import prepare
 from pmapdp.train import train as train_here
 
 STRATEGIES = ("single", "pmap", "jit", "shard_map")
-START = {"strategy", "devices", "global_batch_size", "per_device_batch_size", "parameters", "train_examples"}
-START |= {"event", "test_examples", "jax", "state_bytes_on_a_device"}
-EPOCH = {"event", "epoch", "step", "train_loss", "train_accuracy", "train_examples", "test_loss", "test_accuracy"}
-EPOCH |= {"test_examples", "learning_rate", "examples_per_second", "step_ms"}
+START = {"event", "devices", "global_batch_size", "per_device_batch_size", "parameters", "examples", "jax"}
+START |= {"state_bytes_on_a_device"}
+EPOCH = {"event", "epoch", "step", "train", "test", "learning_rate", "examples_per_second", "step_ms"}
 END = {"event", "steps", "compile_seconds", "total_seconds"}
 
 
@@ -48,7 +47,7 @@ def runs(tmp_path_factory):
 @quick(1, "strategy", STRATEGIES, by_day=2)
 def test_default_recipe_reaches_its_accuracy(runs, strategy):
     lines, _ = runs(strategy)
-    assert lines[-2]["test_accuracy"] >= 0.97
+    assert lines[-2]["test"]["accuracy"] >= 0.97
 
 
 @pytest.mark.slow
@@ -57,7 +56,7 @@ def test_batch_norm_is_ready_after_few_updates(tmp_path):
     """460 updates: running moments that start from 0 and 1 and move by a hundredth would give less than 0.6."""
     file = tmp_path / "metrics.jsonl"
     assert train("--model", "convnet", "--devices", 1, "--metrics-file", file).returncode == 0
-    assert json.loads(file.read_text().splitlines()[-2])["test_accuracy"] >= 0.97
+    assert json.loads(file.read_text().splitlines()[-2])["test"]["accuracy"] >= 0.97
 
 
 @quick(0, ("dtype", "most"), [("float32", (0.01, 0.2)), ("float64", (1e-12, 1e-12))], by_day=0)
@@ -70,7 +69,7 @@ def test_three_epochs_of_adam_differ_by_amplified_rounding_alone(tmp_path, dtype
         done = train(*job, "--strategy", strategy, "--devices", devices, "--metrics-file", file)
         assert done.returncode == 0, done.stderr
         epochs = [json.loads(line) for line in file.read_text().splitlines()[1:-1]]
-        losses.append([(epoch["train_loss"], epoch["test_loss"]) for epoch in epochs])
+        losses.append([(epoch["train"]["loss"], epoch["test"]["loss"]) for epoch in epochs])
     one, other = np.array(losses)
     assert (abs(other / one - 1) < most).all(), other / one - 1
 
@@ -86,7 +85,7 @@ def test_metrics_file_has_the_documented_lines(runs, strategy):
     assert start["global_batch_size"] == 64
     assert start["per_device_batch_size"] == (64 if strategy == "single" else 8)
     assert start["parameters"] == 347_146
-    assert (start["train_examples"], start["test_examples"]) == (1437, 360)
+    assert start["examples"] == {"train": 1437, "test": 360}
     assert start["jax"] == jax.__version__
 
     assert len(epochs) == 20
@@ -95,10 +94,10 @@ def test_metrics_file_has_the_documented_lines(runs, strategy):
         assert epoch["event"] == "epoch"
         assert epoch["epoch"] == number
         assert epoch["step"] == number * 23  # 22 batches of 64 and one of 29
-        assert (epoch["train_examples"], epoch["test_examples"]) == (1437, 360)
+        assert (epoch["train"]["examples"], epoch["test"]["examples"]) == (1437, 360)
         assert epoch["examples_per_second"] > 0
         assert epoch["step_ms"] > 0
-        assert 0 <= epoch["train_accuracy"] <= 1
+        assert 0 <= epoch["train"]["accuracy"] <= 1
 
     assert set(end) == END
     assert end["event"] == "end"
@@ -111,9 +110,9 @@ def test_strategies_report_the_same_figures(runs, strategy):
     """Rounding differs; over one epoch it stays small, over twenty it may move an example or two."""
     (_, first, *_, last, _), _ = runs("single")
     (_, other_first, *_, other_last, _), _ = runs(strategy)
-    for name in ("train_loss", "test_loss"):
-        assert other_first[name] == pytest.approx(first[name], rel=1e-2)
-    assert other_last["test_accuracy"] == pytest.approx(last["test_accuracy"], abs=0.01)
+    for part in ("train", "test"):
+        assert other_first[part]["loss"] == pytest.approx(first[part]["loss"], rel=1e-2)
+    assert other_last["test"]["accuracy"] == pytest.approx(last["test"]["accuracy"], abs=0.01)
     assert other_last["learning_rate"] == last["learning_rate"]
 
 
@@ -127,9 +126,9 @@ def test_output_elsewhere_than_on_a_terminal_is_plain(runs):
     assert "360" in output
     assert f"jax {jax.__version__}" in output
     assert sum(line.startswith("epoch ") and "| test loss " in line for line in output.splitlines()) == 20
-    best = max(line["test_accuracy"] for line in lines[1:-1])
+    best = max(line["test"]["accuracy"] for line in lines[1:-1])
     assert f"test accuracy: best {best:.4f}" in output
-    assert f"last {lines[-2]['test_accuracy']:.4f}" in output
+    assert f"last {lines[-2]['test']['accuracy']:.4f}" in output
     assert "to compile" in output
 
 
@@ -138,8 +137,8 @@ def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
     settings = {"metrics_file": str(file), "progress": False, "compile_cache": False}
     train_here(Config(model="mlp", devices=3, steps=25, **settings))
     _, first, second, end = [json.loads(line) for line in file.read_text().splitlines()]
-    assert (first["step"], first["train_examples"]) == (23, 1437)
-    assert (second["step"], second["train_examples"]) == (25, 128)
+    assert (first["step"], first["train"]["examples"]) == (23, 1437)
+    assert (second["step"], second["train"]["examples"]) == (25, 128)
     assert end["steps"] == 25
 
 

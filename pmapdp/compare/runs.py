@@ -1,6 +1,7 @@
 """The ways to run a step of ours, one after the other, each in a process of its own."""
 
 import itertools
+import math
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +17,10 @@ from pmapdp.compare.collectives import instructions
 from pmapdp.compare.held import held, memory
 from pmapdp.config import Config
 from pmapdp.devices import describe
-from pmapdp.errors import UserError
-from pmapdp.job import Job, prepare
-from pmapdp.metrics import require_finite
+from pmapdp.errors import DivergedError, UserError
 from pmapdp.state import create_state
 from pmapdp.steps import make_strategy
+from pmapdp.train import Job, prepare
 from pmapdp.verify import Layout, verify
 from pmapdp.verify.trees import distance
 
@@ -54,7 +54,7 @@ def run_way(way: str, config: Config) -> tuple[dict[str, Any], Any]:
         if way == STACKED:
             job = replace(job, strategy=stacked.make_strategy(job.task, job.devices))
         name = way if config.strategy == "single" else f"{way} \u00d7 {len(job.devices)}"
-        known = facts(way, name, job.devices, job.global_batch_size)
+        known = facts(way, name, job.devices, job.batches["train"].batch_size)
         results, trained = measure(job)
         return known | results | {"causes": [] if way == "single" else causes(job)}, trained
 
@@ -83,7 +83,7 @@ def causes(job: Job) -> list[str]:
         reference=make_strategy("single", job.task, job.devices[:1]).train_step,
         step=strategy.train_step,
         state=create_state(job.task),
-        batch=next(job.train_batches.epoch(0)),
+        batch=next(job.batches["train"].epoch(0)),
         layout=Layout(
             lambda state, devices: strategy.place_state(state), lambda batch, devices: strategy.place_batch(batch)
         ),
@@ -109,9 +109,9 @@ def measure(job: Job) -> tuple[dict[str, Any], Any]:
     strategy = job.strategy
     train_step: Any = strategy.train_step
     state = strategy.place_state(create_state(job.task))
-    first = strategy.place_batch(next(job.train_batches.epoch(0)))
+    first = strategy.place_batch(next(job.batches["train"].epoch(0)))
     program = train_step.lower(state, first).compile()  # the calls below find this program and use it
-    epochs = (job.train_batches.epoch(number) for number in itertools.count())
+    epochs = (job.batches["train"].epoch(number) for number in itertools.count())
     batches = itertools.islice(itertools.chain.from_iterable(epochs), job.total_steps)
     size = min(LARGEST_GROUP, max(1, job.total_steps // 10))
     losses, milliseconds, rates = [], [], []
@@ -127,7 +127,8 @@ def measure(job: Job) -> tuple[dict[str, Any], Any]:
         rates.append(examples / seconds)
         for here in strategy.fetch(every_sums):
             losses.append(float(here.loss) / float(here.count))
-            require_finite(losses[-1], len(losses))
+            if not math.isfinite(losses[-1]):
+                raise DivergedError(f"the loss is {losses[-1]} at step {len(losses)}: try a lower --learning-rate")
     saved = strategy.fetch(state)
     return {
         "losses": losses,

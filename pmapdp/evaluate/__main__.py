@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     """The command."""
     options = cli.parse(Options, arguments, __doc__)
     if not os.path.isfile(options.model):
-        totals, facts = evaluate_run(
+        means, facts = evaluate_run(
             options.model,
             strategy=options.strategy,
             devices=options.devices,
@@ -60,16 +60,15 @@ def main(arguments: list[str]) -> None:
     elif options.best:
         raise UserError(f"{options.model} is an exported model, which has no other epochs: leave out --best")
     elif options.strategy is None and options.devices is None:
-        totals, facts = evaluate_file(options.model, options.data_dir)
+        means, facts = evaluate_file(options.model, options.data_dir)
     else:
         raise UserError(f"{options.model} is an exported model, for one device: leave out --strategy and --devices")
     if options.json:
-        print(json.dumps(totals.means("test_") | {"test_examples": totals.examples} | facts))
+        print(json.dumps({"test": means} | facts))
         return
-    means = totals.means()
-    others = [f"{name} {value:.4f}" for name, value in means.items() if name != "loss"]
+    others = [f"{name} {value:.4f}" for name, value in means.items() if name not in ("loss", "examples")]
     print(" ".join([f"test loss {means['loss']:.6f}", *others]))
-    print(f"{totals.examples:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
+    print(f"{means['examples']:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
     print(f"{facts['strategy']}, {facts['device_kind']}")
 
 

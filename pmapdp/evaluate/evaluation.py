@@ -14,11 +14,12 @@ from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
 from pmapdp.errors import UserError, require
 from pmapdp.export.read import Exported, load_exported
-from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, prepare
 from pmapdp.loss import MetricSums, metric_sums, named_sums
-from pmapdp.metrics import Totals
+from pmapdp.metrics import Meter
 from pmapdp.registry import load_data
-from pmapdp.run.trained import load_state, read_config
+from pmapdp.run.checkpoints import load_state
+from pmapdp.run.workdir import read_config
+from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, evaluate, prepare
 
 
 def respread(config: Config, strategy: str | None, devices: int | None) -> Config:
@@ -32,21 +33,23 @@ def respread(config: Config, strategy: str | None, devices: int | None) -> Confi
     return dataclasses.replace(config, **spread, mesh=None, layout="data", shard_state="none", check_replicas=None)
 
 
-def evaluate_exported(exported: Exported, split: Any) -> Totals:
+def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
     """The model's loss and metrics over exactly the examples of `split`; texts go through the view in its file, as
     strings do in use."""
     require(Exported, "exported", exported, "pmapdp.export.read.load_exported(path)")
-    totals = Totals()
+    meter = Meter()
     with exported.precision():
         part = make_part("the test", split, exported.metadata["labels"])
         part = Split(exported.view(part.texts), part.labels) if isinstance(part, Texts) else part
         held = jax.device_put(exported.arrays)
         sums = jax.jit(exported.loss.call if exported.loss else classified(exported))
-        for batch in Batches(part, EVALUATION_BATCH_PER_DEVICE).epoch(0):
+        batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
+        for step, batch in enumerate(batches.epoch(0)):
             found = sums(held, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
             named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)
-            totals = totals.add(named, int((batch.weights > 0).sum()))
-    return totals
+            meter.add(step + 1, named, batches.examples_in(step))
+        meter.finish()
+    return meter.means
 
 
 def classified(exported: Exported) -> Callable[..., dict[str, Any]]:
@@ -67,7 +70,7 @@ def evaluate_run(
     data_dir: str | None = None,
     best: bool = False,
     **own: Any,
-) -> tuple[Totals, dict[str, Any]]:
+) -> tuple[dict[str, float], dict[str, Any]]:
     """The figures of the newest checkpoint of a run, or of that of its `best` epoch, and what they are of.
 
     Args:
@@ -80,15 +83,15 @@ def evaluate_run(
     workdir = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, **own)
-        state, _ = load_state(workdir, job.task, best=best)
+        state = load_state(workdir, job.task, best=best).state
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
-        if job.test_batches is None:
+        if "test" not in job.batches:
             raise without_test(config.dataset)
-        return job.evaluate(job.strategy.place_state(state), "test"), facts
+        return evaluate(job, job.strategy.place_state(state), "test"), facts
 
 
-def evaluate_file(path: str, data_dir: str | None = None) -> tuple[Totals, dict[str, Any]]:
+def evaluate_file(path: str, data_dir: str | None = None) -> tuple[dict[str, float], dict[str, Any]]:
     """The figures of an exported model on the data set that it was trained for, and what they are of."""
     exported = load_exported(path)
     match exported.metadata:
@@ -96,11 +99,11 @@ def evaluate_file(path: str, data_dir: str | None = None) -> tuple[Totals, dict[
             data = load_data(dataset, data_dir)
             if data.test is None:
                 raise without_test(dataset)
-            totals = evaluate_exported(exported, data.test)
+            means = evaluate_exported(exported, data.test)
         case _:
             raise UserError(f"{path} does not name its data set and its step: name a file of python -m pmapdp.export")
     facts = {"dataset": dataset, "step": step, "strategy": "exported"}
-    return totals, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
+    return means, facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
 
 
 def without_test(dataset: str) -> UserError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.export.write import export_run
-from pmapdp.run.report import in_words, means_of
+from pmapdp.run.report import in_words
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     megabytes = file.stat().st_size / 1e6
     print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
     if metrics := metadata["metrics"]:
-        print(f"test {in_words(means_of('test', metrics))}")
+        print(*(" ".join([name, *in_words(means)]) for name, means in metrics.items()), sep="\n")
     else:
         print("no metrics: this checkpoint is from the middle of an epoch, which ends with an evaluation")
 

@@ -60,8 +60,10 @@ from pmapdp.export.read import ARRAYS, FORMAT, LOSS, METADATA, PROGRAM, VIEW, Ex
 from pmapdp.files import MODEL, check_output, write_file
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data
-from pmapdp.run.trained import load_state, read_config, trained_task
+from pmapdp.run.checkpoints import load_state
+from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState, count_parameters
+from pmapdp.train import trained_task
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 # JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine
@@ -95,7 +97,7 @@ def export_run(
     with jax.enable_x64(config.dtype == "float64"):
         data = make_data_set(data) if data is not None else load_data(config.dataset, data_dir or config.data_dir)
         task = trained_task(config, **own)
-        state, progress = load_state(folder, task, best=best)
+        state, step, progress = load_state(folder, task, best=best)
     metrics = progress["last"]
     data, view = featurize(data, task.model)
     metadata = {
@@ -105,8 +107,8 @@ def export_run(
         "labels": data.classes,
         "step": int(state.step),
         # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
-        "metrics": {name: value for name, value in metrics.items() if name.startswith(("test_", "validation_"))}
-        if metrics.get("step") == int(state.step)
+        "metrics": {name: metrics[name] for name in ("validation", "test") if name in metrics}
+        if metrics.get("step") == step
         else {},
     }
     example = data.train.take(np.arange(1))
@@ -130,7 +132,7 @@ def export_model(
     Raises:
         UserError: `path` cannot be written, or the parameters or the answers are no finite numbers.
     """
-    require(TrainState, "state", state, "that of pmapdp.run.trained.load_run(workdir)")
+    require(TrainState, "state", state, "that of pmapdp.train.load_run(workdir)")
     require(Split, "examples", examples, "pmapdp.data.dataset.Split(inputs, labels)")
     require(dict, "metadata", metadata, "{'labels': ()}")
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))

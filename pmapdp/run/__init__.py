@@ -1,1 +1,1 @@
-"""For runs that take long: workdir, checkpoints, resuming, stopping, log, screen, TensorBoard, profile. Lesson 14."""
+"""Long runs: their folder, checkpoints, resuming, stopping, and what they show and write. Lesson 14."""

@@ -1,94 +1,121 @@
-"""Whether the devices still hold equal copies of the state: an error of a device's memory raises no error by itself.
+"""The devices compare their copies of the state, because an error of a device's memory raises no error by itself.
 
-Each device makes a checksum of its copy of every array; the checksums, a few bytes, are gathered and compared.
+Each device makes a checksum of its copy of every array. The checksums, a few bytes, are gathered and compared. What is
+split over some devices and replicated over others is compared where it is replicated.
 """
 
+import functools
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.errors import ReplicasError, UserError
-from pmapdp.job import Job
-from pmapdp.run.checksums import word_sum
-from pmapdp.state import TrainState, initial_state
+from pmapdp.state import TrainState
 from pmapdp.steps.placing import over_all_processes
 
 
-class Replicas:
-    """Compares the copies of the state after the first update, where `every` is given also after every so many updates
-    and before each checkpoint; all processes make the same calls.
+@jax.jit
+def sum_of_words(state: TrainState) -> jax.Array:
+    """Return the sum over the 32-bit words of all arrays of word x (2 x position + 1), modulo 2^32, `[]` uint32.
 
-    What is split over some devices and replicated over others is compared where it is replicated; an array of which
-    every device holds another shard is left out.
+    One word that differs always shows, since its factor is odd. The devices make this sum of their shards, so the
+    arrays stay where they are, and every layout gives the same number.
     """
+    total, start = jnp.uint32(0), 0
+    for leaf in jax.tree.leaves(state):
+        total += word_sum(leaf, start)
+        start += leaf.nbytes // 4
+    return total
 
-    def __init__(self, job: Job, every: int | None):
-        self.every = every
-        # For each array that has copies: its name, and which part of it each device holds.
-        self.parts: dict[int, tuple[str, list[str]]] = {}
-        self.text = ""
-        if len(job.devices) == 1:
-            return
-        shapes = jax.eval_shape(lambda: initial_state(job.task))
-        self.sharding = jax.tree.broadcast(job.strategy.state_sharding, shapes)
-        shardings: list[NamedSharding] = jax.tree.leaves(self.sharding)
-        mesh = shardings[0].mesh
-        self.devices = list(mesh.devices.flat)
-        for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(shapes)):
-            indices = shardings[number].devices_indices_map(leaf.shape)
-            parts = [str(indices[device]) for device in self.devices]
-            if len(set(parts)) < len(self.devices):
-                self.parts[number] = jax.tree_util.keystr(path, simple=True, separator="/"), parts
-        self.text = (
-            f"every {every:,} updates, and before each checkpoint, the copies of {len(self.parts)} of "
-            f"{len(shardings)} arrays of the state are compared between {len(self.devices)} devices"
-            if every
-            else ""
+
+def word_sum(leaf: jax.Array, start: int = 0) -> jax.Array:
+    """Return this sum for one array, whose first word is at the position `start`."""
+    words = as_words(leaf)
+    position = jnp.zeros(words.shape, jnp.uint32)
+    for axis, length in enumerate(words.shape):
+        position = position * length + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    return (words * (2 * (position + jnp.uint32(start % 2**31)) + 1)).sum(dtype=jnp.uint32)
+
+
+def as_words(leaf: jax.Array) -> jax.Array:
+    """Return the bits of an array as uint32: 64 bits as two words, fewer than 32 as one."""
+    if jnp.iscomplexobj(leaf):
+        leaf = jnp.stack([leaf.real, leaf.imag])
+    bits = 8 * leaf.dtype.itemsize
+    if leaf.dtype == bool or bits < 32:
+        leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, f"uint{bits}")
+        return leaf.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+
+
+@functools.cache
+def make_compare(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[[list[jax.Array]], jax.Array]:
+    """Make the program that gathers every device's `word_sum` of its shard of each array, `[N, arrays]` uint32."""
+
+    def sums_of_device(leaves: list[jax.Array]) -> jax.Array:
+        return jnp.stack([word_sum(leaf) for leaf in leaves])[None]
+
+    rows = PartitionSpec(mesh.axis_names)
+    program = jax.shard_map(sums_of_device, mesh=mesh, in_specs=(list(specs),), out_specs=rows, check_vma=False)
+    return jax.jit(program, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def find_difference(state: TrainState, sharding: Any) -> tuple[str, jax.Device, int] | None:
+    """Compare the copies of every array that has several. All processes call it.
+
+    Args:
+        state: on the devices.
+        sharding: where its arrays are, one for all or a pytree like the state.
+
+    Returns:
+        The name of the first array whose copies differ, a device whose copy is not the majority's, and the number of
+        devices in the majority. None if all copies are equal.
+    """
+    places = jax.tree.leaves(jax.tree.broadcast(sharding, state))
+    if not isinstance(places[0], NamedSharding):
+        return None  # a single device
+    devices = list(places[0].mesh.devices.flat)
+    copied: list[tuple[str, jax.Array, Any, list[str]]] = []  # the last is which part of it each device holds
+    leaves = jax.tree_util.tree_leaves_with_path(over_all_processes(state, sharding))
+    for (path, leaf), place in zip(leaves, places, strict=True):
+        indices = place.devices_indices_map(leaf.shape)
+        parts = [str(indices[device]) for device in devices]
+        if len(set(parts)) < len(devices):
+            copied.append((jax.tree_util.keystr(path, simple=True, separator="/"), leaf, place.spec, parts))
+    if not copied:
+        return None
+    compare = make_compare(places[0].mesh, tuple(spec for _, _, spec, _ in copied))
+    sums = jax.device_get(compare([leaf for _, leaf, _, _ in copied]))
+    for (name, _, _, parts), column in zip(copied, sums.T.tolist(), strict=True):
+        for part in dict.fromkeys(parts):
+            copies = {device: column[i] for i, device in enumerate(devices) if parts[i] == part}
+            (common, number), *others = Counter(copies.values()).most_common()
+            if others:
+                return name, next(device for device, copy in copies.items() if copy != common), number
+    return None
+
+
+def require_equal(step: int, state: TrainState, sharding: Any) -> None:
+    """Raise a `ReplicasError` if the devices' copies of the state after update `step` differ."""
+    if found := find_difference(state, sharding):
+        name, odd, number = found
+        raise ReplicasError(
+            f"the copies of {name} differ after step {step:,}: that of device {odd.id} (process {odd.process_index}) "
+            f"is not that of {number} other device(s), so this state was not kept: start the same command again, and "
+            "without that device if it is named once more"
         )
 
-        def on_a_device(leaves: list[jax.Array]) -> jax.Array:
-            return jnp.stack([word_sum(leaf) for leaf in leaves])[None]
 
-        rows, specs = PartitionSpec(mesh.axis_names), [shardings[number].spec for number in self.parts]
-        program = jax.shard_map(on_a_device, mesh=mesh, in_specs=(specs,), out_specs=rows, check_vma=False)
-        self.program = jax.jit(program, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-    def difference(self, state: TrainState) -> tuple[str, jax.Device, int] | None:
-        """The first array whose copies differ once the state is computed, a device whose copy is not that of the
-        majority, and the number of devices in that; None where all are equal."""
-        if not self.parts:
-            return None
-        leaves = jax.tree.leaves(over_all_processes(state, self.sharding))
-        sums = jax.device_get(self.program([leaves[number] for number in self.parts]))  # [N, arrays]
-        for (name, parts), column in zip(self.parts.values(), sums.T.tolist(), strict=True):
-            for part in dict.fromkeys(parts):
-                copies = {device: column[i] for i, device in enumerate(self.devices) if parts[i] == part}
-                (common, number), *others = Counter(copies.values()).most_common()
-                if others:
-                    return name, next(device for device, copy in copies.items() if copy != common), number
-        return None
-
-    def require_equal(self, step: int, state: TrainState) -> None:
-        """Compare the copies of the state after update `step`, where that was asked for. A `ReplicasError` names the
-        first array and device that differ; which is wrong, the majority decides."""
-        if self.every is not None and (found := self.difference(state)):
-            name, odd, number = found
-            raise ReplicasError(
-                f"the copies of {name} differ after step {step:,}: that of device {odd.id} (process "
-                f"{odd.process_index}) is not that of {number} other device(s), so this state was not kept: "
-                "start the same command again, and without that device if it is named once more"
-            )
-
-    def require_same_update(self, state: TrainState) -> None:
-        """Compare the copies of the state after the first update of this start: a layer that writes what it computed
-        from the examples of its own device leaves the devices with other numbers. The `UserError` names it."""
-        if found := self.difference(state):
-            name = found[0].removeprefix("model_state/").removeprefix("params/")
-            raise UserError(
-                f"after the first update {name} differs between devices, because the layer that writes it saw the "
-                "examples of its own device alone: average it over the devices, lax.pmean(x, axis_name) with the "
-                "axis_name of current_context() if that is not None, or use nnx.BatchNorm, which is exchanged for one "
-                "that does"
-            )
+def require_same_update(state: TrainState, sharding: Any) -> None:
+    """Refuse a layer that writes what it computed from its own device's examples: after an update its copies differ."""
+    if found := find_difference(state, sharding):
+        name = found[0].removeprefix("model_state/").removeprefix("params/")
+        raise UserError(
+            f"after the first update {name} differs between devices, because the layer that writes it saw the examples "
+            "of its own device alone: average it over the devices, lax.pmean(x, axis_name) with the axis_name of "
+            "current_context() if that is not None, or use nnx.BatchNorm, which is exchanged for one that does"
+        )

@@ -1,25 +1,77 @@
-"""What a run shows and writes as it goes: a progress bar on a terminal, lines, its log, metrics, TensorBoard files."""
+"""What a run shows and writes as it goes: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
 
 import contextlib
+import gzip
+import json
+import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pmapdp.config import Config
+from pmapdp.devices import count_from_environment, describe
+from pmapdp.files import WRITE_ADVICE, file_errors, open_regular
+from pmapdp.layers import exact_layers
 from pmapdp.metrics import Meter
-from pmapdp.run.log import LinesFile
+from pmapdp.sharding.layout import bytes_on_a_device, state_line
+from pmapdp.state import TrainState, count_parameters
 
-PARTS = ("train", "validation", "test")
+if TYPE_CHECKING:
+    from pmapdp.train import Job
+
+USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_REFRESHES = 0.2
+WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
+
+
+class LinesFile:
+    """A text file to which whole lines are appended, each of them at once, so that a killed run leaves whole lines.
+
+    Half a line at its end, from a machine that lost power, is ended first.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        with file_errors(path, "written", WRITE_ADVICE):
+            # Without a buffer nothing is left to write, and to fail a second time, when the file is closed.
+            descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self.file = open(descriptor, "ab+", buffering=0)  # noqa: SIM115 (lives as long as the run)
+            end = os.fstat(descriptor).st_size
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":
+                self.file.write(b"\n")
+
+    def line(self, text: str) -> None:
+        """Append one line, or nothing if the disk is full."""
+        with file_errors(self.path, "written", "free some space, and start the command again"):
+            content, end = (text + "\n").encode("utf-8", "backslashreplace"), os.fstat(self.file.fileno()).st_size
+            try:
+                while content:
+                    content = content[self.file.write(content) :]
+            except OSError:
+                self.file.truncate(end)
+                raise
+
+    def close(self) -> None:
+        """Close the file when the disk has all lines."""
+        with self.file:
+            os.fsync(self.file.fileno())
 
 
 class Reporter:
-    """Reports a run of `config`; only the `first` process does. `stack` closes the files."""
+    """Reports a run. Of several processes only the first does.
+
+    Args:
+        config: of the run.
+        stack: closes the files.
+        first: this is the only process, or the first of several.
+    """
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
         # A notebook's kernel asks for colours by a variable, and would keep every redraw of the bar in the notebook.
@@ -28,97 +80,160 @@ class Reporter:
         self.console = Console(**options, force_terminal=terminal, quiet=not first)
         self.progress, self.epochs = config.progress and first, config.epochs
         self.bar: Progress | None = None
-        self.log, self.tensorboard, self.metrics = None, None, []
+        self.log: LinesFile | None = None
+        self.metrics: list[LinesFile] = []
+        self.tensorboard: Any = None
         if config.metrics_file and first:
-            file = LinesFile(config.metrics_file, f"--metrics-file {config.metrics_file}")
-            self.metrics.append(stack.enter_context(contextlib.closing(file)))
-        if config.workdir is not None and first:
-            from pmapdp.run.tensorboard import TensorBoard  # its library takes a while to import
+            self.metrics.append(stack.enter_context(contextlib.closing(LinesFile(config.metrics_file))))
+        if config.workdir and first:
+            from tensorboardX import SummaryWriter  # takes a while to import
 
             folder = Path(config.workdir)
             self.metrics.append(stack.enter_context(contextlib.closing(LinesFile(folder / "metrics.jsonl"))))
             self.log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
-            self.tensorboard = stack.enter_context(contextlib.closing(TensorBoard(folder)))
-        stack.callback(self.end_epoch)
+            self.tensorboard = stack.enter_context(contextlib.closing(SummaryWriter(str(folder))))
+        self.trace = Path(config.workdir) / "profile" if config.profile and config.workdir and first else None
+        self.updates, self.tracing = 0, False
+        stack.callback(self.hide_bar)
 
-    def line(self, text: str = "") -> None:
-        """Print one line as it is, and write it to the log."""
-        if self.log:
-            self.log.line(text)
-        self.console.print(text, markup=False)
-
-    def lines(self, texts: list[str]) -> None:
-        """Print lines, and take them out of the list."""
-        while texts:
-            self.line(texts.pop(0))
+    def line(self, *texts: str) -> None:
+        """Print lines as they are, and write them to the log."""
+        for text in texts:
+            if self.log:
+                self.log.line(text)
+            self.console.print(text, markup=False)
 
     def event(self, name: str, **values: Any) -> None:
-        """Append an event to the metrics files."""
+        """Append a JSON line `{"event": name, ...}` to the metrics files."""
         for file in self.metrics:
-            file.event(name, **values)
+            file.line(json.dumps({"event": name, **values}))
 
-    def start_epoch(self, epoch: int, steps: int, done: int = 0) -> None:
-        """Begin `epoch` (from 1) of `steps` steps, of which `done` were made by an earlier start of the run."""
+    def start(self, job: "Job", state: TrainState) -> None:
+        """Report what a run does, on which devices and with what data."""
+        config, batches = job.config, job.batches["train"]
+        examples = {name: part.examples for name, part in job.batches.items()}
+        facts = {
+            "devices": len(job.devices),
+            "global_batch_size": batches.batch_size,
+            "per_device_batch_size": job.per_device_batch_size,
+            "parameters": count_parameters(state.params),
+            "examples": examples,
+            "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
+            "jax": jax.__version__,
+        }
+        self.event("start", **vars(config) | facts)
+        layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
+        micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
+        processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
+        content = [f"content {job.content}"] if job.content else []
+        rows = {
+            "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
+            "devices": describe(job.devices) + layout + started_before(job),
+            "batch": f"{batches.batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
+            + micro_batches,
+            "model": f"{config.model}, {count_parameters(state.params):,} parameters",
+            "layers": exact_layers(job.task.model),
+            "state": state_line(state),
+            "data": ", ".join([config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items()), *content]),
+            "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch",
+            "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
+        }
+        self.line(*(f"{name:<7}  {value}" for name, value in rows.items() if value), "")
+
+    def start_epoch(self, epoch: int, steps: int, done: int) -> None:
+        """Begin `epoch` (from 1) of `steps` steps, of which an earlier start of the run made `done`."""
         self.epoch, self.steps, self.shown = epoch, steps, time.monotonic()
         if self.progress and self.console.is_terminal:
             self.bar = Progress(BarColumn(20), TextColumn("{task.description}"), console=self.console, transient=True)
             self.bar.start()
             text = f"epoch {epoch}/{self.epochs} step {done}/{steps}  compiling"
-            self.task = self.bar.add_task(text, total=steps, completed=done)
+            self.bar_task = self.bar.add_task(text, total=steps, completed=done)
 
-    def step(self, step: int, meter: Meter) -> None:
-        """Show step `step` (from 1, within the epoch) now and then, with the metrics of the epoch so far."""
-        now = time.monotonic()
-        wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
-        if not self.progress or now - self.shown < wait or not meter.totals.count:
+    def update(self, step: int, state: TrainState, meter: Meter) -> None:
+        """Show step `step` (from 1, within the epoch) now and then, and trace some updates with --profile."""
+        self.trace_updates(state)
+        now, wait = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
+        if not self.progress or now - self.shown < wait or not meter.timed_updates:
             return
         self.shown = now
-        seconds_left = (self.steps - step) * (meter.step_ms or 0) / 1000
-        text = (
-            f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}  {in_words(meter.totals.means(), 2)}  "
-            f"{meter.examples_per_second or 0:,.0f} examples/s  {seconds_left:.0f} s left"
-        )
+        seconds_left = (self.steps - step) * meter.seconds / meter.timed_updates
+        speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s  {seconds_left:.0f} s left"
+        text = "  ".join([f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}", *in_words(meter.means), speed])
         if self.bar:
-            self.bar.update(self.task, completed=step, description=text)
+            self.bar.update(self.bar_task, completed=step, description=text)
         else:
             self.line(text)
 
-    def end_epoch(self) -> None:
+    def hide_bar(self) -> None:
         """Take the progress bar away."""
         if self.bar:
             self.bar.stop()
             self.bar = None
 
-    def results(self, results: dict[str, Any]) -> None:
-        """Print and write the metrics of a finished epoch (the keys of the metrics file)."""
+    def end_epoch(self, results: dict[str, Any]) -> None:
+        """Print and write the results of a finished epoch."""
         self.event("epoch", **results)
+        parts = {name: results[name] for name in USES if name in results}
         if self.tensorboard:
-            self.tensorboard.epoch(results)
+            figures = {f"{name}/{metric}": value for name, part in parts.items() for metric, value in part.items()}
+            figures |= {name: results[name] for name in ("learning_rate", "examples_per_second")}
+            for tag, value in figures.items():
+                if value is not None and not tag.endswith("/examples"):
+                    self.tensorboard.add_scalar(tag, value, results["step"])
+            self.tensorboard.flush()
         speed, step_ms = results["examples_per_second"], results["step_ms"]
-        self.line(
-            f"epoch {results['epoch']}/{self.epochs}"
-            + "".join(f" | {part} {in_words(means)}" for part in PARTS if (means := means_of(part, results)))
-            + f" | lr {results['learning_rate']:.3g}"
-            + (f" | {step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else " | one update, not timed")
-        )
+        timing = f"{step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else "one update, not timed"
+        shown = [" ".join([name, *in_words(part)]) for name, part in parts.items()]
+        epoch, rate = f"epoch {results['epoch']}/{self.epochs}", f"lr {results['learning_rate']:.3g}"
+        self.line(" | ".join([epoch, *shown, rate, timing]))
 
-    def end(self, best: dict[str, Any], last: dict[str, Any], key: str, compile_seconds: float, seconds: float) -> None:
-        """Print the best and the last result (the `key` of both), where an epoch was finished, and where the time
-        went."""
-        self.line()
-        if best:
-            name = key.replace("_", " ", 1)
-            self.line(f"{name}: best {best[key]:.4f} (epoch {best['epoch']}), last {last[key]:.4f}")
-        self.line(f"{seconds:.1f} s in all, of which {compile_seconds:.1f} s to compile")
+    def trace_updates(self, state: TrainState) -> None:
+        """Start the trace after four updates of this process, and end it ten later."""
+        self.updates += 1
+        if self.trace and self.updates in (WARM_UP, WARM_UP + TRACED):
+            jax.block_until_ready(state)
+            if self.updates == WARM_UP:
+                jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
+                self.tracing = True
+            else:
+                self.end_trace()
+
+    def end_trace(self) -> None:
+        """End a trace that is running, also one cut short by the end of the run, and print its longest operations."""
+        if self.trace and self.tracing:
+            jax.profiler.stop_trace()
+            self.tracing = False
+            file = max(self.trace.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
+            where = f"open {file} at ui.perfetto.dev, or run tensorboard --logdir {self.trace.parent}"
+            self.line(f"trace of {self.updates - WARM_UP} updates: {where}", *longest_operations(file))
 
 
-def means_of(part: str, results: dict[str, Any]) -> dict[str, float]:
-    """The loss and the other metrics of a part of the data set, out of the results of an epoch."""
-    means = {name.removeprefix(f"{part}_"): value for name, value in results.items() if name.startswith(f"{part}_")}
-    means.pop("examples", None)
-    return means
+def started_before(job: "Job") -> str:
+    """Say why a run has a single CPU device though it asked for none: a program used JAX before it called `train`."""
+    config, few = job.config, len(job.devices) == 1 and job.devices[0].platform == "cpu"
+    if not few or config.devices or config.strategy == "single" or count_from_environment():
+        return ""
+    return ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
 
 
-def in_words(means: dict[str, float], spaces: int = 1) -> str:
-    """Means for the screen, for example `loss 0.1234 accuracy 0.9876`."""
-    return (" " * spaces).join(f"{name} {value:.4f}" for name, value in means.items())
+def in_words(results: dict[str, float]) -> list[str]:
+    """Return the metrics of a part of the data set for the screen, for example `loss 0.1234` and `accuracy 0.9876`."""
+    return [f"{name} {value:.4f}" for name, value in results.items() if name != "examples"]
+
+
+def longest_operations(trace: Path, most: int = 10) -> list[str]:
+    """List the compiled programs' operations with the most time in a Perfetto trace, over all devices and updates."""
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    milliseconds: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in events:
+        # Operations of a compiled program carry its name; other events are Python calls and the runtime's own.
+        if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
+            milliseconds[event["name"]] += event.get("dur", 0) / 1000
+            calls[event["name"]] += 1
+    total = sum(milliseconds.values()) or 1
+    return [
+        f"{time:10.2f} ms  {100 * time / total:4.1f} %  {calls[name]:6d} calls  {name}"
+        for name, time in milliseconds.most_common(most)
+    ]

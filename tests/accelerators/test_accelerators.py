@@ -16,7 +16,7 @@ import pytest
 from launch import IN_COMMANDS, TESTS, environment, python
 from running import run, start
 
-from pmapdp.run.trained import load_run
+from pmapdp.train import load_run
 
 ACCELERATOR = os.environ.get("PMAPDP_ACCELERATOR", "")
 if not ACCELERATOR:
@@ -109,8 +109,8 @@ def test_the_other_commands_read_a_run_of_accelerators(devices, tmp_path):
     on_accelerators("--epochs", 1, "--devices", devices, "--workdir", tmp_path / "run")
     found = [run(tmp_path / "run", "--json", module="pmapdp.evaluate", env=env)[0] for env in (HERE, CPU)]
     there, here = (json.loads(text.splitlines()[-1]) for text in found)
-    assert there["test_accuracy"] == here["test_accuracy"]
-    assert there["test_loss"] == pytest.approx(here["test_loss"], rel=1e-5)
+    assert there["test"]["accuracy"] == here["test"]["accuracy"]
+    assert there["test"]["loss"] == pytest.approx(here["test"]["loss"], rel=1e-5)
     on_accelerators(tmp_path / "run", tmp_path / "model.zip", module="pmapdp.export")
     on_accelerators("--steps", 10, module="pmapdp.compare")
 

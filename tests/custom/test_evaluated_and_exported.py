@@ -40,8 +40,8 @@ class Nothing(Net):
 def test_a_models_own_loss_is_used_however_it_is_built(build):
     """Case 02: of a partial or a function it was ignored, and the cross-entropy was trained."""
     last = run(build, steps=2).epochs[-1]
-    assert (last["train_loss"], last["test_loss"]) == (0, 0)
-    assert "test_accuracy" not in last
+    assert (last["train"]["loss"], last["test"]["loss"]) == (0, 0)
+    assert "accuracy" not in last["test"]
 
 
 class OneLogit(nnx.Module):
@@ -77,18 +77,18 @@ def test_a_loss_of_ones_own_is_evaluated_exported_and_asked(tmp_path, monkeypatc
     parts = (Split(part.inputs, (part.inputs[:, columns] > 0).astype(np.int32)) for part in (DATA.train, DATA.test))
     own = {"model": model, "data": DataSet(*parts)}
     last = run(own=own, epochs=20, learning_rate=0.1, workdir="run").epochs[-1]
-    assert last["test_accuracy"] > 0.95
-    wanted = {name: pytest.approx(last[f"test_{name}"], rel=1e-5) for name in ("loss", "accuracy")}
-    assert evaluate_run("run", **own)[0].means() == wanted
+    assert last["test"]["accuracy"] > 0.95
+    wanted = pytest.approx(last["test"], rel=1e-5)
+    assert evaluate_run("run", **own)[0] == wanted
     export_run("run", "model.zip", **own)
-    assert evaluate_exported(load_exported("model.zip"), own["data"].test).means() == wanted
+    assert evaluate_exported(load_exported("model.zip"), own["data"].test) == wanted
     np.save("rows.npy", DATA.test.inputs)
     assert cli.run(predict, ["model.zip", "rows.npy", "--json"]) == 0
     answers = [
         json.loads(line)["outputs"]["probability"] for line in capsys.readouterr().out.splitlines() if "{" in line
     ]
     labels = own["data"].test.labels.reshape(len(answers), -1)
-    assert np.mean((np.array(answers) > 0.5) == labels) == pytest.approx(last["test_accuracy"])
+    assert np.mean((np.array(answers) > 0.5) == labels) == pytest.approx(last["test"]["accuracy"])
 
 
 class Listed(nnx.Module):
@@ -127,6 +127,6 @@ def of_kind(change):
 def test_what_trains_is_exported(tmp_path, data, names):
     """Case 13: tuples and lists trained and were evaluated, and could not be exported."""
     last = run(own={"data": data}, workdir=str(tmp_path / "run")).epochs[-1]
-    assert last["test_loss"] == run().epochs[-1]["test_loss"]
+    assert last["test"]["loss"] == run().epochs[-1]["test"]["loss"]
     export_run(str(tmp_path / "run"), tmp_path / "model.zip", model=Net, data=data)
     assert load_exported(tmp_path / "model.zip").metadata["labels"] == list(names)

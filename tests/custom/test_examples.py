@@ -32,20 +32,20 @@ def test_a_program_has_at_most_60_lines(path):
 @quick(0, "strategy", STRATEGIES, by_day=1)
 def test_images_in_folders(strategy, tmp_path, monkeypatch):
     last = run(program("images_in_folders", monkeypatch).main, tmp_path, strategy=strategy)
-    assert (last["test_examples"], last["test_accuracy"] > 0.97) == (360, True)
+    assert (last["test"]["examples"], last["test"]["accuracy"] > 0.97) == (360, True)
 
 
 @quick(0, "strategy", STRATEGIES, by_day=0)
 def test_next_token(strategy, monkeypatch):
     last = run(program("next_token", monkeypatch).main, ROOT / "LICENSE", strategy=strategy)
-    assert last["test_loss"] < 2.65
+    assert last["test"]["loss"] < 2.65
 
 
 @quick(0, "strategy", STRATEGIES, by_day=1)
 def test_weighted_table(strategy, tmp_path, monkeypatch):
-    assert run(program("weighted_table", monkeypatch).main, tmp_path, strategy=strategy)["test_loss"] < 0.025
+    assert run(program("weighted_table", monkeypatch).main, tmp_path, strategy=strategy)["test"]["loss"] < 0.025
 
 
 @pytest.mark.slow
 def test_without_the_weights_the_table_is_learnt_worse(tmp_path, monkeypatch):
-    assert run(program("weighted_table", monkeypatch).main, tmp_path, weighted=False)["test_loss"] > 0.035
+    assert run(program("weighted_table", monkeypatch).main, tmp_path, weighted=False)["test"]["loss"] > 0.035

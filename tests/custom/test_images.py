@@ -164,7 +164,7 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys, dataset):
     assert "16 to train, 16 to test, content" in shown
     assert cli.run(evaluate, ["run", "--json", "--strategy", "single"]) == 0
     tested = json.loads(capsys.readouterr().out)
-    assert f"{tested['test_accuracy']:.4f}" == re.search(r"last (\S+)", shown)[1]
+    assert f"{tested['test']['accuracy']:.4f}" == re.search(r"last (\S+)", shown)[1]
 
 
 @pytest.mark.parametrize(

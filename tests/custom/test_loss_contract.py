@@ -170,7 +170,7 @@ def test_a_regression_has_no_accuracy(capsys):
     (epoch,) = run(right).epochs
     assert not {name for name in epoch if "accuracy" in name}
     assert "accuracy" not in capsys.readouterr().out
-    assert epoch["test_examples"] == 30
+    assert epoch["test"]["examples"] == 30
 
 
 def test_a_regression_is_evaluated_and_exported_by_its_own_loss(tmp_path):
@@ -178,11 +178,11 @@ def test_a_regression_is_evaluated_and_exported_by_its_own_loss(tmp_path):
     workdir, file, own = str(tmp_path / "run"), str(tmp_path / "line.zip"), {"model": Line, "loss": right, "data": DATA}
     settings = Config(devices=3, epochs=1, global_batch_size=20, progress=False, workdir=workdir)
     result = train(settings, **own)
-    wanted = result.epochs[-1]["test_loss"]
-    assert evaluate_run(workdir, **own)[0].means() == {"loss": pytest.approx(wanted, rel=1e-6)}
+    wanted = result.epochs[-1]["test"]["loss"]
+    assert evaluate_run(workdir, **own)[0]["loss"] == pytest.approx(wanted, rel=1e-6)
     export_run(workdir, file, **own)
     exported = load_exported(file)
-    assert evaluate_exported(exported, DATA.test).means() == {"loss": pytest.approx(wanted, rel=1e-6)}
+    assert evaluate_exported(exported, DATA.test)["loss"] == pytest.approx(wanted, rel=1e-6)
     outputs = exported.outputs(DATA.test.inputs)["outputs"]
     assert np.square(outputs - DATA.test.labels).mean() == pytest.approx(wanted, rel=1e-5)
 
@@ -195,8 +195,8 @@ def test_counts_may_be_any_positive_numbers(strategy):
     x, y = map(np.asarray, DATA.test[:2])
     errors = (x @ np.asarray(state.params["out"]["kernel"])[:, 0] + state.params["out"]["bias"] - y) ** 2
     weights = 1.5 + np.sign(y)
-    assert epoch["test_loss"] == pytest.approx((weights * errors).sum() / weights.sum(), rel=1e-4)
-    assert epoch["test_rmse squared"] == pytest.approx(epoch["test_loss"])
+    assert epoch["test"]["loss"] == pytest.approx((weights * errors).sum() / weights.sum(), rel=1e-4)
+    assert epoch["test"]["rmse squared"] == pytest.approx(epoch["test"]["loss"])
 
 
 class OwnMoments(nnx.Module):

@@ -103,8 +103,8 @@ def test_every_strategy_trains_it_as_one_device_does(strategy):
     alone = train(Config(**settings | {"devices": 1}, strategy="single"), model=Net, data=DATA)
     found = train(Config(**settings, strategy=strategy), model=Net, data=DATA)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), found.state.params, alone.state.params)
-    assert found.epochs[-1]["test_examples"] == 40
-    assert found.epochs[-1]["test_accuracy"] == alone.epochs[-1]["test_accuracy"]
+    assert found.epochs[-1]["test"]["examples"] == 40
+    assert found.epochs[-1]["test"]["accuracy"] == alone.epochs[-1]["test"]["accuracy"]
 
 
 def test_a_model_that_names_no_types_is_built_without_them():
@@ -119,7 +119,7 @@ def test_a_run_is_named_after_them(tmp_path):
     file = tmp_path / "metrics.jsonl"
     train(Config(**SETTINGS | {"metrics_file": str(file), "steps": 1}), model=Net, data=DATA)
     start = json.loads(file.read_text().splitlines()[0])
-    assert (start["model"], start["dataset"], start["train_examples"]) == ("Net", "arrays", 100)
+    assert (start["model"], start["dataset"], start["train"]["examples"]) == ("Net", "arrays", 100)
 
 
 def test_fewer_examples_than_the_default_batch(capsys):
@@ -164,7 +164,7 @@ def test_a_loss_of_ones_own(loss, data):
         for strategy, N in (("single", 1), ("pmap", 8))
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *(run.state.params for run in runs))
-    assert runs[1].epochs[-1]["train_loss"] < runs[1].epochs[0]["train_loss"]
+    assert runs[1].epochs[-1]["train"]["loss"] < runs[1].epochs[0]["train"]["loss"]
 
 
 class Regression(Net):
@@ -248,7 +248,7 @@ def test_the_example_of_the_readme_runs(monkeypatch):
     page = (Path(__file__).parents[2] / "README.md").read_text()
     names = arrays_of(DATA)
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
-    assert names["result"].epochs[-1]["test_examples"] == 40
+    assert names["result"].epochs[-1]["test"]["examples"] == 40
 
 
 @pytest.mark.slow
@@ -263,17 +263,17 @@ def test_the_page_of_own_models_runs(tmp_path, monkeypatch):
     for code in (model, loss, training):
         exec(code, names)
     first, last = names["result"].epochs[0], names["result"].epochs[-1]
-    assert last["test_loss"] < first["test_loss"]
+    assert last["test"]["loss"] < first["test"]["loss"]
     totals, _ = evaluate_run("runs/own", model=names["Net"], data=REGRESSION, loss=names["my_loss"])
-    wanted = {name: pytest.approx(last[f"test_{name}"], rel=1e-5) for name in ("loss", "absolute error")}
-    assert totals.means() == wanted
+    wanted = pytest.approx(last["test"], rel=1e-5)
+    assert totals == wanted
 
     columns = {"sizes": np.ones((9, 1)), "places": np.ones((9, 2)), "values": np.ones(9)}
     names |= columns | {f"test_{name}": each for name, each in columns.items()}
     names |= {"errors": np.arange(1, 10), "numpy": np, "jax": jax}
     for code in examples:
         exec(code, names)
-    assert names["longer"].epochs[0]["test_loss"] < first["test_loss"]
+    assert names["longer"].epochs[0]["test"]["loss"] < first["test"]["loss"]
     found = {name: make_data_set(names[name]).train for name in ("measured", "photos", "augmented")}
     assert [part.examples for part in found.values()] == [9, 100, 100]
     np.testing.assert_allclose(found["measured"].weights, 1 / np.arange(1, 10) ** 2, rtol=1e-6)
@@ -294,7 +294,7 @@ def test_files_on_the_command_line(tmp_path):
 
     again = launch.python("-m", "pmapdp.evaluate", workdir, "--strategy", "single", "--json")
     assert again.returncode == 0, again.stderr
-    assert f"{json.loads(again.stdout)['test_accuracy']:.4f}" == accuracy
+    assert f"{json.loads(again.stdout)['test']['accuracy']:.4f}" == accuracy
 
 
 REGRESSION_FILE = """
@@ -368,12 +368,12 @@ def test_a_run_of_values_is_evaluated_and_exported_with_them(tmp_path, capsys):
     values = {"model": Net, "data": DATA}
     found = train(Config(**SETTINGS | {"workdir": workdir}), **values).epochs[-1]
     totals, facts = evaluate_run(workdir, strategy="jit", devices=3, **values)
-    assert (totals.means()["accuracy"], facts["dataset"]) == (found["test_accuracy"], "arrays")
+    assert (totals["accuracy"], facts["dataset"]) == (found["test"]["accuracy"], "arrays")
     metadata = export_run(workdir, file, **values)
-    assert (metadata["model"], metadata["metrics"]["test_accuracy"]) == ("Net", found["test_accuracy"])
+    assert (metadata["model"], metadata["metrics"]["test"]["accuracy"]) == ("Net", found["test"]["accuracy"])
     exported = load_exported(file)
     assert exported.metadata["labels"] == ["a", "b", "c"]
-    assert evaluate_exported(exported, DATA.test).means()["accuracy"] == totals.means()["accuracy"]
+    assert evaluate_exported(exported, DATA.test)["accuracy"] == totals["accuracy"]
 
     for main, arguments, sentence in (
         (evaluate, [workdir], "unknown dataset 'arrays': choose from digits, "),

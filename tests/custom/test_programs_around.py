@@ -117,4 +117,4 @@ def test_a_notebook_that_is_stopped(tmp_path):
     assert f"restored from the checkpoint of step {kept:,}" in (run / "log.txt").read_text()
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert events[-1]["steps"] == kept + 3
-    assert np.isfinite(events[-2]["test_loss"])
+    assert np.isfinite(events[-2]["test"]["loss"])

@@ -71,10 +71,10 @@ def test_it_trains_resumes_evaluates_and_exports(tmp_path, model):
     run(model, workdir=workdir, devices=3, steps=2)
     found = run(model, workdir=workdir, devices=3)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found.state.params, alone.state.params)
-    loss = pytest.approx(found.epochs[-1]["test_loss"], rel=1e-5)
-    assert evaluate_run(workdir, model=model, data=DATA)[0].means()["loss"] == loss
+    loss = pytest.approx(found.epochs[-1]["test"]["loss"], rel=1e-5)
+    assert evaluate_run(workdir, model=model, data=DATA)[0]["loss"] == loss
     export_run(workdir, file, model=model, data=DATA)
-    assert evaluate_exported(load_exported(file), DATA.test).means()["loss"] == loss
+    assert evaluate_exported(load_exported(file), DATA.test)["loss"] == loss
 
 
 def test_shared_weights_are_one_parameter():

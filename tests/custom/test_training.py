@@ -13,7 +13,8 @@ from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_run
-from pmapdp.run.trained import load_run, read_config, trained_task
+from pmapdp.run.workdir import read_config
+from pmapdp.train import load_run, trained_task
 from pmapdp.train import main as train_command
 
 
@@ -168,7 +169,7 @@ def test_parameters_that_are_not_trained_stay_also_under_weight_decay(tmp_path, 
     assert not np.array_equal(found.params["head"]["kernel"], first["head"]["kernel"])
     assert read_config(workdir).trainable == (("head.bias", "head.kernel") if chosen else ("head",))
     totals, _ = evaluate_run(str(workdir), model=Net, data=DATA)
-    assert totals.means()["loss"] == pytest.approx(load_run(workdir, model=Net)[2]["test_loss"], rel=1e-6)
+    assert totals["loss"] == pytest.approx(load_run(workdir, model=Net)[2]["test"]["loss"], rel=1e-6)
 
 
 def top_two(logits, batch):
@@ -181,10 +182,10 @@ def test_metrics_of_a_classifier(tmp_path):
     """They are shown beside its accuracy, by evaluation too, and what is trained is the same."""
     found = run(own={"metrics": top_two}, workdir=str(tmp_path / "run"), devices=3)
     last, plain = found.epochs[-1], run(devices=3)
-    assert 1 >= last["test_top 2"] > last["test_accuracy"] == plain.epochs[-1]["test_accuracy"]
+    assert 1 >= last["test"]["top 2"] > last["test"]["accuracy"] == plain.epochs[-1]["test"]["accuracy"]
     jax.tree.map(np.testing.assert_array_equal, found.state, plain.state)
     totals, _ = evaluate_run(str(tmp_path / "run"), model=Net, data=DATA, metrics=top_two, strategy="single")
-    assert totals.means()["top 2"] == last["test_top 2"]
+    assert totals["top 2"] == last["test"]["top 2"]
 
 
 def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):

@@ -144,5 +144,5 @@ def test_dtensor_data_reaches_its_accuracy(imdb_folder, tmp_path):
     done = train("dtensor-data", "--data-dir", imdb_folder, "--metrics-file", metrics, timeout=600)
     assert done.returncode == 0, done.stderr
     epochs = [json.loads(line) for line in metrics.read_text().splitlines()][1:-1]
-    assert all(epoch["test_examples"] == 25_000 for epoch in epochs)
-    assert max(epoch["test_accuracy"] for epoch in epochs) >= 0.865
+    assert all(epoch["test"]["examples"] == 25_000 for epoch in epochs)
+    assert max(epoch["test"]["accuracy"] for epoch in epochs) >= 0.865

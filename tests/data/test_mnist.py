@@ -163,7 +163,7 @@ def test_one_epoch_on_eight_devices(mnist_folder, tmp_path, strategy):
     )
     assert done.returncode == 0, done.stderr
     epoch = json.loads(metrics.read_text().splitlines()[1])
-    assert epoch["train_examples"] == 60_000
-    assert epoch["test_examples"] == 10_000
+    assert epoch["train"]["examples"] == 60_000
+    assert epoch["test"]["examples"] == 10_000
     assert epoch["step"] == 118  # 117 batches of 512 and one of 96
-    assert epoch["test_accuracy"] >= 0.96
+    assert epoch["test"]["accuracy"] >= 0.96

@@ -49,9 +49,9 @@ def test_same_figures_however_spread(run, capsys, spread):
     capsys.readouterr()
     assert cli.run(evaluate, [workdir, "--json", *spread]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["test_accuracy"] == expected["test_accuracy"]
-    assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
-    assert result["test_examples"] == expected["test_examples"] == 360
+    assert result["test"]["accuracy"] == expected["test"]["accuracy"]
+    assert result["test"]["loss"] == pytest.approx(expected["test"]["loss"], abs=1e-6)
+    assert result["test"]["examples"] == expected["test"]["examples"] == 360
     assert result["step"] == expected["step"] == 12
 
 
@@ -72,20 +72,20 @@ def test_exported_has_the_same_figures(run, capsys):
     capsys.readouterr()
     assert cli.run(evaluate, [file, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["test_accuracy"] == expected["test_accuracy"]
-    assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
-    assert result["test_examples"] == 360
+    assert result["test"]["accuracy"] == expected["test"]["accuracy"]
+    assert result["test"]["loss"] == pytest.approx(expected["test"]["loss"], abs=1e-6)
+    assert result["test"]["examples"] == 360
     assert result["step"] == 12
 
 
 def test_for_people(run, capsys):
     workdir, file, expected = run
-    figures = f"test loss {expected['test_loss']:.4f}"
+    figures = f"test loss {expected['test']['loss']:.4f}"
     for arguments in ([workdir], [file]):
         assert cli.run(evaluate, arguments) == 0
         first, second, _ = capsys.readouterr().out.splitlines()
         assert first.startswith(figures)
-        assert first.endswith(f" accuracy {expected['test_accuracy']:.4f}")
+        assert first.endswith(f" accuracy {expected['test']['accuracy']:.4f}")
         assert second == "360 examples of digits, after 12 updates"
 
 

@@ -21,7 +21,7 @@ from pmapdp.export import write
 from pmapdp.export.read import EXAMPLES_PER_CALL, load_exported
 from pmapdp.export.write import export_model
 from pmapdp.registry import MODELS
-from pmapdp.run.workdir import claimed
+from pmapdp.run.workdir import lock_workdir
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import train
 
@@ -61,8 +61,8 @@ def test_same_figures_as_the_state(trained):
     ours = job.evaluate(job.strategy.place_state(state))
     exported = evaluate_exported(load_exported(path), job.data.test)
     assert exported.count == ours.count == 360
-    assert exported.means()["accuracy"] == ours.means()["accuracy"]
-    assert exported.means()["loss"] == pytest.approx(ours.means()["loss"], abs=1e-6)
+    assert exported["accuracy"] == ours["accuracy"]
+    assert exported["loss"] == pytest.approx(ours["loss"], abs=1e-6)
 
 
 @quick(1, "examples", [7, EXAMPLES_PER_CALL + 1])
@@ -228,7 +228,7 @@ def test_command(tmp_path, capsys):
     assert cli.run(export.main, [run, path]) == 0
     assert f"{path}: mlp after 23 updates, " in capsys.readouterr().out
     metadata = load_exported(path).metadata
-    assert metadata["metrics"] == {name: result[name] for name in ("test_loss", "test_accuracy", "test_examples")}
+    assert metadata["metrics"] == {"test": result["test"]}
     assert metadata["dataset"] == "digits"
 
 
@@ -255,7 +255,7 @@ def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path):
 
 
 def test_workdir_without_checkpoint(tmp_path, capsys):
-    with claimed(tmp_path / "run", Config(), 64):
+    with lock_workdir(str(tmp_path / "run"), Config(), 64):
         pass
     assert cli.run(export.main, [str(tmp_path / "run"), str(tmp_path / "model.zip")]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def transformer(tmp_path_factory):
 
 def test_the_run_learns(run):
     """Half would be chance; counting words gets no further than about 0.8."""
-    assert run[1]["test_accuracy"] > 0.7
+    assert run[1]["test"]["accuracy"] > 0.7
 
 
 def test_same_accuracy_through_strings(run, capsys):
@@ -68,13 +68,13 @@ def test_same_accuracy_through_strings(run, capsys):
     texts, labels = load_data("reviews").test
     exported = load_exported(file)
     classes = exported.outputs(exported.view(texts))["logits"].argmax(-1)
-    assert (classes == labels).mean() == expected["test_accuracy"]
+    assert (classes == labels).mean() == expected["test"]["accuracy"]
     capsys.readouterr()
     assert cli.run(evaluate, [file, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["test_accuracy"] == expected["test_accuracy"]
-    assert result["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
-    assert result["test_examples"] == 1000
+    assert result["test"]["accuracy"] == expected["test"]["accuracy"]
+    assert result["test"]["loss"] == pytest.approx(expected["test"]["loss"], abs=1e-6)
+    assert result["test"]["examples"] == 1000
 
 
 @pytest.mark.slow

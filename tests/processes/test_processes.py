@@ -22,7 +22,7 @@ from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.distributed import ProcessesOptions, check_options, connect_processes, find_bind_address
 from pmapdp.errors import UserError
-from pmapdp.run.trained import load_run
+from pmapdp.train import load_run
 
 MLP = ["--model", "mlp", "--no-progress"]
 FIVE = [*MLP, "--dtype", "float64", "--epochs", 1, "--global-batch-size", 297]  # the last of five batches is ragged
@@ -86,8 +86,8 @@ def test_two_processes_equal_one_device(tmp_path, strategy, flags):
     assert not [line for line in second.out.splitlines() if line and "connected" not in line and "Gloo" not in line]
     require_close(tmp_path / "one", tmp_path / "two")
     (one,), (two,) = (events(tmp_path / name, "epoch") for name in ("one", "two"))
-    assert one["train_examples"] == two["train_examples"] >= 101
-    for name in ("train_loss", "test_loss", "test_accuracy"):
+    assert one["train"]["examples"] == two["train"]["examples"] >= 101
+    for name in ("train", "test"):
         assert one[name] == pytest.approx(two[name], rel=1e-10)
 
 

@@ -1,33 +1,25 @@
-"""The folder of a run: what it holds, who may use it, and what happens when a write fails."""
+"""The folder of a run: what it holds, who may use it, and which are refused."""
 
 import gzip
 import json
 import os
 import signal
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from points import DATA, Net
+from points import run as train_points
 from running import run, start
 
+from pmapdp.config import Config
 from pmapdp.errors import UserError
-from pmapdp.recipes import RECIPES
-from pmapdp.run.trained import load_run, read_config
-from pmapdp.run.workdir import claimed
+from pmapdp.run.report import LinesFile
+from pmapdp.run.workdir import identity, lock_workdir, read_config, read_run, with_full_paths
+from pmapdp.train import load_run
 
 JOB = ["--model", "mlp", "--devices", 2, "--epochs", 2]
-
-
-def refused(*arguments, status=2) -> str:
-    """The one sentence with which a command refuses its arguments."""
-    _, err = run(*arguments, status=status)
-    lines = err.strip().splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -37,49 +29,39 @@ def finished(tmp_path_factory):
     return folder, out
 
 
-def events(folder: Path) -> list:
-    """All TensorBoard events in a folder, read by the record format (length, CRC, data, CRC)."""
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    """The figures in TensorBoard's files by tag and step, read by the record format (length, CRC, data, CRC)."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = []
+    found = {}
     for file in sorted(folder.glob("events.out.tfevents.*")):
         content = file.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
-            found.append(Event.FromString(content[12 : 12 + length]))
+            event = Event.FromString(content[12 : 12 + length])
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
             content = content[12 + length + 4 :]
     return found
 
 
-def test_holds_what_the_readme_says(finished):
+def test_holds_what_the_page_says(finished):
     folder, out = finished
-    names = {path.name for path in folder.iterdir()}
-    assert {"config.json", "checkpoints", "metrics.jsonl", "log.txt", "profile"} <= names
+    assert {"config.json", "checkpoints", "metrics.jsonl", "log.txt", "profile"} <= set(os.listdir(folder))
     assert read_config(folder).model == "mlp"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "epoch", "epoch", "end"]
-    log = (folder / "log.txt").read_text()
-    assert "epoch 2/2" in log
+    assert "epoch 2/2" in (folder / "log.txt").read_text()
     assert "epoch 2/2" in out
-
-
-def test_tensorboard_files(finished):
-    folder, _ = finished
-    values = [(value.tag, event.step, value) for event in events(folder) for value in event.summary.value]
-    scalars = {(tag, step) for tag, step, value in values if value.HasField("simple_value")}
-    for tag in ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learning_rate", "examples_per_second"):
-        assert {(tag, 23), (tag, 46)} <= scalars
-    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-2]
-    loss = next(value.simple_value for tag, step, value in values if (tag, step) == ("test/loss", 46))
-    assert loss == pytest.approx(last["test_loss"], rel=1e-6)
+    found = scalars(folder)
+    tags = ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learning_rate", "examples_per_second")
+    assert set(found) == {(tag, step) for tag in tags for step in (23, 46)}
+    assert found["test/loss", 46] == pytest.approx(lines[2]["test"]["loss"], rel=1e-6)
 
 
 def test_profile_is_a_trace_with_the_longest_operations(finished):
     folder, out = finished
-    trace = next(folder.glob("profile/**/perfetto_trace.json.gz"))
-    with gzip.open(trace, "rt") as file:
+    with gzip.open(next(folder.glob("profile/**/perfetto_trace.json.gz")), "rt") as file:
         assert json.load(file)["traceEvents"]
-    assert list(folder.glob("profile/**/*.xplane.pb"))  # what TensorBoard's profiler reads
     longest = [line for line in out.splitlines() if " calls  " in line]
     assert len(longest) == 10
     assert any("psum" in line or "all-reduce" in line for line in longest)  # the name is JAX's or XLA's
@@ -94,65 +76,14 @@ def test_the_same_command_again_is_already_done(finished):
     assert load_run(folder)[2] == before
 
 
-@pytest.mark.slow
-def test_reading_a_run_prints_no_warnings_and_leaves_what_is_being_written(finished, tmp_path):
-    folder, _ = finished
-    half_written = folder / "checkpoints" / "99.orbax-checkpoint-tmp"
-    half_written.mkdir()
-    try:
-        out, err = run(folder, "--strategy", "jit", "--devices", 3, module="pmapdp.evaluate")
-        assert "360 examples" in out
-        assert err == ""
-        _, err = run(folder, tmp_path / "model.zip", module="pmapdp.export")
-        assert err == ""
-        assert half_written.is_dir()
-    finally:
-        half_written.rmdir()
-
-
-def test_another_configuration_is_refused_with_its_fields(finished):
-    folder, _ = finished
-    message = refused("--model", "cnn", "--devices", 2, "--epochs", 2, "--seed", 1, "--workdir", folder)
-    assert "model ('mlp' there, 'cnn' now)" in message
-    assert "seed (0 there, 1 now)" in message
-    assert "use the same or another folder" in message
-
-
-@pytest.mark.slow
-def test_another_recipe_and_another_batch_are_refused(finished):
-    folder, _ = finished
-    message = refused("blog-mlp", "--dataset", "digits", "--workdir", folder)
-    assert "optimizer ('adam' there, 'momentum' now)" in message
-    assert "recipe" not in message  # a name alone changes nothing
-    assert "global_batch_size (64 there, 32 now)" in refused(*JOB, "--global-batch-size", 32, "--workdir", folder)
-
-
-@pytest.mark.slow
-def test_keeps_the_last_three_and_the_best(tmp_path):
-    run("--model", "mlp", "--devices", 1, "--epochs", 6, "--workdir", tmp_path / "run", "--best", "highest:loss")
-    kept = {int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert kept == {23, 4 * 23, 5 * 23, 6 * 23}  # the loss is highest after the first epoch
-
-
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "cannot be written (File exists)" in refused(*JOB, "--workdir", tmp_path / "file")
-
-
-def test_an_unwritable_folder_is_refused():
-    # Not even root can make a folder in /proc.
-    assert "cannot be written" in refused(*JOB, "--workdir", "/proc/pmapdp")
-
-
 def test_in_use_by_a_running_process_and_free_after_it(tmp_path):
     job = ["--model", "mlp", "--devices", 1, "--epochs", 5000, "--workdir", tmp_path / "run"]
     process = start(*job)
     try:
         while not (tmp_path / "run" / "checkpoints").exists():
             assert process.poll() is None
-            time.sleep(0.02)
-        message = refused(*job)
-        assert f"in use by process {process.pid}" in message
+            time.sleep(0.05)
+        assert f"in use by process {process.pid}" in run(*job, status=2)[1]
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -162,38 +93,67 @@ def test_in_use_by_a_running_process_and_free_after_it(tmp_path):
 def test_no_checkpoint_yet(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
-    run_folder = tmp_path / "run"
-    settings = RECIPES["digits"].config
-    with claimed(run_folder, settings, 64), pytest.raises(UserError, match="holds no checkpoint"):
-        load_run(run_folder)
+    with lock_workdir(str(tmp_path / "run"), Config(), 64), pytest.raises(UserError, match="holds no checkpoint"):
+        load_run(tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_write_that_fails_in_the_middle_stops_with_a_message_and_the_last_checkpoint_intact(tmp_path):
-    """A limit on the size of files, beyond which every write fails.
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        *((text, "name another folder") for text in ("", "null", "[]", "{}", "[" * 10_000, '{"config": ', "\0")),
+        ('{"format": "pmapdp run 1", "config": {}, "global_batch_size": 64}', "of pmapdp 0.2, .* use 0.2 for it"),
+        ('{"format": "pmapdp run 2", "config": {"model": 5}, "global_batch_size": 64}', "name another folder"),
+        ('{"format": "pmapdp run 2", "config": {"new": 5}, "global_batch_size": 64}', "name another folder"),
+    ],
+)
+def test_a_config_json_of_something_else_is_refused(tmp_path, text, sentence):
+    (tmp_path / "config.json").write_text(text)
+    for use in (lambda: read_run(tmp_path), lambda: train_points(workdir=str(tmp_path))):
+        with pytest.raises(UserError, match=sentence):
+            use()
+    assert (tmp_path / "config.json").read_text() == text
 
-    Orbax spreads a checkpoint over files as it comes, so the limit is below what the largest single array needs
-    (half of 784 x 512 numbers, 0.7 MB packed).
-    """
-    job = [*JOB, "--epochs", "4", "--optimizer", "sgd"]
-    folder = tmp_path / "run"
-    run(*job, "--workdir", folder, "--steps", 30)
-    kept = load_run(folder)[2]
-    program = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
-        "from pmapdp.train import main; from pmapdp import cli; sys.exit(cli.run(main))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, job), "--workdir", str(folder), "--no-compile-cache"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={name: value for name, value in os.environ.items() if name != "NPROC"},
-    )
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("error: a checkpoint could not be written")
-    assert load_run(folder)[2] == kept
-    run(*job, "--workdir", folder)
-    assert load_run(folder)[2]["epoch"] == 4
+
+@pytest.mark.parametrize("name", ["pmapdp.lock", "config.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="named pipe"):
+        train_points(workdir=str(tmp_path))
+
+
+@pytest.mark.parametrize("workdir", ["/proc/pmapdp", "file", "a\\b", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, workdir):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(UserError, match=r"--workdir .*(runs/first|leave it out)"):
+        train_points(workdir=workdir)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_paths_are_whole_and_a_moved_project_is_the_same_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    given = {"model": "net.py:Net", "dataset": "pictures", "schedule": "rate.py:rate", "workdir": "run"}
+    config = with_full_paths(Config(**given))
+    assert {name: getattr(config, name) for name in given} == {
+        name: f"{tmp_path}/{each}" for name, each in given.items()
+    }
+    assert with_full_paths(Config()) == Config()
+    (tmp_path / "moved" / "pictures").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "moved")
+    assert identity(with_full_paths(Config(**given)), 64) == identity(config, 64)
+
+
+def test_half_a_line_is_ended_first(tmp_path):
+    (tmp_path / "lines").write_bytes(b'{"event": "start"}\n{"event": "ep')
+    file = LinesFile(tmp_path / "lines")
+    file.line("{}")
+    file.close()
+    assert (tmp_path / "lines").read_text().splitlines() == ['{"event": "start"}', '{"event": "ep', "{}"]
+
+
+def test_a_run_of_python_values_names_them(tmp_path):
+    train_points(workdir=str(tmp_path / "run"))
+    config = read_config(tmp_path / "run")
+    assert (config.model, config.dataset, config.global_batch_size) == ("Net", "arrays", 20)
+    assert load_run(tmp_path / "run", model=Net)[2]["train"]["examples"] == DATA.train.examples

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from pmapdp.config import Config
-from pmapdp.run.trained import load_run
-from pmapdp.train import train
+from pmapdp.train import load_run, train
 
 
 @pytest.mark.slow

@@ -16,12 +16,12 @@ from pmapdp.data.random_numbers import load as random_numbers
 from pmapdp.evaluate import evaluation
 from pmapdp.export import write
 from pmapdp.export.read import load_exported
-from pmapdp.job import make_strategy
-from pmapdp.run.checkpoint import Checkpoints
+from pmapdp.run.checkpoints import Checkpoints
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import bytes_on_a_device
 from pmapdp.sharding.names import Axes
 from pmapdp.state import create_state
+from pmapdp.train import make_strategy
 
 # Of the guide's program on one device with current JAX, made without this project.
 ONE_DEVICE = [1.493, 0.820, 0.558, 0.411, 0.298]
@@ -115,7 +115,7 @@ def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     assert out.returncode == 0, out.stderr
     (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", out.stdout)}
     totals, _ = evaluation.evaluate_run(run)
-    assert totals.means()["loss"] == pytest.approx(test_loss, abs=1e-4)
+    assert totals["loss"] == pytest.approx(test_loss, abs=1e-4)
     write.export_run(run, file)
     data = random_numbers().test
     errors = (load_exported(file).outputs(data.inputs)["outputs"] - data.labels) ** 2

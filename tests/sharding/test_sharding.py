@@ -12,12 +12,12 @@ from marks import quick
 from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
-from pmapdp.job import make_strategy
 from pmapdp.registry import MODELS
 from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import MeshLayout, bytes_on_a_device, data_parallel
 from pmapdp.sharding.notation import number_of_devices
 from pmapdp.state import Task, build, create_state
+from pmapdp.train import make_strategy
 
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}

@@ -10,10 +10,10 @@ from examples import random_split
 from marks import quick
 
 from pmapdp.data.batches import Batches
-from pmapdp.job import make_strategy
 from pmapdp.registry import MODELS
 from pmapdp.sharding.layout import data_parallel
 from pmapdp.state import Task, build, create_state
+from pmapdp.train import make_strategy
 
 N = 8
 SPLIT = random_split(50)

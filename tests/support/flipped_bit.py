@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pmapdp import cli
-from pmapdp.job import Job, prepare
+from pmapdp.train import Job, prepare
 
 
 def with_flip(x: jax.Array, device: jax.Device) -> jax.Array:

@@ -21,5 +21,5 @@ def points(n, seed):
 def loss(**settings):
     settings = {"epochs": 1, "global_batch_size": 20, "progress": False, "compile_cache": False} | settings
     result = train(Config(**settings), model=Net, data=DataSet(points(100, 1), points(40, 2)))
-    return round(result.epochs[-1]["test_loss"], 5)
+    return round(result.epochs[-1]["test"]["loss"], 5)
 """

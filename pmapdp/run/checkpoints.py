@@ -1,0 +1,275 @@
+"""Checkpoints with Orbax: asynchronous, written whole or not at all, the newest few and the best. Lesson 14.
+
+A checkpoint holds the train state as it is on one device. It knows nothing of the strategy or the number of devices
+that wrote it, so any other may resume from it.
+"""
+
+import contextlib
+import dataclasses
+import glob
+import json
+import logging
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from pmapdp.distributed import SINGLE_PROCESS, Peers
+from pmapdp.errors import UserError, reason
+from pmapdp.files import open_arrays
+from pmapdp.run.replicas import sum_of_words
+from pmapdp.run.workdir import identity, read_run, require_same
+from pmapdp.state import Task, TrainState, initial_state
+
+
+def orbax() -> ModuleType:
+    """Import `orbax.checkpoint` when it is needed, because that takes a second."""
+    import orbax.checkpoint
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # its threads log the errors that the caller gets as well
+    return orbax.checkpoint
+
+
+def literal_path(folder: Path) -> Any:
+    """Make a path for Orbax, which lists files by patterns, and would take the brackets of `run[1]` for one."""
+    from etils.epath.gpath import PosixGPath
+
+    class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
+        def glob(self, pattern: str) -> Iterator["LiteralPath"]:
+            return (self / name for name in glob.glob(pattern, root_dir=self))
+
+    return LiteralPath(folder.absolute())
+
+
+class Checkpoint(NamedTuple):
+    """A train state without any device axis, the updates made before it, and the JSON that its run needs to go on."""
+
+    state: TrainState
+    step: int
+    progress: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a folder. Its methods raise a `UserError` if they can't be written or read.
+
+    Args:
+        folder: made if it is missing.
+        keep: number of the newest to keep, and the best one.
+        peers: the processes, each of which writes and reads its own shards. All make the same calls.
+        read_only: leave the folder as it is, also what a running process is writing there.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3, peers: Peers = SINGLE_PROCESS, *, read_only: bool = False):
+        self.folder, self.peers = folder, peers
+        policies = orbax().checkpoint_managers
+        self.kept = policies.AnyPreservationPolicy([policies.LatestN(keep), policies.CustomSteps([])])
+        with self.writing():
+            if not read_only:
+                folder.mkdir(parents=True, exist_ok=True)
+                self.require_space(1)
+            options = orbax().CheckpointManagerOptions(
+                preservation_policy=self.kept,
+                cleanup_tmp_directories=not read_only,  # what a killed run left half-written
+                read_only=read_only,
+                # Otherwise a folder that can't be made keeps threads waiting for minutes.
+                async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
+            )
+            self.manager = orbax().CheckpointManager(literal_path(folder), options=options)
+
+    def steps(self) -> list[int]:
+        """List the updates after which there are checkpoints, oldest first."""
+        return sorted(self.manager.all_steps())
+
+    def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
+        """Start to write the state after update `step`, and return before the disk has it.
+
+        Args:
+            step: updates made.
+            state: arrays of all processes, whose memory may be used again when this returns.
+            progress: JSON that `read` gives back; `progress["best"]` are the results of the best epoch.
+        """
+        args = orbax().args
+        with self.writing():
+            self.require_space(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+            facts = {"shapes": shapes_of(state), "checksum": checksum(state, progress)}
+            self.manager.wait_until_finished()
+            self.kept.policies[1] = orbax().checkpoint_managers.CustomSteps([progress.get("best", {}).get("step")])
+            self.manager.save(
+                step, args=args.Composite(state=args.StandardSave(state), progress=args.JsonSave(progress | facts))
+            )
+
+    def require_space(self, needed: int) -> None:
+        """Look at the free space first: if a write fails, Orbax's threads wait for minutes."""
+        if shutil.disk_usage(self.folder).free < needed:
+            raise OSError(f"No space left on device: it needs up to {needed / 1e6:,.0f} MB")
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete on the disk."""
+        with self.writing():
+            self.manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finish writing, and end Orbax's threads."""
+        with self.writing():
+            self.manager.close()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say in one sentence what is wrong with the disk."""
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"a checkpoint could not be written to {self.folder} ({cause(error)}): those before it are intact, so "
+                "correct that and start the same command again"
+            ) from error
+
+    def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
+        """Read the checkpoint after update `step`.
+
+        Args:
+            step: one of `steps`.
+            task: what was trained.
+            sharding: where to put the arrays, one sharding or a pytree of them like the state; each device reads its
+                shards alone. With None they become NumPy arrays on the host.
+
+        Raises:
+            UserError: it is damaged, or of another model.
+        """
+
+        shapes = jax.eval_shape(lambda: initial_state(task))
+        places = jax.tree.broadcast(sharding or SingleDeviceSharding(jax.local_devices(backend="cpu")[0]), shapes)
+        wanted = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, places
+        )
+        args = orbax().args
+        progress = self.restore(step, progress=args.JsonRestore())
+        self.require_model(step, progress.pop("shapes", {}), shapes_of(wanted))
+        state = self.restore(step, state=args.StandardRestore(wanted))
+        if progress.pop("checksum", None) != checksum(state, progress):
+            raise self.damaged(step, "its numbers are not those that were written")
+        return Checkpoint(jax.device_get(state) if sharding is None else state, step, progress)
+
+    def require_model(self, step: int, theirs: dict[str, list[int]], ours: dict[str, list[int]]) -> None:
+        """Refuse a checkpoint whose arrays have other names or shapes than the model's."""
+        for name in sorted(theirs.keys() | ours.keys()):
+            if theirs.get(name) != ours.get(name):
+                raise UserError(
+                    f"the checkpoint of step {step} in {self.folder} is of another model, in which {name} has the "
+                    f"shape {theirs.get(name)}, now {ours.get(name)}: use the model as it was, or another folder"
+                )
+
+    def read_weights(self, step: int) -> dict[str, np.ndarray]:
+        """Read the arrays of any model by name, for example `hidden.kernel`."""
+        state = self.restore(step, state=orbax().args.StandardRestore())
+        return named_leaves([state.get("params", {}), state.get("model_state", {})])
+
+    def restore(self, step: int, **item: Any) -> Any:
+        """Read one item of a checkpoint on all processes. If one fails, all raise a `UserError`."""
+        found: Any = None
+        fault: UserError | None = None
+        try:
+            found = self.manager.restore(step, args=orbax().args.Composite(**item))[next(iter(item))]
+        except Exception as error:  # Orbax and what it uses have many
+            fault = self.damaged(step, cause(error))
+        self.peers.require_all(UserError, fault)
+        return found
+
+    def damaged(self, step: int, why: str) -> UserError:
+        """Make the sentence about a checkpoint that can't be read."""
+        return UserError(
+            f"the checkpoint of step {step} in {self.folder} cannot be read ({why}): correct that or, if it is "
+            f"damaged, delete {self.folder / str(step)}, and the same command goes on from the one before it"
+        )
+
+
+def checksum(state: TrainState, progress: dict[str, Any]) -> int:
+    """Return one number for all numbers of a checkpoint, whatever the layout of its arrays."""
+    return zlib.crc32(json.dumps(progress, sort_keys=True).encode(), int(jax.device_get(sum_of_words(state))))
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of the model's arrays by name, without the name of the tree that holds them."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path[1:], simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def shapes_of(state: TrainState) -> dict[str, list[int]]:
+    """Return the shapes of the model's arrays by name."""
+    return {name: list(leaf.shape) for name, leaf in named_leaves([state.params, state.model_state]).items()}
+
+
+def cause(error: Exception) -> str:
+    """Say in a few words what happened. TensorStore has the operating system's error behind its own long paths."""
+    code = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
+    return os.strerror(int(code[1])) if code else reason(error)[:150]
+
+
+def load_state(path: str | Path, task: Task, *, best: bool = False) -> Checkpoint:
+    """Read the newest checkpoint in the folder of a run, or the one of its best epoch, to the host."""
+    checkpoints = open_checkpoints(path)
+    newest = checkpoints.read(checkpoints.steps()[-1], task)
+    require_same(
+        f"the checkpoint of step {newest.step} in {path}", newest.progress["belongs_to"], identity(*read_run(path))
+    )
+    if not best:
+        return newest
+    if (step := newest.progress["best"].get("step")) not in checkpoints.steps():
+        raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")
+    return checkpoints.read(step, task)
+
+
+def open_checkpoints(path: str | Path) -> Checkpoints:
+    """Open the checkpoints in the folder of a run, to read them. A `UserError` says that there are none."""
+    read_run(path)
+    folder = Path(path) / "checkpoints"
+    checkpoints = Checkpoints(folder, read_only=True) if folder.is_dir() else None
+    if checkpoints is None or not checkpoints.steps():
+        raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
+    return checkpoints
+
+
+def load_weights(task: Task, path: str) -> tuple[Task, str]:
+    """Put the weights of a run or an exported file into the model of a task.
+
+    An array is taken if the model has one of its name and shape. The others stay as the seed made them.
+
+    Returns:
+        the task, and a line that says what was taken.
+    """
+    advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
+    if os.path.isdir(path):
+        checkpoints = open_checkpoints(path)
+        step = checkpoints.steps()[-1]
+        theirs = checkpoints.read_weights(step)
+    else:
+        with open_arrays(path, advice=advice) as file:  # the program in it is not run
+            metadata = json.loads(bytes(file["metadata.json"]))
+            theirs = {name.replace("/", "."): file[f"arrays/{name}"] for name in metadata["arrays"]}
+            step = int(metadata["step"])
+    arrays = task.arrays_of(task.model)
+    ours = named_leaves(arrays)
+    left = {name: x for name, x in ours.items() if name not in theirs or theirs[name].shape != x.shape}
+    if len(left) == len(ours):
+        raise UserError(f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}")
+    leaves = [x if name in left else theirs[name].astype(x.dtype) for name, x in ours.items()]
+    params, model_state = jax.tree.unflatten(jax.tree.structure(arrays), leaves)
+    structure, random = task.constant
+    model = nnx.merge(structure, params, random, model_state, copy=True)
+    news = f"starts from {len(ours) - len(left)} arrays of {path}, which had made {step:,} updates"
+    if left:
+        there = [
+            f"{name} {list(x.shape)} ({list(theirs[name].shape) if name in theirs else 'not'} there)"
+            for name, x in left.items()
+        ]
+        news += f"; as the seed makes them: {', '.join(there)}"
+    return dataclasses.replace(task, model=model), news

@@ -1,0 +1,274 @@
+"""What happens around the updates of a run: resuming, checkpoints, progress, stopping. Lesson 14 teaches this file.
+
+The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which they stand here.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+from pmapdp.cli import SIGNALS, catch_signals
+from pmapdp.distributed import Peers
+from pmapdp.errors import DivergedError, StoppedError, UserError, shown
+from pmapdp.metrics import Meter
+from pmapdp.run import replicas
+from pmapdp.run.checkpoints import Checkpoints, load_weights
+from pmapdp.run.report import Reporter
+from pmapdp.run.workdir import identity, lock_workdir, require_same, require_shared, write_config
+from pmapdp.state import TrainState, create_state, is_finite
+from pmapdp.steps.placing import over_all_processes
+
+if TYPE_CHECKING:
+    from pmapdp.train import Job
+
+AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
+
+
+class Run:
+    """A run of `job`. Of several processes only the first shows and writes.
+
+    Attributes:
+        last_step: updates after which the run ends.
+        epochs: the results of every epoch of this start, as in the metrics file.
+    """
+
+    def __init__(self, job: "Job", started: float, after_epoch: AfterEpoch | None, stack: contextlib.ExitStack):
+        self.job, self.config, self.started, self.after_epoch = job, job.config, started, after_epoch
+        self.per_epoch, self.last_step = job.batches["train"].per_epoch, job.total_steps
+        self.compile_seconds: float | None = None
+        self.epochs: list[dict[str, Any]] = []
+        self.identity = identity(job.config, job.batches["train"].batch_size, job.content)
+        self.checkpoints: Checkpoints | None = None
+        if workdir := job.config.workdir:
+            if job.peers.first:
+                stack.enter_context(lock_workdir(workdir, job.config, job.batches["train"].batch_size))
+            job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
+            require_shared(workdir)
+            folder, keep = Path(workdir) / "checkpoints", job.config.keep_checkpoints
+            self.checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, keep, job.peers)))
+        self.stack = stack
+        self.stop = stack.enter_context(StopRequest(job.peers))
+        stack.enter_context(job.peers.failing_together())
+
+    def restore_or_init(self) -> tuple[TrainState, int]:
+        """Return the state on the devices, from the newest checkpoint or as the seed makes it, and its updates."""
+        job, sharding = self.job, self.job.strategy.state_sharding
+        self.progress: dict[str, Any] = {"sums": {}, "examples": 0, "best": {}, "last": {}}
+        steps = self.checkpoints.steps() if self.checkpoints else []
+        if self.checkpoints and steps:
+            state, step, self.progress = self.checkpoints.read(steps[-1], job.task, sharding)
+            theirs = self.progress["belongs_to"]
+            ended = step >= theirs["epochs"] * self.per_epoch
+            what = f"the checkpoint of step {step} in {self.checkpoints.folder}"
+            require_same(what, theirs, self.identity, ended=ended)
+            news = f"restored from the checkpoint of step {step:,}"
+            if ended and theirs["epochs"] < self.config.epochs:
+                news += f", and trained on to {self.config.epochs} epochs"
+        else:
+            task, news = load_weights(job.task, self.config.init_from) if self.config.init_from else (job.task, "")
+            state, step = create_state(task, sharding), 0
+        self.progress["belongs_to"] = self.identity
+        if self.config.workdir and job.peers.first:
+            write_config(Path(self.config.workdir), self.config, job.batches["train"].batch_size)
+        self.report = Reporter(job.config, self.stack, first=job.peers.first)
+        if self.ended_early():
+            self.last_step = step
+        self.report.start(job, state)
+        if news:
+            self.report.event("resume" if step else "init_from", step=step)
+            self.report.line(news)
+        if self.config.draw_sharding and step == 0 and job.peers.first:
+            labels = job.strategy.place_batch(next(job.batches["train"].epoch(0))).labels
+            print(f"labels {labels.shape} of the first batch on the devices:")
+            jax.debug.visualize_array_sharding(labels)
+        return state, step
+
+    def start_epoch(self, step: int) -> Meter:
+        """Begin or resume the epoch of update `step + 1`. Its meter has the sums of the updates before."""
+        epoch, done = divmod(step, self.per_epoch)
+        self.end_of_epoch = min((epoch + 1) * self.per_epoch, self.job.total_steps)
+        self.report.start_epoch(epoch + 1, self.per_epoch, done)
+        return Meter(self.progress["sums"], self.progress["examples"])
+
+    def after_update(self, step: int, state: TrainState, meter: Meter) -> None:
+        """Show the progress, and save or stop if it's time. The devices may still compute update `step`."""
+        if self.compile_seconds is None:  # it was traced and compiled just now, which is not timed
+            replicas.require_same_update(state, self.job.strategy.state_sharding)
+            meter.finish()
+            self.compile_seconds = meter.seconds
+            meter.start_clock()
+        self.report.update((step - 1) % self.per_epoch + 1, state, meter)
+        stopping = self.stop.is_due(step)
+        if step == self.end_of_epoch:
+            meter.finish()
+            self.report.hide_bar()
+            return
+        if stopping or is_due(step, self.config.checkpoint_every):
+            meter.finish()
+            self.save(step, state, meter)
+        elif is_due(step, self.config.check_replicas):
+            replicas.require_equal(step, state, self.job.strategy.state_sharding)
+        if stopping:
+            self.end_stopped(step, state)
+
+    def end_epoch(self, step: int, state: TrainState, meter: Meter, tested: dict[str, float]) -> None:
+        """Report and save the results of an epoch, after which `state` was evaluated."""
+        with jax.transfer_guard("allow"):
+            learning_rate = float(self.job.schedule(step - 1))
+        results = {
+            "epoch": (step - 1) // self.per_epoch + 1,
+            "step": step,
+            "train": meter.means,
+            **({self.job.evaluated_part: tested} if tested else {}),
+            "learning_rate": learning_rate,
+            **meter.speed,
+        }
+        self.epochs.append(results)
+        self.report.end_epoch(results)
+        best = self.progress["best"]
+        if not best or score(results, self.config.best) > score(best, self.config.best):
+            self.progress["best"] = results
+        self.progress["last"] = results
+        self.save(step, state, meter if step % self.per_epoch else Meter())
+        if self.ended_early():
+            self.last_step = step
+        if self.after_epoch is not None:
+            self.after_epoch(dict(results), state)
+        if self.stop.is_set:
+            self.end_stopped(step, state)
+
+    def save(self, step: int, state: TrainState, meter: Meter) -> None:
+        """Save the state after update `step`; `meter` is the unfinished epoch's."""
+        self.progress |= {"sums": meter.sums, "examples": meter.examples}
+        if self.config.check_replicas:
+            replicas.require_equal(step, state, self.job.strategy.state_sharding)
+        if self.checkpoints:
+            state = over_all_processes(state, self.job.strategy.state_sharding)
+            if not is_finite(state):
+                raise DivergedError(f"the state is not finite after step {step}: try a lower --learning-rate", step)
+            self.checkpoints.save(step, state, self.progress)
+
+    def ended_early(self) -> bool:
+        """Tell if the last `--patience` epochs were no better than the best."""
+        last, best, patience = self.progress["last"], self.progress["best"], self.config.patience
+        return bool(patience and last and last["epoch"] - best["epoch"] >= patience)
+
+    def end_stopped(self, step: int, state: TrainState) -> NoReturn:
+        """End the run after update `step`, because a signal asked for it."""
+        number = self.stop.signal or signal.SIGTERM
+        kept, left = "nothing was kept; with --workdir runs/first a run can be resumed", None
+        if self.checkpoints:
+            self.checkpoints.wait()
+            kept = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
+        else:
+            left = self.job.strategy.fetch(state)
+        raise StoppedError(f"stopped by {number.name} after step {step:,}: {kept}", 128 + number, left)
+
+    def end(self, step: int) -> None:
+        """Say that all updates are made, when the last checkpoint is on the disk."""
+        self.report.end_trace()
+        if self.checkpoints:
+            self.checkpoints.wait()
+        best, last = self.progress["best"], self.progress["last"]
+        self.report.line("")
+        if step < self.job.total_steps:
+            patience = self.config.patience
+            self.report.line(f"ended after epoch {last['epoch']}: the last {patience} were no better than the best")
+        if best:
+            _, part, name = best_metric(best, self.config.best)
+            value = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
+            self.report.line(f"{part} {name}: {value}")
+        seconds, compiling = time.perf_counter() - self.started, self.compile_seconds or 0.0
+        self.report.event("end", steps=step, compile_seconds=compiling, total_seconds=seconds)
+        self.report.line(f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile")
+
+
+@contextlib.contextmanager
+def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) -> Iterator[Run]:
+    """Open the workdir, the checkpoints and the log of a run, and close them in the end.
+
+    Args:
+        job: the run's parts.
+        started: `time.perf_counter()` when the command began.
+        after_epoch: called with the results of each epoch and the state.
+    """
+    if after_epoch is not None and not callable(after_epoch):
+        raise UserError(f"after_epoch={shown(after_epoch)} is no function: give one of (results, state)")
+    with contextlib.ExitStack() as stack:
+        yield Run(job, started, after_epoch, stack)
+
+
+def is_due(step: int, every: int | None) -> bool:
+    """Tell if something that is done every so many updates is to be done now."""
+    return every is not None and step % every == 0
+
+
+def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, str]:
+    """Say which metric decides which epoch is the best: `highest` or `lowest`, the part of the data, and its name.
+
+    Args:
+        results: of an epoch.
+        best: the setting `--best`; with None it is the highest accuracy, or the lowest loss if there is none.
+    """
+    part = next(part for part in ("validation", "test", "train") if part in results)
+    order, _, name = (best or ("highest:accuracy" if "accuracy" in results[part] else "lowest:loss")).partition(":")
+    return order, part, name
+
+
+def score(results: dict[str, Any], best: str | None) -> float:
+    """Return a number that is higher for a better epoch."""
+    order, part, name = best_metric(results, best)
+    value = float(results[part][name])
+    return -np.inf if np.isnan(value) else value if order == "highest" else -value
+
+
+class StopRequest:
+    """While it is entered, it notes the first signal that asks the run to stop. A second one ends it at once.
+
+    Of several processes none may stop on its own, because the others would wait for it in the next all-reduce. There
+    JAX takes SIGTERM and lets all agree on the update after which they stop; the other signals are passed on as one.
+
+    Outside the main thread Python can't catch signals, and they keep their usual effect.
+    """
+
+    def __init__(self, peers: Peers):
+        self.peers = peers
+        self.signal: signal.Signals | None = None
+        self.came = self.is_set = False
+        self.handlers = contextlib.ExitStack()
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            numbers = [each for each in SIGNALS if self.peers.count == 1 or each != signal.SIGTERM]
+            self.handlers.enter_context(catch_signals(self, numbers))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.handlers.close()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        if self.came:
+            self.__exit__()
+            signal.raise_signal(number)
+        self.came, self.signal = True, signal.Signals(number)
+        if self.peers.count > 1:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            self.is_set = True
+
+    def is_due(self, step: int) -> bool:
+        """Tell if the run is to stop after update `step`; waits while the processes are agreeing."""
+        if self.peers.count > 1 and not self.is_set and reached_preemption_sync_point(step):
+            came = max(self.peers.exchange(int(self.signal or 0)))
+            self.signal, self.is_set = signal.Signals(came or signal.SIGTERM), True
+        return self.is_set

@@ -1,0 +1,171 @@
+"""Checkpoints hold the state of the call, the newest and the best are kept, and those of another run are refused."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from marks import quick
+from points import DATA, FiveClasses, Net, run
+
+from pmapdp.config import Config
+from pmapdp.errors import DivergedError, UserError
+from pmapdp.run.checkpoints import Checkpoints
+from pmapdp.state import create_state
+from pmapdp.train import load_run, prepare
+
+SETTINGS = {"devices": 2, "epochs": 2, "global_batch_size": 20, "compile_cache": False}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of two epochs of five updates, and its outcome."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, run(workdir=str(folder), epochs=2)
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return shutil.copytree(finished[0], tmp_path / "run")
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@quick(2, ("strategy", "shard_state"), [("pmap", "none"), ("jit", "parameters"), ("jit", "none"), ("single", "none")])
+def test_holds_the_state_of_the_call(strategy, shard_state, tmp_path):
+    """The next update takes over the memory of the state while the checkpoint is being written."""
+    devices = 1 if strategy == "single" else 4
+    job = prepare(Config(model="mlp", strategy=strategy, devices=devices, shard_state=shard_state))
+    state = create_state(job.task, job.strategy.state_sharding)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    saved = {}
+    for step, (batch, _) in enumerate(zip(job.batches["train"].epoch(0), range(3), strict=False), start=1):
+        state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
+        saved[step] = jax.tree.map(jnp.copy, state)
+        checkpoints.save(step, state, {})
+    state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 2, 3]
+    for step, expected in saved.items():
+        assert_same(checkpoints.read(step, job.task).state, expected)
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("best", [1, 3])
+def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(best, tmp_path):
+    folder = tmp_path / "run[1] {a,b}*?$~'\" ü☃" / "checkpoints"
+    job = prepare(Config(dataset="digits", model="mlp", strategy="single"))
+    state, checkpoints = create_state(job.task), Checkpoints(folder, keep=2)
+    for step in range(1, 7):
+        checkpoints.save(step, jax.device_put(state), {"best": {"step": min(best, step)}})
+    checkpoints.close()
+    reader = Checkpoints(folder, read_only=True)
+    assert reader.steps() == [best, 5, 6]
+    assert_same(reader.read(best, job.task).state, state)
+    np.testing.assert_array_equal(reader.read_weights(6)["logits.bias"], state.params["logits"]["bias"])
+
+
+def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_start(finished, folder):
+    half_written = folder / "checkpoints" / "99.orbax-checkpoint-tmp"
+    half_written.mkdir()
+    assert_same(load_run(folder, model=Net)[1], finished[1].state)
+    assert half_written.is_dir()
+    assert run(workdir=str(folder), epochs=2).epochs == []
+    assert not half_written.exists()
+
+
+def test_a_finished_run_is_trained_on_by_more_epochs(folder):
+    """With a constant rate two epochs and then two others are four."""
+    assert_same(run(workdir=str(folder), epochs=4).state, run(epochs=4).state)
+    assert "restored from the checkpoint of step 10, and trained on to 4 epochs" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"epochs": 1}, r"differs in epochs \(2 there, 1 now\)"),
+        ({"epochs": 3, "learning_rate": 1e-4}, r"learning_rate \(0.005 there, 0.0001 now\)"),
+        ({"epochs": 3, "seed": 1}, r"seed \(0 there, 1 now\): use the same or another folder \(there --init-from"),
+    ],
+)
+def test_nothing_else_of_it_can_be_changed(folder, changes, sentence):
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(UserError, match=sentence):
+        run(workdir=str(folder), **{"epochs": 2} | changes)
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_a_run_that_has_not_ended_keeps_its_epochs(tmp_path):
+    settings = {"workdir": str(tmp_path / "run"), "epochs": 2}
+    run(**settings, steps=7)
+    with pytest.raises(UserError, match=r"step 7 in .* differs in epochs \(2 there, 3 now\)"):
+        run(**settings | {"epochs": 3})
+    assert_same(run(**settings).state, run(epochs=2).state)
+
+
+def test_checkpoints_of_another_run_are_refused_also_beside_its_config_json(finished, folder, tmp_path):
+    run(workdir=str(tmp_path / "other"), epochs=2, seed=7, steps=3)
+    shutil.copy(tmp_path / "other" / "config.json", folder / "config.json")
+    for read in (lambda: run(workdir=str(folder), epochs=2, seed=7), lambda: load_run(folder, model=Net)):
+        with pytest.raises(UserError, match=r"the checkpoint of step 10 .*seed \(0 there, 7 now\)"):
+            read()
+
+
+def test_a_model_that_was_edited_is_no_damage(folder):
+    FiveClasses.__name__ = "Net"
+    try:
+        for read in (
+            lambda: run(FiveClasses, workdir=str(folder), epochs=2),
+            lambda: load_run(folder, model=FiveClasses),
+        ):
+            with pytest.raises(UserError, match=r"another model, in which head.bias has the shape \[3\], now \[5\]"):
+                read()
+    finally:
+        FiveClasses.__name__ = "FiveClasses"
+    assert_same(load_run(folder, model=Net)[1], run(epochs=2).state)
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
+    """The loss of the update that makes it so is still finite."""
+    rule = {"optimizer": lambda schedule: optax.chain(optax.sgd(schedule), optax.scale(np.inf))}
+    with pytest.raises(DivergedError, match="the state is not finite after step 1"):
+        run(own=rule, workdir=str(tmp_path / "run"), checkpoint_every=1)
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_a_checkpoint_without_its_checksum_is_refused(folder):
+    file = folder / "checkpoints" / "10" / "progress" / "metadata"
+    progress = json.loads(file.read_text())
+    progress["last"]["train"]["loss"] += 1
+    file.write_text(json.dumps(progress))
+    with pytest.raises(
+        UserError, match=r"its numbers are not those that were written\): .* delete .*checkpoints/10, and"
+    ):
+        run(workdir=str(folder), epochs=2)
+    shutil.rmtree(folder / "checkpoints" / "10")
+    assert_same(run(workdir=str(folder), epochs=2).state, run(epochs=2).state)
+
+
+def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    job = prepare(Config(dataset="digits", model="mlp", strategy="single"))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(UserError, match=r"could not be written .*No space left on device.* those before it are intact"):
+        checkpoints.save(1, jax.device_put(create_state(job.task)), {})
+    assert checkpoints.steps() == []
+
+
+def test_settings_that_change_no_result_may_change(folder):
+    settings = {"strategy": "jit", "devices": 4, "keep_checkpoints": 1, "checkpoint_every": 3, "epochs": 3}
+    found = run(workdir=str(folder), **settings)
+    wanted = run(epochs=3).state.params
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), found.state.params, wanted)
+    assert dataclasses.asdict(load_run(folder, model=Net)[0])["strategy"] == "jit"
+    assert DATA.train.examples == 100
