@@ -28,7 +28,7 @@ class MLP(nnx.Module):
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Forward pass."""
-        x = images.reshape(len(images), -1).astype(self.dtype) / 255
+        x = images.reshape(images.shape[0], -1).astype(self.dtype) / 255
         x = nnx.relu(self.hidden1(x))
         x = nnx.relu(self.hidden2(x))
         return self.logits(x)
