@@ -262,12 +262,12 @@ print(inspect.getsource(jit_steps.make_strategy))
 from pmapdp.data.batches import Batches  # cuts epochs into batches, padded with examples of weight 0
 from pmapdp.models.mlp import MLP
 from pmapdp.state import Task, build, create_state  # a built model with its optimizer; parameters and optimizer state
-from pmapdp.steps import make_strategy  # the five functions of a strategy by its name
+from pmapdp.steps import STRATEGIES  # name -> function that makes the five functions of a strategy
 
 results, flops = {}, {}
 for strategy, count in (("single", 1), ("jit", 8)):
     task = Task(build(MLP), optax.sgd(0.05))
-    steps = make_strategy(strategy, task, chosen[:count])
+    steps = STRATEGIES[strategy](task, chosen[:count])
     batches = Batches(data.train, 100, devices=count, shuffle_seed=0)
     state = steps.place_state(create_state(task))
     for host, _ in zip(batches.epoch(0), range(5), strict=False):

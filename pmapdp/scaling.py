@@ -36,7 +36,7 @@ from pmapdp.data.tokens import LENGTH
 from pmapdp.errors import UserError
 from pmapdp.registry import featurizer_of, find_model
 from pmapdp.state import Task, build, initial_state
-from pmapdp.steps import make_strategy
+from pmapdp.steps import single
 
 ASSUMED = 0.15  # share of the peak if none is published: about what ResNet-50 attains in TF32
 LEFT_OUT = (
@@ -223,7 +223,7 @@ def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float3
     task, example = Task(built, optax.adam(1e-3)), EXAMPLES[featurizer_of(built)]
     one = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
     check_task(task, DataSet(one, one), own=False)  # your model may take other inputs
-    train_step: Any = make_strategy("single", task, jax.devices()[:1]).train_step
+    train_step: Any = single.make_strategy(task, jax.devices()[:1]).train_step
     state = jax.eval_shape(lambda: initial_state(task))
 
     def analyze(B: int) -> Any:

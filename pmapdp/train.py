@@ -25,7 +25,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp import cli, devices, steps
+from pmapdp import cli, devices
 from pmapdp.config import Config, flag
 from pmapdp.custom.augmentation import augmented
 from pmapdp.custom.built_model import built_model
@@ -57,6 +57,7 @@ from pmapdp.sharding.fit import fit_layout
 from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.notation import check_sharding, number_of_devices
 from pmapdp.state import Task, TrainState, is_finite
+from pmapdp.steps import STRATEGIES
 from pmapdp.steps.placing import place_ahead
 from pmapdp.steps.shared import Strategy
 
@@ -348,11 +349,11 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
 
 def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:
     """Make the five functions of a strategy; those of ZeRO and of other layouts are in `sharding/`."""
-    if name == "jit" and (task.accumulate > 1 or layout.splits_state):
+    if name == "jit" and layout.splits_state:
         return split_step.make_strategy(task, layout)
     if layout.shard_state == "optimizer":
         return split_step.make_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
-    return steps.make_strategy(name, task, devices)
+    return STRATEGIES[name](task, devices)
 
 
 def trained_task(config: Config, *, optimizer: Any = None, **yours: Any) -> Task:

@@ -182,7 +182,7 @@ class Steps:
         own = {} if loss is None else {"loss": loss_of_package(loss)}
         built = build(MODELS[model] if isinstance(model, str) else model, seed, dtype)
         self.task = Task(built, optimizer, seed, dtype, **own)
-        self.strategy = steps.make_strategy(strategy, self.task, devices)
+        self.strategy = steps.STRATEGIES[strategy](self.task, devices)
         self.place_state, self.place_batch = self.strategy.place_state, self.strategy.place_batch
         self.fetch = self.strategy.fetch
 
@@ -210,10 +210,9 @@ def leave_out_all_reduce(monkeypatch: Any, strategy: str) -> None:
 
 def count_calls(monkeypatch: Any, strategy: str) -> Counter[str]:
     """How often the training and the evaluation step that a strategy's file makes are called from now on."""
-    import importlib
+    from pmapdp.steps import STRATEGIES
 
-    module, calls = importlib.import_module(f"pmapdp.steps.{strategy}"), Counter[str]()
-    make = module.make_strategy
+    make, calls = STRATEGIES[strategy], Counter[str]()
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -227,7 +226,7 @@ def count_calls(monkeypatch: Any, strategy: str) -> Counter[str]:
         steps = {name: counted(name, getattr(made, name)) for name in ("train_step", "eval_step")}
         return made._replace(**steps)
 
-    monkeypatch.setattr(module, "make_strategy", make_strategy)
+    monkeypatch.setitem(STRATEGIES, strategy, make_strategy)
     return calls
 
 

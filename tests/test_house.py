@@ -25,7 +25,8 @@ def test_the_files_of_the_reading_list_exist():
 @pytest.mark.parametrize(("other", "most"), [("shard_map", 25), ("jit", 40)])
 def test_the_strategies_differ_in_a_few_lines(other, most):
     """Lines that `diff pmap.py OTHER.py` shows, of both files together."""
-    texts = [(PACKAGE / "steps" / f"{name}.py").read_text().splitlines() for name in ("pmap", other)]
+    files = [(PACKAGE / "steps" / f"{name}.py").read_text() for name in ("pmap", other)]
+    texts = [text.partition("\ndef accumulated_sums(")[0].splitlines() for text in files]
     changed = [line for line in difflib.unified_diff(*texts, n=0) if re.match(r"[-+](?![-+]{2} )", line)]
     assert 0 < len(changed) <= most
     assert "lax.pmean(" in "\n".join(texts[0])

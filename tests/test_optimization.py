@@ -20,7 +20,7 @@ from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.recipes import RECIPES
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, build, create_state
-from pmapdp.steps import make_strategy
+from pmapdp.steps import STRATEGIES
 
 
 def rates(steps, *, batch=64, per_epoch=10, total=100, **settings) -> list[float]:
@@ -100,7 +100,7 @@ def test_loss_equals_numpy(smoothing):
 def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
     config = dataclasses.replace(RECIPES["digits"].config, dtype="bfloat16")
     task = Task(build(MODELS["cnn"], dtype="bfloat16"), make_optimizer(config, lambda step: 0.1), dtype="bfloat16")
-    steps = make_strategy(strategy, task, devices.choose(8))
+    steps = STRATEGIES[strategy](task, devices.choose(8))
     state = steps.place_state(create_state(task))
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     batch = steps.place_batch(next(Batches(load().train, 64, devices=8).epoch(0)))

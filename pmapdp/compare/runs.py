@@ -19,7 +19,7 @@ from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.state import create_state
-from pmapdp.steps import make_strategy
+from pmapdp.steps import single
 from pmapdp.train import Job, prepare
 from pmapdp.verify import Layout, verify
 from pmapdp.verify.trees import distance
@@ -80,7 +80,7 @@ def causes(job: Job) -> list[str]:
     """What `pmapdp.verify` finds wrong with the strategy's step, beside that of one device on the same batch."""
     strategy = job.strategy
     report = verify(
-        reference=make_strategy("single", job.task, job.devices[:1]).train_step,
+        reference=single.make_strategy(job.task, job.devices[:1]).train_step,
         step=strategy.train_step,
         state=create_state(job.task),
         batch=next(job.batches["train"].epoch(0)),

@@ -84,7 +84,7 @@ def base(way: str, ways: Sequence[str]) -> str:
 def lines_by_role(module: ModuleType) -> dict[str, list[str]]:
     """The lines of a file with the five functions, by role."""
     source = Path(inspect.getfile(module)).read_text(encoding="utf-8")
-    (maker,) = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+    maker = next(each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef))
     inner = {each.name: each for each in maker.body if isinstance(each, ast.FunctionDef)}
     others = [each for each in maker.body[1:] if not isinstance(each, ast.FunctionDef | ast.Return)]
     before = [each for each in others if each.lineno < inner["train_step"].lineno]
@@ -92,7 +92,8 @@ def lines_by_role(module: ModuleType) -> dict[str, list[str]]:
     returned = next(each for each in maker.body if isinstance(each, ast.Return)).value
     assert isinstance(returned, ast.Call)
     step = inner["train_step"].body
-    fetch = ast.unparse(returned.args[4])
+    given = returned.args[4] if returned.args else next(each.value for each in returned.keywords if each.arg == "fetch")
+    fetch = ast.unparse(given)
     asks = [each for each in [*step, *wrapper] if asks_for_collective(each)]
     return {
         "place the state": plain_lines(source, [*before, inner["place_state"]]),

@@ -1,9 +1,16 @@
 """The heart: one training step, written four ways. Compare two files of this folder with `diff`.
 
-Every file has `make_strategy(task, devices)`, which returns the same five functions and where the state is placed.
+Every file has `make_strategy(task, devices)`, which returns the same five functions and the sharding of the state.
+Adding a strategy takes a file and a line in `STRATEGIES`, which the flag, the commands and the pictures read.
+
+Two settings change what runs:
+
+- `--accumulate` cuts the batch into micro-batches, in `shared.gradient_sums`, and under jit in `jit.accumulated_sums`.
+- `--shard-state`, `--mesh` and `--layout` split more than the batch. Then `train.py` takes the step of
+  `sharding/split_step.py`, or for pmap and shard_map the one of `sharding/zero.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -11,8 +18,9 @@ from pmapdp.state import Task
 from pmapdp.steps import jit, pmap, shard_map, single
 from pmapdp.steps.shared import Strategy
 
-
-def make_strategy(name: str, task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The five functions of pmap, jit, shard_map or single for `task` on `devices`."""
-    modules = {"pmap": pmap, "jit": jit, "shard_map": shard_map, "single": single}
-    return modules[name].make_strategy(task, devices)
+STRATEGIES: dict[str, Callable[[Task, Sequence[jax.Device]], Strategy]] = {
+    "pmap": pmap.make_strategy,
+    "jit": jit.make_strategy,
+    "shard_map": shard_map.make_strategy,
+    "single": single.make_strategy,
+}

@@ -1,9 +1,7 @@
-"""`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 09 teaches this file.
-
-With `--accumulate`, or a layout that splits more than the batch, jit runs `sharding/split_step.py` instead.
-"""
+"""`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 09 teaches this file."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +15,7 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step of the global batch `[B, ...]`, which is split over N devices; the state is replicated."""
+    """Make the step of the global batch `[B, ...]`, which is split over N devices; the state is replicated."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
@@ -28,14 +26,51 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         return place(batch, split)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
-        gradients, sums, model_state = gradient_sums(task, state, batch)
+        if task.accumulate == 1:
+            gradients, sums, model_state = gradient_sums(task, state, batch)
+        else:
+            gradients, sums, model_state = accumulated_sums(task, state, batch, mesh, (AXIS,))
         return update(task, state, gradients, sums.count, model_state), sums
 
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    # The all-reduce is in the compiled program only: a sum over the split batch whose result is to be replicated
-    # needs one.
+    # the wrapper, and the all-reduce, which is in the compiled program only: a sum over the split batch whose result is
+    # to be replicated needs one.
     train_step = jax.jit(train_step, out_shardings=replicated, donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)
-    return Strategy(place_state, place_batch, train_step, eval_step, fetch, replicated)
+    return Strategy(
+        place_state=place_state,
+        place_batch=place_batch,
+        train_step=train_step,
+        eval_step=eval_step,
+        fetch=fetch,
+        state_sharding=replicated,
+    )
+
+
+def accumulated_sums(
+    task: Task, state: TrainState, batch: Batch, mesh: Mesh, axes: tuple[str, ...]
+) -> tuple[Any, MetricSums, Any]:
+    """Return what `gradient_sums` returns of the global batch, with one all-reduce for all micro-batches.
+
+    Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up its own,
+    and gives its sums as one row of `[N, ...]`; adding the rows then takes a single all-reduce.
+
+    Args:
+        task, state, batch: as for `gradient_sums`.
+        mesh: the devices.
+        axes: the mesh axes over which the batch is split. Others stay the compiler's.
+    """
+
+    def device_sums(state: TrainState, batch: Batch) -> tuple[Any, Any]:
+        gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=axes)
+        return jax.tree.map(lambda x: x[None], (gradients, sums)), model_state
+
+    specs: dict[str, Any] = {
+        "in_specs": (PartitionSpec(), PartitionSpec(axes)),
+        "out_specs": (PartitionSpec(axes), PartitionSpec()),
+        "axis_names": set(axes),
+    }
+    rows, model_state = jax.shard_map(device_sums, mesh=mesh, **specs, check_vma=False)(state, batch)
+    return *jax.tree.map(lambda x: x.sum(0), rows), model_state

@@ -16,7 +16,7 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step of one of N devices: it sees the replicated state and `[b, ...]` of a batch `[N, b, ...]`."""
+    """Make the step of one of N devices: it sees the replicated state and `[b, ...]` of a batch `[N, b, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
@@ -28,17 +28,24 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
-        # The all-reduce. Where devices hold different numbers of examples, a mean of their mean gradients would be
-        # wrong: the mean of the sums over the mean of the counts is right.
+        # the all-reduce: devices may hold different numbers of examples, so a mean of their mean gradients would be
+        # wrong. The mean of the sums over the mean of the counts is right.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
-    # The state goes in and out replicated (axis None), so it has no device axis. pmap does not check that what comes
-    # out is equal on all devices: that is up to the step.
+    # the wrapper: the state goes in and out replicated (axis None), so it has no device axis. pmap doesn't check that
+    # all devices return the same: that is up to the step.
     axes: dict[str, Any] = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
     train_step = jax.pmap(train_step, **axes, donate_argnums=0)
     eval_step = jax.pmap(eval_step, **axes)
-    return Strategy(place_state, place_batch, train_step, eval_step, fetch, replicated)
+    return Strategy(
+        place_state=place_state,
+        place_batch=place_batch,
+        train_step=train_step,
+        eval_step=eval_step,
+        fetch=fetch,
+        state_sharding=replicated,
+    )

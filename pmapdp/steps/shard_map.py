@@ -16,7 +16,7 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step of one of N devices: it sees the replicated state and `[b, ...]` of a batch `[B, ...]`."""
+    """Make the step of one of N devices: it sees the replicated state and `[b, ...]` of a batch `[B, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
@@ -28,16 +28,17 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
-        # The all-reduce. Where devices hold different numbers of examples, a mean of their mean gradients would be
-        # wrong: the mean of the sums over the mean of the counts is right.
+        # the all-reduce: devices may hold different numbers of examples, so a mean of their mean gradients would be
+        # wrong. The mean of the sums over the mean of the counts is right.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
-    # With check_vma=True (the default) JAX itself sums the gradient of a replicated parameter over the devices, and
-    # the pmean above would leave a gradient N times too large.
+    # the wrapper: with check_vma=True (the default) JAX itself sums the gradient of a replicated parameter over the
+    # devices, and the pmean above would leave a gradient N times too large. `lax.pcast(params, AXIS, to="varying")`
+    # would avoid it, but then JAX refuses nnx.RNN and every other scan whose carry starts as a constant.
     specs: dict[str, Any] = {
         "mesh": mesh,
         "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
@@ -45,4 +46,11 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     }
     train_step = jax.jit(jax.shard_map(train_step, **specs, check_vma=False), donate_argnums=0)
     eval_step = jax.jit(jax.shard_map(eval_step, **specs, check_vma=False))
-    return Strategy(place_state, place_batch, train_step, eval_step, fetch, replicated)
+    return Strategy(
+        place_state=place_state,
+        place_batch=place_batch,
+        train_step=train_step,
+        eval_step=eval_step,
+        fetch=fetch,
+        state_sharding=replicated,
+    )

@@ -1,6 +1,6 @@
-"""What all four strategies share: sums over the examples here, and the update from sums over the global batch.
+"""The parts that all four strategies share: sums over a device's examples, and the update from the global sums.
 
-Between the two stands the all-reduce, which each file of this folder does in its own way. Lesson 05 teaches this file.
+Between the two comes the all-reduce, which each file of this folder does in its own way. Lesson 05 teaches this file.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ AXIS = "data"  # the name of the axis over which the global batch is split
 
 
 class Strategy(NamedTuple):
-    """What a trainer needs of a strategy: five functions, and where the state is.
+    """Five functions, and the sharding of the state: all that a trainer needs of a strategy.
 
     Attributes:
         place_state: host pytree to devices.
@@ -28,7 +28,7 @@ class Strategy(NamedTuple):
         train_step: (state, batch) to (state, `MetricSums`), one update; the given state's memory is reused.
         eval_step: (state, batch) to `MetricSums`.
         fetch: devices back to the host, one copy, no device axis.
-        state_sharding: where the state's arrays are placed: one sharding for all, or a pytree of them like the state.
+        state_sharding: of the state's arrays: one sharding for all, or a pytree of them like the state.
     """
 
     place_state: Callable[[TrainState], TrainState]
@@ -42,10 +42,14 @@ class Strategy(NamedTuple):
 def gradient_sums(
     task: Task, state: TrainState, batch: Batch, *, axis_name: AxisName = None
 ) -> tuple[Any, MetricSums, Any]:
-    """Gradients of the summed loss over the examples here, their metrics, and the model's new other arrays.
+    """Return gradients of the summed loss over a device's examples, their metrics, and the model's new other arrays.
 
-    `axis_name` is the mapped axis over which the global batch is split, for batch norm, which needs moments over all
-    devices in the middle of the model; None where arrays hold the global batch.
+    Args:
+        task: the model, its loss, and the number of micro-batches.
+        state: the state before the update.
+        batch: the device's share of the global batch, `[b, ...]`, or all of it.
+        axis_name: the mapped axis over which the global batch is split, for batch norm, which needs moments over all
+            devices in the middle of the model; None if the arrays hold the global batch.
     """
 
     def summed_loss(params: Any, model_state: Any, batch: Batch) -> tuple[jax.Array, Any]:
@@ -62,8 +66,8 @@ def gradient_sums(
 
     def accumulate(carry: tuple[Any, Any], micro_batch: Batch) -> tuple[Any, None]:
         model_state, totals = carry
-        model_state, here = micro_batch_sums(model_state, micro_batch)
-        return (model_state, jax.tree.map(jnp.add, totals, here)), None
+        model_state, sums = micro_batch_sums(model_state, micro_batch)
+        return (model_state, jax.tree.map(jnp.add, totals, sums)), None
 
     K = task.accumulate
     micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
@@ -77,13 +81,20 @@ def gradient_sums(
 
 
 def update(task: Task, state: TrainState, gradients: Any, count: jax.Array, model_state: Any) -> TrainState:
-    """One update from the gradients of the global batch's loss: their sum over the sum of the weights, or the mean over
-    devices of both: sum(w * g) / sum(w)."""
+    """Make one update by the gradient of the mean loss over the global batch, sum(w * g) / sum(w).
+
+    Args:
+        task: the update rule.
+        state: the state before the update.
+        gradients: of the summed loss, added up over the devices, or their mean over the devices.
+        count: the sum of the weights, likewise added up or averaged.
+        model_state: the model's new other arrays.
+    """
     gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
     updates, optimizer_state = task.optimizer.update(gradients, state.optimizer_state, state.params)
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), model_state, optimizer_state)
 
 
 def evaluation_sums(task: Task, state: TrainState, batch: Batch) -> MetricSums:
-    """Metrics over the examples here, with the running batch statistics and without dropout."""
+    """Return metrics over the examples of a batch, with the running batch statistics and without dropout."""
     return task.loss(task.model_with(state.params, state.model_state), batch)

@@ -1,4 +1,4 @@
-"""One device, no splitting and no averaging: what the other three must equal. Lesson 03 teaches this file."""
+"""One device, no splitting and no averaging: the other three must equal it. Lesson 03 teaches this file."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step on the first of `devices`, which holds the state and the global batch `[B, ...]`."""
+    """Make the step of the first of `devices`, which holds the state and the global batch `[B, ...]`."""
     here = SingleDeviceSharding(devices[0])
 
     def place_state(state: TrainState) -> TrainState:
@@ -28,6 +28,14 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
+    # the wrapper
     train_step = jax.jit(train_step, donate_argnums=0)
     eval_step = jax.jit(eval_step)
-    return Strategy(place_state, place_batch, train_step, eval_step, jax.device_get, here)
+    return Strategy(
+        place_state=place_state,
+        place_batch=place_batch,
+        train_step=train_step,
+        eval_step=eval_step,
+        fetch=jax.device_get,
+        state_sharding=here,
+    )

@@ -57,7 +57,7 @@ def test_the_trainer_on_the_work_of_the_bare_loop(tmp_path):
 def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
     """The parameters after two updates in float64, against the trainer's on one device; also batch norm and dropout."""
     task = Task(build(MODELS[model], dtype="float64"), optax.sgd(0.1), dtype="float64")
-    trainer, devices = steps.make_strategy("single", task, jax.devices()[:1]), 1 if strategy == "single" else 4
+    trainer, devices = steps.single.make_strategy(task, jax.devices()[:1]), 1 if strategy == "single" else 4
     loop = bare.make_loop(task.model, strategy, jax.devices()[:devices], optax.sgd(0.1))
     state, bare_state = trainer.place_state(create_state(task)), loop.state
     for number in range(2):

@@ -27,7 +27,7 @@ from pmapdp.scaling import (
     spread,
 )
 from pmapdp.state import Task, build, initial_state
-from pmapdp.steps import make_strategy
+from pmapdp.steps import STRATEGIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
 RESNET, H100 = PUBLISHED["resnet-50"], HARDWARE["h100"]
@@ -202,7 +202,7 @@ def test_published_runs_are_predicted_within_five_percent_while_computing_rules(
 def test_what_a_compiled_step_sends_is_predicted_exactly():
     """One all-reduce of the gradients and the three sums of the metrics."""
     task = Task(build(MODELS["cnn"]), optax.adam(1e-3))
-    step = make_strategy("shard_map", task, jax.devices()[:8]).train_step
+    step = STRATEGIES["shard_map"](task, jax.devices()[:8]).train_step
     labels, weights = (jax.ShapeDtypeStruct((64,), dtype) for dtype in (np.int32, np.float32))
     batch = Batch(jax.ShapeDtypeStruct((64, 28, 28, 1), np.uint8), labels, labels, weights)
     state = jax.eval_shape(lambda: initial_state(task))
