@@ -5,6 +5,7 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -14,15 +15,14 @@
 # %% [markdown]
 # # 06. Communicate between devices
 #
-# After this lesson you can say what the one line of lesson 05 costs: build an all-reduce by hand, predict its time from
-# latency and bandwidth, and use `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter` and `ppermute` inside `pmap`.
+# Your `lax.pmean` is one line, and it can take longer than the rest of the step. Inside a node with fast links, eight
+# GPUs average the gradients of a ResNet-50 in less than half a millisecond. Over an ordinary network cable the same line
+# takes a seventh of a second. In this lesson you'll build an all-reduce with your own hands, and find a formula with two
+# numbers in it that tells you which of the two you have, before you buy anything.
 #
-# About 30 minutes · you need [04 Map over devices](04_map_over_devices.ipynb) and the first half of
-# [05 Average gradients](05_average_gradients.ipynb) · next:
-# [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb)
-#
-# `lax.pmean` left the average of eight gradients on every device. This operation is called an **all-reduce** (in
-# PyTorch: `dist.all_reduce`). How do the devices do that, and how long does it take?
+# **You will** explain a ring all-reduce, predict its time from latency and bandwidth, and use JAX's collectives:
+# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 20 minutes, 40 with exercises. You
+# need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -31,78 +31,65 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pmapdp import devices  # simulates devices (lesson 00) and describes them
-from pmapdp.lessons import drawing  # a picture that two lessons share
+from pmapdp import devices
+from pmapdp.lessons.pictures import lesson_06
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
-print(devices.describe(jax.devices()))
 
 # %% [markdown]
 # ## By hand, in NumPy
 #
-# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. At the end each of them should hold the
+# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. At the end, each of them should hold the
 # sum, [1111, 2222, 3333, 4444].
 #
-# The simplest way: every device sends its vector to device 0, which adds them up and sends the sum back. Then N - 1
-# vectors arrive at device 0 and N - 1 vectors leave it, while the other devices wait. The more devices there are, the
-# longer this takes.
+# The obvious way: everyone sends its vector to device 0, device 0 adds, and sends the sum back to everyone. But then
+# device 0 receives N - 1 vectors and sends N - 1, while everyone else waits. With more devices, it only gets worse.
 #
-# The **ring** distributes the work. Cut each vector into N chunks. In every step, each device sends *one chunk* to its
-# right neighbour, and all devices send at the same time.
+# The **ring** shares the work. Cut each vector into N chunks. In each step, every device sends *one chunk* to its right
+# neighbour, and they all send at the same time.
 #
-# - **reduce-scatter**, N - 1 steps: each device adds the chunk that arrives to its own chunk. At the end each device
-#   has one finished chunk of the sum.
-# - **all-gather**, N - 1 steps: the devices pass the finished chunks on.
+# - **Reduce-scatter**, N - 1 steps: add the chunk that arrives to your own. At the end, each device has one finished
+#   chunk of the sum.
+# - **All-gather**, N - 1 steps: pass the finished chunks on.
+
 
 # %%
-N = 4
-vectors = np.array([1, 2, 3, 4]) * 10 ** np.arange(N)[:, None]  # [N, D]: row d is on device d
-
-
 def ring_all_reduce(vectors):
-    """What the devices hold before and after every step, and the bytes that all of them sent together."""
-    held = [list(np.array_split(vector, len(vectors))) for vector in vectors]  # held[device][chunk]
-    states, sent = [np.array([np.concatenate(chunks) for chunks in held])], 0
+    """What the devices hold before and after every step, and the bytes that all of them sent."""
     n = len(vectors)
+    held = [np.array_split(vector, n) for vector in vectors]  # held[device][chunk]
+    states, sent = [np.array([np.concatenate(chunks) for chunks in held])], 0
     for step in range(2 * (n - 1)):
-        reducing = step < n - 1
-        # Device d sends chunk d - step; all messages leave before any arrives.
-        messages = [held[d][(d - step) % n].copy() for d in range(n)]
+        messages = [held[d][(d - step) % n].copy() for d in range(n)]  # all leave before any arrives
         for d, message in enumerate(messages):
             chunk, right = (d - step) % n, (d + 1) % n
-            held[right][chunk] = held[right][chunk] + message if reducing else message
+            held[right][chunk] = held[right][chunk] + message if step < n - 1 else message
             sent += message.nbytes
         states.append(np.array([np.concatenate(chunks) for chunks in held]))
     return states, sent
 
 
-states, sent = ring_all_reduce(vectors)
-print(states[0], states[-1], sep="\n\n")
+vectors = np.array([1, 2, 3, 4]) * 10 ** np.arange(4)[:, None]  # row d is on device d
+states, _ = ring_all_reduce(vectors)
 assert (states[-1] == vectors.sum(0)).all()
-
-# %% [markdown]
-# At the end, all rows are the sum. The picture shows every step. A row is a device, and a column is a chunk. A coloured
-# chunk has just arrived, and has the colour of the device that sent it. A bold number is a finished sum. Follow the
-# first column: in each of the first three steps, the sum moves to the next device and grows.
-
-# %%
-from pmapdp.lessons.pictures import lesson_06
-
 lesson_06.ring(states, vectors.sum(0))
 
 # %% [markdown]
-# After three steps, each device has one bold number. After three more steps, each device has all four.
+# Rows are devices, columns are chunks. A coloured chunk has just arrived, and has the colour of its sender. Bold numbers
+# are finished sums. Follow the first column: in each of the first three steps, the sum moves on to the next device and
+# grows.
 #
-# There are 2 (N - 1) steps, and in each step a device sends 1/N of the vector. So it sends 2 (N - 1)/N times the size
-# of the vector. **Predict:** how much more does each device send on 64 devices than on 2?
+# There are 2 (N - 1) steps, and in each of them a device sends 1/N of its vector.
+#
+# **Predict:** how much more does each device send on 64 devices than on 2?
 
 # %% tags=["prediction"]
 shares = {}
 for n in (2, 4, 8, 64):
-    _, total = ring_all_reduce(np.ones((n, 1024)))
-    shares[n] = total / n / (1024 * 8)  # vectors of 1,024 numbers of 8 bytes
-    print(f"{n:4d} devices: each sends {shares[n]:.3f} times the vector, in {2 * (n - 1)} steps")
+    _, sent = ring_all_reduce(np.ones((n, 1024)))
+    shares[n] = sent / n / (1024 * 8)
+    print(f"{n:2d} devices: each sends {shares[n]:.3f} times its vector, in {2 * (n - 1)} steps")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -112,225 +99,204 @@ for n, share in shares.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Less than twice as much. However many devices there are, a device sends less than two vectors. But the number of steps
-# grows with N.
+# Less than twice as much. However many devices there are, nobody sends more than two vectors. What grows is the number
+# of steps.
 #
 # </details>
 #
 # ## What it costs
 #
-# A message of `size` bytes takes **latency + size / bandwidth**. The latency is the time until the first byte arrives,
-# and it is paid even for an empty message. In the ring, 2 (N - 1) messages of `size / N` bytes follow each other. The
-# next cell computes the time for three networks and three links. The numbers of the links are rough, and measured ones
-# are often lower: put in your own. **Predict:** for which of the nine does the latency matter more than the bandwidth?
+# A message takes **latency + bytes / bandwidth**. The latency is the time until the first byte arrives, and you pay it
+# for an empty message, too. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's the
+# whole formula. The links below have their vendors' peak figures. Real bandwidth is lower and real latency higher, so put
+# in your own.
+#
+# **Predict:** for which network is the latency more important than the bandwidth, a small one or a large one?
+
 
 # %% tags=["prediction"]
-from flax import nnx
+def ring_seconds(size, N, latency, bandwidth):
+    """Time of an all-reduce of `size` bytes: for the latencies, and for the bytes."""
+    messages = 2 * (N - 1)
+    return messages * latency, messages * size / N / bandwidth
 
 
-def ring_seconds(size, devices, latency, bandwidth):
-    """Time of an all-reduce of `size` bytes in a ring: (for the latency, for the bytes), in seconds."""
-    messages = 2 * (devices - 1)
-    return messages * latency, messages * size / devices / bandwidth
-
-
-def gradient_bytes(make_model):
-    """Bytes of one gradient of a Flax model; nothing is computed or allocated."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(make_model)))
-
-
-def two_layers():
-    return [nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.Linear(64, 10, rngs=nnx.Rngs(0))]  # the network of lesson 05
-
-
-models = {  # bytes of a gradient in float32
-    "lesson 05": gradient_bytes(two_layers),
-    "ResNet-50": 25_600_000 * 4,
-    "7 billion": 7_000_000_000 * 4,
-}
 links = {  # seconds until the first byte, bytes per second in one direction
-    "in a node (NVLink)": (3e-6, 450e9),
+    "NVLink, in a node of GPUs": (2e-6, 450e9),
+    "TPU v5e, one axis of the torus": (1e-6, 100e9),
     "InfiniBand, 400 Gbit/s": (5e-6, 50e9),
     "Ethernet, 10 Gbit/s": (50e-6, 1.25e9),
 }
-for link, (latency, bandwidth) in links.items():
-    for model, size in models.items():
-        wait, send = ring_seconds(size, 8, latency, bandwidth)
+parameters = {"lesson 05": 2_410, "ResNet-50": 25_600_000, "7 billion": 7_000_000_000}
+networks = {name: 4 * number for name, number in parameters.items()}  # bytes of a gradient in float32
+for link, numbers in links.items():
+    for network, size in networks.items():
+        wait, send = ring_seconds(size, 8, *numbers)
         more = "latency" if wait > send else "bytes"
-        print(f"{link:23s} {model:10s} {size / 1e6:9,.2f} MB: {1e3 * (wait + send):10,.3f} ms, mostly {more}")
+        print(f"{link:31s} {network:10s} {1e3 * (wait + send):10,.3f} ms, mostly {more}")
+lesson_06.seconds_by_size(ring_seconds, links, networks)
+
+# %% tags=["proof"]
+# The asserts behind the answer, and behind the first paragraph.
+ethernet, nvlink = (sum(ring_seconds(networks["ResNet-50"], 8, *links[name])) for name in list(links)[::-3])
+assert 0.13 < ethernet < 0.16
+assert nvlink < 0.5e-3
+for numbers in links.values():
+    small, large = (ring_seconds(networks[name], 8, *numbers) for name in ("lesson 05", "7 billion"))
+    assert small[0] > small[1]
+    assert large[0] < large[1]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only for the smallest network. That is why XLA and DDP combine small gradients into one message (lesson 05). The two
-# parts are equal at a size of N x latency x bandwidth: about 11 MB on NVLink. For small messages on many devices,
-# libraries use algorithms with fewer steps, such as trees, or the butterfly of the second exercise.
+# For the small one, on every link. The curves are flat where the latency rules, and rise with the size where the bytes
+# do. The two are equal at N x latency x bandwidth: about 7 MB on NVLink.
 #
 # </details>
 #
-# The time does not depend on the number of examples. So a larger batch for each device hides the communication: lesson
-# 18 asks how large it must be.
+# So one message with all gradients is cheaper than one for each layer. (For small messages on many devices, libraries
+# also use trees, which need fewer steps, such as the butterfly of exercise 2.)
 #
-# ## The collectives of JAX
+# The batch isn't in the formula. If you double the per-device batch, the computation takes twice as long and the
+# all-reduce takes the same, so its *share* of the step falls. That's the first way to live with a slow link.
 #
-# An operation in which all devices take part is called a **collective**. `pmap` gives the mapped axis a name, and a
-# collective refers to this name: "add this up over `data`". All devices run the same line, and wait for each other
-# there. With `tiled=True`, `psum_scatter` cuts an existing axis into chunks, so the result has as many axes as `x`.
+# ## The second way: overlap
 #
-# The picture shows what three devices hold before and after. A grey box adds up; without one, the values arrive as they
-# are.
+# The last layer's gradient is ready first. So why wait for the others? DDP sends it while the backward pass still works
+# on the layers before. XLA can do the same, or it can merge the all-reduces into one, which saves latency.
+
+# %%
+lesson_06.overlap()
+
+# %% [markdown]
+# Merged, there's one latency, and nothing to overlap with. Overlap needs at least two all-reduces that are left apart, and
+# hardware that can send while it computes. What does XLA do on our CPU?
+#
+# **Predict:** we average four arrays, as lesson 05's program does. How many all-reduces are in the program that JAX hands
+# to the compiler, and how many come out?
+
+# %% tags=["prediction"]
+gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
+average = jax.pmap(lambda gradients: lax.pmean(gradients, "data"), axis_name="data").lower(gradients)
+counts = average.as_text().count("stablehlo.all_reduce"), average.compile().as_text().count(" all-reduce(")
+print("before compiling:", counts[0], "| after:", counts[1])
+
+# %% tags=["proof"]
+# The asserts behind the answer.
+assert counts == (4, 1)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Four go in, and one comes out. On GPUs, XLA's flags decide up to which size it merges, and whether it overlaps
+# ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 18 shows how to see it in a
+# profile.
+#
+# </details>
+#
+# ## JAX's collectives
+#
+# An operation that all devices take part in is a **collective**. It names the mapped axis: "add this up over `data`". All
+# devices come to the same line and wait for each other there. In the picture, a grey box adds. No box means a plain copy.
 
 # %%
 lesson_06.collectives()
 
 # %% [markdown]
-# The next cell runs alone. It calls each collective on four devices with the vectors from above, and says what it costs
-# in a ring. **Predict:** which of them takes longest?
+# Here they all are, on the four vectors from above. Take the cell home as a reference. The comments have the shapes on
+# one device.
+#
+# **Predict:** what does device 1 get from `psum_scatter`, and what from `ppermute`?
 
 
 # %% tags=["take-home", "prediction"]
+"""Call every collective on four devices."""
+
 import os
 
 import jax
 import numpy as np
 from jax import lax
 
-os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
-jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
-
+os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 four = jax.devices()[:4]
-N = len(four)
 
 
-def collect(x):  # x [D], one device's row; D is a multiple of N
+def collect(x):  # x [4], one device's row
     return {
-        "psum": lax.psum(x, "data"),  # all-reduce: the sum on every device
-        "pmean": lax.pmean(x, "data"),  # the sum / N
-        "pmax": lax.pmax(x, "data"),  # the largest, for each place of the vector
-        "all_gather": lax.all_gather(x, "data"),  # [N, D]: the rows of all devices
-        "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [D / N]: one chunk of the sum
-        "ppermute": lax.ppermute(x, "data", [(d, (d + 1) % N) for d in range(N)]),  # from the left
-        "axis_index": lax.axis_index("data"),  # the number of this device on the axis
+        "psum": lax.psum(x, "data"),  # [4]: the sum, on every device (all-reduce)
+        "pmean": lax.pmean(x, "data"),  # [4]: the mean, on every device
+        "pmax": lax.pmax(x, "data"),  # [4]: the largest in each place
+        "all_gather": lax.all_gather(x, "data"),  # [4, 4]: everyone's rows
+        "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [1]: one chunk of the sum (reduce-scatter)
+        "all_to_all": lax.all_to_all(x, "data", 0, 0, tiled=True),  # [4]: one number from everyone
+        "ppermute": lax.ppermute(x, "data", [(d, (d + 1) % 4) for d in range(4)]),  # [4]: from the left
+        "axis_index": lax.axis_index("data"),  # []: my number
     }
 
 
-def messages(kind, size, N):
-    """In a ring, for `size` bytes on each device: the messages that it sends one after another, and the bytes of each."""
-    number = {"all_gather": N - 1, "psum_scatter": N - 1, "ppermute": 1, "axis_index": 0}.get(kind, 2 * (N - 1))
-    return number, size if kind in ("all_gather", "ppermute") else size / N
-
-
-def seconds(kind, size, N, latency, bandwidth):
-    number, of_each = messages(kind, size, N)
-    return number * (latency + of_each / bandwidth)
-
-
-rows = np.array([1, 2, 3, 4], np.float32) * 10 ** np.arange(N)[:, None].astype(np.float32)  # yours: [N, D]
-result = jax.device_get(jax.pmap(collect, axis_name="data", devices=four)(rows))  # one copy to the host
+rows = np.array([1, 2, 3, 4], np.float32) * 10 ** np.arange(4, dtype=np.float32)[:, None]
+result = jax.device_get(jax.pmap(collect, axis_name="data", devices=four)(rows))
 for name, value in result.items():
-    number, _ = messages(name, 100e6, N)
-    microseconds = 1e6 * seconds(name, 100e6, N, latency=3e-6, bandwidth=450e9)
     print(f"{name:12s} on device 1: {value[1].tolist()}")
-    print(f"{'':12s} for 100 MB on each of {N} devices: {number} messages, {microseconds:.0f} µs on NVLink")
-np.testing.assert_allclose(result["psum"], [rows.sum(0)] * N, rtol=1e-5, atol=1e-5)
-np.testing.assert_allclose(result["pmean"], [rows.mean(0)] * N, rtol=1e-5, atol=1e-5)
-np.testing.assert_array_equal(result["pmax"], [rows.max(0)] * N)
-np.testing.assert_array_equal(result["all_gather"], [rows] * N)
-np.testing.assert_allclose(result["psum_scatter"], rows.sum(0).reshape(N, -1), rtol=1e-5, atol=1e-5)
+
+# %% tags=["proof"]
+# The asserts behind the answer.
+np.testing.assert_allclose(result["psum"], [rows.sum(0)] * 4, rtol=1e-6)
+np.testing.assert_allclose(result["pmean"], [rows.mean(0)] * 4, rtol=1e-6)
+np.testing.assert_array_equal(result["pmax"], [rows.max(0)] * 4)
+np.testing.assert_array_equal(result["all_gather"], [rows] * 4)
+np.testing.assert_allclose(result["psum_scatter"], rows.sum(0).reshape(4, 1), rtol=1e-6)
+np.testing.assert_array_equal(result["all_to_all"], rows.T)
 np.testing.assert_array_equal(result["ppermute"], np.roll(rows, 1, axis=0))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Inside `pmap` the results have the shapes in the comments; `pmap` stacks them, so `value[1]` is that of device 1.
-# `all_gather` sends most, because the result is N vectors and not one.
+# [2222], chunk 1 of the sum, and [1, 2, 3, 4], the row of device 0. (`tiled=True` cuts the axis you have. Without it, the
+# axis must have length N, and disappears.)
 #
 # </details>
 #
-# `psum_scatter` is what others call **reduce-scatter**, the first half of the ring, and `all_gather` is the second
-# half. **Predict:** what do the two give, one after the other?
+# `psum_scatter` is the first half of the ring, and `all_gather` is the second.
+#
+# **Predict:** what do you get if you call one after the other?
 
 
 # %% tags=["prediction"]
-def in_two_halves(x):  # [D] to [D]
-    chunk = lax.psum_scatter(x, "data", tiled=True)  # [D / N], finished
+def in_two_halves(x):
+    chunk = lax.psum_scatter(x, "data", tiled=True)
     return lax.all_gather(chunk, "data", tiled=True)
 
 
 halves = jax.pmap(in_two_halves, axis_name="data", devices=four)(rows)
-print("psum_scatter, then all_gather:", jax.device_get(halves).tolist()[0])
+print("on device 1:", jax.device_get(halves)[1].tolist())
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-np.testing.assert_array_equal(halves, result["psum"])
+np.testing.assert_allclose(halves, result["psum"], rtol=1e-6)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Together they are an all-reduce. (Here `tiled=True` makes `all_gather` join the chunks into one axis.) Between the
-# two, each device holds a different chunk of the sum. Lesson 16 uses this: each device updates only its chunk of the
-# parameters (ZeRO).
+# An all-reduce. Between the two halves each device holds a different chunk of the sum. Lesson 16 makes use of that: each
+# device updates its own chunk of the model, and needs the optimizer state for this chunk only (ZeRO).
 #
 # </details>
 #
-# ## The ring on devices
-#
-# `ppermute` sends arrays along a list of (from, to) pairs, here one step around the ring. With it, the loop above
-# becomes a program for eight devices. Its result must equal that of `psum` within 1e-4, because in float32 the order of
-# the additions changes the last digits. **Predict:** how many bytes does a device send for a vector of 4,096 numbers?
-
-
-# %% tags=["prediction"]
-def ring_sum(x):  # [D], with D a multiple of the number of devices
-    n, me = lax.axis_size("data"), lax.axis_index("data")
-    right = [(d, (d + 1) % n) for d in range(n)]
-    chunks = x.reshape(n, -1)
-    for step in range(2 * (n - 1)):
-        arrived = lax.ppermute(chunks[(me - step) % n], "data", right)
-        chunk = (me - 1 - step) % n
-        chunks = chunks.at[chunk].set(chunks[chunk] + arrived if step < n - 1 else arrived)
-    return chunks.reshape(-1)
-
-
-def direct_sum(x):
-    return lax.psum(x, "data")
-
-
-x = np.random.default_rng(0).standard_normal((8, 4096), np.float32)
-by_ring = jax.pmap(ring_sum, axis_name="data")
-by_psum = jax.pmap(direct_sum, axis_name="data")
-
-import re
-
-sends = re.findall(r"f32\[([\d,]+)\]\S* = ppermute", str(jax.make_jaxpr(by_ring)(x)))  # the shape of each message
-print(f"the ring: {len(sends)} messages of {sends[0]} numbers, {4 * sum(map(int, sends)):,} bytes from each device")
-compiled = by_psum.lower(x).compile().as_text()
-print("psum:    ", *re.findall(r"(f32\[[\d,]+\])\S* (all-reduce)\(", compiled))
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_allclose(by_ring(x), by_psum(x), rtol=1e-4, atol=1e-4)
-assert 4 * sum(map(int, sends)) == 2 * 7 * x[0].nbytes // 8
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The ring sends 14 messages of 512 numbers, 28,672 bytes from each device. In the compiled program, `psum` is a single
-# instruction. Its result has 16,384 bytes; how many are sent for it is up to the library, which knows how the devices
-# are connected, and chooses the algorithm. So use `psum` in your programs.
-#
-# </details>
+# In your programs, write `psum`. Ring or tree is the library's choice, because it knows how the devices are wired.
 #
 # ## How it fails
 #
-# A collective needs the axis. **Predict** what happens with a name that `pmap` does not know.
+# **Predict:** what happens if you misspell the axis?
 
 # %% tags=["prediction"]
 try:
-    outcome = str(jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(x))
-except Exception as error:
-    outcome = f"{type(error).__name__}: {error}"
-print(outcome.split("\n")[0])
+    print(jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(rows))
+except NameError as error:
+    outcome = f"NameError: {error}"
+    print(outcome)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -339,31 +305,33 @@ assert outcome.startswith("NameError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# JAX raises this error while it traces the function, and also for a collective outside of `pmap`. There is a worse
-# failure, which we do not run: if a condition lets only some devices reach a collective, they wait for the others until
-# XLA or you abort the process. Do not put collectives into branches that depend on `axis_index`.
+# JAX finds it while it traces. You get the same error for a collective outside of `pmap`.
 #
 # </details>
+#
+# There's a worse failure, and we won't run it: if only some devices reach a collective, they hang until someone kills the
+# process. So never put a collective into a branch that depends on `axis_index`.
 #
 # ## Exercises
 #
 # Each function is the code of one device. The checks map it with `axis_name="data"`. Solutions, with reasons:
 # [solutions/06_communicate_between_devices.py](solutions/06_communicate_between_devices.py).
 #
-# 1. `broadcast` (5 minutes): return the `x` of device 0, on every device. The other devices may hold anything, even
-#    NaN. <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and add up.
-#    Multiplying by 0 is not enough: 0 times NaN is NaN.</details>
-# 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds instead of 2 (N - 1) steps, where N is a power of two.
-#    In round r = 1, 2, ..., device d and device `d ^ 2**(r - 1)` (exclusive or) exchange their current sums, and each
-#    adds what arrives to its own. The picture below shows the rounds. Use only `ppermute` to communicate.
-#    Then answer for yourself: how many bytes does a device send?
+# 1. `broadcast` (5 minutes): return device 0's `x` on every device. The others may hold anything, even NaN.
+#    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and add up. Multiplying by 0
+#    isn't enough: 0 times NaN is NaN.</details>
+# 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds. N is a power of two. In round r = 1, 2, ..., device d
+#    and device `d ^ 2**(r - 1)` (exclusive or) exchange their sums, and each adds what arrives. The picture below shows
+#    the rounds. Communicate only with `ppermute`. Then ask yourself how many bytes a device sends.
 #    <details><summary>Hint</summary>The list of pairs has one entry for each device: from d to its partner.</details>
-# 3. `fixed_softmax` (find the mistake): a row of logits is split over the devices, `[b]` on each, and the softmax is
-#    taken over all N * b logits. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its
-#    results add up to 1. But they are wrong. Write it correctly. <details><summary>Hint</summary>Which number does each
-#    device subtract?</details>
+# 3. `fixed_softmax` (5 minutes, find the mistake): a row of logits is split over the devices, `[b]` on each, and the
+#    softmax goes over all of them. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its results
+#    add up to 1. But they're wrong. <details><summary>Hint</summary>Which number does each device
+#    subtract?</details>
 
 # %%
+from pmapdp.lessons import drawing
+
 drawing.rounds_of_sums(on_all=True)
 
 
@@ -375,7 +343,6 @@ def broken_softmax(logits):  # [b]
 split_logits = np.array([[0.0, 1.0], [3.0, 4.0]], np.float32)  # [N, b]
 print("broken:", np.ravel(jax.pmap(broken_softmax, axis_name="data")(split_logits)).round(3))
 print("right: ", np.asarray(jax.nn.softmax(split_logits.ravel())).round(3))
-
 
 # %%
 from pmapdp.lessons.checks import check
@@ -402,14 +369,11 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # %% [markdown]
 # ## Take away
 #
-# - An all-reduce leaves the sum on every device. In a ring, each device sends less than two vectors, in 2 (N - 1)
-#   messages: the time is latency times messages, plus bytes over bandwidth.
-# - An all-reduce is a reduce-scatter and an all-gather. Inside `pmap`, collectives name the mapped axis, and all
-#   devices must reach the same line.
-# - The cost does not depend on the batch. Many examples for each device make it small beside the computation.
+# - In a ring all-reduce nobody sends more than two vectors, in 2 (N - 1) messages. Its time is the latencies plus the bytes
+#   over the bandwidth.
+# - An all-reduce is a reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach them.
+# - The cost doesn't depend on the batch. A large per-device batch makes its share small, and overlap can hide it.
 #
-# In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py), and
-# [scaling/costs.py](../pmapdp/scaling/costs.py) computes their time. To read on:
-# [the JAX scaling book on collectives](https://jax-ml.github.io/scaling-book/sharding/),
-# [lax's parallel operators](https://docs.jax.dev/en/latest/jax.lax.html#parallel-operators). Next:
-# [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb).
+# In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py). To read on:
+# [the JAX scaling book](https://jax-ml.github.io/scaling-book/sharding/). Next, a layer that needs a collective in the
+# middle of the network: [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb).

@@ -55,7 +55,7 @@ def loss_sums(logits, labels):
 def backward(model, inputs, labels, hidden, logits):
     """Gradients of the summed loss, layer by layer from the end."""
     g = np.exp(log_softmax(logits))
-    g[np.arange(len(labels)), labels] -= 1  # the gradient of the logits: probabilities minus the right answer
+    g[np.arange(len(labels)), labels] -= 1  # of the logits: probabilities, minus 1 at the label
     gradients = {"W2": hidden.T @ g, "b2": g.sum(0)}
     g = (g @ model["W2"].T) * (hidden > 0)
     return gradients | {"W1": inputs.T @ g, "b1": g.sum(0)}

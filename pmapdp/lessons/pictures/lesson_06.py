@@ -1,5 +1,7 @@
 """Pictures of lesson 06."""
 
+from collections.abc import Callable
+
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -69,3 +71,38 @@ def collectives() -> None:
                 continue
             for source in range(3) if name == "all_gather" else [(d - 1) % 3]:
                 drawing.arrow(axes, (left + first, top + 1.3 + 1.2 * source), (right, row + 0.4), device=source)
+
+
+@drawing.picture
+def overlap() -> None:
+    """Time runs to the right. Merged: one all-reduce of three layers after all gradients. Overlapped: three, during the others."""
+    axes = drawing.canvas(20.6, 6.9)
+    layers = ("layer 3", "layer 2", "layer 1")
+    for top, name in ((0.0, "merged"), (3.4, "overlapped")):
+        late = top < 1
+        axes.text(0, top + 0.65, name, va="center", weight="bold")
+        axes.text(0, top + 2.15, "  all-reduce", va="center")
+        for number, layer in enumerate(layers):
+            drawing.box(axes, 4.2 + 2.6 * number, top, f"grad of\n{layer}", device=0, width=2.5, height=1.3)
+            if not late:
+                drawing.box(axes, 6.8 + 2.6 * number, top + 1.5, f"{layer}", width=2.0, height=1.3)
+        if late:
+            drawing.box(axes, 12.0, top + 1.5, "layers 3, 2 and 1", width=5.6, height=1.3)
+        drawing.box(axes, 17.7 if late else 14.1, top, "update", device=0, width=2.0, height=1.3)
+    axes.annotate("", (20.5, 6.8), (4.2, 6.8), arrowprops={"arrowstyle": "-|>", "color": drawing.INK})
+    axes.text(2.2, 6.8, "time", va="center")
+
+
+@drawing.picture
+def seconds_by_size(ring_seconds: Callable[..., tuple[float, float]], links: dict, networks: dict[str, int]) -> None:
+    """Time of an all-reduce on eight devices against its size, for four links: flat for small sizes, then rising; three networks are marked."""
+    _, axes = plt.subplots(figsize=(8, 3.6))
+    sizes = np.logspace(3, 11, 100)
+    for number, (name, (latency, bandwidth)) in enumerate(links.items()):
+        seconds = [1000 * sum(ring_seconds(size, 8, latency, bandwidth)) for size in sizes]
+        axes.loglog(sizes, seconds, color=drawing.DEVICE_COLOURS[number], linestyle=drawing.DASHES[number], label=name)
+    for name, size in networks.items():
+        axes.axvline(size, color=drawing.INK, linewidth=0.8, linestyle=":")
+        axes.text(size, 1.6e5, name, ha="center", fontsize=9)
+    axes.set(xlabel="bytes of the gradient", ylabel="milliseconds", ylim=(1e-2, 1e5))
+    axes.legend(fontsize=9)
