@@ -252,8 +252,9 @@ import inspect
 print(inspect.getsource(train))
 
 # %% [markdown]
-# It is the loop above: for each epoch what is left of it, a step, and then whatever has to happen after an update,
-# which `run` knows (save, log, stop). `roll_back` is for a run that diverged.
+# You know this loop: it is yours from above. `prepare` reads the data and makes the step, and `restore_or_init` finds
+# the newest checkpoint. In each epoch a thread places what is left of it two batches ahead, and after each update `run`
+# saves, logs or stops if it's time. Those few calls are in [run/open_run.py](../pmapdp/run/open_run.py).
 #
 # ## Kill it
 #

@@ -9,7 +9,7 @@ import re
 
 import jax
 
-from pmapdp.errors import UserError, require, shown
+from pmapdp.errors import UserError
 
 DEFAULT_SIMULATED = 8
 MOST_SIMULATED = 1024
@@ -20,12 +20,12 @@ COLLECTIVES_HOLD_THREADS = jax.__version_info__ < (0, 12)
 
 
 def cores() -> int:
-    """The number of CPU cores this process may run on."""
+    """Count the CPU cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_from_environment() -> tuple[str, int] | None:
-    """The variable with which the user sets the number of CPU devices, and its value, or None."""
+    """Return the variable that sets the number of CPU devices, and its value; None if neither is set."""
     if found := re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")):
         return "XLA_FLAGS", int(found[1])
     if (value := os.environ.get("JAX_NUM_CPU_DEVICES", "")).isdigit():
@@ -34,7 +34,7 @@ def count_from_environment() -> tuple[str, int] | None:
 
 
 def count_started() -> int | None:
-    """The number of CPU devices with which JAX has started, or None where it has not: then the number can be set."""
+    """Return the number of CPU devices with which JAX has started. None: it hasn't, so the number can still be set."""
     before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined] # defined as JAX is imported
     try:
         jax.config.update("jax_num_cpu_devices", before + 2)
@@ -47,18 +47,12 @@ def count_started() -> int | None:
 def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show at least `count` CPU devices. Call it before the first JAX computation.
 
-    Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number of devices that the user
-    set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) is left as it is.
-
-    Raises:
-        UserError: JAX has already started with fewer CPU devices, the environment asks for fewer, or `count` is not
-            from 1 to 1,024.
+    Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number of devices that you set in
+    the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) is left as it is. A `UserError` says that it, or the number
+    with which JAX has already started, is smaller.
     """
-    require(int, "count", count, "8")
     if not 1 <= count <= MOST_SIMULATED:
-        raise UserError(
-            f"{shown(count)} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}"
-        )
+        raise UserError(f"{count} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}")
     given = count_from_environment()
     if given and given[1] < count:
         raise UserError(
@@ -84,11 +78,10 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
 
 
 def choose(count: int | None = None) -> list[jax.Device]:
-    """The devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices; where JAX has
-    started already, those that it started with.
+    """Choose the devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices.
 
-    Raises:
-        UserError: `count` is more than there are, or errors as of `simulate`.
+    If JAX has started already, they are among the devices that it started with. A `UserError` says that `count` is
+    more than there are.
     """
     given = count_from_environment()
     if count is not None or given or count_started() is None:
@@ -103,7 +96,7 @@ def choose(count: int | None = None) -> list[jax.Device]:
 
 
 def of_all_processes(local: list[jax.Device]) -> list[jax.Device]:
-    """The devices of a run: the first `len(local)` of every process, process by process; `local` where it is alone."""
+    """Return the devices of a run: the first `len(local)` of every process, process by process."""
     if jax.process_count() == 1:
         return local
     platform = local[0].platform
@@ -111,7 +104,7 @@ def of_all_processes(local: list[jax.Device]) -> list[jax.Device]:
 
 
 def describe(devices: list[jax.Device]) -> str:
-    """One line for a header, for example `8 simulated CPU devices on 2 cores`."""
+    """Describe devices in one line, for example `8 simulated CPU devices on 2 cores`."""
     number, kind = len(devices), devices[0].device_kind
     processes = len({device.process_index for device in devices})
     if processes > 1:

@@ -1,4 +1,4 @@
-"""Mistakes that are the user's to correct, each one sentence: the value given, why it will not do, and one that works.
+"""Mistakes that are the user's to correct, each one sentence: the value given, why it won't do, and one that works.
 
 `cli.py` prints them. From Python they are ordinary exceptions.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake in what was asked for; commands print its one sentence and exit with status 2."""
+    """A mistake in what was asked for. Commands print its one sentence and exit with its status."""
 
     status = 2
 
@@ -20,13 +20,13 @@ class UserError(Exception):
 
 
 class FailedError(UserError):
-    """The program of the user's that was looked at is wrong; commands exit with status 1."""
+    """The program that a command has looked at is wrong."""
 
     status = 1
 
 
 class DivergedError(UserError):
-    """The loss of update `step`, or the state after it, is not finite; commands exit with status 3."""
+    """The loss of update `step`, or the state after it, is not finite."""
 
     status = 3
 
@@ -36,20 +36,19 @@ class DivergedError(UserError):
 
 
 class EvaluationError(UserError):
-    """The loss of a test batch is not finite though the state is; commands exit with status 3."""
+    """The loss of a test batch is not finite, though the state is."""
 
     status = 3
 
 
 class ReplicasError(UserError):
-    """The devices' copies of the state differ; commands exit with status 5."""
+    """The devices' copies of the state differ."""
 
     status = 5
 
 
 class StoppedError(Exception):
-    """A signal ended the run in good order; commands exit with `status`, 128 + the signal's number. Where no checkpoint
-    has it, `state` is the state after the last update, on the host."""
+    """A signal ended the run in good order. `status` is 128 + its number, `state` the state if no checkpoint has it."""
 
     def __init__(self, message: str, status: int, state: Any = None):
         super().__init__(message)
@@ -57,20 +56,19 @@ class StoppedError(Exception):
 
 
 def in_one_line(text: str) -> str:
-    """A text as one line that a screen can show, of two paths at most as the system has them. Names of files may hold
-    line breaks and characters that steer a terminal: they are shown, not obeyed."""
+    """Return a text as one line. Line breaks and characters that steer a terminal are shown, not obeyed."""
     line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
     return line if len(line) <= 10_000 else f"{line[:5_000]}...{line[-5_000:]}"
 
 
 def require(kind: type, name: str, value: Any, works: str) -> None:
-    """Refuse an argument, called `name`, that is of another kind; `works` is one that is."""
+    """Refuse an argument, called `name`, of another kind; `works` is one that works."""
     if not isinstance(value, kind):
         raise UserError(f"{name}={shown(value)} is no {kind.__name__}: give {works}")
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, of a `kind` such as "strategy": says the nearest one that does."""
+    """Make the error for a name that doesn't exist, of a `kind` such as "strategy". It says the nearest that does."""
     choices = list(choices)
     near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -78,19 +76,16 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
 
 
 def reason(error: BaseException) -> str:
-    """What happened, in one line: the first line of the message, or the kind of error where there is none."""
+    """Say what happened: the first line of the error's message, or its kind if it has none."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    try:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-    except Exception:  # of a class of the user's own
-        said = ""
-    return next((line.strip()[:1000] for line in said.splitlines() if line.strip()), type(error).__name__)
+    message = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return next((line.strip()[:1000] for line in message.splitlines() if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager
 def explained(said: str, works: str) -> Iterator[None]:
-    """Make one sentence of whatever code of the user's raises: what `said` says, why, and what `works`."""
+    """Make one sentence of an error in code of the user's: what `said` says, why, and what `works`."""
     try:
         yield
     except UserError:
@@ -100,8 +95,5 @@ def explained(said: str, works: str) -> Iterator[None]:
 
 
 def shown(value: Any) -> str:
-    """A value of any kind in one short line."""
-    try:
-        return " ".join(reprlib.repr(value).split())
-    except Exception:  # of a class of the user's own
-        return f"an instance of {type(value).__name__}"
+    """Return a value in one short line."""
+    return " ".join(reprlib.repr(value).split())

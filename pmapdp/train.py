@@ -11,10 +11,8 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +48,7 @@ from pmapdp.optimizer import make_optimizer, make_schedule
 from pmapdp.recipes import compare_with_reported, require_recipe
 from pmapdp.registry import MODELS, featurize, find_model, find_rule, load_data
 from pmapdp.run.checkpoints import load_state
-from pmapdp.run.open_run import AfterEpoch, open_run
+from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.fit import fit_layout
@@ -119,10 +117,10 @@ def train(
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
-    yours = {"model": model, "data": data, "loss": loss, "metrics": metrics, "optimizer": optimizer}
+    yours = {"model": model, "data": data, "loss": loss, "metrics": metrics}
     # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, peers, **yours, schedule=schedule, trainable=trainable)
+        job = prepare(config, peers, **yours, optimizer=optimizer, schedule=schedule, trainable=trainable)
         strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/
         with open_run(job, started, after_epoch) as run:
             state, step = run.restore_or_init()
@@ -373,21 +371,6 @@ def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[s
     with jax.enable_x64(config.dtype == "float64"):
         state, _, progress = load_state(path, trained_task(config, **yours))
     return config, state, progress["last"]
-
-
-def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs in `~/.cache/pmapdp/compiled`, or in the folder that you have set."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-        except OSError:  # a run needs no cache, and JAX would warn of each program
-            return
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-    # Nor does a run need an entry that another process is about to write.
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def main(arguments: list[str]) -> None:

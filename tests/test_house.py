@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,21 @@ def test_the_strategies_differ_in_a_few_lines(other, most):
     changed = [line for line in difflib.unified_diff(*texts, n=0) if re.match(r"[-+](?![-+]{2} )", line)]
     assert 0 < len(changed) <= most
     assert "lax.pmean(" in "\n".join(texts[0])
+
+
+def test_the_contract_forbids_the_core_all_that_is_not_on_the_reading_list():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    core = next(each for each in contracts if each["name"] == "The core imports nothing but the core")
+    paths = [path.relative_to(ROOT).with_suffix("") for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    named = re.findall(r"^    (\S+)\.py ", (PACKAGE / "__init__.py").read_text(), re.MULTILINE)
+    reading_list = {f"pmapdp.{name.replace('/', '.')}" for name in named}
+    for module in (".".join(path.parts) for path in paths):
+        inside, outside = (
+            any(f"{module}.".startswith(f"{each}.") for each in core[modules])
+            for modules in ("source_modules", "forbidden_modules")
+        )
+        assert inside != outside, module
+        assert inside == (module in reading_list - {"pmapdp.train"}), module
 
 
 def test_the_core_imports_nothing_outside_it():

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import SingleDeviceSharding
 
 from pmapdp.distributed import SINGLE_PROCESS, Peers
 from pmapdp.errors import UserError, reason
@@ -146,18 +145,19 @@ class Checkpoints:
             UserError: it is damaged, or of another model.
         """
 
-        shapes = jax.eval_shape(lambda: initial_state(task))
-        places = jax.tree.broadcast(sharding or SingleDeviceSharding(jax.local_devices(backend="cpu")[0]), shapes)
-        wanted = jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, places
-        )
+        wanted = jax.eval_shape(lambda: initial_state(task))
+        if sharding is None:
+            wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
+        else:
+            places = jax.tree.broadcast(sharding, wanted)
+            wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
         args = orbax().args
         progress = self.restore(step, progress=args.JsonRestore())
         self.require_model(step, progress.pop("shapes", {}), shapes_of(wanted))
         state = self.restore(step, state=args.StandardRestore(wanted))
-        if progress.pop("checksum", None) != checksum(state, progress):
+        if progress.pop("checksum", None) != checksum(jax.device_put(state), progress):
             raise self.damaged(step, "its numbers are not those that were written")
-        return Checkpoint(jax.device_get(state) if sharding is None else state, step, progress)
+        return Checkpoint(state, step, progress)
 
     def require_model(self, step: int, theirs: dict[str, list[int]], ours: dict[str, list[int]]) -> None:
         """Refuse a checkpoint whose arrays have other names or shapes than the model's."""

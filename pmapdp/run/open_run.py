@@ -4,9 +4,11 @@ The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which t
 """
 
 import contextlib
+import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -205,6 +207,21 @@ def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) 
         raise UserError(f"after_epoch={shown(after_epoch)} is no function: give one of (results, state)")
     with contextlib.ExitStack() as stack:
         yield Run(job, started, after_epoch, stack)
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs in `~/.cache/pmapdp/compiled`, or in the folder that you have set."""
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a run needs no cache, and JAX would warn of each program
+            return
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+    # Nor does a run need an entry that another process is about to write.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def is_due(step: int, every: int | None) -> bool:
