@@ -174,7 +174,8 @@ def check_values(config: Config) -> None:
     """Refuse a value of another type or beyond its limits. The `UserError` names one that works."""
     hints = typing.get_type_hints(Config)
     for field in dataclasses.fields(config):
-        name, value, hint = field.name, getattr(config, field.name), hints[field.name]
+        name, hint = field.name, hints[field.name]
+        value: Any = getattr(config, name)
         if typing.get_origin(hint) is Literal:
             if value not in typing.get_args(hint):
                 raise unknown(name.replace("_", " "), str(value), typing.get_args(hint))
@@ -189,7 +190,8 @@ def check_values(config: Config) -> None:
             least, most, example = field.metadata["limits"]
             if not least <= value <= most:  # true of a NaN, too
                 why = f"must be at least {least}" if value < least else f"must be at most {most}"
-                why = why if abs(value) < math.inf else "is not a finite number"
+                if isinstance(value, float) and not math.isfinite(value):
+                    why = "is not a finite number"
                 raise UserError(f"{flag(name)} {value} {why}: try {flag(name)} {example}")
 
 

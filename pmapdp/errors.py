@@ -84,7 +84,7 @@ def reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def explained(said: str, works: str) -> Iterator[None]:
+def user_code_errors(said: str, works: str) -> Iterator[None]:
     """Make one sentence of an error in code of the user's: what `said` says, why, and what `works`."""
     try:
         yield

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, explained, shown
+from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.layers import current_context, example_keys
 from pmapdp.loss import MetricSums
 from pmapdp.state import Task
@@ -53,7 +53,7 @@ def check_augment(augment: Any, example: Batch) -> None:
     inputs = jax.tree.map(lambda x: x[0], example.inputs)
     keys = example_keys(0, jax.numpy.int32(0), example.indices)
     shapes = jax.tree.map(np.shape, inputs)
-    with explained(
+    with user_code_errors(
         f"augment={shown(augment)} does not take the inputs of one example, {shapes}, and a random key",
         "give a function of both that JAX can trace, or None",
     ):

@@ -14,7 +14,7 @@ from pmapdp.custom.contract import check_loss
 from pmapdp.custom.examples import Examples, describe
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError, explained, shown
+from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.loss import MetricSums
 from pmapdp.state import Task
 
@@ -58,7 +58,7 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
         model = task.model_with(params, model_state)
         return model(batch.inputs) if task.classifies else task.loss(model, batch)
 
-    with explained(
+    with user_code_errors(
         f"{name} {'does not' if task.classifies else 'and its loss do not'} take inputs {describe(example.inputs)}",
         "give inputs of its shape, or correct its __call__, which gets the inputs",
     ):

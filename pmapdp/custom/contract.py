@@ -17,7 +17,7 @@ from flax import nnx
 
 from pmapdp.custom.augmentation import traced_alike
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, explained, shown
+from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.state import Task
@@ -64,7 +64,7 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
             said = f"the loss of {task.name}, or its metrics, fails"
             works = "return further sums as a dictionary, for example {'errors': (batch.weights * errors).sum()}"
         values = random, params, model_state, batches
-        with explained(said, works):
+        with user_code_errors(said, works):
             if first and not traced_alike(functools.partial(devices, train), *values):
                 raise UserError(
                     f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the same in "

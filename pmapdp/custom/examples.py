@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, explained, shown
+from pmapdp.errors import UserError, shown, user_code_errors
 
 TRIALS = 4  # examples that are read before training, and how often: most random transforms show there
 THREADS = min(16, 2 * (os.cpu_count() or 1))  # decoders wait for disks, and most let other threads run
@@ -37,7 +37,9 @@ class Examples:
 
     def __init__(self, source: Any, name: str, check: Callable[[Split], Split]):
         self.source, self.name, self.check, self.classes = source, name, check, None
-        with explained(f"{name} data={shown(source)} have no length", "give an object with len(data) and data[i]"):
+        with user_code_errors(
+            f"{name} data={shown(source)} have no length", "give an object with len(data) and data[i]"
+        ):
             self.examples = len(source)
         if self.examples == 0:
             raise UserError(f"{name} data have no examples: give at least one")
@@ -50,7 +52,7 @@ class Examples:
 
     def read(self, index: int) -> Split:
         """Read one example, without an axis of examples. Refuse one that changed since it was read before."""
-        with explained(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
+        with user_code_errors(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
             example = Split(*map(to_arrays, split_example(self.source[index])))
         checksum = zlib.crc32(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))) | 1
         if self.checksums[index] not in (0, checksum):

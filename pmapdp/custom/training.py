@@ -17,7 +17,7 @@ from flax import nnx
 
 from pmapdp.config import PYTHON_VALUE
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.errors import UserError, explained, shown, unknown
+from pmapdp.errors import UserError, shown, unknown, user_code_errors
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.state import Task, initial_state
 
@@ -34,7 +34,7 @@ def check_schedule(schedule: Any) -> None:
     given, works = f"schedule={shown(schedule)}", "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
     if not callable(schedule):
         raise UserError(f"{given} is no function of the number of updates: {works}")
-    with explained(f"{given} fails for a number of updates", works):
+    with user_code_errors(f"{given} fails for a number of updates", works):
         rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), jax.ShapeDtypeStruct((), jnp.int32))
     if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
         raise UserError(f"{given} gives {rate.dtype} {list(rate.shape)}, not one real number: {works}")
@@ -56,7 +56,7 @@ def check_optimizer(given: Any, schedule: optax.Schedule, task: Task) -> Callabl
         return schedule(step)
 
     params, _ = jax.device_get(task.arrays_of(task.model))
-    with explained(f"optimizer={shown(given)} fails", f"give a function of the schedule, {WORKS}"):
+    with user_code_errors(f"optimizer={shown(given)} fails", f"give a function of the schedule, {WORKS}"):
         rule = given(noted)
         kept = jax.eval_shape(rule.init, params)
         updates, after = jax.eval_shape(rule.update, params, kept, params)

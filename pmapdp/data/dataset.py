@@ -1,4 +1,4 @@
-"""What every source of data gives: arrays on the host, or texts that a view turns into arrays. Lesson 03 uses it."""
+"""A data set: arrays on the host, or texts that a featurizer turns into arrays. Lesson 03 uses it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class Split(NamedTuple):
 
     Attributes:
         inputs: `[n, ...]`, of a type that stays as it is until it is on the device: `[n, 28, 28, 1]` uint8 images,
-            `[n, 1200]` float32 tf-idf weights or `[n, 128]` int32 token ids; or a dictionary of such arrays.
+            `[n, 1200]` float32 tf-idf weights or `[n, 128]` int32 token ids; or a dictionary of arrays.
         labels: `[n]` int32 classes, or what your loss takes: an array, or a dictionary of arrays.
         weights: `[n]`, how much each example counts, more than 0; None: each counts 1.
     """
@@ -25,7 +25,7 @@ class Split(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """n."""
+        """Return n."""
         return len(jax.tree.leaves(self.labels)[0])
 
     def take(self, order: np.ndarray) -> Any:
@@ -47,15 +47,14 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training set, and what the model is measured with.
+    """A training set, and the sets on which the model is evaluated.
 
     Attributes:
-        train: to learn from: a `Split`, `Texts` before a view has made arrays of them, or what has the methods of a
-            `Split`.
-        test: to measure with; None where there is none.
+        train: a `Split`, `Texts`, or an object with the methods of a `Split`.
+        test: None if there is none.
         classes: names of the classes, in the order of their numbers.
-        validation: measured after each epoch in the place of the test set, which then waits for `pmapdp.evaluate`.
-        augment: a function of the inputs of one example and a random key, for training alone.
+        validation: evaluated after each epoch instead of the test set, which then waits for `pmapdp.evaluate`.
+        augment: a function of the inputs of one example and a random key, used in training alone.
     """
 
     train: Any
@@ -66,10 +65,10 @@ class DataSet:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The parts that are there, by name."""
+        """Return the parts that there are, by name."""
         named = {"train": self.train, "test": self.test, "validation": self.validation}
         return {name: part for name, part in named.items() if part is not None}
 
     def map(self, change: Callable[[str, Any], Any]) -> "DataSet":
-        """With `change(name, part)` in the place of each part."""
+        """Return the data set with `change(name, part)` in place of each part."""
         return dataclasses.replace(self, **{name: change(name, part) for name, part in self.parts.items()})
