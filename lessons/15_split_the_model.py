@@ -506,6 +506,6 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
 # [sharding/layout.py](../pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in
-# `MeshLayout.array`. The notation of the rules is in [sharding/notation.py](../pmapdp/sharding/notation.py). Read
+# `MeshLayout.array`; `parse_layout` in the same file reads the rules. Read
 # on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next:
 # [16 Born sharded](16_born_sharded.ipynb).

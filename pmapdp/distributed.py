@@ -24,7 +24,7 @@ from pmapdp import devices
 from pmapdp.cli import report
 from pmapdp.config import Config, flag, setting
 from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason
-from pmapdp.sharding.notation import number_of_devices
+from pmapdp.sharding.layout import number_of_devices
 
 BY_HAND = "--coordinator 127.0.0.1:9876 --num-processes 2 --process-id 0"
 MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}  # settings, from process to process

@@ -1,7 +1,6 @@
 """The train state: one pytree without any device axis, the same for every strategy and any number of devices.
 
-Lesson 03 teaches this file. Beside the state it has the task: the built model, the loss and the update rule that a
-training step is made from.
+Lesson 03 teaches this file. It also has the task: the built model, the loss and the update rule of a training step.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from pmapdp.loss import cross_entropy
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that changes during training, and what the model keeps besides, as nested dictionaries of arrays.
+    """All that changes during training, and the model's constants, as nested dictionaries of arrays.
 
     Attributes:
         step: `[]` int32, updates made so far.
@@ -64,14 +63,9 @@ class Task:
     accumulate: int = 1
     trainable: Any = nnx.Param
 
-    def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
-        """The arrays of a model of this structure: those that are trained, and the others."""
-        params, _, model_state = nnx.state(model, self.trainable, nnx.RngState, ...)
-        return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
-
     @property
     def name(self) -> str:
-        """Of the model's class."""
+        """The name of the model's class."""
         return type(self.model).__name__
 
     @property
@@ -81,32 +75,37 @@ class Task:
 
     @property
     def classifies(self) -> bool:
-        """Whether the loss is the cross-entropy, so that the model gives logits of classes."""
+        """True if the loss is the cross-entropy, so that the model gives logits of classes."""
         return getattr(self.loss, "func", self.loss) is cross_entropy
+
+    def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
+        """Return the arrays of a model of this structure: `params` and `model_state`."""
+        params, _, model_state = nnx.state(model, self.trainable, nnx.RngState, ...)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
     @functools.cached_property
     def constant(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
-        """The model without those arrays: its structure, and streams of random numbers that a layer may have kept from
-        when it was built. They stay as they are; a layer that draws from them in training is refused."""
+        """The rest of the model: its structure, and its streams of random numbers.
+
+        They never change. A layer that draws from its stream in training is refused (`pmapdp/custom/contract.py`).
+        """
         parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
         return parts[0], parts[2]
 
     def model_with(self, params: Any, model_state: Any) -> nnx.Module:
-        """A model with these arrays. It has variables of its own: a layer may assign to them."""
+        """Return a model with these arrays. Its variables are new, because a layer may assign to them."""
         structure, random = self.constant
-        # A layer may assign to its arrays, which NumPy's on the host do not allow.
-        arrays = jax.tree.map(jnp.asarray, (params, random, model_state))
+        arrays = jax.tree.map(jnp.asarray, (params, random, model_state))  # NumPy's would refuse the assignment
         return nnx.merge(structure, *arrays, copy=True)
 
 
 def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32") -> nnx.Module:
-    """The network with its initial parameters and exact layers, on the host.
+    """Build a network with its initial parameters and exact layers, on the host.
 
-    It is built as any program would build it, and not under tracing, where Flax takes a constant that the model keeps
-    for a part of its structure.
+    It isn't built under tracing, because Flax would take a constant that the model keeps for a part of its structure.
 
     Args:
-        model: a class or function that takes `rngs`, and, where it names them, `dtype` and `param_dtype`.
+        model: a class or function that takes `rngs`, and, if it names them, `dtype` and `param_dtype`.
         seed: determines the initial parameters.
         dtype: type of the computation; parameters, optimizer state and all-reduce stay in float32 under bfloat16.
     """
@@ -119,7 +118,7 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
 
 
 def takes(model: Callable[..., nnx.Module], name: str) -> bool:
-    """Whether a class or function has an argument of this name."""
+    """Tell if a class or function has an argument of this name."""
     function: Any = model
     while isinstance(function, functools.partial):
         function = function.func
@@ -131,7 +130,7 @@ def takes(model: Callable[..., nnx.Module], name: str) -> bool:
 
 
 def on_the_host() -> contextlib.AbstractContextManager[Any]:
-    """Where a model is built: on a CPU, so that no accelerator need hold all of it."""
+    """Put new arrays on a CPU, so that no accelerator has to hold a whole model."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS names accelerators alone
@@ -139,18 +138,18 @@ def on_the_host() -> contextlib.AbstractContextManager[Any]:
 
 
 def initial_state(task: Task) -> TrainState:
-    """The state before the first update."""
+    """Return the state before the first update."""
     params, model_state = task.arrays_of(task.model)
     return TrainState(np.zeros((), np.int32), params, model_state, task.optimizer.init(params))
 
 
 def create_state(task: Task, sharding: Any = None) -> TrainState:
-    """The state before the first update.
+    """Place the state before the first update.
 
     Args:
         task: what is trained.
-        sharding: where the arrays are placed, one sharding or a pytree of them like the state; with None they are
-            NumPy arrays on the host.
+        sharding: of the arrays, one for all or a pytree of them like the state; with None they are NumPy arrays on the
+            host.
     """
     if sharding is None:
         with on_the_host(), jax.transfer_guard("allow"):
@@ -164,17 +163,24 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
         step=jax.device_put(np.zeros((), np.int32), shardings.step),
         params=params,
         model_state=jax.device_put(model_state, shardings.model_state),
+        # Compiled, so that no device ever holds more than its shard.
         optimizer_state=jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state)(params),
     )
 
 
+def named_leaves(*trees: Any) -> dict[str, Any]:
+    """Return the leaves of some trees by name, for example `layers.0.kernel`."""
+    leaves = [leaf for tree in trees for leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
 def count_parameters(params: Any) -> int:
-    """Number of trainable scalars."""
+    """Count the trainable numbers."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @jax.jit
 def is_finite(state: TrainState) -> jax.Array:
-    """Whether the numbers that an update computes are finite, `[]`. A model may keep an infinite constant."""
+    """Tell if the numbers that an update computes are finite, `[]`. A model may keep an infinite constant."""
     computed = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.optimizer_state))]
     return jnp.stack([*computed, *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state))]).all()

@@ -51,9 +51,7 @@ from pmapdp.run.checkpoints import load_state
 from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
 from pmapdp.sharding import split_step, zero
-from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import MeshLayout
-from pmapdp.sharding.notation import check_sharding, number_of_devices
+from pmapdp.sharding.layout import MeshLayout, check_sharding, fit_layout, number_of_devices
 from pmapdp.state import Task, TrainState, is_finite
 from pmapdp.steps import STRATEGIES
 from pmapdp.steps.placing import place_ahead

@@ -15,11 +15,8 @@ from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.layers import Context, exact_layers, example_keys, exchange, use_context
-from pmapdp.sharding.layout import data_parallel
 from pmapdp.state import Task, build, create_state
-from pmapdp.train import make_strategy
-
-STRATEGIES = ("pmap", "shard_map", "jit")
+from pmapdp.steps import STRATEGIES
 
 
 def in_training(n, seed=0, step=0, indices=None, weights=None):
@@ -278,7 +275,7 @@ def examples(shape) -> Split:
 
 def trained(strategy: str, task: Task, split: Split, N: int):
     """State after five updates on batches of 7 of 29 examples, the last of 1; and sums over all."""
-    made = make_strategy(strategy, task, jax.devices()[:N], data_parallel(jax.devices()[:N]))
+    made = STRATEGIES[strategy](task, jax.devices()[:N])
     state = create_state(task, made.state_sharding)
     for batch in Batches(split, 7, devices=N, shuffle_seed=2).epoch(0):
         state, _ = made.train_step(state, made.place_batch(batch))
@@ -294,7 +291,7 @@ def reference(model):
 
 
 @pytest.mark.usefixtures("float64")
-@quick(1, "strategy", STRATEGIES)
+@quick(1, "strategy", ["pmap", "shard_map", "jit"])
 @quick(1, "model", MODELS)
 def test_models_of_stock_layers_equal_one_device(model, strategy):
     """Parameters and running moments after five updates, and the sums of an evaluation, within 1e-10."""

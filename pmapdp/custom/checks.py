@@ -16,7 +16,7 @@ from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.loss import MetricSums
-from pmapdp.state import Task
+from pmapdp.state import Task, named_leaves
 
 ROWS = 4  # examples with which a loss is tried
 
@@ -46,9 +46,8 @@ def check_task(task: Task, data: DataSet, *, own: bool) -> None:
             )
     example = Batches(data.train, rows).take(np.arange(rows))
     params, model_state = task.arrays_of(task.model)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for where, leaf in named_leaves(params).items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            where = jax.tree_util.keystr(path, simple=True, separator=".")
             raise UserError(
                 f"{name} has the parameter {where} of {leaf.dtype}, which has no gradient: make it of float32, or keep "
                 "it in nnx.Variable"

@@ -20,7 +20,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.loss import MetricSums, named_sums
-from pmapdp.state import Task
+from pmapdp.state import Task, named_leaves
 from pmapdp.steps.shared import AXIS
 
 
@@ -73,12 +73,6 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
             return compute(train, *values)
 
     return run
-
-
-def named_leaves(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by name, for example `layers.0.kernel`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def check_loss(task: Task, example: Batch) -> None:

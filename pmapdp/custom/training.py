@@ -19,7 +19,7 @@ from pmapdp.config import PYTHON_VALUE
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.errors import UserError, shown, unknown, user_code_errors
 from pmapdp.loss import MetricSums, named_sums
-from pmapdp.state import Task, initial_state
+from pmapdp.state import Task, named_leaves
 
 WORKS = "for example optimizer=optax.lion, or lambda schedule: optax.chain(optax.clip(1.0), optax.adam(schedule))"
 
@@ -131,8 +131,7 @@ def check_trainable(model: nnx.Module, trainable: Any) -> None:
 
 def names_of_trained(task: Task) -> tuple[str, ...]:
     """The names of the parameters that are trained, one by one."""
-    params = jax.tree_util.tree_leaves_with_path(initial_state(task).params)
-    return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in params)
+    return tuple(named_leaves(task.arrays_of(task.model)[0]))
 
 
 def check_best(best: str | None, task: Task, batches: Batches) -> None:

@@ -27,7 +27,7 @@ from pmapdp.errors import UserError, reason
 from pmapdp.files import open_arrays
 from pmapdp.run.replicas import sum_of_words
 from pmapdp.run.workdir import identity, read_run, require_same
-from pmapdp.state import Task, TrainState, initial_state
+from pmapdp.state import Task, TrainState, initial_state, named_leaves
 
 
 def orbax() -> ModuleType:
@@ -171,7 +171,7 @@ class Checkpoints:
     def read_weights(self, step: int) -> dict[str, np.ndarray]:
         """Read the arrays of any model by name, for example `hidden.kernel`."""
         state = self.restore(step, state=orbax().args.StandardRestore())
-        return named_leaves([state.get("params", {}), state.get("model_state", {})])
+        return named_leaves(state.get("params", {}), state.get("model_state", {}))
 
     def restore(self, step: int, **item: Any) -> Any:
         """Read one item of a checkpoint on all processes. If one fails, all raise a `UserError`."""
@@ -197,15 +197,9 @@ def checksum(state: TrainState, progress: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(progress, sort_keys=True).encode(), int(jax.device_get(sum_of_words(state))))
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves of the model's arrays by name, without the name of the tree that holds them."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path[1:], simple=True, separator="."): leaf for path, leaf in leaves}
-
-
 def shapes_of(state: TrainState) -> dict[str, list[int]]:
     """Return the shapes of the model's arrays by name."""
-    return {name: list(leaf.shape) for name, leaf in named_leaves([state.params, state.model_state]).items()}
+    return {name: list(leaf.shape) for name, leaf in named_leaves(state.params, state.model_state).items()}
 
 
 def cause(error: Exception) -> str:
@@ -257,7 +251,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
             theirs = {name.replace("/", "."): file[f"arrays/{name}"] for name in metadata["arrays"]}
             step = int(metadata["step"])
     arrays = task.arrays_of(task.model)
-    ours = named_leaves(arrays)
+    ours = named_leaves(*arrays)
     left = {name: x for name, x in ours.items() if name not in theirs or theirs[name].shape != x.shape}
     if len(left) == len(ours):
         raise UserError(f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}")

@@ -1,9 +1,17 @@
-"""Logical axis names -> mesh axes -> NamedSharding, for parameters, optimizer state, running statistics, batches.
+"""Layouts: which axis of each array is split over which axis of the mesh. Lessons 15 and 16 teach this file.
 
-Lessons 15 and 16 teach this file; `names.py` has the names.
+    --mesh data=4,model=2               mesh axes and their sizes
+    --layout model                      a named layout
+    --layout hidden=model,embed=none    rules: logical axis = mesh axis, or none
+    --layout model,batch=data+feature   both; + splits one logical axis over several mesh axes
+
+A model names the axes of its parameters (`axes` in `models/__init__.py`): the kernel `[784, 512]` of a linear layer has
+the axes `features` and `hidden`. A layout has rules for such names.
 """
 
 import math
+import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,18 +19,110 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError
-from pmapdp.sharding.names import Axes, logical_axes
-from pmapdp.sharding.notation import BATCH, DATA, Rules, mesh_text
-from pmapdp.state import Task, TrainState, initial_state
+from pmapdp.errors import UserError, unknown
+from pmapdp.state import Task, TrainState, initial_state, named_leaves
+
+Rules = dict[str, tuple[str, ...]]
+
+BATCH, DATA = "batch", "data"
+# Splitting the outputs of one matrix and the inputs of the next over the same devices needs one all-reduce for the
+# two: Shoeybi et al., "Megatron-LM", arXiv:1909.08053, 2019.
+MODEL: Rules = {"hidden": ("model",), "heads": ("model",)}
+NAMED: dict[str, Rules] = {"data": {}, "model": MODEL, "spatial": MODEL | {"features": ("feature",)}}
+# The values of --shard-state that each strategy runs.
+SHARD_STATES = {
+    "jit": ("none", "optimizer", "parameters"),
+    "pmap": ("none", "optimizer"),
+    "shard_map": ("none", "optimizer"),
+}
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Return the axes of a mesh and their sizes, in order: `data=4,model=2`; a `UserError` about any other text."""
+    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d{0,8})\b", text)}
+    if not sizes or mesh_text(sizes) != text.replace(" ", ""):
+        raise UserError(
+            f"--mesh {reprlib.repr(text)} is not a list of different axes with their sizes: try --mesh data=4,model=2"
+        )
+    return sizes
+
+
+def mesh_text(sizes: dict[str, int]) -> str:
+    """Write a mesh as on the command line."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def number_of_devices(devices: int | None, mesh: str | None, processes: int = 1) -> int | None:
+    """Return the number of devices of each process, from --devices or --mesh; None if neither is given."""
+    return devices or (math.prod(parse_mesh(mesh).values()) // processes if mesh else None)
+
+
+def parse_layout(text: str) -> Rules:
+    """Return the rules of a layout. A `UserError` says that it is none, or that it contradicts itself."""
+    rules: Rules = {}
+    for part in text.replace(" ", "").split(","):
+        name, equals, axes = part.partition("=")
+        if part not in NAMED and not re.fullmatch(r"\w+=\w+(\+\w+)*", part):
+            raise unknown("layout", part, [*NAMED, "hidden=model (a rule)"])
+        given = {name: () if axes == "none" else tuple(axes.split("+"))} if equals else NAMED[part]
+        for logical, found in given.items():
+            if rules.setdefault(logical, found) != found:
+                one, other = ("+".join(axes) or "none" for axes in (rules[logical], found))
+                raise UserError(
+                    f"--layout {text} contradicts itself, because {logical}={one} and {logical}={other}: keep one of "
+                    f"the two, for example --layout {logical}={other}"
+                )
+    return rules
+
+
+def check_sharding(mesh: str | None, layout: str, shard_state: str, strategy: str) -> None:
+    """Refuse flags that can't work together, whatever the model."""
+    parse_layout(layout)
+    if mesh:
+        parse_mesh(mesh)
+    if strategy != "jit" and (mesh or layout != DATA):
+        given = f"--mesh {mesh}" if mesh else f"--layout {layout}"
+        raise UserError(f"{given} needs --strategy jit, because --strategy {strategy} splits the batch alone")
+    if shard_state not in SHARD_STATES.get(strategy, ("none",)):
+        raise UserError(f"--shard-state {shard_state} does not work with --strategy {strategy}: use --strategy jit")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Logical names and sizes of the axes of an array; an axis with the name None is never split."""
+
+    names: tuple[str | None, ...]
+    shape: tuple[int, ...]
+
+
+def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
+    """Return the `Axes` of the parameters and of the model's other arrays, nested as those are, and the model's rules.
+
+    A model may bring rules itself, as Flax's metadata `sharding_rules`.
+    """
+    rules: Rules = {}
+
+    def axes_of(leaf: Any) -> Axes:
+        if not isinstance(leaf, nnx.Variable):  # an array that is a plain attribute
+            return Axes((None,) * leaf.ndim, leaf.shape)
+        rules.update({name: tuple(jax.tree.leaves(axes)) for name, axes in leaf.get_metadata("sharding_rules", ())})
+        shape = leaf.get_value().shape
+        return Axes(tuple(leaf.get_metadata("out_sharding", None) or (None,) * len(shape)), shape)
+
+    def axes_in(arrays: Any) -> Any:
+        return nnx.to_pure_dict(jax.tree.map(axes_of, arrays, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
+
+    params, _, model_state = nnx.state(task.model, task.trainable, nnx.RngState, ...)
+    return axes_in(params), axes_in(model_state), rules
 
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """Which shard of every array is placed on which device: axes of the mesh split the logical axes that have rules.
+    """The shardings of all arrays: axes of the mesh split the logical axes that have rules.
 
     `shard_state` says what is split over the axes of the batch too, although all devices of that axis need it:
     `optimizer` is stage 1 of Rajbhandari et al., "ZeRO", SC 2020, `parameters` stage 3.
@@ -38,32 +138,17 @@ class MeshLayout:
         return self.rules.get(BATCH, ())
 
     def shards(self, name: str | None) -> int:
-        """Into how many shards the logical axis of this name is split."""
+        """Number of shards of a logical axis."""
         return math.prod(self.mesh.shape[axis] for axis in self.rules.get(name or "", ()))
 
     @property
     def batch_shards(self) -> int:
-        """Into how many shards the examples are split."""
+        """Number of shards of the batch."""
         return self.shards(BATCH)
-
-    def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
-        """The numbers, from 0, of the batch's shards on these devices of one process, which reads their examples. A
-        `UserError` says that they do not follow one another, or that other axes of the inputs are split as well."""
-        shape = tuple(self.shards(name) for name in task.input_axes)
-        places = self.batch(task).inputs.devices_indices_map(shape)
-        shards = {tuple(part.start or 0 for part in places[device]) for device in devices}
-        first, last = (edge(row for row, *_ in shards) for edge in (min, max))
-        if len(shards) < (last + 1 - first) * math.prod(shape[1:]):
-            raise UserError(
-                f"--mesh {mesh_text(dict(self.mesh.shape))} splits examples between processes of {len(devices)} "
-                "devices, and each reads whole examples that follow one another: name the axes of the batch first, and "
-                f"make the product of the others divide {len(devices)}"
-            )
-        return range(first, last + 1)
 
     @property
     def splits_state(self) -> bool:
-        """Whether it splits anything beside the batch."""
+        """True if it splits anything besides the batch."""
         return self.shard_state != "none" or not set(self.rules) <= {BATCH}
 
     @property
@@ -78,8 +163,10 @@ class MeshLayout:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def array(self, axes: Axes, *, split: bool = False) -> NamedSharding:
-        """The sharding of an array. With `split` the batch's axes split the first axis that they divide as well; an
-        array that has none is left as it is."""
+        """The sharding of an array. With `split` the batch's axes split the first axis that they divide as well.
+
+        An array that has no such axis is left as it is.
+        """
         entries = [self.rules.get(name or "", ()) for name in axes.names]
         sizes = [size // self.shards(name) for name, size in zip(axes.names, axes.shape, strict=True)]
         first = next((axis for axis, size in enumerate(sizes) if size and size % self.batch_shards == 0), None)
@@ -98,8 +185,9 @@ class MeshLayout:
         return jax.tree.map(lambda axes: self.array(axes, split=split), logical_axes(task)[0])
 
     def state(self, task: Task) -> Any:
-        """The `NamedSharding` of each array of the train state, or one for all of them. What optax keeps for a
-        parameter is split as that is, if it has its shape.
+        """The `NamedSharding` of each array of the train state, or one for all of them.
+
+        What optax keeps for a parameter is split as the parameter is, if it has its shape.
         """
         if not self.splits_state:
             return self.replicated
@@ -120,29 +208,119 @@ class MeshLayout:
             optimizer_state=optimizer_state,
         )
 
+    def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
+        """Return the numbers, from 0, of the batch's shards on these devices of one process, which reads them.
 
-def data_parallel(devices: Sequence[jax.Device], shard_state: str = "none") -> MeshLayout:
-    """One axis, over which the batch is split."""
-    return MeshLayout(Mesh(np.array(devices), (DATA,)), shard_state=shard_state)
+        A `UserError` says that they don't follow one another, or that other axes of the inputs are split as well.
+        """
+        shape = tuple(self.shards(name) for name in task.input_axes)
+        places = self.batch(task).inputs.devices_indices_map(shape)
+        shards = {tuple(part.start or 0 for part in places[device]) for device in devices}
+        first, last = (edge(row for row, *_ in shards) for edge in (min, max))
+        if len(shards) < (last + 1 - first) * math.prod(shape[1:]):
+            raise UserError(
+                f"--mesh {mesh_text(dict(self.mesh.shape))} splits examples between processes of {len(devices)} "
+                "devices, and each reads whole examples that follow one another: name the axes of the batch first, and "
+                f"make the product of the others divide {len(devices)}"
+            )
+        return range(first, last + 1)
+
+
+def fit_layout(
+    devices: Sequence[jax.Device],
+    task: Task,
+    inputs: tuple[int, ...],
+    *,
+    mesh: str | None = None,
+    layout: str = DATA,
+    shard_state: str = "none",
+) -> MeshLayout:
+    """Fit the layout that was asked for to a model and devices; a `UserError` says why it doesn't.
+
+    An axis with a rule must divide, and a mesh axis must split something. Only `shard_state` leaves arrays that don't
+    divide replicated.
+
+    Args:
+        devices: as many as the mesh has places.
+        task: the model.
+        inputs: shape of one example.
+        mesh: axes and their sizes, as for --mesh; None for one axis, `data`.
+        layout: names and rules, as for --layout.
+        shard_state: what is split over the axes of the batch as well: none, optimizer or parameters.
+    """
+    N = len(devices)
+    sizes, works = parse_mesh(mesh) if mesh else {DATA: N}, f"try --mesh {DATA}={N} --layout {DATA}"
+    if math.prod(sizes.values()) != N:
+        raise UserError(f"--mesh {mesh} has {math.prod(sizes.values())} places for {N} device(s): {works}")
+    params, model_state, in_model = logical_axes(task)
+    arrays = {"the inputs": Axes(task.input_axes, (0, *inputs)[: len(task.input_axes)])}
+    arrays |= named_leaves(params, model_state)
+    known = {BATCH, *(name for axes in arrays.values() for name in axes.names if name)}
+    asked = parse_layout(layout)
+    for name in sorted(asked.keys() - known - NAMED["spatial"].keys()):
+        raise unknown(f"axis of the model in --layout {layout}", name, sorted(known))
+    default = {BATCH: (DATA,)} if DATA in sizes else {}
+    rules = {name: axes for name, axes in (default | in_model | asked).items() if name in known}
+    check_mesh(layout, rules, sizes, works)
+    for name, axes in arrays.items():
+        check_array(layout, rules, name, axes, sizes, works)
+    fitted = MeshLayout(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)), rules, shard_state)
+    shards = fitted.batch_shards
+    if shard_state != "none" and (shards == 1 or fitted.params(task, split=True) == fitted.params(task, split=False)):
+        raise UserError(
+            f"--shard-state {shard_state} can split nothing of this model over the {shards} device(s) that share the "
+            "batch: try another number of devices, for example 8, or --shard-state none"
+        )
+    return fitted
+
+
+def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], works: str) -> None:
+    """Refuse rules for unknown mesh axes, and a mesh axis that splits nothing: its devices would do the same work."""
+    N, used = math.prod(sizes.values()), {axis: name for name, axes in rules.items() for axis in axes}
+    missing = {axis: 2 for axis in used if axis not in sizes}
+    for axis in missing:
+        rest, left = divmod(N, 2 ** len(missing))
+        raise UserError(
+            f"--layout {layout} splits {used[axis]} over {axis}, which is no axis of the mesh {mesh_text(sizes)}: "
+            + (works if left else f"try --mesh {mesh_text({DATA: rest} | missing)}")
+        )
+    for axis, size in sizes.items():
+        if size > 1 and axis not in used:
+            raise UserError(
+                f"the mesh axis {axis} of {mesh_text(sizes)} splits nothing under --layout {layout}, so its {size} "
+                f"devices would do the same work: {works}"
+            )
+
+
+def check_array(layout: str, rules: Rules, array: str, axes: Axes, sizes: dict[str, int], works: str) -> None:
+    """Refuse unequal shards of an array, and two of its axes over one mesh axis, where a device has one place."""
+    taken: dict[str, str | None] = {}
+    for name, size in zip(axes.names, axes.shape, strict=True):
+        over = rules.get(name or "", ())
+        shards = math.prod(sizes[axis] for axis in over)
+        if size % shards:
+            raise UserError(
+                f"--layout {layout} splits {name} of {array} over the mesh axis {'+'.join(over)} of "
+                f"{mesh_text(sizes)}, but its size {size} does not divide by {shards}: {works}"
+            )
+        for axis in over:
+            if axis in taken:
+                raise UserError(
+                    f"--layout {layout} splits both {taken[axis]} and {name} of {array} over the mesh axis {axis}, "
+                    f"which can split only one of them: try {name}=none"
+                )
+            taken[axis] = name
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Bytes of a placed pytree on one of its devices, whose shards are equal in size."""
+    """Count the bytes of a placed pytree on one of its devices, whose shards are equal in size."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def state_line(state: TrainState) -> str:
-    """For a header: the share of the state that each device holds, and its bytes; of a tree that is split also how many
-    bytes are replicated, because no axis of an array divides."""
+    """Say for a header which share of the state each device holds, and how many bytes."""
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
     held = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
-    all_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
-    share = sum(held.values()) / max(all_bytes, 1)
-    amount = "all" if share == 1 else f"{100 * share:.1f} %"
+    share = sum(held.values()) / max(sum(leaf.nbytes for leaf in jax.tree.leaves(trees)), 1)
     parts = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
-    line = f"each device holds {amount} of it: {parts}"
-    for name, tree in trees.items():
-        copies = [leaf.nbytes for leaf in jax.tree.leaves(tree) if leaf.sharding.is_fully_replicated]
-        if 0 < len(copies) < len(jax.tree.leaves(tree)):
-            line += f"; {sum(copies):,} bytes of the {name} are replicated"
-    return line
+    return f"each device holds {'all' if share == 1 else f'{100 * share:.1f} %'} of it: {parts}"

@@ -11,7 +11,7 @@ import jax
 from examples import regression
 
 from pmapdp import devices
-from pmapdp.sharding.fit import fit_layout
+from pmapdp.sharding.layout import fit_layout
 from pmapdp.state import create_state
 
 

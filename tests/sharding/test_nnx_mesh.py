@@ -17,9 +17,7 @@ from pmapdp.evaluate import evaluation
 from pmapdp.export import write
 from pmapdp.export.read import load_exported
 from pmapdp.run.checkpoints import Checkpoints
-from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import bytes_on_a_device
-from pmapdp.sharding.names import Axes
+from pmapdp.sharding.layout import Axes, bytes_on_a_device, fit_layout
 from pmapdp.state import create_state
 from pmapdp.train import make_strategy
 

@@ -13,9 +13,7 @@ from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.registry import MODELS
-from pmapdp.sharding.fit import fit_layout
-from pmapdp.sharding.layout import MeshLayout, bytes_on_a_device, data_parallel
-from pmapdp.sharding.notation import number_of_devices
+from pmapdp.sharding.layout import MeshLayout, bytes_on_a_device, fit_layout, number_of_devices
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import make_strategy
 
@@ -57,11 +55,10 @@ def references():
 def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumulate, strategy, devices, options, most):
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(1e-3))
     task = Task(build(MODELS[model], 3, "float64"), optimizer, 3, "float64", accumulate=accumulate)
+    inputs, first = random_split_for(model, 1).inputs.shape[1:], jax.devices()[:1]
     if model not in references:
-        references[model] = five_updates(model, "single", task, jax.devices()[:1], data_parallel(jax.devices()[:1]))
+        references[model] = five_updates(model, "single", task, first, fit_layout(first, task, inputs))
     alone, wanted = references[model]
-
-    inputs = random_split_for(model, 1).inputs.shape[1:]
     layout = fit_layout(jax.devices()[:devices], task, inputs, **options)
     state, found = five_updates(model, strategy, task, jax.devices()[:devices], layout)
 
@@ -107,7 +104,7 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=4,model=2", "layout": "hidden=modle"}, "modle, which is no axis of the mesh data=4", {}),
         ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?", {"mesh": "data=4,model=2"}),
-        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "both hidden and embed of hidden2/kernel",
+        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "both hidden and embed of hidden2.kernel",
          {"mesh": "data=4,model=2", "layout": "hidden=model,embed=none"}),
         ({"mesh": "data=4,model=2", "layout": "hidden=model,batch=model"}, "data of data=4,model=2 splits nothing",
          {"mesh": "data=8", "layout": "data"}),
