@@ -1,4 +1,4 @@
-"""Loss and metrics as sums and counts: sums over devices and steps stay exact, means of means do not.
+"""Loss and metrics as sums and counts: sums over devices and steps stay exact, means of means don't.
 
 Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the global batch), C classes.
 """
@@ -17,11 +17,11 @@ NONE: dict[str, Any] = {}
 
 
 class MetricSums(NamedTuple):
-    """Sums over examples; `+` of two of them, field by field, is the sum over all their examples.
+    """Sums over examples. Added field by field, the sums of two batches are the sums over all their examples.
 
     Attributes:
         loss: `[]` sum of the losses; for the cross-entropy in natural logarithms.
-        correct: `[]` number of examples whose highest logit is that of their class; None where there are no classes.
+        correct: `[]` number of examples whose highest logit is the one of their class; None if there are no classes.
         count: `[]` sum of the weights, for example the number of examples without padding. It divides the gradient: a
             loss over tokens counts tokens.
         others: further sums by name, `[]` each; their means over the count are shown beside the loss.
@@ -34,7 +34,7 @@ class MetricSums(NamedTuple):
 
 
 def named_sums(sums: MetricSums) -> dict[str, Any]:
-    """The sums by name, without those that are not there."""
+    """Return the sums by name, without those that are None."""
     fields = {"loss": sums.loss, "correct": sums.correct, "count": sums.count, **sums.others}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -42,7 +42,7 @@ def named_sums(sums: MetricSums) -> dict[str, Any]:
 def cross_entropy(
     model: Any, batch: Batch, *, label_smoothing: float = 0.0, metrics: Callable[..., dict[str, Any]] | None = None
 ) -> MetricSums:
-    """The loss of a classifier. A loss of your own takes and returns the same.
+    """Return the sums of a classifier's loss. Your own loss takes and returns the same.
 
     Args:
         model: called as `model(batch.inputs)`; returns logits `[b, C]`.
@@ -56,7 +56,7 @@ def cross_entropy(
 
 
 def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -> MetricSums:
-    """Weighted sums of `[b, C]` logits against the batch's labels; padding has weight 0."""
+    """Return weighted sums of `[b, C]` logits against the batch's labels; padding has weight 0."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     weights = batch.weights.astype(logits.dtype)
     targets = optax.smooth_labels(jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)

@@ -10,7 +10,7 @@ from pmapdp.errors import UserError
 
 
 def peak_learning_rate(config: Config, global_batch_size: int) -> float:
-    """The configured learning rate, scaled for k times the batch where that was asked for.
+    """Return the configured learning rate, scaled for k times the batch if that was asked for.
 
     By k: Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017. By the square root of k, for Adam:
     Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
@@ -26,14 +26,14 @@ def peak_learning_rate(config: Config, global_batch_size: int) -> float:
 
 
 def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
-    """The learning rate as a function of the number of updates already made.
+    """Make the learning rate, a function of the number of updates already made.
 
     Args:
         config: the schedule and its settings; switches and the end are counted from the start of training,
             warm-up included.
         global_batch_size: B, for the scaling rules.
         steps_per_epoch: updates in one epoch.
-        total_steps: updates in all epochs, where the cosine ends, also for a run that is to stop early.
+        total_steps: updates in all epochs; the cosine ends there, also if the run is to stop early.
     """
     peak, warmup = peak_learning_rate(config, global_batch_size), config.warmup_steps
     if config.schedule == "piecewise":
@@ -50,17 +50,19 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
 
 
 def make_optimizer(
-    config: Config, schedule: optax.Schedule, own: Callable[[optax.Schedule], Any] | None = None
+    config: Config, schedule: optax.Schedule, custom: Callable[[optax.Schedule], Any] | None = None
 ) -> optax.GradientTransformation:
-    """The update rule: clipping by global norm where asked for, then sgd, momentum, adam or adamw, or what `own` makes
-    of the schedule."""
-    ours: dict[str, Callable[[], optax.GradientTransformation]] = {
+    """Make the update rule: clipping by global norm if asked for, then the chosen optimizer, or yours.
+
+    `custom` makes an update rule of the schedule.
+    """
+    rules: dict[str, Callable[[], optax.GradientTransformation]] = {
         "sgd": lambda: optax.sgd(schedule),
         "momentum": lambda: optax.sgd(schedule, momentum=0.9),
         "adam": lambda: optax.adam(schedule),
         "adamw": lambda: optax.adamw(schedule, weight_decay=config.weight_decay),
     }
-    rule = own(schedule) if own else ours[config.optimizer]()
+    rule = custom(schedule) if custom else rules[config.optimizer]()
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

@@ -1,6 +1,7 @@
 """The compiled step holds one all-reduce and no other collective, is compiled once, and nothing moves unasked."""
 
 import re
+import typing
 from collections import Counter
 
 import jax
@@ -9,13 +10,22 @@ import pytest
 from examples import random_split, random_split_for
 from marks import quick
 
+from pmapdp.config import Config
 from pmapdp.data.batches import Batches
+from pmapdp.evaluate.__main__ import Options
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, build, create_state
 from pmapdp.steps import STRATEGIES
 
 N = 8
 COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
+
+
+def test_the_flag_takes_the_strategies_of_the_one_list():
+    for options in (Config, Options):
+        hint = typing.get_type_hints(options)["strategy"]
+        names = next((each for each in typing.get_args(hint) if typing.get_args(each)), hint)
+        assert typing.get_args(names) == tuple(STRATEGIES)
 
 
 @quick(
