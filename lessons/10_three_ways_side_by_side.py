@@ -332,59 +332,55 @@ np.testing.assert_allclose(last_losses, last_losses[0], rtol=1e-4)
 # %% [markdown]
 # ## The comparison as a command
 #
-# `python -m pmapdp.compare` makes this comparison for a whole network and data set, each way in a process of its own.
-# That takes about a minute. With `--html` it writes a page with four columns like those above. Below each row stands
-# what ran: what every device holds, the compiled collectives with the line that asks for them, and memory. pmap is
-# there in the form of old programs, too, in which every array of the state has a device axis.
+# `python -m pmapdp.compare` makes this comparison for a whole network and data set. It takes about a minute, and prints
+# a table of losses, differences and times.
 
 # %%
-from pmapdp.lessons.programs.compared import compare  # runs the command; again, it shows the same page
+from pmapdp.lessons.programs.compared import compare  # runs the command
 
-page, compared = compare("--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.1", "--steps", "20")
+compared = compare("--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.1", "--steps", "20")
 for run in compared["runs"]:
-    apart, held = run["largest_difference"], run["held"]["state"]["largest"]["shape"]
+    apart, held = run["largest_difference"], run["holds"]["state"]["shape"]
     sent = sum(each["bytes"] for each in run["collectives"])
     print(f"{run['name']:18s} differs by {apart:.0e}, all-reduces {sent:9,} bytes, the largest array is {held}")
     assert apart < 1e-4
-lesson_10.page(page)
 
 # %% [markdown]
-# The differences are rounding, and all four runs on eight devices all-reduce the same bytes. The page has times, too.
-# Simulated devices share this machine's cores, so there is no speed-up to see: compare the four runs on eight devices
-# with each other. (The page is shown once you have run the cell, or trust the notebook; the [README](../README.md) has
-# a picture of it.)
+# The differences are rounding, and all four runs on eight devices all-reduce the same bytes.
 #
-# ## Where the ways part
+# With `--html page.html` the command writes a page. Its first screen answers what you pass, what your function sees,
+# who adds up, what each device holds, and what comes out. Run it yourself, and open the page in a browser:
 #
-# A plain step gives the same in all ways. Batch norm, dropout, clipping or a ragged last batch may not. The page has a
-# table of small programs that the command has run, with the lines of each. **Predict:** under pmap, which of these
-# differ from one device: clipping before the average, a dropout key folded with the number of the device, accumulation?
+#     python -m pmapdp.compare --dtype float64 --html page.html
+#
+# ![The first screen of the page: four columns, single, pmap, shard_map and jit, and five rows, from what you pass to the
+# loss](../docs/pictures/compare.png)
+#
+# ## Seven mistakes that raise no error
+#
+# A plain step gives the same in all ways. Batch norm, dropout, clipping or a ragged last batch may not. The command has
+# run seven small programs with a mistake, and the page has their lines beside the right ones. **Predict:** under pmap,
+# which of these two are off: clipping before the average, a dropout key folded with the number of the device?
 
 # %% tags=["prediction"]
-print(f"{'':64s}", *(f"{way:>10s}" for way in ("pmap", "shard_map")))
-for case in compared["parting"]:
-    for program in case["programs"]:
-        shown = []
-        for way in ("pmap", "shard_map"):
-            found = program["results"].get(way)
-            off = max(found["loss"], found["gradient"]) if found else None
-            shown.append("" if off is None else "equal" if off < 1e-9 else f"{off:.0%} off")
-        print(f"{case['name']:34s} {program['name']:29s}", *(f"{each:>10s}" for each in shown))
+for case in compared["pitfalls"]:
+    off = {way: max(found["loss"], found["gradient"]) for way, found in case["results"]["wrong"].items()}
+    print(f"{case['name']:42s}", *(f"{way}: {amount:.0%} off" for way, amount in off.items()))
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-of_pmap = {}
-for case in compared["parting"]:
-    of_pmap |= {program["name"]: program["results"].get("pmap") for program in case["programs"]}
-assert min(of_pmap[name]["gradient"] for name in ("clipped before the average", "folded key")) > 0.1
-assert max(of_pmap[name]["gradient"] for name in ("averaged in each", "averaged once")) < 1e-9
+for case in compared["pitfalls"]:
+    for found in case["results"]["wrong"].values():
+        assert max(found["loss"], found["gradient"]) > 0.01
+    for found in [*case["results"]["right"].values(), *case["results"]["one_device"].values()]:
+        assert max(found["loss"], found["gradient"]) < 1e-9
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Clipping before the average and a key folded with the number of the device differ; accumulation is equal. Under jit
-# all of these cases equal one device, because the program is that of one device. (The row with `check_vma=True` is the
-# next section.)
+# Both are. Clipping each device's gradient turns the mean, and a folded key draws other masks than one device does. Under
+# jit all seven are right as one device writes them, because the program is that of one device. (The row with
+# `check_vma=True` is the next section.)
 #
 # </details>
 #

@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1500"]
+OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,830"]
 
 
 def page() -> None:
-    """The top of the page that `python -m pmapdp.compare --dtype float64 --html` writes, as a PNG."""
+    """Write the first screen of the page of `python -m pmapdp.compare --dtype float64 --html` as a PNG."""
     with tempfile.TemporaryDirectory() as folder:
         html = Path(folder, "page.html")
-        command = [sys.executable, "-m", "pmapdp.compare", "--dtype", "float64", "--steps", "20", "--html", html]
+        command = [sys.executable, "-m", "pmapdp.compare", "--dtype", "float64", "--html", html]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         screenshot(html, FOLDER / "compare.png")
 

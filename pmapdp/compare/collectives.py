@@ -67,7 +67,9 @@ def instructions(hlo: str) -> list[dict[str, Any]]:
             name, frame = origin.groups() if origin else ("", None)
             operations = list(dict.fromkeys(re.findall(r"(\w+)\)*(?=:|$)", name)))
             source, text = source_line(hlo, int(frame)) if frame else ("", "")
-            origin_of = {"operations": operations, "source": source, "text": text}
+            inputs = re.search(rf"{match['kind']}[\w-]*\((.*?)\)", plain)
+            short = f"{match['kind']}({inputs[1]})" if inputs else match["kind"]
+            origin_of = {"operations": operations, "source": source, "text": text, "instruction": short}
             found.append({"kind": match["kind"], "arrays": len(sizes), "bytes": sum(sizes), **origin_of})
     return found
 

@@ -1,86 +1,75 @@
-"""Pictures as SVG, written by hand: what devices hold, each in its colour, and curves. They read on light and dark
-pages."""
+"""Pictures of a comparison as SVG and HTML. A device has a colour, and nothing else has one of these colours."""
 
-import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart (Okabe and Ito, "Color universal design", 2008),
 # and a grey. More devices than colours start again from the first.
 DEVICE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#8C8C8C")
-
-# Each has a contrast of at least 4.5 : 1 to white and to black: the grey, and hues of that palette.
-INK = "#767676"
-STRATEGY_COLOURS = {
-    "single": INK, "pmap": "#007bc0", "pmap, stacked": "#a75e86", "shard_map": "#008661", "jit": "#c15500"
-}  # fmt: skip
+INK = "#767676"  # has a contrast of at least 4.5 : 1 to white and to black
 MOST_DRAWN = 16  # devices
-Curve = tuple[str, str, Sequence[float]]  # name, colour, and the values from the first update on
+LANE = 12  # pixels
 
 
-def devices(parts: Sequence[list[float]]) -> str:
-    """A box for each device, filled where it holds its part of the array, from the first row at the top to the last."""
-    drawn, boxes = parts[:MOST_DRAWN], ""
-    for number, (start, stop) in enumerate(drawn):
-        colour, x = DEVICE_COLOURS[number % len(DEVICE_COLOURS)], 1 + 20 * number
-        boxes += (
-            f'<rect x="{x}" y="{1 + 30 * start:.2f}" width="16" height="{30 * (stop - start):.2f}" fill="{colour}"/>'
+def colour_of(device: int) -> str:
+    """Return a device's colour."""
+    return DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
+
+
+def boxes(run: dict[str, Any]) -> str:
+    """Draw what each device holds: its part of the batch in its colour, and the weights in one colour."""
+    N, batch, state = run["devices"], run["holds"].get("batch"), run["holds"]["state"]
+    fills = [colour_of(device) for device in range(min(N, MOST_DRAWN))]
+    html = ""
+    if batch:
+        part = f"1/{N} of the batch" if batch["split"] else "the whole batch"
+        html = row_of_boxes(fills if batch["split"] or N == 1 else [INK] * len(fills), f"{part}, {batch['on_device']}")
+    is_stacked = state["split"] and state["shape"][0] == N
+    weights = "the weights" if N == 1 else f"the same weights, {N} times"
+    if state["split"]:
+        weights = f"{weights}, as the rows of" if is_stacked else f"1/{N} of the weights,"
+    return html + row_of_boxes(["var(--weights)"] * len(fills), f"{weights} {state['shape']}")
+
+
+def row_of_boxes(fills: Sequence[str], note: str) -> str:
+    """Draw a box for each device, and a note below them."""
+    inner = "".join(f'<i style="background:{fill}"></i>' for fill in fills)
+    return f'<span class="devices" role="img" aria-label="{escape(note)}">{inner}</span><small>{escape(note)}</small>'
+
+
+def timeline(events: Sequence[Sequence[Any]], devices: int, longest: float, by_compiler: bool) -> str:
+    """Draw a lane for each device; operations of one phase in a row are one box. `longest` is the width in ms."""
+    spans: list[list[Any]] = []
+    for device, phase, start, end in events:
+        if spans and spans[-1][:2] == [device, phase] and start - spans[-1][3] < longest / 200:
+            spans[-1][3] = max(end, spans[-1][3])
+        else:
+            spans.append([device, phase, start, end])
+    height, body = LANE * min(devices, MOST_DRAWN), ""
+    for device in range(min(devices, MOST_DRAWN)):
+        body += f'<rect x="0" y="{LANE * device + 1}" width="8" height="{LANE - 2}" fill="{colour_of(device)}"/>'
+    for device, phase, start, end in spans:
+        if device < MOST_DRAWN:
+            kind = f"{phase} dashed" if by_compiler and phase == "all-reduce" else phase
+            place = f'x="{14 + 940 * start / longest:.1f}" y="{LANE * device + 1}" height="{LANE - 2}"'
+            body += f'<rect class="{kind}" {place} width="{max(0.8, 940 * (end - start) / longest):.1f}"/>'
+    last = max(end for *_, end in events)
+    body += f'<text x="{18 + 940 * last / longest:.0f}" y="{height - 2}">{last:.1f} ms</text>'
+    note = f"One update on {devices} devices, {last:.1f} ms: forward, backward, all-reduce, update"
+    return f'<svg viewBox="0 0 1010 {height}" role="img" aria-label="{note}">{body}</svg>'
+
+
+def bars(rows: Sequence[tuple[str, Mapping[str, float], str, Mapping[str, float]]]) -> str:
+    """Draw bars on one scale: rows of name, parts by kind, text, and the `low` and `high` end of a range."""
+    longest = max(max(sum(parts.values()), span.get("high", 0)) for _, parts, _, span in rows) or 1
+    html = ""
+    for name, parts, text, span in rows:
+        bar = "".join(
+            f'<i class="{kind}" style="width:{100 * size / longest:.2f}%"></i>' for kind, size in parts.items()
         )
-        boxes += f'<rect x="{x}" y="1" width="16" height="30" fill="none" stroke="{colour}"/>'
-    width = 20 * len(drawn) - 2
-    return (
-        f'<svg viewBox="0 0 {width} 32" width="{width}" height="32" role="img" aria-label="{say(parts)}">{boxes}</svg>'
-    )
-
-
-def say(parts: Sequence[list[float]]) -> str:
-    """The picture of `devices` in words."""
-    N = len(parts)
-    if N == 1:
-        return "One device holds all of it"
-    if all(stop - start == 1 for start, stop in parts):
-        return f"Each of {N} devices holds all of it"
-    return f"Each of {N} devices holds another 1/{round(1 / (parts[0][1] - parts[0][0]))} of it, in their order"
-
-
-def curves(named: Sequence[Curve], title: str, log: bool = False) -> str:
-    """Curves over each other, the first widest, so that equal ones show as stripes of one band; `log`: a logarithmic
-    scale, on which values that are not above 0 are left out."""
-    width, height, left, bottom = 620, 300, 56, 34
-    values = [y for _, _, ys in named for y in ys if y > 0 or not log]
-    if not values:
-        return f"<p>{escape(title)}: there is nothing to draw, for every value is 0.</p>"
-    low, high = (math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))) if log else (0, max(values))
-    high = high if high > low else low + 1
-    longest = max(len(ys) for _, _, ys in named)
-
-    def place(x: int, y: float) -> str:
-        share = ((math.log10(y) if log else y) - low) / (high - low)
-        across = left + (width - left - 8) * (x / max(1, longest - 1))
-        return f"{across:.1f},{8 + (height - bottom - 8) * (1 - share):.1f}"
-
-    body = ""
-    every = max(1, math.ceil((high - low) / 6)) if log else (high - low) / 4
-    ticks = [low + every * n for n in range(int((high - low) / every + 1e-9) + 1)]
-    for tick in ticks:
-        y = float(place(0, 10.0**tick if log else tick).split(",")[1])
-        label = f'10<tspan dy="-5" font-size="9">{tick}</tspan>' if log else f"{tick:.2g}"
-        body += f'<line x1="{left}" x2="{width - 8}" y1="{y}" y2="{y}" stroke="{INK}" stroke-opacity="0.3"/>'
-        body += f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{label}</text>'
-    for number, (name, colour, ys) in enumerate(named):
-        stroke = 8 - 6.5 * number / max(1, len(named) - 1)
-        groups = itertools.groupby(enumerate(ys), lambda item: item[1] > 0 or not log)
-        lines = [" ".join(place(*item) for item in group) for drawn, group in groups if drawn]
-        body += f'<g fill="none" stroke="{colour}" stroke-width="{stroke:.1f}" stroke-linecap="round">'
-        body += f"<title>{escape(name)}</title>"
-        body += "".join(f'<polyline points="{line} {line.rsplit(" ", 1)[-1]}"/>' for line in lines) + "</g>"
-    body += f'<text x="{left}" y="{height - 6}">update 1</text>'
-    body += f'<text x="{width - 8}" y="{height - 6}" text-anchor="end">update {longest}</text>'
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="curves">{body}</svg>'
-
-
-def legend(named: Sequence[Curve]) -> str:
-    """The names of curves beside their colours."""
-    items = "".join(f'<li><i style="background:{colour}"></i>{escape(name)}</li>' for name, colour, _ in named)
-    return f'<ul class="legend">{items}</ul>'
+        if span:
+            left, width = 100 * span["low"] / longest, 100 * (span["high"] - span["low"]) / longest
+            bar += f'<u style="left:{left:.2f}%;width:{max(width, 0.3):.2f}%"></u>'
+        html += f'<div class="name">{escape(name)}</div><div class="bar">{bar}</div><div>{escape(text)}</div>'
+    return f'<div class="bars">{html}</div>'

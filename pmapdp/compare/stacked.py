@@ -42,4 +42,11 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     train_step = jax.pmap(train_step, axis_name=AXIS, devices=devices, donate_argnums=0)
     eval_step = jax.pmap(eval_step, axis_name=AXIS, devices=devices)
-    return Strategy(place_state, place_batch, train_step, eval_step, fetch, split)
+    return Strategy(
+        place_state=place_state,
+        place_batch=place_batch,
+        train_step=train_step,
+        eval_step=eval_step,
+        fetch=fetch,
+        state_sharding=split,
+    )

@@ -5,9 +5,9 @@ import difflib
 import html
 import inspect
 
-from IPython.display import HTML, IFrame
+from IPython.display import HTML
 
-from pmapdp.compare.lines import marked, plain_lines, unindented
+from pmapdp.compare.code import align, kind_of, plain_lines
 from pmapdp.lessons import drawing
 
 
@@ -40,22 +40,23 @@ def changed(old, new) -> set[int]:
 
 
 def columns(**ways) -> HTML:
-    """The sources beside each other, row by row as in the page of `pmapdp.compare`: the step, the placing, the wrapper.
+    """The sources beside each other, as in the page of `pmapdp.compare`: the step, the placing, the wrapper.
 
-    What is not in the first is marked. Lines that do not fit are wrapped, and on a narrow page columns stand below each
-    other.
+    Lines that all have stand once. The all-reduce is marked.
     """
     parts = {name: by_role(way) for name, way in ways.items()}
-    first = next(iter(parts.values()))
     rows = ""
-    for role, plain in first.items():
-        cells = "".join(
-            f'<div><b style="color:#767676;font-size:0.9em">{html.escape(name)}</b>{lines(marked(plain, found[role]))}</div>'
-            for name, found in parts.items()
-        )
-        grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:0 1.2em;text-align:left"
-        title = f'<div style="margin:0.8em 0 0.2em;border-top:1px solid #76767666;text-align:left"><b>{role}</b></div>'
-        rows += f'{title}<div style="{grid}">{cells}</div>'
+    for role in next(iter(parts.values())):
+        rows += f'<div style="margin:0.8em 0 0.2em;border-top:1px solid #76767666"><b>{role}</b></div>'
+        for same, cells in align({name: found[role] for name, found in parts.items()}):
+            shown = {"": next(iter(cells.values()))} if same else cells
+            grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:0 1.2em;text-align:left"
+            heads = '<b style="color:#767676;font-size:0.9em">{}</b>'
+            inner = "".join(
+                f"<div>{heads.format(html.escape(name)) * bool(name)}{lines(cell)}</div>"
+                for name, cell in shown.items()
+            )
+            rows += f'<div style="{grid}">{inner}</div>'
     return HTML(f"<div>{rows}</div>")
 
 
@@ -66,22 +67,15 @@ def by_role(way) -> dict[str, list[str]]:
     step, place = (each for each in body if isinstance(each, ast.FunctionDef))
     rest = [each for each in body if each not in (step, place)]
     parts = {"The step": [step], "Place a batch": [place], "The wrapper": rest}
-    return {role: plain_lines(source, nodes) for role, nodes in parts.items()}
+    return {role: plain_lines(*nodes) for role, nodes in parts.items()}
 
 
 def lines(found) -> str:
-    """Lines with their marks; one that is too long is wrapped below its own beginning."""
+    """Lines; one that is too long is wrapped below its own beginning, and the all-reduce is marked."""
     shown = ""
-    for spaces, line in map(unindented, found):
-        pieces = (
-            f'<span style="background:#d9770640">{html.escape(piece)}</span>' if mark else html.escape(piece)
-            for piece, mark in line
-        )
-        style = f"padding-left:{spaces + 2}ch;text-indent:-2ch;white-space:pre-wrap"
-        shown += f'<div style="{style}">{"".join(pieces)}</div>'
-    return f'<div style="font:10px/1.4 monospace;overflow-wrap:anywhere">{shown}</div>'
-
-
-def page(source: str) -> IFrame:
-    """An HTML page that needs nothing beside itself, in a frame of its own, so that it travels with the notebook."""
-    return IFrame("about:blank", "100%", 700, extras=[f'srcdoc="{html.escape(source)}"'])
+    for line in found:
+        text = line.lstrip()
+        mark = ";background:#d9770640" if kind_of(line) == "reduce" else ""
+        style = f"padding-left:{len(line) - len(text) + 2}ch;text-indent:-2ch;white-space:pre-wrap{mark}"
+        shown += f'<div style="{style}">{html.escape(text)}</div>'
+    return f'<div style="font:10px/1.4 monospace">{shown}</div>'

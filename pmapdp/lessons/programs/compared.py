@@ -1,4 +1,4 @@
-"""Run `python -m pmapdp.compare` from a notebook: lessons 10 and 12 show its page and read its figures."""
+"""Run `python -m pmapdp.compare` from a notebook: lessons 10 and 12 read its figures."""
 
 import functools
 import json
@@ -10,13 +10,13 @@ from typing import Any
 
 
 @functools.cache
-def compare(*arguments: str) -> tuple[str, dict[str, Any]]:
-    """The page, as HTML, and the report of `python -m pmapdp.compare ARGUMENTS`, which runs in a process of its own.
+def compare(*arguments: str) -> dict[str, Any]:
+    """The report of `python -m pmapdp.compare ARGUMENTS`, which runs in a process of its own.
 
-    A notebook that runs the same comparison again gets the same page, without waiting for it.
+    A notebook that runs the same comparison again gets the same report, without waiting for it.
     """
     with tempfile.TemporaryDirectory() as folder:
-        page, report = Path(folder, "page.html"), Path(folder, "report.json")
-        command = [sys.executable, "-m", "pmapdp.compare", *arguments, "--html", str(page), "--json", str(report)]
+        report = Path(folder, "report.json")
+        command = [sys.executable, "-m", "pmapdp.compare", *arguments, "--json", str(report)]
         subprocess.run(command, capture_output=True, check=True)
-        return page.read_text(), json.loads(report.read_text())
+        return json.loads(report.read_text())
