@@ -349,7 +349,7 @@ assert result.epochs[-1]["test"]["accuracy"] > 0.9
 
 # %% [markdown]
 # After five epochs it is right for more than nine of ten test examples. [A model, a loss and data of your
-# own](../docs/own.md) says what `train` takes, also from files and on the command line, and what it refuses and why.
+# own](../docs/custom.md) says what `train` takes, also from files and on the command line, and what it refuses and why.
 #
 # ## Take it home
 #

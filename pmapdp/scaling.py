@@ -28,7 +28,7 @@ from rich.table import Table
 
 from pmapdp import cli
 from pmapdp.config import setting
-from pmapdp.custom.checks import check_task
+from pmapdp.custom.model import check_task
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import FEATURES
@@ -222,7 +222,7 @@ def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float3
     built = build(model, dtype=dtype)
     task, example = Task(built, optax.adam(1e-3)), EXAMPLES[featurizer_of(built)]
     one = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
-    check_task(task, DataSet(one, one), own=False)  # your model may take other inputs
+    check_task(task, DataSet(one, one), custom=False)  # your model may take other inputs
     train_step: Any = single.make_strategy(task, jax.devices()[:1]).train_step
     state = jax.eval_shape(lambda: initial_state(task))
 

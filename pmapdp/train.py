@@ -25,18 +25,15 @@ from flax import nnx
 
 from pmapdp import cli, devices
 from pmapdp.config import Config, flag
-from pmapdp.custom.augmentation import augmented
-from pmapdp.custom.built_model import built_model
-from pmapdp.custom.checks import check_own, check_task
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.training import (
+from pmapdp.custom.model import augment_task, build_model, check_task
+from pmapdp.custom.optimizer import (
     check_best,
     check_optimizer,
     check_schedule,
     check_trainable,
-    filter_of,
-    names_of_trained,
-    own_name,
+    name_of_value,
+    trainable_filter,
 )
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
@@ -52,7 +49,7 @@ from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
 from pmapdp.sharding import split_step, zero
 from pmapdp.sharding.layout import MeshLayout, check_sharding, fit_layout, number_of_devices
-from pmapdp.state import Task, TrainState, is_finite
+from pmapdp.state import Task, TrainState, is_finite, named_leaves
 from pmapdp.steps import STRATEGIES
 from pmapdp.steps.placing import place_ahead
 from pmapdp.steps.shared import Strategy
@@ -244,7 +241,7 @@ def prepare(
     task = make_task(config, model=model, loss=loss, metrics=metrics, trainable=trainable)
     arrays, _ = featurize(data_set, task.model)
     yours = config.model not in MODELS or any(each is not None for each in (model, loss, metrics))
-    check_task(task, arrays, own=yours)
+    check_task(task, arrays, custom=yours)
     content = None
     if config.workdir or peers.count > 1:
         content = fingerprint(data_set)
@@ -276,12 +273,12 @@ def prepare(
     rule = optimizer or find_rule("optimizer", config.optimizer)
     if rule is not None:
         check_optimizer(rule, rate, task)
-    task = augmented(dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)), arrays.augment)
+    task = augment_task(dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)), arrays.augment)
 
     names: dict[str, Any] = {"model": task.name} if model is not None else {}
-    names |= {"trainable": names_of_trained(task)} if trainable is not None else {}
-    names |= {"optimizer": own_name(optimizer)} if optimizer is not None else {}
-    names |= {"schedule": own_name(schedule)} if schedule is not None else {}
+    names |= {"trainable": tuple(named_leaves(task.arrays_of(task.model)[0]))} if trainable is not None else {}
+    names |= {"optimizer": name_of_value(optimizer)} if optimizer is not None else {}
+    names |= {"schedule": name_of_value(schedule)} if schedule is not None else {}
     return Job(
         config=dataclasses.replace(config, **names),
         devices=all_devices,
@@ -306,8 +303,7 @@ def make_task(
     trainable: Any = None,
 ) -> Task:
     """Build the model, and choose its loss. The optimizer is missing, because it depends on the batch size."""
-    check_own(model, loss, metrics)
-    built = built_model(model or find_model(config.model), config.seed, config.dtype)
+    built = build_model(model or find_model(config.model), config.seed, config.dtype)
     trainable = config.trainable if trainable is None else trainable
     check_trainable(built, trainable)
     loss = loss or getattr(type(built), "loss", None)
@@ -321,7 +317,7 @@ def make_task(
         dtype=config.dtype,
         loss=loss,
         accumulate=config.accumulate,
-        trainable=filter_of(trainable),
+        trainable=trainable_filter(trainable),
     )
 
 

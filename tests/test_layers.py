@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from marks import quick
 
-from pmapdp.custom.checks import check_task
+from pmapdp.custom.model import check_task
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
@@ -372,6 +372,6 @@ def test_what_cannot_be_exchanged_is_refused_by_its_name(model, shape, fragments
     split = examples(shape)._replace(inputs=examples(shape).inputs.astype(np.float32))
     task = Task(build(model), **({"loss": model.loss} if model is OldLoss else {}))
     with pytest.raises(UserError) as error:
-        check_task(task, DataSet(split, split), own=True)
+        check_task(task, DataSet(split, split), custom=True)
     for fragment in fragments:
         assert fragment in str(error.value)

@@ -28,7 +28,6 @@ from pmapdp.compare.programs import compare_programs, program_sections
 from pmapdp.compare.sources import code_sections, shared_sections
 from pmapdp.compare.strategies import MAKERS, STACKED, compare_strategies, in_new_process
 from pmapdp.config import setting
-from pmapdp.custom.data import custom_files
 from pmapdp.errors import UserError
 from pmapdp.files import HTML, JSON, check_output, write_file
 
@@ -122,7 +121,7 @@ def prepare_strategies(arguments: list[str]) -> Prepared:
             "pitfalls": in_new_process(run_pitfalls),
         }
 
-    return options, custom_files(config), compare
+    return options, [], compare
 
 
 def prepare_programs(arguments: list[str]) -> Prepared:

@@ -1,12 +1,12 @@
-"""A model and a loss of one's own are held to their contract on a few examples, before anything is trained.
+"""Your model and loss are tried on a few examples before training, so that a run on N devices can't differ from one.
 
-Refused is what would train something else than one device does: a loss that counts padding or is no sum over the
-examples, a layer that draws random numbers of its own or writes what its own device sees. `docs/own.md` lists the
-sentences.
+Refused are a loss that counts padding or is no sum over the examples, and a layer that draws random numbers of its own
+or writes what its own device sees. `docs/custom.md` lists the sentences.
 """
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pmapdp.custom.augmentation import traced_alike
+from pmapdp.custom.examples import describe
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.layers import Context, example_keys, use_context
@@ -24,21 +24,48 @@ from pmapdp.state import Task, named_leaves
 from pmapdp.steps.shared import AXIS
 
 
-def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[str, jax.Array]]]:
-    """How a loss is tried: a function of the examples that each of two devices has, their numbers within `example` and
-    how many of them count.
+def check_loss(task: Task, example: Batch) -> None:
+    """Try loss and layers on a batch of a few examples, in evaluation and in training.
 
-    It gives the sums of each, `[2]`, and what the model writes, `[2, ...]` by name. `jax.vmap` over an axis of two
-    stands for the devices, as `pmap` maps over them. Both have as many rows; those that repeat others have weight 0.
+    The sums must be the same if one device has all examples and if every device has one, and padding must add nothing.
     """
-    structure, kept = task.constant
+    run, n = make_trial(task, example), len(example.indices)
+    everything, nothing = (range(n), n), (range(n), 0)
+    for train in (False, True):
+        whole, written = run(everything, nothing, train=train, retrace=train)
+        check_streams(task, functools.partial(run, everything, nothing, train=train), whole["loss"])
+        if new := written.keys() - named_leaves(task.arrays_of(task.model)[1]).keys():
+            raise UserError(
+                f"{task.name} makes the variable {min(new)} as it is called: make it in __init__, or leave nnx.sow out"
+            )
+        apart, written_apart = run(*(([index], 1) for index in range(n)), train=train)
+        for name, values in written.items() if train else ():
+            if not np.allclose(written_apart[name], values[:1], **tolerance(task, train), equal_nan=True):
+                raise UserError(
+                    f"{task.name} writes {name} from the rows of one device, or padding with them: weight them by the "
+                    "weights of pmapdp.layers.current_context(), and add sums and counts up with jax.lax.psum over "
+                    "its axis_name, unless that is None"
+                )
+        for name, (total, padding) in whole.items():
+            check_sum(task, name, float(total), float(padding), apart[name], train=train)
+        check_correct(task, apart, getattr(example.labels, "ndim", 0))
+
+
+def make_trial(task: Task, example: Batch) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
+    """Return `run(*shares, train)`, which calls the loss on one simulated device for each share of the examples.
+
+    A share is (indices, number of them that are valid), and example 0 fills it up as padding. `jax.vmap` over a named
+    axis stands for the devices, as `pmap` maps over them. `run` returns the sums by name, `[devices]`, and what the
+    model writes by name, `[devices, ...]`. With `retrace` it refuses a program that differs each time JAX traces it.
+    """
+    structure, constant_streams = task.constant
     params, model_state = task.arrays_of(task.model)
 
-    def devices(train: bool, random: Any, params: Any, model_state: Any, batches: Batch) -> Any:
+    def devices(train: bool, streams: Any, params: Any, model_state: Any, batches: Batch) -> Any:
         before = named_leaves(model_state)
 
         def device(batch: Batch) -> Any:
-            model = nnx.merge(structure, *jax.tree.map(jnp.asarray, (params, random, model_state)), copy=True)
+            model = nnx.merge(structure, *jax.tree.map(jnp.asarray, (params, streams, model_state)), copy=True)
             context = Context()
             if train:
                 keys = example_keys(task.seed, jnp.int32(0), batch.indices)
@@ -47,130 +74,115 @@ def tried(task: Task, example: Batch) -> Callable[..., tuple[MetricSums, dict[st
                 sums = task.loss(model, batch)
             check_fields(task, sums)
             after = named_leaves(task.arrays_of(model)[1])
-            written = {name: leaf for name, leaf in after.items() if leaf is not before.get(name)}
-            return sums, written
+            return named_sums(sums), {name: leaf for name, leaf in after.items() if leaf is not before.get(name)}
 
         return jax.vmap(device, axis_name=AXIS)(batches)
 
-    compute = jax.jit(devices, static_argnums=0)  # of arguments: XLA would compute with constants as it compiles
+    compute = jax.jit(devices, static_argnums=0)
 
-    def run(*parts: tuple[Any, int], train: bool, random: Any = kept, first: bool = False) -> Any:
+    def run(*shares: Any, train: bool, streams: Any = constant_streams, retrace: bool = False) -> Any:
         n = len(example.indices)
-        rows = np.stack([np.resize(numbers, n) for numbers, _ in parts])
-        weights = np.stack([np.arange(n) < valid for _, valid in parts]).astype(np.float32)
+        rows = np.stack([[*indices, *[0] * (n - len(indices))] for indices, _ in shares])
+        weights = np.stack([np.arange(n) < valid for _, valid in shares]).astype(np.float32)
         batches = jax.tree.map(lambda x: np.asarray(x)[rows], example)._replace(weights=weights)
-        said, works = f"{task.name} fails in training", "correct its __call__, its loss or augment"
-        if not train:
-            said = f"the loss of {task.name}, or its metrics, fails"
-            works = "return further sums as a dictionary, for example {'errors': (batch.weights * errors).sum()}"
-        values = random, params, model_state, batches
-        with user_code_errors(said, works):
-            if first and not traced_alike(functools.partial(devices, train), *values):
+        values = streams, params, model_state, batches
+        with user_code_errors(
+            f"{task.name} fails in {'training' if train else 'evaluation'}",
+            "correct its __call__, its loss, metrics= or augment=",
+        ):
+            if retrace and trace(devices, train, *values) != trace(devices, train, *values):
                 raise UserError(
                     f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the same in "
                     "every update, and others in a run that resumes: draw with current_context().next_keys()"
                 )
-            return compute(train, *values)
+            return jax.device_get(compute(train, *values))
 
     return run
 
 
-def check_loss(task: Task, example: Batch) -> None:
-    """Hold loss and layers to their contract on a few examples, in evaluation and in training: the sums are real
-    scalars; examples of weight 0 add nothing; and what two devices make of their parts of the examples is what one
-    makes of all. A layer that draws random numbers of its own in training, or makes variables there, is named."""
-    run, n = tried(task, example), len(example.indices)
-    every, most = np.arange(n), max(1, n - 1)
-    on_one, on_two = ((every, n), (every, 0)), ((every[:most], most), (every[-1:], n - most))
-    for train in (False, True):
-        whole, written = run(*on_one, train=train, first=train)
-        check_random(task, whole.loss[0], functools.partial(run, *on_one, train=train))
-        if train:
-            check_variables(task, written)
-        parts, written_apart = run(*on_two, train=train)
-        for name, one in written.items() if train else ():
-            values, apart = (np.asarray(each, np.float32) for each in (one[:1], written_apart[name]))
-            if not np.allclose(values, apart, **nearly(task, train, 1.0), equal_nan=True):
-                raise UserError(
-                    f"{task.name} writes {name} from the rows of one device, or padding with them: weight them by the "
-                    "weights of pmapdp.layers.current_context(), and add sums and counts up with jax.lax.psum over "
-                    "its axis_name, unless that is None"
-                )
-        check_sums(task, named_sums(whole), named_sums(parts), n, train=train)
-
-
-def nearly(task: Task, train: bool, size: float) -> dict[str, Any]:
-    """How far rounding may move a sum of this `size`; batch norm of few examples in bfloat16 moves it most."""
-    rounding = 1e-3 if task.dtype != "bfloat16" else 1e-1 if train else 2e-2
-    return {"rtol": rounding, "atol": 1e-4 * max(1.0, abs(size))}
+def trace(devices: Callable[..., Any], train: bool, *values: Any) -> tuple[str, list[bytes]]:
+    """Return the program that JAX traces, without addresses of functions, and its constants."""
+    traced = jax.make_jaxpr(lambda *values: devices(train, *values))(*values)  # a new function is traced anew
+    return re.sub("0x[0-9a-f]+", "", str(traced.jaxpr)), [np.asarray(each).tobytes() for each in traced.consts]
 
 
 def check_fields(task: Task, sums: MetricSums) -> None:
     """Refuse sums that are no real scalars of JAX, or have a name that is taken."""
     for name in sums.others.keys() & {"loss", "count", "examples", *([] if sums.correct is None else ["accuracy"])}:
         raise UserError(f"the loss of {task.name} has a further sum called {name}, which there is: use another name")
-    for field, value in {"loss": sums.loss, "count": sums.count, **named_sums(sums)}.items():
-        kind = jnp.floating if field == "loss" else jnp.number
-        array = isinstance(value, jax.Array)
-        if not array or value.shape or not jnp.issubdtype(value.dtype, kind) or jnp.iscomplexobj(value):
-            given = f"of shape {list(value.shape)}, {value.dtype}" if array else f"as {shown(value)}"
-            works = "batch.weights.sum()" if field == "count" else f"(batch.weights * {field}).sum()"
+    for name, value in ({"loss": sums.loss, "count": sums.count} | named_sums(sums)).items():
+        real = jnp.floating if name == "loss" else jnp.number
+        if not isinstance(value, jax.Array) or value.shape or not jnp.issubdtype(value.dtype, real):
+            given = describe(value) if isinstance(value, jax.Array) else shown(value)
+            each = "batch.weights" if name == "count" else f"(batch.weights * {name})"
             raise UserError(
-                f"the loss of {task.name} returns {field} {given}: return its sum over the examples, for example "
-                f"{works}"
+                f"the loss of {task.name} returns {name} as {given}: return its sum over the examples, for example "
+                f"{each}.sum()"
             )
 
 
-def check_sums(task: Task, whole: dict[str, Any], parts: dict[str, Any], n: int, *, train: bool) -> None:
-    """Refuse sums over n examples, the first of `whole` `[2]`, that are not those of `parts` `[2]` together, or count
-    examples of weight 0, of which the second of `whole` is the sum."""
-    for field, both in whole.items():
-        total, none, first, second = (float(each) for pair in (both, parts[field]) for each in pair)
-        if not math.isfinite(total):
-            continue  # training says at which step it was not
+def tolerance(task: Task, train: bool, size: float = 1.0) -> dict[str, Any]:
+    """Return how far rounding may move a sum of this `size`; batch norm of few examples in bfloat16 moves it most."""
+    rounding = 1e-3 if task.dtype != "bfloat16" else 1e-1 if train else 2e-2
+    return {"rtol": rounding, "atol": 1e-4 * max(1.0, abs(size))}
 
-        def near(one: float, other: float, total: float = total) -> bool:
-            return bool(np.allclose(one, other, **nearly(task, train, total)))
 
-        if near(first + second, total) and near(0, none):
-            continue
-        so = f"the loss of {task.name}" if field == "loss" else f"{field} in the loss of {task.name}"
-        so += " in training" * train
-        if near(none, total):
-            works = "use batch.weights.sum()" if field == "count" else "multiply by batch.weights and sum"
-            raise UserError(f"{so} counts padding ({total:.4g} of weight 0): {works}")
-        if near(first + second - total, none):  # what stands beside the sum stands in each part
-            raise UserError(
-                f"{so} has a penalty that is added once a batch ({none:.4g}), and so once a device: multiply it "
-                "by batch.weights.sum()"
-            )
+def check_sum(task: Task, name: str, total: float, padding: float, apart: np.ndarray, *, train: bool) -> None:
+    """Refuse a sum that is not the examples' `[n]` sums `apart` added up, or to which padding adds something.
+
+    Args:
+        total: the sum over all examples on one device.
+        padding: the same sum if all of them have weight 0.
+    """
+
+    def near(one: float, other: float) -> bool:
+        return bool(np.isclose(one, other, **tolerance(task, train, total)))
+
+    added = float(apart.sum())
+    if not math.isfinite(total) or (near(added, total) and near(padding, 0)):  # training names a step that isn't finite
+        return
+    what = f"the loss of {task.name}" if name == "loss" else f"{name} in the loss of {task.name}"
+    what += " in training" if train else ""
+    if near(padding, total):
+        works = "use batch.weights.sum()" if name == "count" else "multiply by batch.weights and sum"
+        raise UserError(f"{what} counts padding ({total:.4g} of weight 0): {works}")
+    if near(added - total, (len(apart) - 1) * padding):  # it is there once on one device, and n times on n
         raise UserError(
-            f"{so} is not a sum over the examples ({total:.4g} for {n} of them, {first:.4g} for all but the last, "
-            f"{second:.4g} for that): let none depend on others, and return (batch.weights * losses).sum() and "
+            f"{what} has a penalty that is added once a batch ({padding:.4g}), and so once a device: multiply it by "
             "batch.weights.sum()"
         )
+    raise UserError(
+        f"{what} is not a sum over the examples ({total:.4g} for {len(apart)} of them together, {added:.4g} one by "
+        "one): let none depend on others, and return (batch.weights * losses).sum() and batch.weights.sum()"
+    )
 
 
-def check_variables(task: Task, written: dict[str, Any]) -> None:
-    """Refuse a variable that is made in training, and was not there before."""
-    if new := written.keys() - named_leaves(task.arrays_of(task.model)[1]).keys():
-        raise UserError(
-            f"{task.name} makes the variable {min(new)} in training: make it in __init__, or leave nnx.sow out"
-        )
+def check_correct(task: Task, sums: dict[str, Any], label_axes: int) -> None:
+    """Refuse an accuracy with other weights than its count: an example is right or wrong as a whole.
 
-
-def check_random(task: Task, loss: Any, run: Callable[..., Any]) -> None:
-    """Refuse a layer with another stream of random numbers for which `run` gives another `loss`."""
-    _, random = task.constant
-    for path, variable in nnx.to_flat_state(random):
-        if isinstance(variable, nnx.RngKey):
-            other = {tuple(each): value for each, value in nnx.to_flat_state(random)}
-            other[tuple(path)] = variable.replace(
-                jax.vmap(jax.random.fold_in, (0, None))(variable[...].reshape(-1), 1).reshape(variable[...].shape)
+    With labels of more than one axis, for example of tokens, it may be right in part.
+    """
+    if "correct" not in sums:
+        return
+    for correct, count in zip(sums["correct"].tolist(), sums["count"].tolist(), strict=True):
+        near = functools.partial(np.isclose, correct, rtol=1e-3)
+        if not (near(0) or near(count) or math.isnan(correct) or (label_axes != 1 and 0 < correct < count)):
+            raise UserError(
+                f"the loss of {task.name} returns correct {correct:.4g} for an example that counts {count:.4g}, so "
+                "its accuracy would be wrong: give both the same weights, (weights * right).sum() and weights.sum(), "
+                "or return the plain one under another name"
             )
-            if run(random=nnx.from_flat_state(other))[0].loss[0] != loss:
-                layer = ".".join(map(str, path[:-1]))
+
+
+def check_streams(task: Task, run: Callable[..., Any], losses: np.ndarray) -> None:
+    """Refuse a layer whose own stream of random numbers changes the losses."""
+    streams = nnx.to_flat_state(task.constant[1])
+    for path, variable in streams:
+        if isinstance(variable, nnx.RngKey):
+            keys = jax.vmap(jax.random.fold_in, (0, None))(variable[...].reshape(-1), 1).reshape(variable[...].shape)
+            others = {tuple(each): variable.replace(keys) if each == path else value for each, value in streams}
+            if run(streams=nnx.from_flat_state(others))[0]["loss"][0] != losses[0]:
                 raise UserError(
-                    f"{task.name} draws random numbers from {layer} in training, which would be the same on every "
-                    "device and in every update: use nnx.Dropout, or draw with current_context().next_keys()"
+                    f"{task.name} draws random numbers from {'.'.join(map(str, path[:-1]))}, which would be the same "
+                    "on every device and in every update: use nnx.Dropout, or current_context().next_keys()"
                 )

@@ -200,11 +200,3 @@ def fingerprint(data: DataSet) -> str:
     sample = f", from one in {largest} examples" if largest > 1 else ""
     augmented = f", augmented by {getattr(data.augment, '__name__', 'a function')}" if data.augment else ""
     return content.hexdigest() + sample + augmented
-
-
-def custom_files(config: Any) -> list[str]:
-    """Return your files that a configuration names: of its model, data set, optimizer and schedule."""
-    named = (config.model, config.dataset, config.optimizer, config.schedule)
-    return [each.rpartition(":")[0] for each in named if ".py:" in each] + [config.dataset] * (
-        config.dataset.endswith(".npz")
-    )

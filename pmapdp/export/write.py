@@ -52,7 +52,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp import __version__
-from pmapdp.custom.data import custom_files, make_data_set
+from pmapdp.custom.data import make_data_set
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError, reason, require
@@ -90,7 +90,7 @@ def export_run(
         data, own: `data`, `model`, `loss`, `metrics` and `optimizer` where `train` was given them as Python values.
     """
     config = read_config(workdir)
-    file = check_output("FILE", str(path), MODEL, custom_files(config))
+    file = check_output("FILE", str(path), MODEL)
     assert file is not None
     # Before code of the user's, which may change the current folder.
     folder = os.path.abspath(workdir)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.config import Config
-from pmapdp.custom.data import custom_files
 from pmapdp.errors import UserError
 from pmapdp.files import LINES, check_output, file_errors, open_regular, read_json, write_file
 from pmapdp.registry import DATA_SETS
@@ -40,7 +39,7 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     names = [name for name in ("workdir", "data_dir", "metrics_file", "init_from") if getattr(config, name)]
     names += [name for name in CODE if is_path(getattr(config, name))]
     if first:
-        check_output("--metrics-file", config.metrics_file, LINES, [*custom_files(config), config.init_from])
+        check_output("--metrics-file", config.metrics_file, LINES, [config.init_from])
     if "\\" in (config.workdir or ""):
         raise UserError(
             f"--workdir {config.workdir} has a backslash, which TensorStore takes for a slash: leave it out"

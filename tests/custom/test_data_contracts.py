@@ -11,8 +11,6 @@ from flax import nnx
 from marks import quick
 
 from pmapdp.config import Config
-from pmapdp.custom.augmentation import check_augment
-from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
@@ -142,25 +140,15 @@ def test_without_a_test_set(tmp_path):
 @pytest.mark.parametrize(
     ("augment", "sentence"),
     [
-        (lambda inputs: inputs, "does not take the inputs of one example, .* and a random key"),
-        (lambda inputs, key: inputs["c"], "does not take the inputs of one example"),
-        (lambda inputs, key: {"a": inputs["a"] + np.random.normal(), "b": inputs["b"]}, "do not follow from its key"),
-        (lambda inputs, key: {"a": inputs["a"] + np.random.normal(size=2), "b": inputs["b"]}, "do not follow from its"),
-        (5, "augment=5 does not take"),
+        (lambda inputs: inputs, "Net fails in training .*: correct its __call__, its loss, metrics= or augment="),
+        (lambda inputs, key: inputs["c"], "Net fails in training .no 'c'.: correct its"),
+        (
+            lambda inputs, key: {"a": inputs["a"] + np.random.normal(), "b": inputs["b"]},
+            "random numbers of NumPy",
+        ),
+        (5, "Net fails in training .*callable"),
     ],
 )
 def test_an_augmentation_that_breaks_the_contract_is_refused(augment, sentence):
     with pytest.raises(UserError, match=sentence):
         run(DataSet(TRAIN, TEST, augment=augment))
-
-
-def test_an_augmentation_may_do_without_its_key():
-    batch = Batches(TEST, 4).take(np.arange(4))
-    check_augment(lambda x, key: jax.nn.relu(x), batch._replace(inputs=np.ones((4, 3), np.float32)))
-
-
-def test_a_label_beyond_the_logits_is_refused_when_it_is_read():
-    far = one_by_one(TRAIN)
-    far[70]["label"] = np.int32(3)
-    with pytest.raises(UserError, match=r"the training labels have 0 and 3, and the model has 3 logits: use 0 to 2"):
-        run(DataSet(far, TEST))

@@ -1,5 +1,4 @@
-"""`train` as programs and notebooks call it: after other uses of JAX, twice, beside the clone, and in a notebook that
-is stopped."""
+"""`train` as programs and notebooks call it: after other uses of JAX, twice, and in a notebook that is stopped."""
 
 import json
 import os
@@ -41,43 +40,6 @@ def test_a_line_of_jnp_before_train():
     assert done.returncode == 0, done.stderr
     assert "1 CPU device on" in done.stdout
     assert "with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more" in done.stdout
-
-
-def test_flags_of_xla_that_come_too_late():
-    """Case 10: devices that the user asked for, and that JAX no longer takes, are refused with what helps."""
-    code = """
-import jax, os
-jax.devices()
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-for devices in (4, None):
-    try:
-        loss(devices=devices)
-    except Exception as error:
-        print("said", type(error).__name__, error)
-"""
-    said = lines(code)
-    assert len(said) == 2
-    for line in said:
-        assert line.startswith("UserError 4 devices cannot be simulated any more: JAX has already started with 1; set ")
-        assert "set XLA_FLAGS before any other use of JAX (in a notebook: restart the kernel)" in line
-
-
-@pytest.mark.slow
-def test_a_kernel_that_asks_for_colours_gets_no_escape_sequences():
-    """Case 22: ipykernel sets FORCE_COLOR, and every redraw of the progress bar was kept in the notebook."""
-    done = python("-c", PROGRAM + "loss(progress=True, devices=2, epochs=3)", env={"FORCE_COLOR": "1"})
-    assert done.returncode == 0, done.stderr
-    assert "epoch 3/3" in done.stdout
-    assert "\x1b" not in done.stdout
-
-
-def test_a_script_beside_the_clone(tmp_path):
-    """Case 21: the clone's folder, which has the package's name, is not taken for the package. `pip install -e` puts
-    src on the path, behind the folder of the script."""
-    (tmp_path / "pmapdp").symlink_to(ROOT)
-    (tmp_path / "script.py").write_text("import pmapdp; from pmapdp.config import Config; print(pmapdp.__file__)")
-    done = python(tmp_path / "script.py", env={"PYTHONPATH": str(ROOT)})
-    assert (done.stdout, done.stderr) == (f"{ROOT / 'pmapdp' / '__init__.py'}\n", "")
 
 
 def reply(client, request: str) -> dict:

@@ -1,0 +1,127 @@
+"""Your model is built, and must fit its data, before anything is trained. `docs/custom.md` has the sentences."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from pmapdp.custom.contract import check_loss
+from pmapdp.custom.examples import Examples, describe
+from pmapdp.data.batches import Batch, Batches
+from pmapdp.data.dataset import DataSet
+from pmapdp.errors import UserError, shown, user_code_errors
+from pmapdp.layers import current_context
+from pmapdp.loss import MetricSums
+from pmapdp.state import Task, build, takes
+
+ROWS = 4  # examples with which a model and its loss are tried
+
+
+def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:
+    """Build your model as `pmapdp.state.build` does. A `UserError` says why it can't be built."""
+    works = (
+        "give a class or function of rngs, and perhaps of dtype and param_dtype, that makes a flax.nnx.Module; one of "
+        "Linen needs flax.nnx.bridge.ToNNX"
+    )
+    if isinstance(model, nnx.Module):
+        raise UserError(f"model is a {type(model).__name__} that was built already: {works}")
+    with user_code_errors(f"{shown(model)} cannot be built", works):
+        built = build(model, seed, dtype)
+    if not isinstance(built, nnx.Module):
+        raise UserError(f"{shown(model)} gives {shown(built)}: {works}")
+    if dtype != "float32" and not takes(model, "dtype"):
+        raise UserError(
+            f"--dtype {dtype} has no effect on {shown(model)}, which takes no dtype: add dtype to its arguments "
+            "and give it to its layers, or leave --dtype out"
+        )
+    return built
+
+
+def check_task(task: Task, data: DataSet, *, custom: bool) -> None:
+    """Refuse a model or a loss that doesn't fit the data.
+
+    A `custom` model or loss, and an augmentation, are also tried on a few examples.
+    """
+    for what, function in ((f"{task.name}.__call__", type(task.model).__call__), ("the loss", task.loss)):
+        if "context" in inspect.signature(function).parameters:
+            raise UserError(
+                f"{what} has an argument context, which it no longer gets: leave it out, and begin the function with "
+                "context = pmapdp.layers.current_context() if it needs one"
+            )
+    params, model_state = task.arrays_of(task.model)
+    rows = min(ROWS, data.train.examples)
+    example = Batches(data.train, rows).take(np.arange(rows))
+
+    def call(params: Any, model_state: Any, batch: Batch) -> Any:
+        model = task.model_with(params, model_state)
+        return model(batch.inputs) if task.classifies else task.loss(model, batch)
+
+    works: str = "give inputs of its shape, or correct its __call__"
+    shape: Any = getattr(example.inputs, "shape", ())
+    if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
+        works = f"Flax wants channels last, so give [n, {shape[2]}, {shape[3]}, {shape[1]}]"
+    name = f"{task.name} does not" if task.classifies else f"{task.name} and its loss do not"
+    with user_code_errors(f"{name} take inputs {describe(example.inputs)}", works):
+        returned = jax.eval_shape(call, params, model_state, example)
+    if task.classifies:
+        check_classes(task.name, returned, example.labels, data)
+    elif not isinstance(returned, MetricSums):
+        raise UserError(
+            f"the loss of {task.name} returns {describe(returned)}: return sums over the examples, pmapdp.loss."
+            "MetricSums(loss=(batch.weights * losses).sum(), correct=None, count=batch.weights.sum())"
+        )
+    if custom or data.augment is not None:
+        check_loss(augment_task(task, data.augment), example)
+
+
+def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
+    """Refuse logits that no classifier gives, and labels that are none of its classes."""
+    if getattr(logits, "ndim", 0) != 2 or getattr(labels, "ndim", 0) != 1 or labels.dtype.kind == "f":
+        raise UserError(
+            f"a classifier gives logits [n, C] and has whole numbers [n] as labels, but {name} gives "
+            f"{describe(logits)} and the labels are {describe(labels)}: of one-hot rows give labels.argmax(1), of a "
+            "column labels[:, 0], of whole floats labels.astype('int32'), and for other labels a loss of your own"
+        )
+    C = logits.shape[1]
+    if C == 1:
+        raise UserError(f"{name} has a single logit: give it one for each class, or a loss of your own")
+    if data.classes and len(data.classes) != C:
+        raise UserError(
+            f"the data name {len(data.classes)} classes, and {name} has {C} logits: name all of them in their order, "
+            "DataSet(..., classes=(...)), or none"
+        )
+    for part in data.parts.values():
+        if isinstance(part, Examples):
+            part.classes = C  # its labels are checked as they are read
+        else:
+            labels = np.append(labels, part.labels)
+    if labels.min() < 0 or labels.max() >= C:
+        raise UserError(
+            f"the labels are from {labels.min()} to {labels.max()}, and {name} has {C} logits: use 0 to {C - 1}, "
+            "numpy.unique(labels, return_inverse=True)[1], or a model of more logits"
+        )
+
+
+def augment_task(task: Task, augment: Callable[[Any, jax.Array], Any] | None) -> Task:
+    """Return the task with its training inputs changed by `augment`, or as it is if there is none.
+
+    The key of an example follows from the seed, the update and the example, as that of dropout does. So an image is
+    changed in the same way on any number of devices, and after a run is resumed.
+    """
+    if augment is None:
+        return task
+    return dataclasses.replace(task, loss=functools.partial(augmented_loss, task.loss, augment))
+
+
+def augmented_loss(loss: Callable[..., Any], augment: Callable[..., Any], model: Any, batch: Batch) -> MetricSums:
+    """Call `loss`, in training with each of the `[b, ...]` inputs changed by `augment`."""
+    context = current_context()
+    if context.train:
+        batch = batch._replace(inputs=jax.vmap(augment)(batch.inputs, context.next_keys()))
+    sums: MetricSums = loss(model, batch)
+    return sums

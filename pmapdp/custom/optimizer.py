@@ -1,0 +1,106 @@
+"""Your optimizer, schedule and choice of trained parameters, as values or from files.
+
+    python -m pmapdp.train --optimizer my_file.py:make --schedule my_file.py:rate --trainable head
+
+An optimizer is a function of the schedule that returns an update rule of optax, for example `optax.lion`. A schedule is
+a function of the number of updates made, of JAX, that returns the learning rate.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from pmapdp.config import PYTHON_VALUE
+from pmapdp.data.batches import Batches
+from pmapdp.errors import UserError, shown, unknown, user_code_errors
+from pmapdp.loss import named_sums
+from pmapdp.state import Task
+
+EXAMPLE = "optimizer=optax.lion, or lambda schedule: optax.chain(optax.clip(1.0), optax.adam(schedule))"
+
+
+def name_of_value(value: Any) -> str:
+    """Name a Python value, which no file names, in the configuration of a run."""
+    return getattr(value, "__name__", type(value).__name__) + PYTHON_VALUE
+
+
+def check_schedule(schedule: Any) -> None:
+    """Refuse a schedule that gives no learning rate under `jax.jit`."""
+    given, works = f"schedule={shown(schedule)}", "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
+    with user_code_errors(f"{given} fails for a number of updates", works):
+        rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), jax.ShapeDtypeStruct((), jnp.int32))
+    if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
+        raise UserError(f"{given} gives {rate.dtype} {list(rate.shape)}, not one real number: {works}")
+
+
+def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, task: Task) -> None:
+    """Refuse an optimizer that fails, that a checkpoint can't hold, or that ignores the schedule."""
+    given, steps = f"optimizer={shown(optimizer)}", []
+
+    def record(step: Any) -> Any:
+        steps.append(step)
+        return schedule(step)
+
+    params, _ = jax.device_get(task.arrays_of(task.model))
+    with user_code_errors(f"{given} fails", f"give a function of the schedule, for example {EXAMPLE}"):
+        rule = optimizer(record)
+        state = jax.eval_shape(rule.init, params)
+        jax.eval_shape(rule.update, params, state, params)
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        raise UserError(f"{given} keeps random keys, and a checkpoint holds numbers alone: leave out what draws them")
+    if not steps:  # the run would show a learning rate that is not the optimizer's
+        raise UserError(f"{given} does not use its schedule, so --learning-rate would have no effect: use {EXAMPLE}")
+
+
+def trainable_filter(trainable: Any) -> Any:
+    """Return Flax's filter of the parameters that are trained.
+
+    Args:
+        trainable: a filter of Flax, or names of parts of the model, for example `("head", "layers.0")`; all parameters
+            if it is empty.
+    """
+    if not isinstance(trainable, tuple):
+        return nnx.All(nnx.Param, trainable)
+
+    def is_chosen(path: tuple[Any, ...], _: Any) -> bool:
+        name = ".".join(map(str, path))
+        return any(f"{name}.".startswith(f"{part}.") for part in trainable)
+
+    return nnx.All(nnx.Param, is_chosen) if trainable else nnx.Param
+
+
+def check_trainable(model: nnx.Module, trainable: Any) -> None:
+    """Refuse names of no part of a model, and a filter that chooses no parameter."""
+
+    def names(chosen: Any) -> list[str]:
+        return [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, trainable_filter(chosen)))]
+
+    every = names(())
+    for part in trainable if isinstance(trainable, tuple) else ():
+        if not names((part,)):
+            raise unknown("trainable", part, dict.fromkeys([*(name.partition(".")[0] for name in every), *every]))
+    if not names(trainable):
+        raise UserError(
+            f"trainable={shown(trainable)} chooses no parameter of {', '.join(every[:4])}...: give for example "
+            "nnx.PathContains('head')"
+        )
+
+
+def check_best(best: str | None, task: Task, batches: Batches) -> None:
+    """Refuse `--best` of a metric that the loss doesn't return."""
+    if best is None:
+        return
+
+    def sums(params: Any, model_state: Any, batch: Any) -> dict[str, Any]:
+        return named_sums(task.loss(task.model_with(params, model_state), batch))
+
+    found = jax.eval_shape(sums, *task.arrays_of(task.model), batches.take(np.arange(1)))
+    names = {"accuracy" if name == "correct" else name for name in found} - {"count"}
+    order, _, name = best.partition(":")
+    if name not in names:
+        raise unknown("--best", best, sorted(f"{order}:{each}" for each in names))
