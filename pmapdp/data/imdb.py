@@ -42,7 +42,7 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataS
             f"--dataset imdb is not in {data_dir}: get {ARCHIVES[0]} from ai.stanford.edu/~amaas/data/sentiment, "
             "name another --data-dir, or use --dataset reviews"
         )
-    reviews, parts = read_archive(path), []
+    reviews, parts = read_archive(path), dict[str, Texts]()
     for part in ("train", "test"):
         keys = sorted(key for key in reviews if key[0] == part)
         labels = np.array([name == "pos" for _, name, _ in keys], np.int32)
@@ -52,8 +52,8 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataS
                 f"{path} has {counts[0]:,} reviews in {part}/neg and {counts[1]:,} in {part}/pos, where "
                 f"{reviews_per_class:,} belong in each: {ADVICE}"
             )
-        parts.append(Texts([reviews[key] for key in keys], labels))
-    return DataSet(*parts, SENTIMENTS)
+        parts[part] = Texts([reviews[key] for key in keys], labels)
+    return DataSet(**parts, classes=SENTIMENTS)
 
 
 def read_archive(path: Path) -> dict[Key, str]:
