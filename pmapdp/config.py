@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal
 
 from pmapdp.errors import UserError, shown, unknown
@@ -184,7 +185,8 @@ def check_values(config: Config) -> None:
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
         if not isinstance(value, (*kinds, int) if float in kinds else kinds):
             kind = getattr(hint, "__name__", hint)
-            raise UserError(f"{name}={shown(value)} is not of type {kind}: try {name}={field.default!r}")
+            works = str(value) if isinstance(value, PurePath) else field.default
+            raise UserError(f"{name}={shown(value)} is not of type {kind}: try {name}={works!r}")
         if value == "":
             raise UserError(f"{flag(name)} '' is empty: leave it out")
         if field.metadata["limits"] and value is not None:

@@ -172,7 +172,7 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys, dataset):
     [
         ("no_photos/", "no_photos cannot be read (No such file or directory"),
         ("my_data.py:none", "my_data.py has no 'none': use one of flip, make"),
-        ("none.py:make", "there is no file none.py of Python"),
+        ("none.py:make", "none.py of Python: name one"),
         ("broken.py:make", "broken.py fails at line 3 (ZeroDivisionError: division by zero): fix that line"),
         ("number.py:make", "data=5 is no data set: give pmapdp.data.dataset.DataSet"),
         ("none.npz", "none.npz cannot be read (No such file or directory"),
