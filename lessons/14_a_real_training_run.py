@@ -530,7 +530,7 @@ for exercise in (fixed_batches, resumable, exported):
 #   bits.
 # - An exported function needs JAX, at most six months newer, and none of your code.
 #
-# The code is in [train.py](../pmapdp/train.py), [run/checkpoint.py](../pmapdp/run/checkpoint.py) and
+# The code is in [train.py](../pmapdp/train.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) and
 # [export/write.py](../pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
 # [exporting](https://docs.jax.dev/en/latest/501/export.html) and
 # [profiling](https://docs.jax.dev/en/latest/201/profiling.html). Next: [15 Split the

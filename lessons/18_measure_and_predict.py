@@ -257,7 +257,7 @@ print("asynchronous all-reduces in the program:", program.count("all-reduce-star
 import tempfile
 from pathlib import Path
 
-from pmapdp.run.profile import longest_operations  # sums up the operations in a trace file of Perfetto
+from pmapdp.run.report import longest_operations  # sums up the operations in a trace file of Perfetto
 
 
 @jax.jit
@@ -584,7 +584,7 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - Communication is hidden if the backward pass of b examples takes longer than 2 (N - 1) (L + n / (N W)). It is a
 #   bound; print the error of every prediction that can be checked.
 #
-# The code is in [scaling.py](../pmapdp/scaling.py) and [run/profile.py](../pmapdp/run/profile.py);
+# The code is in [scaling.py](../pmapdp/scaling.py) and [run/report.py](../pmapdp/run/report.py);
 # `python -m pmapdp.train --workdir runs/first --profile` writes the trace of a run. Read on: JAX on
 # [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
 # [rooflines](https://jax-ml.github.io/scaling-book/roofline/) and
