@@ -213,6 +213,7 @@ def count_calls(monkeypatch: Any, strategy: str) -> Counter[str]:
     from pmapdp.steps import STRATEGIES
 
     make, calls = STRATEGIES[strategy], Counter[str]()
+    assert make.__module__ == f"pmapdp.steps.{strategy}"
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
