@@ -49,7 +49,6 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
     config.addinivalue_line("markers", "torch: needs PyTorch, which torchvision brings")
     config.addinivalue_line("markers", "slow: what quick tests cover already, in more cases; `.ci/run` runs it too")
-    config.addinivalue_line("markers", "night: slow, and long, or what `.ci/run` covers already in other cases")
     config.addinivalue_line("markers", "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)")
 
 

@@ -1,6 +1,5 @@
 """Which cases of a test plain pytest runs, and which `.ci/run` alone; what must not be skipped."""
 
-import itertools
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -8,17 +7,14 @@ from typing import Any
 import pytest
 
 MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
-NIGHT = [pytest.mark.slow]
 
 
-def quick(
-    number: int, names: str | tuple[str, ...], cases: Iterable[Any], by_day: int | None = None
-) -> pytest.MarkDecorator:
-    """`pytest.mark.parametrize(names, cases)`, where the cases after the first `number` are slow; at most `by_day`."""
+def quick(number: int, names: str | tuple[str, ...], cases: Iterable[Any]) -> pytest.MarkDecorator:
+    """`pytest.mark.parametrize(names, cases)`, where the cases after the first `number` are slow."""
 
     def case(position: int, values: Any):
         if position < number:
             return values
         return pytest.param(*(values if isinstance(names, tuple) else (values,)), marks=pytest.mark.slow)
 
-    return pytest.mark.parametrize(names, [case(*each) for each in enumerate(itertools.islice(cases, by_day))])
+    return pytest.mark.parametrize(names, [case(*each) for each in enumerate(cases)])
