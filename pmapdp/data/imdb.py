@@ -53,7 +53,7 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataS
                 f"{reviews_per_class:,} belong in each: {ADVICE}"
             )
         parts[part] = Texts([reviews[key] for key in keys], labels)
-    return DataSet(**parts, classes=SENTIMENTS)
+    return DataSet(parts["train"], parts["test"], classes=SENTIMENTS)
 
 
 def read_archive(path: Path) -> dict[Key, str]:
