@@ -356,13 +356,19 @@ def test_a_bit_that_flips_in_one_process_ends_both(tmp_path):
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == 8
 
 
-# The program of `pmapdp.train`, one process of which reads its metrics at once.
-READ_AFTER = """
-import sys
+# The program of `pmapdp.train`, one process of which is slower.
+SLOWER = """
+import sys, time
 from pmapdp import cli, metrics
 from pmapdp.train import main
 
-metrics.SECONDS_UNREAD = float(sys.argv[1])
+add = metrics.Meter.add
+
+def add_slowly(*values):
+    time.sleep(float(sys.argv[1]))
+    add(*values)
+
+metrics.Meter.add = add_slowly
 sys.exit(cli.run(main, sys.argv[2:]))
 """
 
@@ -371,8 +377,8 @@ sys.exit(cli.run(main, sys.argv[2:]))
 def test_a_loss_that_is_not_finite_ends_both_after_the_same_update():
     """Else the update that one of them has started alone waits for the other for ever."""
     hands = [[seconds, *MLP, "--devices", 2, "--learning-rate", 1e38, *each]
-             for seconds, each in zip((0, "inf"), by_hand(), strict=True)]  # fmt: skip
-    first, second = train_together(hands=hands, status=3, program=("-c", READ_AFTER))
+             for seconds, each in zip((0, 0.05), by_hand(), strict=True)]  # fmt: skip
+    first, second = train_together(hands=hands, status=3, program=("-c", SLOWER))
     assert first.err == second.err
     assert "error: the loss is " in first.err
 
