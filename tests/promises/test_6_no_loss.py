@@ -161,7 +161,7 @@ def test_a_named_pipe_stops_nothing(tmp_path, kind):
     os.mkfifo(pipe)
     extra = {"picture": [*OF_PICTURES, tmp_path / "photos"], "config": []}.get(kind, [f"--{kind}", pipe])
     with forks.start("train", [*flags, *extra], tmp_path / "output") as process:
-        killer = threading.Timer(60, process.kill)
+        killer = threading.Timer(300, process.kill)
         killer.start()
         process.join()
         killer.cancel()

@@ -22,7 +22,7 @@ def start(name: str, arguments: list[object], output: Path) -> Iterator[multipro
     process.start()
     try:
         yield process
-        process.join(120)
+        process.join(600)  # also on a machine that is busy
         assert process.exitcode is not None, "it hangs"
     finally:
         process.kill()
