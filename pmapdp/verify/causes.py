@@ -37,51 +37,43 @@ class Case:
         self.trial, self.update, self.N = trial, update, trial.N
         self.got, self.programs = trial.run(update)
 
-    def find_programs(self) -> list[Any]:
-        """Return the compiled programs of the step."""
-        if not self.programs:  # they were compiled before
-            jax.clear_caches()
-            self.programs = self.trial.run(self.update)[1]
-        return self.programs
-
-    def off(self, part: str) -> dict[str, tuple[float, float]]:
-        """Return how far each compared leaf is off, on the device where it is farthest, and what is allowed."""
-        values = self.update.values[part]
+    @functools.cached_property
+    def off(self) -> dict[str, tuple[float, float]]:
+        """How far each compared leaf is off, on the device where it is farthest, and what is allowed."""
         return {
-            name: (max(distance(copy, values[name]) for copy in self.got[part][name]), most.tolerance)
-            for name, most in self.update.allowed[part].items()
+            name: (max(distance(copy, self.update.values[name]) for copy in self.got[name]), most.tolerance)
+            for name, most in self.update.allowed.items()
             if most.kind in ("close", "exact")
         }
 
-    @functools.cached_property
-    def wrong(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """The leaves of each part that are off by more than is allowed, those that are farthest off first."""
-        found = {part: [(n, pair) for n, pair in self.off(part).items() if pair[0] > pair[1]] for part in self.got}
-        return {
-            part: dict(sorted(leaves, key=lambda leaf: -leaf[1][0] / (leaf[1][1] or 1e-300)))
-            for part, leaves in found.items()
-        }
+    def wrong(self, metrics: bool = False) -> dict[str, tuple[float, float]]:
+        """Return the leaves of the state or of the metrics that are off by more than is allowed, the farthest first."""
+        of_part = [leaf for leaf in self.off.items() if self.trial.reference.is_metric(leaf[0]) == metrics]
+        found = [(name, (far, tolerance)) for name, (far, tolerance) in of_part if far > tolerance]
+        return dict(sorted(found, key=lambda leaf: -leaf[1][0] / (leaf[1][1] or 1e-300)))
 
     @functools.cached_property
     def clear(self) -> list[str]:
         """The leaves of the state that are off by much more than is allowed."""
-        return [name for name, (far, tolerance) in self.wrong["state"].items() if far > CLEAR * tolerance]
+        return [name for name, (far, tolerance) in self.wrong().items() if far > CLEAR * tolerance]
 
     @functools.cached_property
     def fractions(self) -> list[str]:
         """Those of them that are no whole numbers."""
-        return [name for name in self.clear if self.update.values["state"][name].dtype.kind in "fc"]
+        return [name for name in self.clear if self.update.values[name].dtype.kind == "f"]
 
     @functools.cached_property
-    def parts(self) -> list[dict[str, Leaves]]:
+    def parts(self) -> list[Leaves]:
         """What the reference makes of each device's examples alone; empty if it can't."""
         update = self.update
         if update.batch is not None and update.examples % self.N:
             return []
-        own = update.batch is None or self.trial.reference.is_own("batch")
-        batches = [update.batch if own else self.part(device) for device in range(self.N)]
+        whole = update.batch is None or self.trial.reference.is_own("batch")
         try:
-            return [self.trial.reference((update.state, each, *update.key), n) for n, each in enumerate(batches)]
+            return [
+                self.trial.reference((update.state, update.batch if whole else self.part(n), *update.key), n)
+                for n in range(self.N)
+            ]
         except Exception:  # the user's function may fail for other batches
             return []
 
@@ -91,43 +83,44 @@ class Case:
         return trees.rows(self.update.batch, slice(device * b, (device + 1) * b), self.update.axis)
 
     @functools.cached_property
-    def drawn(self) -> dict[tuple[str, str], float]:
-        """How far each leaf moves that changes with other random numbers."""
+    def reseeded(self) -> Update:
+        """The update with other random numbers."""
         state, key = trees.reseed((self.update.state, self.update.key))
-        other = self.reference(state=state, key=key)
-        return {
-            (part, name): distance(other[part][name], self.update.values[part][name])
-            for part in ("state", "metrics")
-            for name in self.differing(other, self.update.values, part)
-        }
+        return self.update._replace(state=state, key=key, values=self.reference(state=state, key=key))
 
-    def differing(self, a: dict[str, Leaves], b: dict[str, Leaves], part: str = "state") -> list[str]:
+    @functools.cached_property
+    def drawn(self) -> dict[str, float]:
+        """How far each leaf moves that changes with other random numbers."""
+        a, b = self.update.values, self.reseeded.values
+        return {name: distance(a[name], b[name]) for name in self.differing(a, b)}
+
+    def differing(self, a: Leaves, b: Leaves) -> list[str]:
         """Return the leaves of fractions in which two results differ by more than rounding."""
-        compared = [(n, most.tolerance) for n, most in self.update.allowed[part].items() if most.kind == "close"]
-        return [name for name, tolerance in compared if distance(a[part][name], b[part][name]) > 4 * tolerance]
+        compared = [(name, most.tolerance) for name, most in self.update.allowed.items() if most.kind == "close"]
+        return [name for name, tolerance in compared if distance(a[name], b[name]) > 4 * tolerance]
 
-    def reference(self, **changes: Any) -> dict[str, Leaves]:
+    def reference(self, **changes: Any) -> Leaves:
         """Return what the reference makes of the update with other arguments."""
         return self.trial.reference(self.update._replace(**changes).arguments)
 
-    def rerun(self, index: Any) -> tuple[dict[str, Leaves], dict[str, Leaves]]:
+    def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
         """Return what the step (its first device) and the reference make of the examples at `index`."""
         batch = trees.rows(self.update.batch, index, self.update.axis)
         got, _ = self.trial.run(self.update._replace(batch=batch))
-        return {p: {n: c[0] for n, c in leaves.items()} for p, leaves in got.items()}, self.reference(batch=batch)
+        return {name: copies[0] for name, copies in got.items()}, self.reference(batch=batch)
 
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
         """Tell if a wrong leaf of the state is as predicted for each device, or by a single array for all."""
-        copies, (far, tolerance) = self.got["state"][name], self.wrong["state"][name]
+        copies, (far, tolerance) = self.got[name], self.off[name]
         each = [*predicted] * (len(copies) if len(predicted) == 1 else 1)
         if len(each) != len(copies):
             return False
         rest = max(map(distance, copies, each))
         return rest <= max(NEAR * far, tolerance) and rest < far / 4
 
-    def differs_between_devices(self, part: str, name: str) -> bool:
+    def differs_between_devices(self, name: str) -> bool:
         """Tell if the devices hold different values of a wrong leaf."""
-        copies, (far, tolerance) = self.got[part][name], self.wrong[part][name]
+        copies, (far, tolerance) = self.got[name], self.off[name]
         return max(distance(copy, copies[0]) for copy in copies) > max(tolerance, EQUAL * min(far, 1e300))
 
     def matters(self, name: str) -> bool:
@@ -145,7 +138,7 @@ def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
     looks = [weight_decay, examples]
     if case.N > 1 and not also_on_one:
         looks = [devices_differ, same_mask, local_statistics, factor, mean_of_means, *looks]
-    names = list(case.wrong["state"])
+    names = list(case.wrong())
     found = next(filter(None, (look(case) for look in looks if case.clear)), None)
     if found or not case.fractions:
         return found or name_cause("unknown", names, facts=facts)
@@ -157,12 +150,12 @@ def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
 def change(case: Case, name: str) -> tuple[float, float]:
     """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
     old = trees.values(case.update.state)[name]
-    return multiple(case.got["state"][name][0] - old, case.update.values["state"][name] - old)
+    return multiple(case.got[name][0] - old, case.update.values[name] - old)
 
 
 def devices_differ(case: Case) -> Cause | None:
     """Devices that hold different values: of their own examples, as without an all-reduce, or of something else."""
-    different = [name for name in case.clear if case.differs_between_devices("state", name)]
+    different = [name for name in case.wrong() if case.differs_between_devices(name)]
     local = [name for name in different if is_local(case, name)]
     if trained := [name for name in local[:MOST_LEAVES] if case.matters(name)]:
         return name_cause("no all-reduce", trained)
@@ -173,20 +166,20 @@ def devices_differ(case: Case) -> Cause | None:
 
 def has_parameters(case: Case, besides: list[str]) -> bool:
     """Tell if the next update depends on another leaf: without one, a parameter looks like a statistic."""
-    others = [n for n, most in case.update.allowed["state"].items() if most.kind == "close" and n not in besides]
-    return any(case.matters(n) for n in others[:MOST_LEAVES] if not case.trial.reference.is_own(n))
+    others = [n for n in trees.named(case.update.state) if n not in besides and not case.trial.reference.is_own(n)]
+    return any(map(case.matters, others[:MOST_LEAVES]))
 
 
 def is_local(case: Case, name: str) -> bool:
     """Tell if each device holds the result of its own examples: what the reference makes of them, or values whose mean
     over the devices is right, while no other device has the first one's."""
-    copies, (far, tolerance) = case.got["state"][name], case.wrong["state"][name]
-    if case.parts and case.is_near(name, [part["state"][name] for part in case.parts]):
+    copies, (far, tolerance) = case.got[name], case.off[name]
+    if case.parts and case.is_near(name, [part[name] for part in case.parts]):
         return True
     if name not in case.fractions or len(copies) != case.N or not np.isfinite(far):
         return False
     alike = any(distance(copy, copies[0]) <= EQUAL * far for copy in copies[1:])
-    rest = distance(np.mean(copies, 0), case.update.values["state"][name])
+    rest = distance(np.mean(copies, 0), case.update.values[name])
     return not alike and rest <= max(NEAR * far, tolerance)
 
 
@@ -199,17 +192,17 @@ def same_mask(case: Case) -> Cause | None:
     got, right = case.rerun(np.tile(np.arange(B // case.N), case.N))
     if case.differing(got, case.parts[0]) or not case.differing(right, case.parts[0]):
         return None
-    return name_cause("same mask", list(case.wrong["state"]))
+    return name_cause("same mask", list(case.wrong()))
 
 
 def local_statistics(case: Case) -> Cause | None:
     """Statistics of one device's examples, or the average of such statistics: nothing depends on these leaves, and
     their error is no multiple of a parameter's, as with an average of the parameters."""
-    right, got = case.update.values["state"], case.got["state"]
+    right, got = case.update.values, case.got
     errors = {name: got[name][0] - right[name] for name in case.fractions if right[name].size > 1}
     found = []
     for name in case.clear[:MOST_LEAVES] if case.parts else ():
-        each = [part["state"][name] for part in case.parts]
+        each = [part[name] for part in case.parts]
         others = [e for n, e in errors.items() if n != name and name in errors and e.shape == errors[name].shape]
         if (
             (case.is_near(name, each[:1]) or (name in case.fractions and case.is_near(name, [np.mean(each, 0)])))
@@ -222,14 +215,14 @@ def local_statistics(case: Case) -> Cause | None:
 
 def factor(case: Case) -> Cause | None:
     """A change N or 1/N times as large: of the parameters, or of moments that were zero."""
-    changes = [(*change(case, name), case.update.values["state"][name].size) for name in case.fractions]
+    changes = [(*change(case, name), case.update.values[name].size) for name in case.fractions]
     return name_factor(case, [(ratio, size) for ratio, error, size in changes if error < NEAR * abs(ratio)])
 
 
 def name_factor(case: Case, ratios: Sequence[tuple[float, int]]) -> Cause | None:
     """Return the cause of a gradient N or 1/N times as large, if all ratios are these or their squares (as those of
     second moments are). Each comes with its number of entries: a single number must be met more exactly."""
-    N, names = case.N, list(case.wrong["state"])
+    N, names = case.N, list(case.wrong())
     ratios = [(ratio, size) for ratio, size in ratios if abs(ratio - 1) > EQUAL]
 
     def all_are(first: float) -> bool:
@@ -239,20 +232,16 @@ def name_factor(case: Case, ratios: Sequence[tuple[float, int]]) -> Cause | None
         return any(is_one(first)) and all(map(max, is_one(first), is_one(first**2)))
 
     if all_are(N) or all_are(N * N):
-        if has_check_vma(case):
+        placed = present(*case.trial.place(case.update))
+        try:
+            program = jax.make_jaxpr(lambda: case.trial.step(*placed))()
+            checked = any(each.params.get("check_vma") is True for each in equations(program.jaxpr))
+        except Exception:  # a Python function around compiled ones need not be traceable
+            checked = False
+        if checked:
             return name_cause("check_vma", names, N=N, ratio=N if all_are(N) else N * N)
         return name_cause("sum for mean", names, N=N) if all_are(N) else None
     return name_cause("averaged twice", names, N=N) if all_are(1 / N) else None
-
-
-def has_check_vma(case: Case) -> bool:
-    """Tell if the step holds a shard_map with check_vma=True."""
-    placed = present(*case.trial.place(case.update))
-    try:
-        program = jax.make_jaxpr(lambda: case.trial.step(*placed))()
-    except Exception:  # a Python function around compiled ones need not be traceable
-        return False
-    return any(equation.params.get("check_vma") is True for equation in equations(program.jaxpr))
 
 
 def mean_of_means(case: Case) -> Cause | None:
@@ -260,27 +249,27 @@ def mean_of_means(case: Case) -> Cause | None:
     names = [
         name
         for name in (case.fractions if case.parts else ())
-        if case.is_near(name, [np.mean([part["state"][name] for part in case.parts], 0)])
+        if case.is_near(name, [np.mean([part[name] for part in case.parts], 0)])
     ]
-    several = any(case.update.values["state"][name].size > 1 for name in names)
+    several = any(case.update.values[name].size > 1 for name in names)
     return name_cause("mean of means", names) if names and (several or names == case.clear) else None
 
 
 def weight_decay(case: Case) -> Cause | None:
     """A difference that is the same multiple of the old value in every wrong leaf."""
-    old, right = trees.values(case.update.state), case.update.values["state"]
+    old, right = trees.values(case.update.state), case.update.values
     if case.clear != case.fractions or min(old[name].size for name in case.clear) < 2:
         return None
-    found = [multiple(case.got["state"][name][0] - right[name], old[name]) for name in case.clear]
+    found = [multiple(case.got[name][0] - right[name], old[name]) for name in case.clear]
     ratio = float(np.median([ratio for ratio, _ in found]))
     if not all(error < EQUAL * abs(each) and abs(each - ratio) < EQUAL * abs(ratio) for each, error in found):
         return None
-    return name_cause("weight decay", list(case.wrong["state"]), ratio=f"{ratio:.2g}")
+    return name_cause("weight decay", list(case.wrong()), ratio=f"{ratio:.2g}")
 
 
 def examples(case: Case) -> Cause | None:
     """Examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
-    B, names, right = case.update.examples, list(case.wrong["state"]), case.update.values["state"]
+    B, names, right = case.update.examples, list(case.wrong()), case.update.values
     if not 2 <= B <= MOST_EXAMPLES or case.trial.reference.is_own("batch"):
         return None
     found = influence(case, range(B), [name for name in case.fractions if right[name].size > 1])
@@ -292,9 +281,7 @@ def examples(case: Case) -> Cause | None:
     if high - low < 3 * EQUAL * abs(high):
         return None if case.N == 1 else name_factor(case, [(float(np.nanmedian(x)), 2) for x, _ in found.values()])
     if case.drawn:  # a mask may look like it: then other examples count with other random numbers
-        state, key = trees.reseed((case.update.state, case.update.key))
-        values = case.reference(state=state, key=key)
-        other, ends = Case(case.trial, case.update._replace(state=state, key=key, values=values)), [low_at, high_at]
+        other, ends = Case(case.trial, case.reseeded), [low_at, high_at]
         if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in influence(other, ends, names).values()):
             return None
     dropped, (light, heavy) = np.abs(best) < EQUAL, (np.abs(best - count) < EQUAL * high for count in (low, high))
@@ -309,20 +296,26 @@ def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str
     """Return how far the step moves when an example is replaced, as a multiple of the reference's move.
 
     Returns:
-        {leaf: (one number an example, largest relative error)} for the leaves whose moves are multiples.
+        {leaf: (one number an example, largest relative error)} for the leaves whose moves are multiples, and together
+        the move when all are replaced: clipping, or Adam's first update of its parameters, can look like a multiple.
         Not-a-number for an example that doesn't move the reference enough.
     """
-    B, right = case.update.examples, case.update.values["state"]
+    B, right, first = case.update.examples, case.update.values, {name: case.got[name][0] for name in names}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    sums, sizes = {name: np.zeros_like(first[name]) for name in names}, dict.fromkeys(names, 0.0)
     for example in examples:
         index = np.arange(B)
         index[example] = (example + B // 2) % B
-        got, wanted = (result["state"] for result in case.rerun(index))
-        for name, pairs in found.items():
-            moved, move = got[name] - case.got["state"][name][0], wanted[name] - right[name]
-            enough = largest(move) > SURE * case.update.allowed["state"][name].tolerance
-            pairs.append(multiple(moved, move) if enough else (np.nan, 0.0))
-    linear = {name: (np.array(pairs)[:, 0], max(error for _, error in pairs)) for name, pairs in found.items()}
+        got, wanted = case.rerun(index)
+        for name in names:
+            moved, move = got[name] - first[name], wanted[name] - right[name]
+            sums[name], sizes[name] = sums[name] + moved, sizes[name] + largest(moved)
+            enough = largest(move) > SURE * case.update.allowed[name].tolerance
+            found[name].append(multiple(moved, move) if enough else (np.nan, 0.0))
+    if len(examples) == B:
+        all_replaced, _ = case.rerun((np.arange(B) + B // 2) % B)
+        names = [n for n in names if distance(all_replaced[n] - first[n], sums[n]) <= 2 * NEAR * sizes[n]]
+    linear = {name: (np.array(found[name])[:, 0], max(error for _, error in found[name])) for name in names}
     return {n: (x, error) for n, (x, error) in linear.items() if error < EQUAL and np.isfinite(x).mean() > 0.5}
 
 
@@ -335,14 +328,14 @@ def places(chosen: np.ndarray) -> str:
 
 def explain_metrics(case: Case, also_on_one: bool, facts: str) -> Cause:
     """Return the cause of wrong metrics: the one that explains most of them."""
-    wrong = case.wrong["metrics"]
+    wrong = case.wrong(metrics=True)
     causes = {name: "" if also_on_one or case.N == 1 else cause_of_metric(case, name) for name in wrong}
     found = [cause for cause in causes.values() if cause]
     cause = max(found, key=found.count, default="")
     # By chance an accuracy of few values may be explained, but not the loss.
     sure = cause.startswith("scaled") or found.count(cause) == len(wrong)
-    if not cause or not (sure or any(case.differs_between_devices("metrics", name) for name in wrong)):
-        return name_cause("follows" if case.wrong["state"] else "unknown", list(wrong), facts=facts)
+    if not cause or not (sure or any(case.differs_between_devices(name) for name in wrong)):
+        return name_cause("follows" if case.wrong() else "unknown", list(wrong), facts=facts)
     name, _, ratio = cause.partition(": ")
     return name_cause(name, [each for each in wrong if causes[each] == cause], ratio=ratio, N=case.N)
 
@@ -352,16 +345,16 @@ def cause_of_metric(case: Case, name: str) -> str:
 
     Of causes that predict the same, as a sum of equal means and N times the mean, the first is named.
     """
-    (far, tolerance), right = case.wrong["metrics"][name], case.update.values["metrics"][name]
-    if case.differs_between_devices("metrics", name):
+    (far, tolerance), right = case.off[name], case.update.values[name]
+    if case.differs_between_devices(name):
         return "one device's metrics"
     guesses = [(f"scaled metrics: {ratio}", right * ratio) for ratio in (case.N, case.N**2)]
     if case.parts:
-        each = [np.nan_to_num(part["metrics"][name]) for part in case.parts]  # of padding alone it is NaN
+        each = [np.nan_to_num(part[name]) for part in case.parts]  # of padding alone it is NaN
         guesses += [("one device's metrics", part) for part in each]
         guesses += [("mean of means", np.mean(each, 0)), ("mean of means", np.sum(each, 0))]
     guesses.append((f"scaled metrics: {1 / case.N:.3g}", right / case.N))
-    rests = [(distance(case.got["metrics"][name][0], np.asarray(value)), cause) for cause, value in guesses]
+    rests = [(distance(case.got[name][0], np.asarray(value)), cause) for cause, value in guesses]
     nearest = min(rest for rest, _ in rests)
     if far <= 4 * tolerance or nearest > max(NEAR / 10 * far, tolerance / 64):
         return ""

@@ -5,7 +5,7 @@ A check but the first is a function of the cases of a step that returns the caus
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -28,31 +28,32 @@ SEEMS_TO_BE = {
 TOO_MUCH = 1.75  # times its part of the work: what a device may do at most; twice the work is more
 
 
-def same_results(runs: dict[int, list[Case]], part: str, name: str) -> list[Check]:
-    """Check that the "state" or the "metrics" after every update equal the reference's, on every number of devices."""
-    firsts = {N: first for N, cases in runs.items() if (first := next((c for c in cases if c.wrong[part]), None))}
+def same_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list[Check]:
+    """Check that the state or the metrics after every update equal the reference's, on every number of devices."""
+    firsts = {N: first for N, cases in runs.items() if (first := next((c for c in cases if c.wrong(metrics)), None))}
     checks = []
     if right := [N for N in runs if N not in firsts]:
         leaves: dict[str, tuple[float, float]] = {}  # how far each is off at most
-        for leaf, pair in (item for N in right for case in runs[N] for item in case.off(part).items()):
-            leaves[leaf] = max(pair, leaves.get(leaf, (0.0, 0.0)))
-        none = "" if leaves else f"the step returns no {part} that can be compared"
+        for case in (case for N in right for case in runs[N]):
+            for leaf in (leaf for leaf in case.off if case.trial.reference.is_metric(leaf) == metrics):
+                leaves[leaf] = max(case.off[leaf], leaves.get(leaf, (0.0, 0.0)))
+        none = "" if leaves else f"the step returns no {'metrics' if metrics else 'state'} that can be compared"
         checks.append(Check(name, NOT_CHECKED if none else PASSED, tuple(right), none, leaves=leaves))
     if firsts:
         N, case = max(firsts.items())  # more devices tell causes apart more surely
         also_on_one = N > 1 and 1 in firsts
-        explain = explain_state if part == "state" else explain_metrics
-        cause, sentence = explain(case, also_on_one, facts(runs[N], case, part, also_on_one))
-        checks.append(Check(name, FAILED, tuple(firsts), sentence, cause, case.wrong[part], case.update.number + 1))
+        wrong, explain = case.wrong(metrics), explain_metrics if metrics else explain_state
+        cause, sentence = explain(case, also_on_one, facts(runs[N], case, wrong, also_on_one))
+        checks.append(Check(name, FAILED, tuple(firsts), sentence, cause, wrong, case.update.number + 1))
     return checks
 
 
-def facts(cases: list[Case], case: Case, part: str, also_on_one: bool) -> str:
+def facts(cases: list[Case], case: Case, wrong: Collection[str], also_on_one: bool) -> str:
     """Say what is sure of a difference: how many leaves, from which update on, and what the devices hold."""
-    wrong, B = case.wrong[part], case.update.examples
-    found = f"Wrong: {len(wrong)} of {len(case.update.values[part])} leaves, from update {case.update.number + 1} on"
+    B = case.update.examples
+    found = f"Wrong: {len(wrong)} of {len(case.off)} leaves, from update {case.update.number + 1} on"
     found += f", the only one with {B} examples" * (cases[0].update.examples != B)
-    differ = any(case.differs_between_devices(part, name) for name in wrong)
+    differ = any(map(case.differs_between_devices, wrong))
     found += f"; the devices hold {'different' if differ else 'the same'} values" * (case.N > 1)
     return found + "; one device is off, too, so no average over devices is at fault" * also_on_one + "."
 
@@ -72,11 +73,13 @@ def random_numbers_advance(cases: list[Case]) -> Cause | None:
     state, batch, *key = trial.place(first._replace(key=cases[1].update.key))
     state = jax.tree.map(lambda a, b: a if trees.is_float(a) else b, state, returned["state"])
     again = trial.read(trial.call(state, batch, *key), first.values)
-    here, there = ({part: {n: c[0] for n, c in x[part].items()} for part in x} for x in (case.got, again))
+    here, there = ({name: copies[0] for name, copies in got.items()} for got in (case.got, again))
     if drawn_anew(case, here, there):
         return None
     one_key = jax.tree.all(jax.tree.map(np.array_equal, *(trees.values(c.update.key) for c in cases[:2])))
-    if first.key and one_key and not reference_advances(cases):
+    state = jax.tree.map(lambda a, b: a if trees.is_float(a) else b, first.state, cases[1].update.state)
+    reference = case.reference(state=state, key=cases[1].update.key)  # if it advances, the results differ
+    if first.key and one_key and not drawn_anew(case, first.values, reference):
         new = "jax.random.fold_in(key, update)"
         new = f"jax.random.split({new}, {trial.N})" if trial.reference.is_own("key") else new
         message = (
@@ -88,22 +91,15 @@ def random_numbers_advance(cases: list[Case]) -> Cause | None:
     return name_cause("key stands still")
 
 
-def reference_advances(cases: list[Case]) -> bool:
-    """Tell if the reference draws other numbers: then the results of a step whose key stands still differ from it."""
-    first, second = cases[0].update, cases[1].update
-    state = jax.tree.map(lambda a, b: a if trees.is_float(a) else b, first.state, second.state)
-    return drawn_anew(cases[0], first.values, cases[0].reference(state=state, key=second.key))
-
-
-def drawn_anew(case: Case, a: dict[str, Leaves], b: dict[str, Leaves]) -> bool:
+def drawn_anew(case: Case, a: Leaves, b: Leaves) -> bool:
     """Tell if two results differ in what is drawn: in the metrics, or in the state if these draw nothing."""
-    part = "metrics" if any(part == "metrics" for part, _ in case.drawn) else "state"
-    changed = [n for (p, n), far in case.drawn.items() if p == part and distance(a[p][n], b[p][n]) > REDRAWN * far]
-    if part == "metrics" or not changed:
+    metrics = [name for name in case.drawn if case.trial.reference.is_metric(name)]
+    changed = [n for n in metrics or case.drawn if distance(a[n], b[n]) > REDRAWN * case.drawn[n]]
+    if metrics or not changed:
         return bool(changed)
     # A learning rate by a schedule scales the change of the state, and draws nothing.
     old = trees.values(case.update.state)
-    pairs = [multiple(b[part][n] - old[n], a[part][n] - old[n]) for n in changed if old[n].size > 1]
+    pairs = [multiple(b[name] - old[name], a[name] - old[name]) for name in changed if old[name].size > 1]
     return not pairs or not all(error < 1e-3 * abs(ratio) for ratio, error in pairs)
 
 
@@ -118,7 +114,10 @@ def work_is_split(cases: list[Case]) -> Cause | None:
     most = max(TOO_MUCH * share, share + 3 * (share - 1 / N) / (1 - 1 / N))  # some is the same for any batch
     if not 0 < most < 0.9:
         raise CheckError("too little of the work depends on the number of examples")
-    programs, busy = case.find_programs(), dict.fromkeys(case.trial.devices, 0.0)
+    programs, busy = case.programs, dict.fromkeys(case.trial.devices, 0.0)
+    if not programs:  # they were compiled before
+        jax.clear_caches()
+        programs = case.trial.run(update)[1]
     found = loops("".join(each.hlo_modules()[0].to_string() for each in programs))
     if found not in (loops(alone.as_text()), loops(whole.as_text())):
         raise CheckError("the compiler counts a loop once, and the loops of step and reference differ")
@@ -147,7 +146,7 @@ CHECKS: dict[str, Callable[[list[Case]], Cause | None]] = {
 
 def all_checks(runs: dict[int, list[Case]]) -> list[Check]:
     """Compare the results on every number of devices, and make the other checks on the largest."""
-    checks, N = same_results(runs, "state", "same update") + same_results(runs, "metrics", "same metrics"), max(runs)
+    checks, N = same_results(runs, "same update", False) + same_results(runs, "same metrics", True), max(runs)
     for name, look in CHECKS.items():
         try:
             found = look(runs[N])
@@ -155,7 +154,7 @@ def all_checks(runs: dict[int, list[Case]]) -> list[Check]:
         except CheckError as why:
             checks.append(Check(name, why.status, (N,), str(why)))
         except Exception as error:  # the step may be right all the same
-            checks.append(Check(name, NOT_CHECKED, (N,), f"the step can't be called for it, {blame(error)}"))
+            checks.append(Check(name, NOT_CHECKED, (N,), f"it raises an error, {blame(error)}"))
     seeming = {seems for check in checks for seems in SEEMS_TO_BE.get(check.cause, ())}
     cause, sentence = name_cause("follows")
     return [c._replace(cause=cause, sentence=sentence) if c.cause in seeming else c for c in checks]

@@ -76,10 +76,20 @@ class Reference:
         self.given, self.form, self.per_device, self.axis = given, form, per_device, axis
         self.groups = given.groups if isinstance(given, Grouped) else 0
         self.jitted, self.jitted_alone = jax.jit(self.whole), jax.jit(self.alone)
+        self.prefix = "returned " * any(name.startswith("metrics/") for name in trees.named(form)) + "metrics/"
 
-    def is_own(self, path: str, part: str = "state") -> bool:
+    def is_own(self, path: str) -> bool:
         """Tell if each device has its own values of a leaf."""
-        return trees.matches(path if part == "state" else f"{part}/{path}", self.per_device)
+        return trees.matches(path, self.per_device)
+
+    def is_metric(self, path: str) -> bool:
+        """Tell if a leaf is one of the metrics, and not of the state."""
+        return path.startswith(self.prefix)
+
+    def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
+        """Return the leaves of the new state by their path, and those of the metrics as `metrics/path`."""
+        metrics = {self.prefix + path: leaf for path, leaf in trees.named(returned["metrics"]).items()}
+        return trees.named(returned["state"]) | metrics
 
     def alone(self, device: Any, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Do what one device does alone, with its row of each leaf `[N, ...]` that belongs to a device."""
@@ -111,19 +121,21 @@ class Reference:
         if self.groups <= 1:
             found = self.alone(0, state, batch, *key)
             return found | {"state": jax.tree.map(lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state)}
-        found = self.every_group(state, batch, *key)
-        return {
-            part: trees.map_named(lambda path, x: x if self.is_own(path, part) else x[0], found[part])  # noqa: B023
-            for part in found
-        }
+        every = self.every_group(state, batch, *key)
+
+        def first(tree: Any, prefix: str) -> Any:
+            return trees.map_named(lambda path, x: x if self.is_own(prefix + path) else x[0], tree)
+
+        return {"state": first(every["state"], ""), "metrics": first(every["metrics"], self.prefix)}
 
     def run(self, arguments: tuple) -> dict[str, Any]:
         """Return the new "state" and the "metrics" as trees on the host."""
         return trees.to_host(self.jitted(*arguments))
 
-    def __call__(self, arguments: tuple, device: int | None = None) -> dict[str, Leaves]:
-        """Return the leaves of the new "state" and of the "metrics", of one device alone if its number is given."""
-        return leaves_of(self.jitted(*arguments) if device is None else self.jitted_alone(device, *arguments))
+    def __call__(self, arguments: tuple, device: int | None = None) -> Leaves:
+        """Return the leaves of the new state and of the metrics, of one device alone if its number is given."""
+        found = self.jitted(*arguments) if device is None else self.jitted_alone(device, *arguments)
+        return trees.values(self.leaves(found))
 
     def matters(self, name: str, arguments: tuple) -> bool:
         """Tell if other leaves change with the old value of this one, as with a parameter, but not with a statistic."""
@@ -132,8 +144,7 @@ class Reference:
             return np.asarray(leaf * 1.5 + 0.1, leaf.dtype) if path == name and trees.is_float(leaf) else leaf
 
         usual, other = self(arguments), self((trees.map_named(shift, arguments[0]), *arguments[1:]))
-        found = [(part, each) for part in usual for each in usual[part] if (part, each) != ("state", name)]
-        return any(trees.distance(usual[part][each], other[part][each]) > 0 for part, each in found)
+        return any(trees.distance(usual[each], other[each]) > 0 for each in usual if each != name)
 
     def check(self, arguments: tuple) -> None:
         """Refuse a reference that takes other arguments, returns no new state, or lacks a leaf of `per_device`."""
@@ -151,7 +162,7 @@ class Reference:
             found = jax.eval_shape(self.whole, *arguments)
         except CheckError as error:
             raise ArgumentsError(str(error)) from None
-        leaves = [*trees.named(found["state"]), *(f"metrics/{name}" for name in trees.named(found["metrics"]))]
+        leaves = self.leaves(found)
         for name in self.per_device:
             if not any(trees.matches(path, [name]) for path in (*leaves, "batch", "key")):
                 raise ArgumentsError(f"per_device: there is no leaf {name!r} among {few(leaves)}, batch and key")
@@ -160,19 +171,18 @@ class Reference:
         """Refuse an old program whose groups end with different values of a leaf that `per_device` does not name."""
         if self.groups <= 1:
             return
-        apart = [
-            (part, name)
-            for part, leaves in leaves_of(jax.jit(self.every_group)(*arguments)).items()
-            for name, x in leaves.items()
-            if trees.distance(x, np.broadcast_to(x[:1], x.shape)) > UNEQUAL * trees.largest(x)
-            and not self.is_own(name, part)
+        found = trees.values(self.leaves(jax.jit(self.every_group)(*arguments)))
+        names = [
+            name
+            for name, x in found.items()
+            if trees.distance(x, np.broadcast_to(x[:1], x.shape)) > UNEQUAL * trees.largest(x) and not self.is_own(name)
         ]
-        if trained := [name for part, name in apart if part == "state" and self.matters(name, arguments)]:
+        if trained := [name for name in names if not self.is_metric(name) and self.matters(name, arguments)]:
             raise ArgumentsError(
                 f"the groups of old_program return different values of {few(trained)}, on which the next update "
                 f"depends: an all-reduce is missing in the old program. Average the gradients with lax.pmean"
             )
-        if names := [name if part == "state" else f"{part}/{name}" for part, name in apart]:
+        if names:
             raise ArgumentsError(
                 f"the groups of old_program return different values of {', '.join(names)}: if each device is meant to "
                 f"have its own, give per_device={[*self.per_device, *names]}, in the state as [{self.groups}, ...]"
@@ -182,8 +192,3 @@ class Reference:
 def present(state: Any, batch: Any, *key: Any) -> tuple[Any, ...]:
     """Return the arguments of a step: a batch that was not given is left out."""
     return (state, *key) if batch is None else (state, batch, *key)
-
-
-def leaves_of(returned: dict[str, Any]) -> dict[str, Leaves]:
-    """Return the leaves of the "state" and of the "metrics" on the host."""
-    return {part: trees.values(returned[part]) for part in ("state", "metrics")}

@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 from pmapdp.verify import trees
-from pmapdp.verify.reference import Reference, leaves_of
+from pmapdp.verify.reference import Reference
 from pmapdp.verify.report import ArgumentsError
 from pmapdp.verify.trees import Leaves
 
@@ -46,8 +46,8 @@ class Update(NamedTuple):
     state: Any
     batch: Any
     key: tuple[Any, ...]  # of one, or empty
-    values: dict[str, Leaves]  # what it returned: the "state" and the "metrics"
-    allowed: dict[str, dict[str, Allowed]]
+    values: Leaves  # what it returned: the new state and the metrics
+    allowed: dict[str, Allowed]
     axis: int  # of the examples in the batch
 
     @property
@@ -75,12 +75,12 @@ def reference_updates(
     for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
         new = reference.run((state, batch, *key))
         others = [reference((nudge(state, unit, n), nudge(batch, unit, n + SEEDS), *key)) for n in range(SEEDS)]
-        allowed, values = tolerances(reference, state, new, others, narrowest), leaves_of(new)
-        for part, name, value in ((part, *leaf) for part, leaves in values.items() for leaf in leaves.items()):
-            if value.dtype.kind == "f" and np.isnan(value).any() and allowed[part][name].kind != "ignored":
+        allowed, values = tolerances(reference, state, new, others, narrowest), trees.values(reference.leaves(new))
+        for name, value in values.items():
+            if value.dtype.kind == "f" and np.isnan(value).any() and allowed[name].kind != "ignored":
                 raise ArgumentsError(
-                    f"{name} of the {part} is NaN after update {number + 1}, in the reference too, and nothing can be "
-                    f"compared with NaN: give a state and data with which it is a number"
+                    f"{name} is NaN after update {number + 1}, in the reference too, and nothing can be compared with "
+                    f"NaN: give a state and data with which it is a number"
                 )
         updates.append(Update(number, state, batch, key, values, allowed, reference.axis))
         state = new["state"]
@@ -101,40 +101,38 @@ def nudge(tree: Any, unit: float, seed: int) -> Any:
 
 
 def tolerances(
-    reference: Reference, state: Any, new: dict[str, Any], others: list[dict[str, Leaves]], narrowest: np.dtype
-) -> dict[str, dict[str, Allowed]]:
-    """Return how far each leaf of the "state" and of the "metrics" may be off.
+    reference: Reference, state: Any, new: dict[str, Any], others: list[Leaves], narrowest: np.dtype
+) -> dict[str, Allowed]:
+    """Return how far each leaf of the state and of the metrics may be off.
 
     Args:
         state: the old one, and `new` what the reference made of it.
         others: the same from nudged numbers.
         narrowest: type in which the reference adds numbers.
     """
-    found: dict[str, dict[str, Allowed]] = {"state": {}, "metrics": {}}
-    old, wide = trees.values(state), narrowest.itemsize == 8
+    found: dict[str, Allowed] = {}
+    old, times = trees.values(state), 8 if narrowest.itemsize == 8 else 4
     fraction = {8: 1e-7, 4: 7e-4}.get(narrowest.itemsize, 4 * float(jnp.finfo(narrowest).eps))
-    for part, leaves in leaves_of(new).items():
-        types = trees.named(jax.tree.map(lambda x: x.dtype, new[part]))
-        for name, value in leaves.items():
-            spread = max(trees.distance(other[part][name], value) for other in others)
-            if reference.groups <= 1 and reference.is_own(name, part):
-                found[part][name] = Allowed(np.inf, 0.0, "ignored")
-            elif value.dtype.kind != "f":
-                found[part][name] = Allowed(0.0, 0.0, "blind" if spread else "exact")
-            elif not np.isfinite(value).all():
-                found[part][name] = Allowed(0.0, 0.0)
-            else:
-                size, own = trees.largest(value), float(jnp.finfo(types[name]).eps)
-                change = trees.largest(value - old[name]) if part == "state" else size
-                units = (4 if own < 1e-6 else 2) * own * max(size, change)
-                # What is stored in a narrow type is judged by its size, because it is rounded to that.
-                judged = change if own < 1e-6 else max(size, change)
-                found[part][name] = Allowed((8 if wide else 4) * spread + fraction * change + units, judged)
-    still = STILL * max((each.change for each in found["state"].values()), default=0.0)
-    for part, name, most in [(part, *leaf) for part, leaves in found.items() for leaf in leaves.items()]:
+    for name, leaf in reference.leaves(new).items():
+        value = trees.numbers(leaf)
+        spread = max(trees.distance(other[name], value) for other in others)
+        if reference.groups <= 1 and reference.is_own(name):
+            found[name] = Allowed(np.inf, 0.0, "ignored")
+        elif value.dtype.kind != "f":
+            found[name] = Allowed(0.0, 0.0, "blind" if spread else "exact")
+        elif not np.isfinite(value).all():
+            found[name] = Allowed(0.0, 0.0)
+        else:
+            size, unit = trees.largest(value), float(jnp.finfo(leaf.dtype).eps)
+            change = size if reference.is_metric(name) else trees.largest(value - old[name])
+            tolerance = times * spread + fraction * change + (4 if unit < 1e-6 else 2) * unit * max(size, change)
+            # What is stored in a narrow type is judged by its size, because it is rounded to that.
+            found[name] = Allowed(tolerance, change if unit < 1e-6 else max(size, change))
+    still = STILL * max((most.change for name, most in found.items() if not reference.is_metric(name)), default=0.0)
+    for name, most in found.items():
         if most.kind == "close" and most.tolerance > BLIND * most.change > 0:
-            stands = part == "state" and most.change < still  # as what rounding makes of a gradient of 0
-            found[part][name] = Allowed(max(most.tolerance, still), np.inf) if stands else most._replace(kind="blind")
+            stands = not reference.is_metric(name) and most.change < still  # as rounding makes of a gradient of 0
+            found[name] = Allowed(max(most.tolerance, still), np.inf) if stands else most._replace(kind="blind")
     return found
 
 

@@ -32,10 +32,7 @@ def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
 
 
 def matches(path: str, names: Sequence[str]) -> bool:
-    """Tell if a path holds one of these names as one of its parts, or several in a row: `opt/key` or `key`.
-
-    A name with a slash in front, `/0`, must be the beginning of the path.
-    """
+    """Tell if a path holds one of these names, `key` or `opt/key`, or begins with one that has a slash in front."""
     full = f"/{path}/"
     return any(full.startswith(f"{name}/") if name.startswith("/") else f"/{name}/" in full for name in names)
 
@@ -76,10 +73,7 @@ def has_arrays_alone(tree: Any) -> bool:
 
 
 def to_host(tree: Any, dtype: Any = None) -> Any:
-    """Copy to host memory, which no donation reaches; real numbers as `dtype`, if given.
-
-    Types narrower than float32 stay, because the program stores these so on purpose.
-    """
+    """Copy to host memory, which no donation reaches; real numbers as `dtype`, if given and not stored narrower."""
 
     def copy(leaf: Any) -> Any:
         if is_key(leaf):
@@ -103,16 +97,12 @@ def reseed(tree: Any) -> Any:
 
 
 def rows(batch: Any, index: Any, axis: int) -> Any:
-    """Return the examples at `index`, a slice or integers, along the axis of examples."""
+    """Return the examples at `index`, a slice or integers."""
     return jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (index,)], batch)
 
 
 def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None:
-    """Return the copies that N devices hold of a leaf that has `shape` on one device.
-
-    Returns:
-        N arrays if the leaf is replicated or stacked `[N, *shape]`, fewer if it is sharded, None for another shape.
-    """
+    """Return the N copies of a leaf that is replicated or stacked `[N, *shape]`, fewer if it is sharded, else None."""
     if np.shape(leaf) == (N, *shape):
         return list(numbers(leaf))
     if np.shape(leaf) != shape:

@@ -74,7 +74,7 @@ class Trial(NamedTuple):
             returned = jax.block_until_ready(self.step(*present(*placed)))
         return split_result(returned, self.reference.form, "the step")
 
-    def run(self, update: Update) -> tuple[dict[str, Copies], list[Any]]:
+    def run(self, update: Update) -> tuple[Copies, list[Any]]:
         """Make an update from the reference's state; also return the programs that were compiled for it."""
         client: Any = self.devices[0].client
         placed = self.place(update)
@@ -83,33 +83,27 @@ class Trial(NamedTuple):
         programs = [each for each in client.live_executables() if id(each) not in known]
         return self.read(returned, update.values), programs
 
-    def read(self, returned: dict[str, Any], values: dict[str, Leaves]) -> dict[str, Copies]:
+    def read(self, returned: dict[str, Any], values: Leaves) -> Copies:
         """Return what the devices hold; names and shapes must be those of the reference's `values`."""
         if self.layout.fetch is not None:
             with user_code("fetch of the layout"):
                 returned = returned | {"state": self.layout.fetch(returned["state"])}
-        held: dict[str, Copies] = {}
-        for part, wanted in values.items():
-            got, held[part] = trees.named(returned[part]), {}
-            if odd := set(got) ^ set(wanted):
-                who = ("step", "reference") if odd & set(got) else ("reference", "step")
-                raise CheckError(
-                    f"the {who[0]} returns {few(sorted(odd))} in the {part}, and the {who[1]} does not: return it from "
-                    f"both, or from neither",
-                    FAILED,
-                    "error",
+        got, held = self.reference.leaves(returned), {}  # type: tuple[dict[str, Any], Copies]
+        if odd := sorted(set(got) ^ set(values)):
+            who, other = ("step", "reference") if odd[0] in got else ("reference", "step")
+            message = f"the {who} returns {few(odd)}, and the {other} does not: return it from both, or from neither"
+            raise CheckError(message, FAILED, "error")
+        for name, leaf in got.items():
+            copies = trees.copies(leaf, values[name].shape, self.N)
+            if copies is None:
+                message = (
+                    f"{name} is {list(np.shape(leaf))} in the step and {list(values[name].shape)} in the reference"
                 )
-            for name, leaf in got.items():
-                copies = trees.copies(leaf, wanted[name].shape, self.N)
-                if copies is None:
-                    raise CheckError(
-                        f"the leaf {name} of the {part} is {list(np.shape(leaf))} in the step and "
-                        f"{list(wanted[name].shape)} in the reference: return the same shape, or on N devices also "
-                        f"[N, ...] (or give a Layout with your own fetch)",
-                        FAILED,
-                        "error",
-                    )
-                held[part][name] = copies
+                message += (
+                    ": return the same shape, or on N devices also [N, ...] (or give a Layout with your own fetch)"
+                )
+                raise CheckError(message, FAILED, "error")
+            held[name] = copies
         return held
 
 

@@ -203,10 +203,7 @@ def summarize(updates: list[Update], runs: dict[int, list[Case]]) -> Compared:
     kinds: dict[str, set[str]] = {}
     share: dict[str, float] = {}  # tolerance as a fraction of the change
     for update in updates:
-        for name, most in (
-            *update.allowed["state"].items(),
-            *((f"metrics/{name}", most) for name, most in update.allowed["metrics"].items()),
-        ):
+        for name, most in update.allowed.items():
             kinds.setdefault(name, set()).add(most.kind)
             share[name] = max(share.get(name, 0.0), most.tolerance / most.change if most.change else 0.0)
     found = {

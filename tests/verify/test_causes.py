@@ -391,7 +391,7 @@ def test_no_cause_is_named_but_these(name):
         ("a later update", ["from update 2 on", "the devices hold the same values", "docs/mistakes.md"]),
         ("padding", ["from update 4 on, the only one with 13 examples"]),
         ("wrong on one device", ["one device is off, too"]),
-        ("fixed reference, wrong metric", ["Wrong: 1 of 1 leaves, from update 1 on"]),
+        ("fixed reference, wrong metric", ["Wrong: 1 of 2 leaves, from update 1 on"]),
         ("on the host", ["The busiest device makes 100% of", "its part would be"]),
         ("psum under check_vma", ["64 times as large, under check_vma=True"]),
     ],
