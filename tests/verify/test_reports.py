@@ -75,8 +75,8 @@ def nan_metric(w, batch, average=alone):
         ({"step": descend, "reference": lambda w, b: {"w": w}}, "returns a dict: return the new state, in"),
         ({"step": descend, "reference": lambda w, b: (w, w, w)}, "returns 3 values: return the new state"),
         ({"step": descend, "state": {"w": W, "n": 0}, "reference": lambda s, b: ({"w": s["w"]}, {})}, "no new n: ret"),
-        ({"step": on_pmap(nan_metric), "reference": nan_metric}, "loss of the metrics is NaN after update 1"),
-        ({"step": on_pmap(descend), "state": W * np.nan}, "the value itself of the state is NaN after update 1"),
+        ({"step": on_pmap(nan_metric), "reference": nan_metric}, "metrics/loss is NaN after update 1"),
+        ({"step": on_pmap(descend), "state": W * np.nan}, "the value itself is NaN after update 1"),
         ({"step": jax.jit(descend), "layout": "sharded", "batch": rows(6), "counts": [4]}, "nothing can be checked: 6"),
         (OLD, r"different values of mean, rng, metrics/loss: if each .* per_device=\['mean', 'rng', 'metrics/loss'\]"),
         ({"reference": old_program(descend, "i", groups=8), "step": jax.pmap(descend, "i")}, "an all-reduce is mis"),
@@ -98,10 +98,10 @@ def test_what_cannot_be_used_is_one_sentence(arguments, said):
     ("step", "said"),
     [
         (lambda w, batch: (w, batch["z"]), r"test_reports\.py:\d+ in <lambda>: KeyError: 'z'"),
-        (lambda w, batch: w, "the reference returns loss in the metrics, and the step does not"),
+        (lambda w, batch: w, "the reference returns metrics/loss, and the step does not"),
         (
             lambda w, batch: (w[:2], {"loss": w[0]}),
-            r"the value itself of the state is \[2\] in the step and \[5",
+            r"the value itself is \[2\] in the step and \[5",
         ),
         (lambda w, batch: {"new": w}, "the step returns a dict: return the new state"),
     ],
