@@ -139,7 +139,7 @@ def verify(
     if all(check.status == NOT_CHECKED for check in checks):
         raise ArgumentsError(f"nothing can be checked: {checks[0].sentence}")
     notes = []
-    if why_not and float64:
+    if why_not and float64 and runs:
         notes.append(f"Note: in float64 tolerances would be a thousand times narrower, but {why_not}.")
     if isinstance(reference, Grouped) and groups and is_function_of(step, reference.step):
         notes.append(
