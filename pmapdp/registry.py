@@ -48,20 +48,16 @@ FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
 def find_model(name: str) -> Callable[..., nnx.Module]:
-    """What builds the model of this name, or of one's own, `my_file.py:Net`.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the class of a model of ours, or your class or function, `my_file.py:Net`."""
     if ".py:" in name:
         return load_from_file(name, f"--model {name}")
     if name not in MODELS:
-        raise unknown("model", name, [*MODELS, "my_file.py:Net (your own; from Python model=Net)"])
+        raise unknown("model", name, [*MODELS, "my_file.py:Net (yours; from Python model=Net)"])
     return MODELS[name]
 
 
 def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
-    """The optimizer or schedule (the `kind`) of one's own, `my_file.py:make`; None for one of ours.
+    """Return your optimizer or schedule (the `kind`), `my_file.py:make`; None for one of ours.
 
     Raises:
         UserError: it was a Python value, which must be given again.
@@ -77,32 +73,33 @@ def featurizer_of(model: Any) -> str:
 
 
 def default_data_dir() -> Path:
-    """`$PMAPDP_DATA`, or a cache folder in the user's home."""
+    """Return `$PMAPDP_DATA`, or a cache folder in your home."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PMAPDP_DATA") or Path(cache) / "pmapdp" / "data")
 
 
 def load_data(name: str, data_dir: str | None = None) -> DataSet:
-    """Read a data set, downloading it first where it is missing and that is possible.
+    """Read a data set, and download it first if it is missing and that is possible.
 
     Args:
-        name: one of `DATA_SETS`, or of one's own: a file, `my_data.npz`, a folder of images, or a function without
-            arguments in a file, `my_data.py:make`, that returns what `train` takes as `data`.
+        name: one of `DATA_SETS`, or yours: a file `my_data.npz`, a folder of images, or a function without arguments
+            in a file, `my_data.py:make`, that returns what `train` takes as `data`.
         data_dir: folder of downloaded data sets; default: `default_data_dir()`.
 
     Raises:
         UserError: there is none of this name, or its files are missing or damaged.
     """
+    if name in DATA_SETS:
+        return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
     if name.endswith(".npz"):
         return load_npz(Path(name))
     if ".py:" in name:
         return make_data_set(load_from_file(name, f"--dataset {name}")())
-    if name not in DATA_SETS and (name.endswith("/") or os.path.isdir(name)):
+    if name.endswith("/") or os.path.isdir(name):
         return load_folder(Path(name))
-    if name not in DATA_SETS:
-        own = "my_data.npz, folder/ or my_data.py:make (your own; from Python data=...)"
-        raise unknown("dataset", name, [*DATA_SETS, own])
-    return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
+    raise unknown(
+        "dataset", name, [*DATA_SETS, "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"]
+    )
 
 
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:

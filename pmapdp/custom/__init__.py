@@ -1,1 +1,1 @@
-"""Who brings a model, a loss or data of their own."""
+"""Your model, data, loss and optimizer: what makes them fit the trainer, and refuses what would break a promise."""
