@@ -292,3 +292,19 @@ def check_options(options: ProcessesOptions, config: Config) -> None:
             f"--shard-state {config.shard_state} works with --strategy pmap in one process only: use --strategy "
             "shard_map"
         )
+
+
+def make_global(tree: Any, sharding: Any) -> Any:
+    """Make global arrays from pmap's per-process results, without copying. Arrays of other strategies are global.
+
+    Args:
+        tree: replicated arrays of a process's own devices, or global arrays.
+        sharding: over all processes, as `Strategy.state_sharding`.
+    """
+
+    def global_array(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+        if sharding.is_fully_addressable or not x.is_fully_addressable:
+            return x
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, [each.data for each in x.addressable_shards])
+
+    return jax.tree.map(global_array, tree, jax.tree.broadcast(sharding, tree))

@@ -246,10 +246,3 @@ def exchange(model: nnx.Module) -> nnx.Module:
             count = stream.count[...]
             stream.count.set_value(jnp.arange(count.size, dtype=count.dtype).reshape(count.shape))
     return model
-
-
-def exact_layers(model: nnx.Module) -> str:
-    """Count the exact layers of a model for the header of a run, for example `3 ExactBatchNorm, 1 ExactDropout`."""
-    kinds = [type(layer) for _, layer in nnx.iter_modules(model)]
-    exact = (ExactBatchNorm, ExactDropout, ExactAttention)
-    return ", ".join(f"{kinds.count(kind)} {kind.__name__}" for kind in exact if kind in kinds)

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals
-from pmapdp.distributed import Peers
+from pmapdp.distributed import Peers, make_global
 from pmapdp.errors import DivergedError, StoppedError, UserError, shown
 from pmapdp.metrics import Meter
 from pmapdp.run import replicas
@@ -27,7 +27,6 @@ from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter
 from pmapdp.run.workdir import identity, lock_workdir, require_same, require_shared, write_config
 from pmapdp.state import TrainState, create_state, is_finite
-from pmapdp.steps.placing import over_all_processes
 
 if TYPE_CHECKING:
     from pmapdp.train import Job
@@ -154,7 +153,7 @@ class Run:
         if self.config.check_replicas:
             replicas.require_equal(step, state, self.job.strategy.state_sharding)
         if self.checkpoints:
-            state = over_all_processes(state, self.job.strategy.state_sharding)
+            state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
                 raise DivergedError(f"the state is not finite after step {step}: try a lower --learning-rate", step)
             self.checkpoints.save(step, state, self.progress)

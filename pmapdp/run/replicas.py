@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pmapdp.distributed import make_global
 from pmapdp.errors import ReplicasError, UserError
 from pmapdp.state import TrainState
-from pmapdp.steps.placing import over_all_processes
 
 
 @jax.jit
@@ -80,7 +80,7 @@ def find_difference(state: TrainState, sharding: Any) -> tuple[str, jax.Device, 
         return None  # a single device
     devices = list(places[0].mesh.devices.flat)
     copied: list[tuple[str, jax.Array, Any, list[str]]] = []  # the last is which part of it each device holds
-    leaves = jax.tree_util.tree_leaves_with_path(over_all_processes(state, sharding))
+    leaves = jax.tree_util.tree_leaves_with_path(make_global(state, sharding))
     for (path, leaf), place in zip(leaves, places, strict=True):
         indices = place.devices_indices_map(leaf.shape)
         parts = [str(indices[device]) for device in devices]

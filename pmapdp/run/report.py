@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+from flax import nnx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.files import WRITE_ADVICE, file_errors, open_regular
-from pmapdp.layers import exact_layers
+from pmapdp.layers import ExactAttention, ExactBatchNorm, ExactDropout
 from pmapdp.metrics import Meter
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState, count_parameters
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pmapdp.train import Job
 
 USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
+EXACT = (ExactBatchNorm, ExactDropout, ExactAttention)
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_REFRESHES = 0.2
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
@@ -125,6 +127,7 @@ class Reporter:
         layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
         processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
+        layers = [type(layer) for _, layer in nnx.iter_modules(job.task.model)]
         content = [f"content {job.content}"] if job.content else []
         rows = {
             "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
@@ -132,7 +135,7 @@ class Reporter:
             "batch": f"{batches.batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
             + micro_batches,
             "model": f"{config.model}, {count_parameters(state.params):,} parameters",
-            "layers": exact_layers(job.task.model),
+            "layers": ", ".join(f"{layers.count(kind)} {kind.__name__}" for kind in EXACT if kind in layers),
             "state": state_line(state),
             "data": ", ".join([config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items()), *content]),
             "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch",

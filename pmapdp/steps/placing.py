@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
 
 
 def place(rows: Any, sharding: Any) -> Any:
@@ -54,29 +53,12 @@ def place_ahead(batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead
         thread.shutdown(cancel_futures=True)
 
 
-def over_all_processes(tree: Any, sharding: Any) -> Any:
-    """The state as arrays of all processes. That is what it is, except after pmap, which gives every process arrays
-    of its own devices alone; they are then put together, and nothing is copied.
-
-    Args:
-        tree: arrays that are replicated on the devices, or are arrays of all processes already.
-        sharding: over all processes, as `Strategy.state_sharding`.
-    """
-
-    def of_all(x: jax.Array, sharding: Sharding) -> jax.Array:
-        if sharding.is_fully_addressable or not x.is_fully_addressable:
-            return x
-        return jax.make_array_from_single_device_arrays(x.shape, sharding, [each.data for each in x.addressable_shards])
-
-    return jax.tree.map(of_all, tree, jax.tree.broadcast(sharding, tree))
-
-
 def fetch(tree: Any) -> Any:
-    """Arrays of devices to the host, in one copy; all processes must call it, as it gathers what they split."""
+    """Copy arrays to the host at once. All processes must call it, because it gathers what is split between them."""
 
-    def gathered(x: Any) -> Any:
+    def gather(x: Any) -> Any:
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
             return multihost_utils.process_allgather(x, tiled=True)
         return x
 
-    return jax.device_get(jax.tree.map(gathered, tree))
+    return jax.device_get(jax.tree.map(gather, tree))
