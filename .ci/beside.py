@@ -13,9 +13,8 @@ from flax import nnx
 import pmapdp
 from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split
-from pmapdp.evaluate.evaluation import evaluate_run
-from pmapdp.export.read import load_exported
-from pmapdp.export.write import export_run
+from pmapdp.evaluate import evaluate_run
+from pmapdp.export import export_run, load_exported
 from pmapdp.train import train
 
 

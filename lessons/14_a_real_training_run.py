@@ -531,7 +531,7 @@ for exercise in (fixed_batches, resumable, exported):
 # - An exported function needs JAX, at most six months newer, and none of your code.
 #
 # The code is in [train.py](../pmapdp/train.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) and
-# [export/write.py](../pmapdp/export/write.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
+# [export.py](../pmapdp/export.py). Read on: [Orbax](https://orbax.readthedocs.io/en/latest/),
 # [exporting](https://docs.jax.dev/en/latest/501/export.html) and
 # [profiling](https://docs.jax.dev/en/latest/201/profiling.html). Next: [15 Split the
 # model](15_split_the_model.ipynb).

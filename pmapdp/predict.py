@@ -28,7 +28,7 @@ import numpy as np
 from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import UserError, in_one_line, reason
-from pmapdp.export.read import load_exported
+from pmapdp.export import load_exported
 from pmapdp.files import read_file
 
 
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> None:
             case other:
                 raise UserError(
                     f"{options.model} takes {other}, and this command reads pictures, arrays, tables and texts: call "
-                    "it from Python with pmapdp.export.read.load_exported"
+                    "it from Python with pmapdp.export.load_exported"
                 )
         known = [{"file": path, "index": index} for path, each in examples for index in range(len(each))]
         names = [f"{path}[{index}]" if len(each) > 1 else path for path, each in examples for index in range(len(each))]

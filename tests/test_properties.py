@@ -26,8 +26,7 @@ from pmapdp.config import Config, flag
 from pmapdp.data.mnist import read_idx
 from pmapdp.distributed import ProcessesOptions
 from pmapdp.errors import UserError
-from pmapdp.export.read import load_exported
-from pmapdp.export.write import export_model
+from pmapdp.export import export_model, load_exported
 from pmapdp.predict import read_examples, read_lines
 from pmapdp.recipes import RECIPES
 from pmapdp.run.workdir import read_config

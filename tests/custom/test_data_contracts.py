@@ -13,9 +13,8 @@ from marks import quick
 from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
-from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
-from pmapdp.export.read import load_exported
-from pmapdp.export.write import export_run
+from pmapdp.evaluate import evaluate_exported, evaluate_run
+from pmapdp.export import export_run, load_exported
 from pmapdp.train import train
 
 SETTINGS = {"devices": 4, "epochs": 2, "global_batch_size": 18, "progress": False, "compile_cache": False}

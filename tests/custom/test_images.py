@@ -12,7 +12,7 @@ from PIL import EpsImagePlugin, Image
 from pmapdp import cli
 from pmapdp.custom.images import ImageFolder, load_folder, read_image
 from pmapdp.errors import UserError
-from pmapdp.evaluate.__main__ import main as evaluate
+from pmapdp.evaluate import main as evaluate
 from pmapdp.train import main as train_command
 
 COLOURS = {"red": (200, 10, 10), "blue": (10, 10, 200)}

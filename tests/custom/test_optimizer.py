@@ -12,7 +12,7 @@ from points import DATA, Net, run
 from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.errors import UserError
-from pmapdp.evaluate.evaluation import evaluate_run
+from pmapdp.evaluate import evaluate_run
 from pmapdp.run.workdir import read_config
 from pmapdp.train import load_run
 from pmapdp.train import main as train_command

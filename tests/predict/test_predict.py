@@ -20,7 +20,7 @@ from trained import train_briefly
 from pmapdp import cli
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError
-from pmapdp.export.write import export_model
+from pmapdp.export import export_model
 from pmapdp.loss import MetricSums
 from pmapdp.predict import main as predict
 from pmapdp.predict import read_examples

@@ -11,10 +11,9 @@ from points import DATA, Net, run
 
 from pmapdp import cli
 from pmapdp.errors import StoppedError, UserError
-from pmapdp.evaluate.__main__ import main as evaluate
-from pmapdp.evaluate.evaluation import evaluate_exported, evaluate_run
-from pmapdp.export.read import load_exported
-from pmapdp.export.write import export_run
+from pmapdp.evaluate import evaluate_exported, evaluate_run
+from pmapdp.evaluate import main as evaluate
+from pmapdp.export import export_run, load_exported
 from pmapdp.loss import MetricSums
 
 # The rate rises until the loss does, so that the best epoch is one of the first.

@@ -7,7 +7,7 @@ from points import DATA, FiveClasses, Net, run
 
 from pmapdp import cli
 from pmapdp.errors import UserError
-from pmapdp.export.write import export_run
+from pmapdp.export import export_run
 from pmapdp.train import main as train_command
 
 

@@ -13,9 +13,8 @@ from jax import P
 
 from pmapdp.data.batches import Batches
 from pmapdp.data.random_numbers import load as random_numbers
-from pmapdp.evaluate import evaluation
-from pmapdp.export import write
-from pmapdp.export.read import load_exported
+from pmapdp.evaluate import evaluate_run
+from pmapdp.export import export_run, load_exported
 from pmapdp.run.checkpoints import Checkpoints
 from pmapdp.sharding.layout import Axes, bytes_on_a_device, fit_layout
 from pmapdp.state import create_state
@@ -112,9 +111,9 @@ def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
     out = launch.train("nnx-mesh", "--no-progress", "--workdir", run)
     assert out.returncode == 0, out.stderr
     (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", out.stdout)}
-    totals, _ = evaluation.evaluate_run(run)
+    totals, _ = evaluate_run(run)
     assert totals["loss"] == pytest.approx(test_loss, abs=1e-4)
-    write.export_run(run, file)
+    export_run(run, file)
     data = random_numbers().test
     errors = (load_exported(file).outputs(data.inputs)["outputs"] - data.labels) ** 2
     assert errors.mean() == pytest.approx(test_loss, abs=1e-4)

@@ -12,7 +12,7 @@ from marks import quick
 
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
-from pmapdp.evaluate.__main__ import Options
+from pmapdp.evaluate import Options
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, build, create_state
 from pmapdp.steps import STRATEGIES

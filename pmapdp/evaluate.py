@@ -1,0 +1,172 @@
+"""Print exact figures on the test set, of a run or of an exported model.
+
+    python -m pmapdp.evaluate runs/first                # as it was trained
+    python -m pmapdp.evaluate runs/first --best         # its best epoch
+    python -m pmapdp.evaluate runs/first --strategy jit --devices 3
+    python -m pmapdp.evaluate model.zip                 # an exported model
+    python -m pmapdp.evaluate model.zip --dataset my_data.npz
+
+The figures are sums over exactly the examples of the test set, so that strategy and number of devices change only their
+rounding.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from pmapdp import cli
+from pmapdp.config import setting
+from pmapdp.custom.data import make_part
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import Split, Texts
+from pmapdp.devices import describe
+from pmapdp.errors import UserError, reason
+from pmapdp.export import Exported, describe_arrays, load_exported
+from pmapdp.loss import MetricSums
+from pmapdp.metrics import Meter
+from pmapdp.registry import DATA_SETS, load_data
+from pmapdp.run.checkpoints import load_state
+from pmapdp.run.workdir import read_config
+from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, evaluate, prepare
+
+Means = dict[str, float]  # by metric, with the number of "examples"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model, and how to evaluate it."""
+
+    model: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote; such a file "
+        "holds a program, so use only files of people whom you trust.",
+        place="MODEL",
+    )
+    strategy: Literal["pmap", "jit", "shard_map", "single"] | None = setting(
+        "options",
+        None,
+        "Who splits the batch and adds up; default: as in training. An exported model runs on one device.",
+    )
+    devices: int | None = setting("options", None, "Number of devices; default: as in training.")
+    best: bool = setting("options", False, "Of a run: the checkpoint of its best epoch instead of the newest.")
+    dataset: str | None = setting(
+        "options", None, "Of an exported model: data of your own, as in training; default: the built-in data set."
+    )
+    data_dir: str | None = setting(
+        "options", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."
+    )
+    json: bool = setting("options", False, "Print the result as one JSON object.")
+
+
+def evaluate_run(
+    workdir: str,
+    *,
+    strategy: str | None = None,
+    devices: int | None = None,
+    data_dir: str | None = None,
+    best: bool = False,
+    **yours: Any,
+) -> tuple[Means, dict[str, Any]]:
+    """Return the figures of the newest checkpoint of a run, or of its best epoch, and the facts about them.
+
+    Args:
+        workdir: its folder.
+        strategy, devices, data_dir: as in `Options`.
+        best: whether to take the checkpoint of the best epoch.
+        yours: `model`, `data` and the like, if `train` was given them as Python values.
+    """
+    config = read_config(workdir)
+    if strategy or devices:
+        # A mesh is for one number of devices, and the other settings don't go with every strategy.
+        spread: dict[str, Any] = {"mesh": None, "layout": "data", "shard_state": "none", "check_replicas": None}
+        spread["devices"] = devices or (None if strategy == "single" else config.devices)
+        spread["strategy"] = strategy or config.strategy
+        config = dataclasses.replace(config, **spread)
+    config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
+    workdir = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
+    with jax.enable_x64(config.dtype == "float64"):
+        job = prepare(config, **yours)
+        state = load_state(workdir, job.task, best=best).state
+        if "test" not in job.batches:
+            raise UserError(f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)")
+        facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
+        facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
+        return evaluate(job, job.strategy.place_state(state), "test"), facts
+
+
+def evaluate_file(path: str, dataset: str | None = None, data_dir: str | None = None) -> tuple[Means, dict[str, Any]]:
+    """Return the figures of an exported model on the test set of a data set, and the facts about them.
+
+    Only a built-in data set is taken from the file: a name of yours may be another file here, or run its code.
+    """
+    exported = load_exported(path)
+    if dataset is None and (dataset := exported.metadata.get("dataset")) not in DATA_SETS:
+        raise UserError(f"{path} was trained on data of yours, {dataset}: name it, as in --dataset my_data.npz")
+    data = load_data(dataset, data_dir)
+    if data.test is None:
+        raise UserError(f"{dataset} has no test set to evaluate on: give one, DataSet(train, test)")
+    facts = {"dataset": dataset, "step": exported.metadata.get("step", 0), "strategy": "exported"}
+    return evaluate_exported(exported, data.test), facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
+
+
+def evaluate_exported(exported: Exported, split: Any) -> Means:
+    """Return the loss and metrics of an exported model over exactly the examples of `split`, arrays or texts."""
+    with exported.precision():
+        part = make_part("the test", split, exported.metadata["labels"])
+        if isinstance(part, Texts):
+            if exported.view is None:
+                raise UserError("the model takes no texts: give the data of its training")
+            part = Split(exported.view(part.texts), part.labels)
+        if (given := describe_arrays(part.take(np.arange(1)).inputs)) != (taken := exported.metadata["input"]):
+            raise UserError(f"the model takes {taken}, and the test set has {given}: give the data of its training")
+        arrays, sums, meter = jax.device_put(exported.arrays), jax.jit(exported.loss.call), Meter()
+        batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
+        for step, batch in enumerate(batches.epoch(0)):
+            try:
+                found = sums(arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
+            except (TypeError, ValueError) as error:
+                raise UserError(f"the loss of this model does not take these labels ({reason(error)})") from None
+            named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)
+            meter.add(step + 1, named, batches.examples_in(step))
+        meter.finish()
+    return meter.means
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    options = cli.parse(Options, arguments, __doc__)
+    if os.path.isfile(options.model):
+        if options.best or options.strategy or options.devices:
+            raise UserError(
+                f"{options.model} is an exported model, for one device and of one epoch: leave out --best, --strategy "
+                "and --devices"
+            )
+        means, facts = evaluate_file(options.model, options.dataset, options.data_dir)
+    elif options.dataset:
+        raise UserError(f"{options.model} is a run, which knows its data: leave out --dataset")
+    else:
+        means, facts = evaluate_run(
+            options.model,
+            strategy=options.strategy,
+            devices=options.devices,
+            data_dir=options.data_dir,
+            best=options.best,
+        )
+    if options.json:
+        print(json.dumps({"test": means} | facts))
+        return
+    others = [f"{name} {value:.4f}" for name, value in means.items() if name not in ("loss", "examples")]
+    print(f"test loss {means['loss']:.6f}", *others)
+    print(f"{means['examples']:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
+    print(f"{facts['strategy']}, {facts['device_kind']}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,1 +1,0 @@
-"""One command: exact figures on the test set of a trained model."""

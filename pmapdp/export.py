@@ -1,0 +1,351 @@
+"""Write the trained model of a run to one file, for `pmapdp.predict` and others.
+
+    python -m pmapdp.export runs/first model.zip         # its newest checkpoint
+    python -m pmapdp.export runs/first model.zip --best  # its best epoch
+    python -m pmapdp.export runs/texts model.zip --data-dir data
+
+The file holds a program, so give people only files that they have a reason to trust. JAX and NumPy can read it without
+this package: `pmapdp/export.py` says how.
+"""
+
+# The file is a zip without compression, and NumPy takes it for one of its own (.npz):
+#
+#     metadata.json    labels, metrics, shapes and types, versions
+#     model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
+#     loss.jax         the sums of its loss and metrics, from the arrays, inputs, labels and weights of examples
+#     arrays/*.npy     parameters and running statistics
+#     view.json        of a text model: the vocabulary and, for tf-idf weights, the idf weights
+#
+# Nothing in it is a pickle, but the network is a program: run it only if you trust whoever made the file. JAX (with
+# flatbuffers) and NumPy are enough:
+#
+#     import json
+#     import jax
+#     import jax.export
+#     import numpy as np
+#
+#     with np.load("model.zip") as file:
+#         metadata = json.loads(file["metadata.json"])
+#         model = jax.export.deserialize(bytearray(file["model.jax"]))
+#         arrays = {name: file["arrays/" + name] for name in metadata["arrays"]}
+#     outputs = jax.jit(model.call)(arrays, images)  # uint8 [n, 28, 28, 1], as metadata["input"] says
+#     classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
+#
+# `outputs` also has "probabilities" `[n, C]`. A model that is no classifier has what its method `predict(inputs)`
+# returns, or else its call: one array as "outputs", several by their names. A model trained in float64
+# (metadata["dtype"]) first needs `jax.config.update("jax_enable_x64", True)`. A text model takes what its view makes of
+# strings: "tfidf" is scikit-learn's `TfidfVectorizer` with the vocabulary and `idf_` of view.json, its columns filled
+# up with zeros, and `pmapdp/data/tokens.py` shows "tokens".
+#
+# JAX promises that a program runs on a JAX up to six months newer and up to three weeks older than the one that
+# exported it (docs.jax.dev, "Exporting and serializing staged-out computations"). For longer keep the checkpoint.
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import sys
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from pmapdp import __version__, cli
+from pmapdp.config import setting
+from pmapdp.custom.data import make_data_set
+from pmapdp.data.batches import Batch
+from pmapdp.data.dataset import Split
+from pmapdp.errors import UserError, reason
+from pmapdp.files import MODEL, check_output, read_file, write_file
+from pmapdp.loss import named_sums
+from pmapdp.registry import DATA_SETS, FEATURIZERS, featurize, featurizer_of, load_data
+from pmapdp.run.checkpoints import load_state
+from pmapdp.run.workdir import read_config
+from pmapdp.state import Task, TrainState, count_parameters
+from pmapdp.train import trained_task
+
+FORMAT = "pmapdp model 2"
+METADATA, PROGRAM, LOSS, ARRAYS, VIEW = "metadata.json", "model.jax", "loss.jax", "arrays/", "view.json"
+PLATFORMS = ("cpu", "cuda", "tpu")
+EXAMPLES_PER_CALL = 256
+ADVICE = "name a file made with python -m pmapdp.export, or export the model again"
+# JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine
+# that trained, and would make two exports of one model differ.
+LOCATIONS = "jax_traceback_in_locations_limit"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model, ready to be called."""
+
+    metadata: dict[str, Any]  # `labels`, `metrics`, `input` (shape and type) and more
+    model: jax.export.Exported  # the network, of the arrays and the inputs
+    arrays: dict[str, np.ndarray]  # parameters and running statistics
+    loss: jax.export.Exported  # the sums of its loss and metrics
+    view: Any = None  # of a text model: turns n strings into its inputs
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the outputs are logits and probabilities."""
+        return bool(self.metadata["classifies"])
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The network with its arrays on the default device, compiled once for every number of inputs."""
+        arrays, call = jax.device_put(self.arrays), jax.jit(self.model.call)
+        return lambda inputs: call(arrays, inputs)
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Let JAX compute in the type in which the model was trained, float64 too."""
+        return jax.enable_x64(self.metadata["dtype"] == "float64")
+
+    def outputs(self, inputs: Any) -> dict[str, np.ndarray]:
+        """Return `logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs; of a model that is no classifier its
+        `outputs`, `[n, ...]`. A `UserError` says that the model takes other inputs, or answers with NaN."""
+        if (given := describe_arrays(inputs)) != self.metadata["input"]:
+            raise UserError(
+                f"the model takes {self.metadata['input']}, and not {given}: give it what it was trained on"
+            )
+        parts = []
+        with self.precision():
+            for start in range(0, len(jax.tree.leaves(inputs)[0]), EXAMPLES_PER_CALL):
+                some = jax.tree.map(lambda x, start=start: x[start : start + EXAMPLES_PER_CALL], inputs)
+                parts.append(jax.device_get(self.compiled(jax.device_put(some))))
+        outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if not all(np.isfinite(each).all() for each in outputs.values()):
+            raise UserError("the model answers with nan or infinity: train it again with a lower --learning-rate")
+        return outputs
+
+
+def describe_arrays(inputs: Any) -> Any:
+    """Return type and shape of each array in a batch of inputs, as they are in `metadata["input"]`."""
+    return jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, inputs)
+
+
+def load_exported(path: str | Path) -> Exported:
+    """Read an exported model. A `UserError` says that it is damaged, something else, or of another version.
+
+    The checksums of the zip (CRC-32) are looked at first, so that no damaged file reaches JAX. They don't protect from
+    a file that was made to do harm: it holds a program, which JAX compiles and runs.
+    """
+    content = read_file(path, advice=ADVICE)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+            # Then what is read is not larger than the file: a few kilobytes cannot unpack to gigabytes.
+            if any(each.compress_type for each in members) or sum(each.file_size for each in members) > len(content):
+                raise ValueError("it is compressed, or not as long as it says")
+            metadata = json.loads(archive.read(METADATA))
+            if metadata["format"] != FORMAT:
+                raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
+            programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS)]
+            arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
+            view = None
+            if VIEW in archive.namelist():
+                view = FEATURIZERS[metadata["view"]](**json.loads(archive.read(VIEW)))
+                view(["a text"])  # shows whether its vocabulary is one
+        labels = metadata["labels"]
+        if not all(isinstance(label, str) for label in labels) or len(set(labels)) != len(labels):
+            raise ValueError("its labels are not texts that all differ")
+    except UserError:
+        raise
+    except Exception as error:  # zipfile, NumPy and scikit-learn have several for what is not as it should be
+        raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
+    try:
+        model, loss = map(jax.export.deserialize, programs)
+        model.mlir_module()  # so that a version too old or too new shows here
+    except Exception as error:  # JAX has no error of its own for versions that it does not read
+        raise UserError(
+            f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
+            f"({reason(error)}): use jax {metadata['jax']}, or export the model again with this one"
+        ) from None
+    exported = Exported(metadata, model, arrays, loss, view)
+    if exported.classifies and len(labels) != model.out_avals[0].shape[-1]:
+        raise UserError(f"{path} names {len(labels)} labels for {model.out_avals[0].shape[-1]} classes: {ADVICE}")
+    return exported
+
+
+def export_run(
+    workdir: str,
+    path: str | Path,
+    data_dir: str | None = None,
+    *,
+    best: bool = False,
+    data: Any = None,
+    **yours: Any,
+) -> dict[str, Any]:
+    """Write the model of the newest checkpoint of a run, or of its best epoch, and return the file's metadata.
+
+    Args:
+        workdir: folder of the run.
+        path: of the file.
+        data_dir: folder of data sets, for the vocabulary of a text model; default: as in training.
+        best: whether to take the checkpoint of the best epoch.
+        data, yours: `data`, `model`, `loss`, `metrics` and `optimizer`, if `train` was given them as Python values.
+    """
+    config = read_config(workdir)
+    file, folder = check_output("FILE", str(path), MODEL), os.path.abspath(workdir)
+    assert file is not None
+    with jax.enable_x64(config.dtype == "float64"):
+        data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)
+        task = trained_task(config, **yours)
+        state, step, progress = load_state(folder, task, best=best)
+    arrays, view = featurize(data, task.model)
+    last = progress["last"]
+    metadata = {
+        "model": os.path.basename(config.model),
+        "recipe": config.recipe,
+        # The name alone of a file of yours: its folder is nobody's business.
+        "dataset": config.dataset if config.dataset in DATA_SETS else os.path.basename(config.dataset),
+        "labels": arrays.classes,
+        "step": step,
+        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
+        "metrics": {name: last[name] for name in ("validation", "test") if name in last and last["step"] == step},
+        "measured": [next((name for name in ("test", "validation") if name in last), None), last.get("step", 0)],
+    }
+    export_model(task, state, file, examples=arrays.train.take(np.arange(1)), metadata=metadata, view=view)
+    return metadata
+
+
+def export_model(
+    task: Task, state: TrainState, path: str | Path, *, examples: Split, metadata: dict[str, Any], view: Any = None
+) -> None:
+    """Write the model of `state` to the zip `path`, which is there whole or not at all.
+
+    Args:
+        task: what was trained.
+        state: `TrainState` on the host.
+        path: overwritten if it exists.
+        examples: one or more as the model takes them; it is asked, to see whether it answers with numbers.
+        metadata: JSON to keep with the model; `labels` are the names of the C classes, empty for their numbers.
+        view: of a text model, what was fitted to the texts of the training set.
+
+    Raises:
+        UserError: `path` can't be written, the model can't be exported, or its numbers are not finite.
+    """
+    leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
+    names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
+    arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
+
+    def build(arrays: dict[str, jax.Array]) -> Any:
+        return task.model_with(*jax.tree.unflatten(tree, [arrays[name] for name in names]))
+
+    def forward(arrays: dict[str, jax.Array], inputs: Any) -> dict[str, jax.Array]:
+        model = build(arrays)
+        if task.classifies:
+            outputs = model(inputs)
+            logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+            return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
+        outputs = model.predict(inputs) if hasattr(model, "predict") else model(inputs)
+        if isinstance(outputs, tuple | list):
+            return {f"output {number}": each for number, each in enumerate(outputs)}
+        return outputs if isinstance(outputs, dict) else {"outputs": outputs}
+
+    def sums(arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array) -> dict[str, Any]:
+        indices = jnp.zeros(weights.shape, jnp.int32)  # they matter in training alone
+        return named_sums(task.loss(build(arrays), Batch(inputs, labels, indices, weights)))
+
+    def any_batch(array: np.ndarray) -> jax.ShapeDtypeStruct:
+        shape = ", ".join(["batch", *map(str, array.shape[1:])])
+        return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), array.dtype)
+
+    scope, locations = jax.export.SymbolicScope(), getattr(jax.config, LOCATIONS)
+    inputs, labels, weights = jax.tree.map(any_batch, (examples.inputs, examples.labels, np.ones(1, np.float32)))
+    jax.config.update(LOCATIONS, 0)
+    try:
+        with jax.enable_x64(task.dtype == "float64"):
+            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
+            loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(arrays, inputs, labels, weights)
+            programs = {PROGRAM: bytes(model.serialize()), LOSS: bytes(loss.serialize())}
+    except Exception as error:
+        raise UserError(
+            f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
+            "inputs.shape[0] in it instead of len(inputs)"
+        ) from error
+    finally:
+        jax.config.update(LOCATIONS, locations)
+    for output in model.out_avals:
+        if output.shape[:1] != jax.tree.leaves(inputs)[0].shape[:1]:
+            raise UserError(
+                f"the model answers {[*output.shape]}, not one row for each example: return [n, ...] arrays"
+            )
+    C = model.out_avals[0].shape[-1] if task.classifies else 0
+    classes = list(map(str, metadata.get("labels", ()))) or [str(number) for number in range(C)]
+    if task.classifies and len(classes) != C:
+        raise UserError(f"the model has {C} classes, and the data set names {len(classes)}: name all of them, or none")
+    metadata = {
+        "format": FORMAT,
+        "pmapdp": __version__,
+        "jax": jax.__version__,
+        "platforms": PLATFORMS,
+        "dtype": task.dtype,
+        "view": featurizer_of(task.model),
+        "input": describe_arrays(examples.inputs),
+        "classifies": task.classifies,
+        "parameters": count_parameters(state.params),
+        "arrays": names,
+        **metadata,
+        "labels": classes,
+    }
+    Exported(metadata, model, arrays, loss).outputs(examples.inputs)  # finite parameters may give infinite answers
+    files = {METADATA: json.dumps(metadata, indent=2).encode(), **programs}
+    if view is not None:
+        files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
+    zipped = io.BytesIO()
+    np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
+    with zipfile.ZipFile(zipped, "a") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980 like NumPy's: the same model, the same bytes
+    write_file(path, zipped.getvalue())
+
+
+@dataclass(frozen=True)
+class Options:
+    """The run, and the file to write."""
+
+    workdir: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken.",
+        place="WORKDIR",
+    )
+    file: str = setting(
+        "arguments",
+        dataclasses.MISSING,
+        "The file to write, for example model.zip; replaced if it exists.",
+        place="FILE",
+    )
+    best: bool = setting("options", False, "The checkpoint of its best epoch instead of the newest.")
+    data_dir: str | None = setting(
+        "options",
+        None,
+        "For a text model: folder of the data set, whose vocabulary goes into the file; default: as in training.",
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    options = cli.parse(Options, arguments, __doc__)
+    file = Path(options.file).absolute()
+    metadata = export_run(options.workdir, options.file, options.data_dir, best=options.best)
+    megabytes = file.stat().st_size / 1e6
+    print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
+    for part, means in metadata["metrics"].items():
+        print(part, *(f"{name} {value:.4f}" for name, value in means.items() if name != "examples"))
+    if not metadata["metrics"]:
+        part, step = metadata["measured"]
+        when = f"{part} was measured after update {step:,}, not after this one"
+        print(f"no metrics: {when if part else 'the run has no test or validation data'}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
