@@ -124,7 +124,7 @@ def test_output_elsewhere_than_on_a_terminal_is_plain(runs):
     assert "1,437" in output
     assert "360" in output
     assert f"jax {jax.__version__}" in output
-    assert sum(line.startswith("epoch ") and "| test loss " in line for line in output.splitlines()) == 20
+    assert sum(line.startswith("epoch ") and "  test loss " in line for line in output.splitlines()) == 20
     best = max(line["test"]["accuracy"] for line in lines[1:-1])
     assert f"test accuracy: best {best:.4f}" in output
     assert f"last {lines[-2]['test']['accuracy']:.4f}" in output

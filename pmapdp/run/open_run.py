@@ -97,7 +97,7 @@ class Run:
         """Begin or resume the epoch of update `step + 1`. Its meter has the sums of the updates before."""
         epoch, done = divmod(step, self.per_epoch)
         self.end_of_epoch = min((epoch + 1) * self.per_epoch, self.job.total_steps)
-        self.report.start_epoch(epoch + 1, self.per_epoch, done)
+        self.report.start_epoch(epoch + 1, self.end_of_epoch - epoch * self.per_epoch, done)
         return Meter(self.progress["sums"], self.progress["examples"])
 
     def after_update(self, step: int, state: TrainState, meter: Meter) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from flax import nnx
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
@@ -30,6 +30,7 @@ USES = {"train": "train", "validation": "validate", "test": "test"}  # of the pa
 EXACT = (ExactBatchNorm, ExactDropout, ExactAttention)
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_REFRESHES = 0.2
+UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
 
@@ -124,6 +125,11 @@ class Reporter:
             "jax": jax.__version__,
         }
         self.event("start", **vars(config) | facts)
+        self.per_epoch = batches.per_epoch
+        if self.tensorboard:
+            self.tensorboard.add_text(
+                "configuration", "\n".join(f"- {name}: {value}" for name, value in vars(config).items())
+            )
         layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
         processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
@@ -146,26 +152,31 @@ class Reporter:
     def start_epoch(self, epoch: int, steps: int, done: int) -> None:
         """Begin `epoch` (from 1) of `steps` steps, of which an earlier start of the run made `done`."""
         self.epoch, self.steps, self.shown = epoch, steps, time.monotonic()
+        self.first_step = (epoch - 1) * self.per_epoch
         if self.progress and self.console.is_terminal:
-            self.bar = Progress(BarColumn(20), TextColumn("{task.description}"), console=self.console, transient=True)
+            columns = [TextColumn(f"epoch {epoch}/{self.epochs}"), BarColumn(12), MofNCompleteColumn()]
+            columns += [TextColumn("{task.description}"), TimeRemainingColumn(compact=True)]
+            self.bar = Progress(*columns, console=self.console, transient=True)
             self.bar.start()
-            text = f"epoch {epoch}/{self.epochs} step {done}/{steps}  compiling"
+            text = "" if self.updates else "compiling"  # the first update compiles, and no other
             self.bar_task = self.bar.add_task(text, total=steps, completed=done)
 
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show step `step` (from 1, within the epoch) now and then, and trace some updates with --profile."""
         self.trace_updates(state)
+        if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
+            self.tensorboard.add_scalar("train/loss of the epoch so far", meter.means["loss"], self.first_step + step)
         now, wait = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
         if not self.progress or now - self.shown < wait or not meter.timed_updates:
             return
         self.shown = now
-        seconds_left = (self.steps - step) * meter.seconds / meter.timed_updates
-        speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s  {seconds_left:.0f} s left"
-        text = "  ".join([f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}", *in_words(meter.means), speed])
+        figures = [*in_words(meter.means), f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
         if self.bar:
-            self.bar.update(self.bar_task, completed=step, description=text)
+            self.bar.update(self.bar_task, completed=step, description=" ".join(figures))
         else:
-            self.line(text)
+            seconds_left = (self.steps - step) * meter.seconds / meter.timed_updates
+            place = f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}"
+            self.line("  ".join([place, *figures, f"{seconds_left:.0f} s left"]))
 
     def hide_bar(self) -> None:
         """Take the progress bar away."""
@@ -184,11 +195,9 @@ class Reporter:
                 if value is not None and not tag.endswith("/examples"):
                     self.tensorboard.add_scalar(tag, value, results["step"])
             self.tensorboard.flush()
-        speed, step_ms = results["examples_per_second"], results["step_ms"]
-        timing = f"{step_ms:.1f} ms/step, {speed:,.0f} examples/s" if speed else "one update, not timed"
+        speed = f"{results['examples_per_second']:,.0f} examples/s" if results["step_ms"] else "one update, not timed"
         shown = [" ".join([name, *in_words(part)]) for name, part in parts.items()]
-        epoch, rate = f"epoch {results['epoch']}/{self.epochs}", f"lr {results['learning_rate']:.3g}"
-        self.line(" | ".join([epoch, *shown, rate, timing]))
+        self.line("  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed]))  # at most 100 columns
 
     def trace_updates(self, state: TrainState) -> None:
         """Start the trace after four updates of this process, and end it ten later."""
@@ -207,8 +216,10 @@ class Reporter:
             jax.profiler.stop_trace()
             self.tracing = False
             file = max(self.trace.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
-            where = f"open {file} at ui.perfetto.dev, or run tensorboard --logdir {self.trace.parent}"
-            self.line(f"trace of {self.updates - WARM_UP} updates: {where}", *longest_operations(file))
+            updates, devices = self.updates - WARM_UP, jax.device_count()
+            self.line(f"trace of {updates} updates: open {file} at ui.perfetto.dev")
+            self.line(f"the longest operations, summed over {updates} updates and {devices} devices:")
+            self.line(*longest_operations(file))
 
 
 def started_before(job: "Job") -> str:

@@ -54,7 +54,7 @@ def test_holds_what_the_page_says(finished):
     assert "epoch 2/2" in out
     found = scalars(folder)
     tags = ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "learning_rate", "examples_per_second")
-    assert set(found) == {(tag, step) for tag in tags for step in (23, 46)}
+    assert set(found) == {(tag, step) for tag in tags for step in (23, 46)} | {("configuration/text_summary", 0)}
     assert found["test/loss", 46] == pytest.approx(lines[2]["test"]["loss"], rel=1e-6)
 
 
