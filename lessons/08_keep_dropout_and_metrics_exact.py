@@ -90,8 +90,9 @@ assert (masks["same_key"][2][:4] == masks["same_key"][2][4:]).all()
 # <details><summary>Answer</summary>
 #
 # With the same key, the devices repeat each other's mask, so the noise is not independent. With a key for each device,
-# the masks are independent, but another number of devices gives another training run. With a key for each example, the
-# masks are independent and the same on any number of devices.
+# the masks are independent, but the run changes when the number of devices changes. With a key for each example, the
+# masks are independent and the same on any number of devices. (This holds for JAX's default generator, threefry. With
+# `rbg` and `unsafe_rbg`, which some people set for speed on TPUs, a vmapped draw depends on how many keys it gets.)
 #
 # </details>
 #
@@ -201,15 +202,17 @@ assert np.isnan(means[-1])
 #
 # ## The program, with dropout
 #
-# The next cell runs alone. It is the program of lesson 05 without clipping and prefetch, and with three changes:
+# The next cell runs alone. Three things in it make the dropout exact. (The same on lesson 05's program, with every changed
+# line marked, is [program/08_exact.py](program/08_exact.py).)
 #
 # * Each batch carries the indices of its examples.
 # * The number of the update is an argument of the step.
 # * The model gets a key for each example, made from the seed, the update and the index. They are folded in one after
 #   the other. With a sum like `seed + update`, a run with seed 1 would draw the masks of seed 0 one update earlier.
 #
-# Dropout is a function of keys here. (`nnx.Dropout` keeps its random state inside the module. Then you need
-# `nnx.split`, as for batch norm, and inside `pmap` all devices draw the same mask.)
+# Dropout is a function of keys here. (`nnx.Dropout` without a key keeps its random state inside the module. Then you need
+# `nnx.split`, as for batch norm, and inside `pmap` all devices draw the same mask. If you call it with a key,
+# `nnx.Dropout(0.5)(x, deterministic=False, rngs=key)`, it has no state.)
 
 
 # %% tags=["take-home"]
@@ -377,9 +380,9 @@ for function in (with_one_key, with_example_keys):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In this run two to three times as long, though it is hardly more hashing: one hash for each example, beside the 256
-# for its activations. The program draws 512 small arrays and not one large one. All the same it is about half a
-# millisecond for 131,072 activations. Measure it on your own device.
+# There's hardly more hashing: one hash for each example, and 256 for its activations. How long it takes depends on the
+# machine and on what else it does, and it's about half a millisecond for 131,072 activations here. Measure it on your
+# own device.
 #
 # </details>
 #

@@ -232,10 +232,10 @@ np.testing.assert_array_equal(jnp.asarray(table).at[tokens].get(out_sharding=P("
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first eight work. `Embed` looks rows of a table up by sharded tokens:
-# `table.at[tokens].get(out_sharding=P("data"))` says how, as the folded cell shows. A recurrent layer starts
-# its loop with zeros that are not split. (The last line of the table refuses the cut into micro-batches that
-# multiplies the work, lesson 13.)
+# The first eight work. `Embed` looks rows of a table up by sharded tokens, and wants to know how the result is placed: call
+# it as `embed(tokens, out_sharding=P("data"))`, which does what the folded cell shows. A recurrent layer starts its loop
+# with zeros that aren't split: give it an `initial_carry` that is. (The last line of the table refuses the cut into
+# micro-batches that multiplies the work, lesson 13.)
 #
 # </details>
 #
@@ -332,9 +332,10 @@ assert programs[AxisType.Auto] == programs[AxisType.Explicit]
 # | a model split over several axes, where a wrong choice of the compiler is costly | Explicit axes |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
-# Explicit axes have a price: you write `out_sharding` or `jax.reshard` wherever an array is indexed, cut or sorted
-# along a split axis, also inside a library's layer. pmapdp uses Auto axes ([steps/jit.py](../pmapdp/steps/jit.py)),
-# so that models stay free of shardings.
+# Explicit axes have a price: you write `out_sharding` or `jax.reshard` wherever an array is indexed, cut or sorted along a
+# split axis. For code that you don't want to change, such as a library's layer, JAX has a way out:
+# `jax.sharding.auto_axes` makes the axes Auto inside one function. pmapdp uses Auto axes everywhere
+# ([steps/jit.py](../pmapdp/steps/jit.py)), so that models stay free of shardings.
 #
 # ## Take it home
 #
@@ -361,7 +362,7 @@ jax.set_mesh(mesh)
 
 
 class Embedding(nnx.Embed):
-    def __call__(self, tokens):  # nnx.Embed itself raises a ShardingTypeError: it does not say how its rows are sharded
+    def __call__(self, tokens):  # or call nnx.Embed with out_sharding=P("data")
         return self.embedding[...].at[tokens].get(out_sharding=P("data"))
 
 

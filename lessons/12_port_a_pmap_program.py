@@ -573,7 +573,9 @@ for exercise in (unstacked, ported, corrected_variance):
 #
 # - Put `my_pmap` in first; then one function at a time: shard_map drops the device axis, jit drops the collectives as
 #   well.
-# - JAX does not check that a replicated array is equal on all devices; your step must make it so. Look first at batch
+# - With `check_vma=False` JAX does not check that a replicated array is equal on all devices; your step must make it so.
+#   (With the default, it refuses a step without its all-reduce at trace time. To keep the check in a port, write
+#   `params = lax.pcast(params, "batch", to="varying")` before the gradient.) Look first at batch
 #   statistics, keys in the state and metrics, because there a port differs most often.
 # - Verify twice: against the old program, and against one device, because the old program may depend on their number.
 #   Then show both with `pmapdp.compare`.

@@ -182,7 +182,7 @@ mapped = jax.pmap(in_a_loop, "data", in_axes=(None, 0, 0), out_axes=None)  # the
 # </details>
 #
 # The unrolled program saves *nothing* here: the compiler may start all forward passes before the first backward pass.
-# So use a real loop, with one exception. XLA for CPUs runs convolutions in a loop up to 20 times slower. On a CPU,
+# So use a real loop, with one exception. XLA for CPUs runs convolutions in a loop 20 to 50 times slower. On a CPU,
 # unroll an accumulation of a convolutional network: it is then right and fast, but saves no memory.
 #
 # ## Under jit: which rows are a micro-batch?
@@ -237,8 +237,9 @@ print(f"in a loop: {temporary(step_with(every_fourth, unroll=1), weights, x, y):
 #
 # </details>
 #
-# Even the second cut all-reduces K times as many bytes as the plain step. The compiler sums over the devices after each
-# micro-batch, because each micro-gradient is a replicated array of your program. The cure is to write the loop as the
+# Even the second cut all-reduces K times as many bytes as the plain step, at least with XLA for CPUs. It sums over the
+# devices for each micro-batch, because each micro-gradient is a replicated array of your program. (XLA for GPUs has
+# passes that try to avoid this.) The cure is to write the loop as the
 # program of one device. A `shard_map` works inside jit, around the gradient alone:
 
 # %%

@@ -84,7 +84,7 @@ def batch(number):  # depends on the number of the update alone, so there is not
 # %% [markdown]
 # ## A loop that resumes
 #
-# `save` is called after every update, and writes one in ten. It copies the state to the host and returns; a thread
+# `save` is called after every update, and writes the first and then one in ten. It copies the state to the host and returns; a thread
 # writes the copy to disk while training continues. `restore` reads the newest checkpoint into the shapes and
 # shardings that it is given. Orbax writes a checkpoint under a temporary name and renames it when it is complete, so
 # a start after a kill never reads a half-written one. (`kept` names what is saved; you will see what happens when a

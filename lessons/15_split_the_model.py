@@ -202,8 +202,9 @@ for pairs, found in of_pairs.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# L pairs need L all-reduces forward and L - 1 backward. Each has the size of the activations, and the next product
-# waits for it. So tensor parallelism wants the fastest links, such as those within a node.
+# L pairs need L all-reduces forward and L - 1 backward: the first pair's input needs no gradient here. With a layer before
+# the first pair, such as an embedding, it's L backward. Each has the size of the activations, and the next product waits
+# for it. So tensor parallelism wants the fastest links, such as those within a node.
 #
 # </details>
 #
@@ -502,7 +503,7 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # - A product that is split along a kept axis needs no communication. If it is split along the axis that is summed
 #   over, it needs an all-reduce.
 # - Split the first matrix along its columns and the next along its rows. L such pairs need L all-reduces forward and
-#   L - 1 backward.
+#   L backward, or L - 1 if nothing before the first pair is trained.
 # - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
 #
 # [sharding/layout.py](../pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in

@@ -5,10 +5,10 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def two_starts() -> None:
-    """The first start saves a checkpoint at update 20 and is killed at 25. The second start restores it and goes to update 40."""
+    """The first start saves a checkpoint at update 20 and is stopped at 25. The second start restores it and goes to update 40."""
     axes = drawing.canvas(15, 4.4)
     for y, name, steps in (
-        (0.2, "first start", ("update 0", "update 20", "killed at 25")),
+        (0.2, "first start", ("update 0", "update 20", "stopped at 25")),
         (3.4, "second start", (None, "update 20", "update 40")),
     ):
         axes.text(0.1, y + 0.4, name, va="center")
