@@ -260,7 +260,7 @@ class Done(NamedTuple):
 
 
 def run_command(name: str, *arguments: object) -> Done:
-    """Run `python -m pmapdp.NAME ARGUMENTS` in this process."""
+    """Run the command of this name in this process, as `python -m` does."""
     import importlib
 
     from pmapdp.cli import run

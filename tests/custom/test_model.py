@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 from marks import quick
-from pmapdp.export.__main__ import main as export
 from points import DATA, Net, run
 
 from pmapdp import cli
@@ -22,6 +21,7 @@ from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported, evaluate_run
 from pmapdp.evaluate import main as evaluate
 from pmapdp.export import export_run, load_exported
+from pmapdp.export import main as export
 from pmapdp.loss import MetricSums
 from pmapdp.predict import main as predict
 from pmapdp.state import build, count_parameters
