@@ -1,10 +1,11 @@
-"""Train a network: data, model, step, loop, evaluation. Lesson 14 teaches this file.
+"""Train a network: data, model, step, loop, evaluation.
 
-python -m pmapdp.train                                    # digits on 8 devices with pmap
-python -m pmapdp.train --strategy jit --devices 4         # the same job, split by the compiler
-python -m pmapdp.train --dataset mnist --per-device-batch-size 64 --epochs 1
-python -m pmapdp.train mirrored --workdir runs/mirrored   # stop it at any time; the same command resumes it
-srun python -m pmapdp.train --distributed                 # several processes, by Slurm
+    python -m pmapdp.train                               # digits, 8 devices
+    python -m pmapdp.train --strategy jit --devices 4    # split by the compiler
+    python -m pmapdp.train mirrored --workdir runs/first    # again: it resumes
+    srun python -m pmapdp.train --distributed            # several processes
+
+Lesson 14 teaches this file.
 """
 
 import dataclasses

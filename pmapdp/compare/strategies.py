@@ -96,7 +96,8 @@ class Training:
         strategy: Any = "pmap" if name == STACKED else name
         self.job = job = prepare(replace(config, strategy=strategy))
         if job.total_steps < GROUPS:
-            raise UserError(f"{job.total_steps} updates are too few to time: try --steps 20, with a smaller batch")
+            updates = "a single update is" if job.total_steps == 1 else f"{job.total_steps} updates are"
+            raise UserError(f"{updates} too few to time: try --steps 20, with a smaller batch")
         self.seen: set[tuple[int, ...]] = set()  # shapes of inputs, when the function is traced
         self.strategy: Any = MAKERS[name](replace(job.task, loss=self.spy(job.task.loss)), job.devices)
         self.state: Any = self.strategy.place_state(create_state(job.task))

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import entry
@@ -28,6 +29,8 @@ def folder(tmp_path, monkeypatch):
     """The page's two files, in the current folder and on the path of imports."""
     for block in FILES:
         (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block)
+    for module in ("net", "data"):  # of other tests
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("pmapdp.train.keep_compiled_programs", lambda: None)

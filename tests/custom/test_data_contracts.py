@@ -132,7 +132,7 @@ def test_without_a_test_set(tmp_path):
     assert "100 to train, content" in shown
     assert "  test" not in shown
     assert f"train accuracy: best {result.epochs[0]['train']['accuracy']:.4f} (epoch 1)" in shown
-    with pytest.raises(UserError, match="arrays has no test set, so there is nothing to evaluate: give one"):
+    with pytest.raises(UserError, match="arrays has no test set to evaluate on: give one"):
         evaluate_run(workdir, model=Net, data=DataSet(TRAIN))
 
 

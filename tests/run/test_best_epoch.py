@@ -96,7 +96,7 @@ def test_no_best_epoch_to_evaluate(finished, tmp_path, capsys):
     file = tmp_path / "model.zip"
     file.write_bytes(b"")
     assert cli.run(evaluate, [str(file), "--best"]) == 2
-    assert "is an exported model, which has no other epochs: leave out --best" in capsys.readouterr().err
+    assert "is an exported model, for one device and of one epoch: leave out --best" in capsys.readouterr().err
     (oldest, *_) = sorted((folder / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
     oldest.rename(tmp_path / "away")
     try:
