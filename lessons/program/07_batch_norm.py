@@ -47,10 +47,11 @@ class BatchNorm(nnx.Module):
     def __call__(self, x, weights, train):
         mean, variance = self.mean[...], self.variance[...]
         if train:
-            x0 = x - mean  # near the mean, E[x0^2] - E[x0]^2 loses few digits
+            x0 = x - mean  # near 0, so E[x0^2] - E[x0]^2 loses few digits
             sums = weights.sum(), weights @ x0, weights @ jnp.square(x0)
             count, first, second = lax.pmean(sums, "data")
-            mean, variance = mean + first / count, second / count - jnp.square(first / count)
+            mean = mean + first / count
+            variance = jnp.maximum(second / count - jnp.square(first / count), 0)
             self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean
             self.variance[...] = 0.9 * self.variance[...] + 0.1 * variance
         return (x - mean) * lax.rsqrt(variance + 1e-5) * self.scale + self.bias

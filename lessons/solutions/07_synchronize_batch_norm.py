@@ -7,13 +7,13 @@ from jax import lax
 def global_variance(values, weights):
     """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
     # Distances from the global mean are small numbers, whose squares keep their digits; E[x^2] - E[x]^2 does not.
-    count = lax.psum(weights.sum(), "data")
-    mean = lax.psum((weights * values).sum(), "data") / count
-    return lax.psum((weights * jnp.square(values - mean)).sum(), "data") / count
+    count = lax.pmean(weights.sum(), "data")
+    mean = lax.pmean(weights @ values, "data") / count
+    return lax.pmean(weights @ jnp.square(values - mean), "data") / count
 
 
 def standardize_backward(x, g):
-    """Gradient `[b, C]` with respect to x on this device; g is that with respect to the output."""
+    """Gradient `[b, C]` with respect to x on this device; g is the gradient with respect to the output."""
     mean = lax.pmean(x.mean(0), "data")
     deviation = jnp.sqrt(lax.pmean(jnp.square(x - mean).mean(0), "data"))
     y = (x - mean) / deviation

@@ -25,7 +25,7 @@ def global_variance(answer):
     )
     require(
         not np.allclose(found, values.var(1), rtol=1e-3),
-        "this is each device's own variance: the sums must go through lax.psum(..., 'data')",
+        "this is each device's own variance: the sums must go through lax.pmean(..., 'data')",
     )
     require(
         not np.allclose(found, values.var(1).mean(), rtol=1e-3),
@@ -41,6 +41,12 @@ def global_variance(answer):
     weights[-1, 1:] = 0
     values = np.where(weights > 0, values, 100).astype(np.float32)
     expected, found = values[weights > 0].var(), variance(values, weights)
+    means = np.average(values, axis=1, weights=weights)
+    mean_of_means = np.average((values - means.mean()) ** 2, axis=1, weights=weights).mean()
+    require(
+        not np.allclose(found, mean_of_means, rtol=1e-3),
+        "every device counts alike, however few examples it holds: average sums and counts, and divide after that",
+    )
     require(
         np.allclose(found, expected, rtol=1e-3),
         f"padding was counted: rows of weight 0 must change neither sums nor count (expected {expected:.4f}, yours is "
