@@ -1,7 +1,7 @@
 """The program that grows: each script runs alone, gives the result of one device, and differs little from the last.
 
-pytest tests/lessons/test_program.py            # each script once, and in float64 what must agree to 14 digits
-pytest tests/lessons/test_program.py -m slow    # other numbers of devices, a real kill
+pytest tests/lessons/test_program.py            # the lengths and differences of all scripts; runs the first five
+pytest tests/lessons/test_program.py -m slow    # the other scripts, float64, other numbers of devices, a real kill
 """
 
 import ast
@@ -22,7 +22,13 @@ from launch import environment
 
 PROGRAMS = {path.stem[:2]: path for path in sorted((build.FOLDER / "program").glob("*.py"))}
 LIBRARIES = {"jax", "flax", "optax", "numpy"}
+QUICK = ("01", "02", "03", "05", "09")  # plain `pytest` runs them, a process each
 SAME_RESULT = ("09", "10", "13", "14", "16", "17")  # as 05: one network and data, other ways to split the work
+
+
+def run_quick(numbers: Sequence[str]):
+    return [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in numbers]
+
 
 # Lines of the later script that the earlier one doesn't have, at most.
 NEW_LINES = {
@@ -145,7 +151,7 @@ def test_two_lines_of_the_training_step_differ_between_one_device_and_pmap():
     assert added[0] == "gradients, count = lax.pmean((gradients, sums['count']), 'data')"
 
 
-@pytest.mark.parametrize("number", PROGRAMS)
+@pytest.mark.parametrize("number", run_quick(PROGRAMS))
 def test_script_runs_alone_and_learns(number, folder):
     found = figures(printed_by(number, folder))
     assert found.shape == (5, 4)
@@ -157,12 +163,13 @@ def test_jax_finds_the_gradients_that_numpy_has_by_hand(folder):
     np.testing.assert_allclose(*(figures(printed_by(number, folder)) for number in ("01", "02")), atol=2e-4)
 
 
-@pytest.mark.parametrize("number", ["03", *SAME_RESULT])
+@pytest.mark.parametrize("number", run_quick(["03", *SAME_RESULT]))
 def test_all_ways_give_the_figures_of_pmap(number, folder):
     # The scripts print four decimals; rounding in float32 may change the last one.
     np.testing.assert_allclose(*(figures(printed_by(each, folder)) for each in (number, "05")), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_one_device_and_pmap_agree_to_14_digits_in_float64(tmp_path):
     runs = [start(number, tmp_path, edits=FLOAT64, JAX_ENABLE_X64="1") for number in ("03", "05")]
     one, eight = (figures(output(run)) for run in runs)
@@ -170,16 +177,16 @@ def test_one_device_and_pmap_agree_to_14_digits_in_float64(tmp_path):
     assert (eight != np.round(eight, 10)).any(), "the figures have 15 decimals"
 
 
-@pytest.mark.parametrize(
-    ("number", "devices"),
-    [("07", 1), ("08", 1), *(pytest.param(each, 4, marks=pytest.mark.slow) for each in ("07", "08"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("number", ["07", "08"])
 def test_the_number_of_devices_changes_nothing(number, devices, folder, tmp_path):
     count = [('"jax_num_cpu_devices", 8', f'"jax_num_cpu_devices", {devices}')]
     found = figures(output(start(number, tmp_path, edits=count)))
     np.testing.assert_allclose(found, figures(printed_by(number, folder)), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_resumes_and_ends_as_if_it_had_not(folder, tmp_path):
     output(start("14", tmp_path, "run", edits=[("EPOCHS = 128, 5", "EPOCHS = 128, 2")]))
     resumed = output(start("14", tmp_path, "run"))
