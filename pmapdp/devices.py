@@ -11,8 +11,7 @@ import jax
 
 from pmapdp.errors import UserError
 
-DEFAULT_SIMULATED = 8
-MOST_SIMULATED = 1024
+DEFAULT_SIMULATED, MOST_SIMULATED = 8, 1024
 
 # Before jax 0.12 a collective on a CPU holds a thread of XLA's pool on every device while it waits for the others, and
 # with few threads the process aborts (seen with jax 0.10 and 0.11, never with 0.12; docs/simulated_devices.md).
@@ -34,7 +33,7 @@ def count_from_environment() -> tuple[str, int] | None:
 
 
 def count_started() -> int | None:
-    """Return the number of CPU devices with which JAX has started. None: it hasn't, so the number can still be set."""
+    """Return the number of CPU devices with which JAX has started, or None if it can still be set."""
     before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined] # defined as JAX is imported
     try:
         jax.config.update("jax_num_cpu_devices", before + 2)
@@ -47,41 +46,40 @@ def count_started() -> int | None:
 def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show at least `count` CPU devices. Call it before the first JAX computation.
 
-    Does no harm on a machine with accelerators: `jax.devices()` lists those first. A number of devices that you set in
-    the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) is left as it is. A `UserError` says that it, or the number
-    with which JAX has already started, is smaller.
+    It does no harm on a machine with accelerators, because `jax.devices()` lists those first. A number that you set in
+    the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) stays. A `UserError` says that it, or the number with which JAX
+    has started, is smaller than `count`.
     """
     if not 1 <= count <= MOST_SIMULATED:
         raise UserError(f"{count} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}")
-    given = count_from_environment()
-    if given and given[1] < count:
+    variable, given = count_from_environment() or ("", 0)
+    if variable and given < count:
         raise UserError(
-            f"{count} devices were asked for, but {given[0]} in the environment allows {given[1]}: "
-            f"unset it, or ask for at most {given[1]}"
+            f"{count} devices were asked for, but {variable} in the environment allows {given}: unset it, or ask for "
+            f"at most {given}"
         )
     if (started := count_started()) is not None:
         if started < count:
+            works = f"set {variable}" if variable else "call pmapdp.devices.simulate"
             raise UserError(
-                f"{count} devices cannot be simulated any more: JAX has already started with {started}; "
-                f"{'set ' + given[0] if given else 'call pmapdp.devices.simulate'} before any other use of JAX (in a "
-                "notebook: restart the kernel)"
+                f"{count} devices cannot be simulated any more: JAX has already started with {started}; {works} before "
+                "any other use of JAX (in a notebook: restart the kernel)"
             )
         return
     # A larger number that was asked for before stays: one device now does not exclude four in the next run.
-    number = given[1] if given else max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+    number = given or max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
     if not given:
         jax.config.update("jax_num_cpu_devices", number)
-    if COLLECTIVES_HOLD_THREADS:  # else more threads than cores would only make the steps slower
+    if COLLECTIVES_HOLD_THREADS:
         # The environment variable NPROC sets the size of the pool. Twice as many threads as devices never aborted.
-        wanted, threads = 2 * number, os.environ.get("NPROC", "")
-        os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), wanted))
+        threads = os.environ.get("NPROC", "")
+        os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), 2 * number))
 
 
 def choose(count: int | None = None) -> list[jax.Device]:
-    """Choose the devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices.
+    """Return the devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices.
 
-    If JAX has started already, they are among the devices that it started with. A `UserError` says that `count` is
-    more than there are.
+    If JAX has started already, they are among those it started with. A `UserError` says that there are fewer.
     """
     given = count_from_environment()
     if count is not None or given or count_started() is None:

@@ -9,9 +9,11 @@ import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+LOWER = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"  # advice, if training diverges
+
 
 class UserError(Exception):
-    """A mistake in what was asked for. Commands print its one sentence and exit with its status."""
+    """A mistake in what was asked for. Commands print its one sentence, and exit with its status."""
 
     status = 2
 
@@ -26,19 +28,13 @@ class FailedError(UserError):
 
 
 class DivergedError(UserError):
-    """The loss of update `step`, or the state after it, is not finite."""
+    """A loss or the state is not finite: of training after update `step`, or of an evaluation (0)."""
 
     status = 3
 
     def __init__(self, message: str, step: int = 0):
         super().__init__(message)
         self.step = step
-
-
-class EvaluationError(UserError):
-    """The loss of a test batch is not finite, though the state is."""
-
-    status = 3
 
 
 class ReplicasError(UserError):
@@ -59,12 +55,6 @@ def in_one_line(text: str) -> str:
     """Return a text as one line. Line breaks and characters that steer a terminal are shown, not obeyed."""
     line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
     return line if len(line) <= 10_000 else f"{line[:5_000]}...{line[-5_000:]}"
-
-
-def require(kind: type, name: str, value: Any, works: str) -> None:
-    """Refuse an argument, called `name`, of another kind; `works` is one that works."""
-    if not isinstance(value, kind):
-        raise UserError(f"{name}={shown(value)} is no {kind.__name__}: give {works}")
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:

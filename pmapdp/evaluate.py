@@ -33,7 +33,7 @@ from pmapdp.metrics import Meter
 from pmapdp.registry import DATA_SETS, load_data
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
-from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, evaluate, prepare
+from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
 
 Means = dict[str, float]  # by metric, with the number of "examples"
 
@@ -92,7 +92,7 @@ def evaluate_run(
     config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
     workdir = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, **yours)
+        job = prepare(config, Custom(**yours))
         state = load_state(workdir, job.task, best=best).state
         if "test" not in job.batches:
             raise UserError(f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)")

@@ -26,24 +26,14 @@ AxisName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Context:
-    """The facts about a batch that a layer can't see in its activations.
+    """The facts about a batch that a layer can't see in its activations."""
 
-    Attributes:
-        weights: `[b]`, 0 for padding; None if all examples count alike.
-        keys: `[b]` random keys, one an example; None in evaluation.
-        step: `[]` updates made so far.
-        train: True in training, False in evaluation.
-        axis_name: the mapped axis (or axes) over which the global batch is split (`pmap`, `shard_map`); None if the
-            arrays hold the global batch (`jit`, a single device).
-        draws: counts the calls of `next_keys`.
-    """
-
-    weights: Any = None
-    keys: Any = None
-    step: Any = 0
+    weights: Any = None  # [b], 0 for padding; None if all examples count alike
+    keys: Any = None  # [b] random keys, one an example; None in evaluation
+    step: Any = 0  # [] updates made so far
     train: bool = False
-    axis_name: AxisName = None
-    draws: Iterator[int] = field(default_factory=itertools.count)
+    axis_name: AxisName = None  # the mapped axis over which the batch is split; None if the arrays hold all of it
+    draws: Iterator[int] = field(default_factory=itertools.count)  # numbers the calls of `next_keys`
 
     def next_keys(self, number: Any = 0) -> jax.Array:
         """`[b]` random keys, one an example. Each call returns others, so no two layers draw the same mask.
@@ -182,19 +172,10 @@ def attend(
     precision: Any = None,
     **_: Any,
 ) -> jax.Array:
-    """Attention of h heads, `[b, q, h, d]` by `[b, k, h, d]` twice to `[b, q, h, d]`.
+    """Attention of h heads, `[b, q, h, d]` by `[b, k, h, d]` twice to `[b, q, h, d]`, with Flax's arguments.
 
     Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32 at least, and in float64 for
-    float64, unlike in `jax.nn.dot_product_attention`.
-
-    Args:
-        query, key, value: fewer heads of keys and values than of queries are shared by groups of queries.
-        mask: `[b, h, q, k]` or what broadcasts to it; False means that a query doesn't look there.
-        dropout_rng: `[b]` keys; None without dropout.
-        dropout_rate: share of the attention weights that dropout sets to 0.
-        broadcast_dropout: draw one mask for all heads of an example.
-        is_causal: let no query look at later keys.
-        precision: of the products, as in JAX.
+    float64, unlike in `jax.nn.dot_product_attention`. `dropout_rng` is `[b]` keys, or None without dropout.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))

@@ -17,20 +17,12 @@ NONE: dict[str, Any] = {}
 
 
 class MetricSums(NamedTuple):
-    """Sums over examples. Added field by field, the sums of two batches are the sums over all their examples.
+    """Sums over examples, `[]` each. Added field by field, the sums of two batches are the sums over all examples."""
 
-    Attributes:
-        loss: `[]` sum of the losses; for the cross-entropy in natural logarithms.
-        correct: `[]` number of examples whose highest logit is the one of their class; None if there are no classes.
-        count: `[]` sum of the weights, for example the number of examples without padding. It divides the gradient: a
-            loss over tokens counts tokens.
-        others: further sums by name, `[]` each; their means over the count are shown beside the loss.
-    """
-
-    loss: Any
-    correct: Any
-    count: Any
-    others: Any = NONE
+    loss: Any  # of the losses; for the cross-entropy in natural logarithms
+    correct: Any  # how many examples have their highest logit at their class; None if there are no classes
+    count: Any  # of the weights: without weights the number of examples. It divides the gradient
+    others: Any = NONE  # further sums by name; their means over the count are shown beside the loss
 
 
 def named_sums(sums: MetricSums) -> dict[str, Any]:

@@ -4,25 +4,18 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
-from pmapdp.errors import DivergedError
-from pmapdp.loss import MetricSums
+from pmapdp.errors import LOWER, DivergedError
+from pmapdp.loss import MetricSums, named_sums
 
-UPDATES_AHEAD = 2  # of the devices, at most
+UPDATES_AHEAD = 2
 READ_TOGETHER = 16  # updates; counted, and not by a clock, because all processes must see a NaN after the same update
 
 
-def named(sums: MetricSums) -> dict[str, Any]:
-    """Return the sums by the names under which they are shown, written and compared."""
-    accuracy = {} if sums.correct is None else {"accuracy": sums.correct}
-    return {"loss": sums.loss, **accuracy, **sums.others, "count": sums.count}
-
-
 class Meter:
-    """Adds up the metrics of updates, and times them, while the host runs at most two updates ahead.
+    """Adds up the metrics of updates and times them, while the host runs at most two updates ahead.
 
     Attributes:
         sums: over all examples so far, by name, in double precision; "count" is the sum of their weights.
@@ -35,15 +28,14 @@ class Meter:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Leave out of the timing what came before, for example a compilation."""
+        """Time the updates from here on. The one that compiles comes before."""
         self.started, self.seconds = time.perf_counter(), 0.0
         self.timed_updates = self.timed_examples = 0
 
     def add(self, step: int, sums: MetricSums, examples: int) -> None:
-        """Add the metrics of update `step`, which the devices may still compute, over so many examples.
+        """Add the metrics of update `step` over so many examples. The devices may still compute it.
 
-        Raises:
-            DivergedError: the loss of an earlier update is not finite.
+        A `DivergedError` says that the loss of an earlier update is not finite.
         """
         self.unread.append((step, sums, examples))
         self.timed_updates += 1
@@ -58,13 +50,12 @@ class Meter:
         """Copy the metrics of the oldest updates to the host, and add them up."""
         oldest = [self.unread.popleft() for _ in range(updates)]
         for (step, _, examples), sums in zip(oldest, jax.device_get([sums for _, sums, _ in oldest]), strict=True):
-            for name, value in named(sums).items():
+            for name, value in named_sums(sums).items():
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.examples += examples
             if not math.isfinite(self.sums["loss"]):
                 jax.block_until_ready([sums for _, sums, _ in self.unread])  # other processes take part in these
-                advice = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
-                raise DivergedError(f"the loss is {self.sums['loss']} at step {step}: {advice}", step)
+                raise DivergedError(f"the loss is {self.sums['loss']} at step {step}: {LOWER}", step)
 
     def finish(self) -> None:
         """Wait for all updates, and add up what is left."""
@@ -73,15 +64,17 @@ class Meter:
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean of each metric, and the number of examples; empty if there are none."""
+        """Return the mean of each metric, and the number of examples; nothing if there are none."""
         if not self.examples:
             return {}
-        means = {name: value / self.sums["count"] for name, value in self.sums.items() if name != "count"}
+        sums = {name: value for name, value in self.sums.items() if name != "count"}
+        names = {"correct": "accuracy"}
+        means = {names.get(name, name): value / self.sums["count"] for name, value in sums.items()}
         return means | {"examples": self.examples}
 
     @property
     def speed(self) -> dict[str, float | None]:
-        """Examples a second, and milliseconds an update; None if none was timed."""
+        """Return examples a second and milliseconds an update, each None if no update was timed."""
         if not self.timed_updates:
             return {"examples_per_second": None, "step_ms": None}
         step_ms = 1000 * self.seconds / self.timed_updates

@@ -5,8 +5,15 @@ from typing import Any
 
 import optax
 
-from pmapdp.config import FLOAT32, MOST, Config
-from pmapdp.errors import UserError
+from pmapdp.config import MOST, Config
+
+OPTIMIZERS: dict[str, Callable[[optax.Schedule, Config], optax.GradientTransformation]] = {
+    "sgd": lambda schedule, config: optax.sgd(schedule),
+    "momentum": lambda schedule, config: optax.sgd(schedule, momentum=0.9),
+    "adam": lambda schedule, config: optax.adam(schedule),
+    "adamw": lambda schedule, config: optax.adamw(schedule, weight_decay=config.weight_decay),
+}
+SCHEDULES = ("constant", "piecewise", "cosine")
 
 
 def peak_learning_rate(config: Config, global_batch_size: int) -> float:
@@ -16,24 +23,14 @@ def peak_learning_rate(config: Config, global_batch_size: int) -> float:
     Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
     """
     exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
-    rate = config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
-    if rate > FLOAT32:
-        raise UserError(
-            f"--learning-rate {config.learning_rate} --scale-learning-rate {config.scale_learning_rate} is {rate:.3g} "
-            f"for a global batch of {global_batch_size}, more than {FLOAT32}: try --learning-rate 0.001"
-        )
-    return rate
+    return config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
 
 
 def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
     """Make the learning rate, a function of the number of updates already made.
 
-    Args:
-        config: the schedule and its settings; switches and the end are counted from the start of training,
-            warm-up included.
-        global_batch_size: B, for the scaling rules.
-        steps_per_epoch: updates in one epoch.
-        total_steps: updates in all epochs; the cosine ends there, also if the run is to stop early.
+    Switches and the end of the cosine are counted from the start of training, warm-up included. `total_steps` are the
+    updates in all epochs, also if the run is to stop early.
     """
     peak, warmup = peak_learning_rate(config, global_batch_size), config.warmup_steps
     if config.schedule == "piecewise":
@@ -52,17 +49,8 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
 def make_optimizer(
     config: Config, schedule: optax.Schedule, custom: Callable[[optax.Schedule], Any] | None = None
 ) -> optax.GradientTransformation:
-    """Make the update rule: clipping by global norm if asked for, then the chosen optimizer, or yours.
-
-    `custom` makes an update rule of the schedule.
-    """
-    rules: dict[str, Callable[[], optax.GradientTransformation]] = {
-        "sgd": lambda: optax.sgd(schedule),
-        "momentum": lambda: optax.sgd(schedule, momentum=0.9),
-        "adam": lambda: optax.adam(schedule),
-        "adamw": lambda: optax.adamw(schedule, weight_decay=config.weight_decay),
-    }
-    rule = custom(schedule) if custom else rules[config.optimizer]()
+    """Make the update rule: clipping by global norm if asked for, then the configured optimizer, or `custom`."""
+    rule = custom(schedule) if custom else OPTIMIZERS[config.optimizer](schedule, config)
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

@@ -1,5 +1,6 @@
 """Names on the command line: a new model or data set takes its file and one line here."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from typing import Any
 
 from flax import nnx
 
-from pmapdp.config import PYTHON_VALUE
 from pmapdp.custom.data import load_npz, make_data_set
 from pmapdp.custom.images import load_folder
 from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
@@ -24,6 +24,7 @@ from pmapdp.models.mlp import MLP
 from pmapdp.models.speedrun import Speedrun
 from pmapdp.models.text_mlp import TextMLP
 from pmapdp.models.transformer import Transformer
+from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
     "mlp": MLP,
@@ -57,14 +58,13 @@ def find_model(name: str) -> Callable[..., nnx.Module]:
 
 
 def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
-    """Return your optimizer or schedule (the `kind`), `my_file.py:make`; None for one of ours.
-
-    Raises:
-        UserError: it was a Python value, which must be given again.
-    """
-    if name.endswith(PYTHON_VALUE):
-        raise UserError(f"the {kind} {name} must be given again: {kind}=...")
-    return load_from_file(name, f"--{kind} {name}") if ".py:" in name else None
+    """Return your optimizer or schedule (the `kind`), `my_file.py:make`; None for one of ours."""
+    if ".py:" in name:
+        return load_from_file(name, f"--{kind} {name}")
+    ours = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}[kind]
+    if name not in ours:
+        raise unknown(kind, name, [*ours, f"my_file.py:make (yours; from Python {kind}=...)"])
+    return None
 
 
 def featurizer_of(model: Any) -> str:
@@ -122,4 +122,5 @@ def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
     if not texts:
         return data, None
     featurizer = FEATURIZERS[name].fit(data.train.texts)
-    return data.map(lambda _, part: Split(featurizer(part.texts), part.labels)), featurizer
+    arrays: dict[str, Any] = {name: Split(featurizer(part.texts), part.labels) for name, part in data.parts.items()}
+    return dataclasses.replace(data, **arrays), featurizer

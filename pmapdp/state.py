@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -23,59 +23,39 @@ from pmapdp.loss import cross_entropy
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that changes during training, and the model's constants, as nested dictionaries of arrays.
+    """The arrays of training, as nested dictionaries: all that changes, and the model's constants."""
 
-    Attributes:
-        step: `[]` int32, updates made so far.
-        params: what is trained.
-        model_state: all other arrays of the model: running statistics, constants, parameters that are not trained.
-        optimizer_state: optax's state.
-    """
-
-    step: Any
-    params: Any
-    model_state: Any
-    optimizer_state: Any
-
-
-NO_UPDATES = optax.set_to_zero()
+    step: Any  # [] int32, updates made so far
+    params: Any  # what is trained
+    model_state: Any  # the model's other arrays: running statistics, constants, parameters that are not trained
+    optimizer_state: Any  # optax's
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is trained, and nothing about where.
+    """The model, its loss and the update rule, and nothing about devices."""
 
-    Attributes:
-        model: the built network, its arrays on the host; `build` makes one.
-        optimizer: the update rule.
-        seed: determines the dropout masks.
-        dtype: type of the computation.
-        loss: a function of (model, batch) that returns `MetricSums`.
-        accumulate: micro-batches per device and update.
-        trainable: which variables are trained, a filter of Flax.
-    """
-
-    model: nnx.Module
-    optimizer: optax.GradientTransformation = NO_UPDATES
-    seed: int = 0
-    dtype: str = "float32"
-    loss: Callable[..., Any] = cross_entropy
-    accumulate: int = 1
-    trainable: Any = nnx.Param
+    model: nnx.Module  # built, its arrays on the host
+    optimizer: optax.GradientTransformation = field(default_factory=optax.set_to_zero)  # enough to evaluate
+    seed: int = 0  # of the dropout masks
+    dtype: str = "float32"  # of the computation
+    loss: Callable[..., Any] = cross_entropy  # (model, batch) to `MetricSums`
+    accumulate: int = 1  # micro-batches per device and update
+    trainable: Any = nnx.Param  # a filter of Flax
 
     @property
     def name(self) -> str:
-        """The name of the model's class."""
+        """Return the name of the model's class."""
         return type(self.model).__name__
 
     @property
     def input_axes(self) -> tuple[str, ...]:
-        """Logical names of the axes of the model's inputs: its own `input_axes`, or the examples alone."""
+        """Return the names of the axes of the model's inputs: its `input_axes`, or the examples alone."""
         return getattr(self.model, "input_axes", ("batch",))
 
     @property
     def classifies(self) -> bool:
-        """True if the loss is the cross-entropy, so that the model gives logits of classes."""
+        """Tell if the loss is the cross-entropy, so that the model gives logits of classes."""
         return getattr(self.loss, "func", self.loss) is cross_entropy
 
     def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
@@ -85,10 +65,7 @@ class Task:
 
     @functools.cached_property
     def constant(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
-        """The rest of the model: its structure, and its streams of random numbers.
-
-        They never change. A layer that draws from its stream in training is refused (`pmapdp/custom/contract.py`).
-        """
+        """Return the model's structure and its random streams. A layer that draws from one in training is refused."""
         parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
         return parts[0], parts[2]
 
@@ -102,8 +79,6 @@ class Task:
 def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32") -> nnx.Module:
     """Build a network with its initial parameters and exact layers, on the host.
 
-    It isn't built under tracing, because Flax would take a constant that the model keeps for a part of its structure.
-
     Args:
         model: a class or function that takes `rngs`, and, if it names them, `dtype` and `param_dtype`.
         seed: determines the initial parameters.
@@ -112,6 +87,7 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
     with on_the_host(), jax.transfer_guard("allow"):
+        # Not under jit, because Flax would take a constant that the model keeps for a part of its structure.
         built = model(rngs=nnx.Rngs(seed), **{name: each for name, each in types.items() if takes(model, name)})
         structure, arrays = nnx.split(built)
         return exchange(nnx.merge(structure, jax.device_get(arrays)))
@@ -119,12 +95,9 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
 
 def takes(model: Callable[..., nnx.Module], name: str) -> bool:
     """Tell if a class or function has an argument of this name."""
-    function: Any = model
-    while isinstance(function, functools.partial):
-        function = function.func
-    # Of a class, because what Flax puts around its __init__ takes any name.
+    function: Any = model.func if isinstance(model, functools.partial) else model
     if isinstance(function, type):
-        function = getattr(function, "__init__")  # noqa: B009 (mypy takes it for one of an instance)
+        function = getattr(function, "__init__")  # noqa: B009 (a class of Flax itself seems to take any argument)
     parameters = inspect.signature(function).parameters
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
@@ -144,28 +117,15 @@ def initial_state(task: Task) -> TrainState:
 
 
 def create_state(task: Task, sharding: Any = None) -> TrainState:
-    """Place the state before the first update.
+    """Return the state before the first update as NumPy arrays, or placed if you give a sharding.
 
     Args:
         task: what is trained.
-        sharding: of the arrays, one for all or a pytree of them like the state; with None they are NumPy arrays on the
-            host.
+        sharding: one for all arrays, or a pytree of them like the state. Each device gets its shards alone.
     """
-    if sharding is None:
-        with on_the_host(), jax.transfer_guard("allow"):
-            return jax.device_get(initial_state(task))
-    # NumPy's arrays are copied to the devices: what is donated later is not the model's own.
-    params, model_state = jax.device_get(task.arrays_of(task.model))
-    state = TrainState(np.zeros((), np.int32), params, model_state, jax.eval_shape(task.optimizer.init, params))
-    shardings: TrainState = jax.tree.broadcast(sharding, state)
-    params = jax.device_put(params, shardings.params)
-    return TrainState(
-        step=jax.device_put(np.zeros((), np.int32), shardings.step),
-        params=params,
-        model_state=jax.device_put(model_state, shardings.model_state),
-        # Compiled, so that no device ever holds more than its shard.
-        optimizer_state=jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state)(params),
-    )
+    with on_the_host(), jax.transfer_guard("allow"):
+        state = jax.device_get(initial_state(task))
+    return state if sharding is None else jax.device_put(state, sharding)
 
 
 def named_leaves(*trees: Any) -> dict[str, Any]:

@@ -11,13 +11,12 @@ Lesson 14 teaches this file.
 import dataclasses
 import functools
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,18 +27,11 @@ from pmapdp import cli, devices
 from pmapdp.config import Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import augment_task, build_model, check_task
-from pmapdp.custom.optimizer import (
-    check_best,
-    check_optimizer,
-    check_schedule,
-    check_trainable,
-    name_of_value,
-    trainable_filter,
-)
+from pmapdp.custom.optimizer import check_best, check_optimizer, check_schedule, check_trainable, trainable_filter
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import SINGLE_PROCESS, Peers, ProcessesOptions, connect_processes, find_peers
-from pmapdp.errors import DivergedError, EvaluationError, UserError
+from pmapdp.errors import LOWER, DivergedError, UserError
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
 from pmapdp.optimizer import make_optimizer, make_schedule
@@ -60,16 +52,24 @@ EVALUATION_BATCH_PER_DEVICE = 64
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        state: the last `TrainState`, on the host.
-        epochs: the results of every epoch of this start, as in the metrics file: `{"epoch": 1, "step": 23,
-            "train": {"loss": ..., "accuracy": ..., "examples": 1437}, "test": {...}, "learning_rate": ..., ...}`.
-    """
-
-    state: TrainState
+    state: TrainState  # the last one, on the host
+    # The results of every epoch of this start, as in the metrics file: {"epoch": 1, "step": 23, "train": {"loss": ...,
+    # "accuracy": ..., "examples": 1437}, "test": {...}, "learning_rate": ..., ...}
     epochs: list[dict[str, Any]]
+
+
+class Custom(NamedTuple):
+    """Your parts of a run, as `train` takes them. None: the configuration chooses."""
+
+    model: Callable[..., nnx.Module] | None = None
+    data: Any = None
+    loss: Callable[..., MetricSums] | None = None
+    metrics: Callable[..., dict[str, Any]] | None = None
+    optimizer: Callable[..., optax.GradientTransformation] | None = None
+    schedule: optax.Schedule | None = None
+    trainable: Any = None
 
 
 def train(
@@ -113,10 +113,9 @@ def train(
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
-    yours = {"model": model, "data": data, "loss": loss, "metrics": metrics}
     # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, peers, **yours, optimizer=optimizer, schedule=schedule, trainable=trainable)
+        job = prepare(config, Custom(model, data, loss, metrics, optimizer, schedule, trainable), peers)
         strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/
         with open_run(job, started, after_epoch) as run:
             state, step = run.restore_or_init()
@@ -137,12 +136,7 @@ def train(
 
 
 def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
-    """Return the metrics of a placed state over exactly the examples of a part of the data set; {} for "train".
-
-    Raises:
-        DivergedError: the state is not finite.
-        EvaluationError: the loss is not finite, though the state is.
-    """
+    """Return the metrics of a placed state over exactly the examples of a part of the data set; {} for "train"."""
     if part == "train":
         return {}
     meter, batches = Meter(), job.batches[part]
@@ -153,135 +147,89 @@ def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
         meter.finish()
     except DivergedError as error:
         if not is_finite(state):
-            advice = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
-            raise DivergedError(f"the state is not finite after an update whose loss was: {advice}") from None
+            raise DivergedError(f"the state is not finite after an update whose loss was: {LOWER}") from None
         first = (error.step - 1) * batches.batch_size
-        raise EvaluationError(
-            f"the {part} loss is not finite, though the state is: look at the {part} examples from {first} to "
-            f"{min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
-        ) from None
+        there = f"{part} examples {first} to {min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
+        raise DivergedError(f"the {part} loss is not finite, though the state is: look at {there}") from None
     return meter.means
 
 
 @dataclass(frozen=True)
 class Job:
-    """All parts of a run before its first update.
+    """All parts of a run before its first update."""
 
-    Attributes:
-        config: the settings; with your own model or data it has their names.
-        devices: N devices.
-        data: the data set, in arrays.
-        task: the built model, the loss and the update rule.
-        batches: of each part of the data set: "train", and perhaps "test" and "validation".
-        total_steps: number of updates after which the run ends.
-        schedule: number of updates made to learning rate.
-        strategy: the five functions of `config.strategy`.
-        layout: which shard of every array each device holds.
-        peers: the processes that own the devices.
-        content: tells data sets of the same name apart, a `fingerprint`; None if nobody compares it.
-    """
-
-    config: Config
+    config: Config  # with the names of your own model, data, optimizer and schedule
     devices: list[jax.Device]
-    data: DataSet
+    data: DataSet  # in arrays
     task: Task
-    batches: dict[str, Batches]
-    total_steps: int
-    schedule: Callable[[Any], Any]
+    batches: dict[str, Batches]  # "train", and "test" and "validation" if the data set has them
+    total_steps: int  # updates after which the run ends
+    schedule: Callable[[Any], Any]  # updates made to learning rate
     strategy: Strategy
-    layout: MeshLayout
-    peers: Peers
-    content: str | None
-
-    @property
-    def per_device_batch_size(self) -> int:
-        """b, the largest number of examples that one device gets in an update."""
-        return math.ceil(self.batches["train"].batch_size / self.layout.batch_shards)
+    layout: MeshLayout  # which shard of every array each device holds
+    peers: Peers  # the processes that own the devices
+    content: str | None  # a fingerprint of the data, if somebody compares it
 
     @property
     def evaluated_part(self) -> str:
-        """The part that is evaluated after each epoch: "validation", "test", or, if there is neither, "train"."""
+        """Return the part that is evaluated after each epoch: "validation", "test", or "train" if there is neither."""
         return next(part for part in ("validation", "test", "train") if part in self.batches)
 
 
-def prepare(
-    config: Config,
-    peers: Peers = SINGLE_PROCESS,
-    *,
-    model: Callable[..., nnx.Module] | None = None,
-    data: Any = None,
-    loss: Callable[..., MetricSums] | None = None,
-    metrics: Callable[..., dict[str, Any]] | None = None,
-    optimizer: Callable[..., optax.GradientTransformation] | None = None,
-    schedule: optax.Schedule | None = None,
-    trainable: Any = None,
-) -> Job:
-    """Choose the devices, read the data, build the model, and make the step. The arguments are those of `train`.
+def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_PROCESS) -> Job:
+    """Choose the devices, read the data, build the model, and make the step.
 
     For float64 call it, and use what it returns, inside `jax.enable_x64(True)`.
     """
-    if config.dtype == "float64" and not jax.config.read("jax_enable_x64"):
-        raise UserError(
-            "--dtype float64 needs 64 bits, which are off in JAX: prepare and use the job inside jax.enable_x64(True), "
-            "or set JAX_ENABLE_X64=1 in the environment"
-        )
+    custom = custom or Custom()
+    assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), "JAX would make float32 of it"
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     number = 1 if config.strategy == "single" else number_of_devices(config.devices, config.mesh, peers.count)
     local_devices = devices.choose(number)
+    all_devices = devices.of_all_processes(local_devices)
+    rule = custom.optimizer or find_rule("optimizer", config.optimizer)  # None: one of ours
+    rate = custom.schedule or find_rule("schedule", config.schedule)
 
     # Data
-    if data is not None:
-        config = dataclasses.replace(config, dataset="arrays")
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
-    data_set = load_data(config.dataset, config.data_dir) if data is None else make_data_set(data)
+    data = load_data(config.dataset, config.data_dir) if custom.data is None else make_data_set(custom.data)
     if peers.first:
         peers.wait("the data set")
 
     # Model and loss
-    task = make_task(config, model=model, loss=loss, metrics=metrics, trainable=trainable)
-    arrays, _ = featurize(data_set, task.model)
-    yours = config.model not in MODELS or any(each is not None for each in (model, loss, metrics))
+    task = make_task(config, custom)
+    config = dataclasses.replace(config, **names_of(custom, task))
+    arrays, _ = featurize(data, task.model)
+    yours = config.model not in MODELS or custom.loss is not None or custom.metrics is not None
     check_task(task, arrays, custom=yours)
     content = None
     if config.workdir or peers.count > 1:
-        content = fingerprint(data_set)
+        content = fingerprint(data)
         peers.require_same({f"the content of the data set {config.dataset}": content})
 
     # Batches, laid out for the devices
-    all_devices = devices.of_all_processes(local_devices)
-    one = jax.tree.leaves(arrays.train.take(np.arange(1)).inputs)[0]
+    example = jax.tree.leaves(arrays.train.take(np.arange(1)).inputs)[0][0]
     asked: dict[str, Any] = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
-    layout = fit_layout(all_devices, task, one.shape[1:], **asked)
+    layout = fit_layout(all_devices, task, example.shape, **asked)
     N, here = layout.batch_shards, layout.shards_on(local_devices, task)
     B = global_batch_size(config, N, arrays.train.examples)
-    batches = {
-        name: Batches(part, max(B, EVALUATION_BATCH_PER_DEVICE * N), devices=N, here=here)
-        for name, part in arrays.parts.items()
-    }
-    batches["train"] = Batches(
-        arrays.train, B, devices=N, here=here, accumulate=config.accumulate, shuffle_seed=config.seed
-    )
+    split = functools.partial(Batches, devices=N, here=here)
+    batches = {name: split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N)) for name, part in arrays.parts.items()}
+    batches["train"] = split(arrays.train, B, accumulate=config.accumulate, shuffle_seed=config.seed)
     check_best(config.best, task, batches["train"])
 
-    # Optimizer
+    # Update rule, whose schedule depends on the number of batches
     all_steps = config.epochs * batches["train"].per_epoch
-    rate = schedule or find_rule("schedule", config.schedule)
     if rate is None:
         rate = make_schedule(config, B, batches["train"].per_epoch, all_steps)
     else:
         check_schedule(rate)
-    rule = optimizer or find_rule("optimizer", config.optimizer)
     if rule is not None:
         check_optimizer(rule, rate, task)
     task = augment_task(dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)), arrays.augment)
-
-    names: dict[str, Any] = {"model": task.name} if model is not None else {}
-    names |= {"trainable": tuple(named_leaves(task.arrays_of(task.model)[0]))} if trainable is not None else {}
-    names |= {"optimizer": name_of_value(optimizer)} if optimizer is not None else {}
-    names |= {"schedule": name_of_value(schedule)} if schedule is not None else {}
     return Job(
-        config=dataclasses.replace(config, **names),
+        config=config,
         devices=all_devices,
         data=arrays,
         task=task,
@@ -295,31 +243,37 @@ def prepare(
     )
 
 
-def make_task(
-    config: Config,
-    *,
-    model: Callable[..., nnx.Module] | None = None,
-    loss: Callable[..., MetricSums] | None = None,
-    metrics: Callable[..., dict[str, Any]] | None = None,
-    trainable: Any = None,
-) -> Task:
-    """Build the model, and choose its loss. The optimizer is missing, because it depends on the batch size."""
-    built = build_model(model or find_model(config.model), config.seed, config.dtype)
-    trainable = config.trainable if trainable is None else trainable
-    check_trainable(built, trainable)
-    loss = loss or getattr(type(built), "loss", None)
+def make_task(config: Config, custom: Custom) -> Task:
+    """Build the model, and choose its loss. The update rule is missing, because it depends on the batch size."""
+    model = build_model(custom.model or find_model(config.model), config.seed, config.dtype)
+    trainable = config.trainable if custom.trainable is None else custom.trainable
+    check_trainable(model, trainable)
+    loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
-        loss = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=metrics)
-    elif metrics is not None:
+        loss = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=custom.metrics)
+    elif custom.metrics is not None:
         raise UserError("metrics= is for the cross-entropy: return them as others of MetricSums in your own loss")
     return Task(
-        built,
+        model,
         seed=config.seed,
         dtype=config.dtype,
         loss=loss,
         accumulate=config.accumulate,
         trainable=trainable_filter(trainable),
     )
+
+
+def names_of(custom: Custom, task: Task) -> dict[str, Any]:
+    """Return the settings that name your parts, for the header and config.json."""
+    names: dict[str, Any] = {} if custom.data is None else {"dataset": "arrays"}
+    if custom.model is not None:
+        names["model"] = task.name
+    if custom.trainable is not None:
+        names["trainable"] = tuple(named_leaves(task.arrays_of(task.model)[0]))
+    for kind, value in {"optimizer": custom.optimizer, "schedule": custom.schedule}.items():
+        if value is not None:
+            names[kind] = getattr(value, "__name__", type(value).__name__)
+    return names
 
 
 def global_batch_size(config: Config, shards: int, examples: int) -> int:
@@ -341,7 +295,7 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
 
 
 def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:
-    """Make the five functions of a strategy; those of ZeRO and of other layouts are in `sharding/`."""
+    """Make the five functions of a strategy. For ZeRO and other layouts they are in `sharding/`."""
     if name == "jit" and layout.splits_state:
         return split_step.make_strategy(task, layout)
     if layout.shard_state == "optimizer":
@@ -349,10 +303,12 @@ def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: 
     return STRATEGIES[name](task, devices)
 
 
-def trained_task(config: Config, *, optimizer: Any = None, **yours: Any) -> Task:
+def trained_task(config: Config, **yours: Any) -> Task:
     """Make the task of a run that is only read. Learning rates don't matter: they are not part of the state."""
-    task, rule = make_task(config, **yours), optimizer or find_rule("optimizer", config.optimizer)
-    return dataclasses.replace(task, optimizer=make_optimizer(config, optax.constant_schedule(0.0), rule))
+    custom = Custom(**yours)
+    rule = custom.optimizer or find_rule("optimizer", config.optimizer)
+    optimizer = make_optimizer(config, optax.constant_schedule(0.0), rule)
+    return dataclasses.replace(make_task(config, custom), optimizer=optimizer)
 
 
 def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[str, Any]]:

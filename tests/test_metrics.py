@@ -31,8 +31,8 @@ def test_means_are_over_all_examples():
     assert meter.means["examples"] == counts.sum()
 
 
-KEPT = {"loss": 3.0, "accuracy": 1.0, "count": 4.0}
-MANY = {"loss": 2.0**24, "accuracy": 0.0, "count": 1.0}
+KEPT = {"loss": 3.0, "correct": 1.0, "count": 4.0}
+MANY = {"loss": 2.0**24, "correct": 0.0, "count": 1.0}
 ERROR = MetricSums(np.float32(4), None, np.float32(8), {"error": np.float32(2)})
 
 

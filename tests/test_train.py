@@ -17,8 +17,6 @@ from launch import environment, train
 from marks import quick
 
 from pmapdp.config import Config
-from pmapdp.errors import UserError
-from pmapdp.train import prepare
 from pmapdp.train import train as train_here
 
 STRATEGIES = ("single", "pmap", "jit", "shard_map")
@@ -214,9 +212,3 @@ def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays(dtype):
             assert jax.config.read("jax_enable_x64") == setting
     jax.tree.map(np.testing.assert_array_equal, *results)
     assert jax.tree.leaves(results[0])[0].dtype == dtype
-
-
-def test_a_job_in_float64_is_not_prepared_without_64_bits():
-    """JAX would make its arrays float32."""
-    with pytest.raises(UserError, match=r"--dtype float64 needs 64 bits, .* inside jax.enable_x64\(True\)"):
-        prepare(Config(dtype="float64"))

@@ -15,18 +15,12 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp.config import PYTHON_VALUE
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError, shown, unknown, user_code_errors
 from pmapdp.loss import named_sums
 from pmapdp.state import Task
 
 EXAMPLE = "optimizer=optax.lion, or lambda schedule: optax.chain(optax.clip(1.0), optax.adam(schedule))"
-
-
-def name_of_value(value: Any) -> str:
-    """Name a Python value, which no file names, in the configuration of a run."""
-    return getattr(value, "__name__", type(value).__name__) + PYTHON_VALUE
 
 
 def check_schedule(schedule: Any) -> None:

@@ -14,20 +14,12 @@ from pmapdp.data.dataset import Split
 
 
 class Batch(NamedTuple):
-    """A global batch, padded so that it can be split evenly. Arrays of the host or of devices.
+    """A global batch, padded so that it can be split evenly. Its arrays are on the host or on devices."""
 
-    Attributes:
-        inputs: `[B, ...]` examples, or a dictionary of arrays.
-        labels: `[B]` int32 classes.
-        indices: `[B]` int32 positions of the examples in the data set; dropout draws its masks from them.
-        weights: `[B]` float32 (float64 in a run of float64), 0 for padding, 1 for an example, or the weight that the
-            data give it.
-    """
-
-    inputs: Any
-    labels: Any
-    indices: Any
-    weights: Any
+    inputs: Any  # [B, ...] examples, or a dictionary of arrays
+    labels: Any  # [B] int32 classes
+    indices: Any  # [B] int32 positions in the data set, from which dropout draws its masks
+    weights: Any  # [B] float32 (float64 in a float64 run): 0 for padding, 1 or the data's weight for an example
 
 
 class Batches:
@@ -36,26 +28,17 @@ class Batches:
     A batch is laid out for N devices and K accumulation steps. The examples are cut into K micro-batches in their
     order, and each is padded to a multiple of N. Device d's rows hold its share of the first micro-batch, then of the
     second, and so on. All batches have the same padded size, so that one compiled program serves all.
-
-    Args:
-        split: the examples, a `Split` or an object with its methods.
-        batch_size: B, examples per batch; the last batch of an epoch holds what is left.
-        devices: N, over which a batch is split.
-        here: the local devices, numbers from 0; None for all. With several processes each reads the rows of its own
-            devices alone.
-        accumulate: K, micro-batches per device and update.
-        shuffle_seed: seed of the order; None keeps the order of the data set (for evaluation).
     """
 
     def __init__(
         self,
-        split: Split | Any,
-        batch_size: int,
+        split: Split | Any,  # or an object with its methods
+        batch_size: int,  # B; the last batch of an epoch holds what is left
         *,
-        devices: int = 1,
-        here: range | None = None,
-        accumulate: int = 1,
-        shuffle_seed: int | None = None,
+        devices: int = 1,  # N, over which a batch is split
+        here: range | None = None,  # the local devices, whose rows alone this process reads; None: all
+        accumulate: int = 1,  # K, micro-batches per device and update
+        shuffle_seed: int | None = None,  # None keeps the order of the data set, for evaluation
     ):
         self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
         self.devices, self.accumulate = devices, accumulate

@@ -1,6 +1,5 @@
 """A data set: arrays on the host, or texts that a featurizer turns into arrays. Lesson 03 uses it."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,16 +11,13 @@ import numpy as np
 class Split(NamedTuple):
     """The n examples of one part of a data set, as the model takes them.
 
-    Attributes:
-        inputs: `[n, ...]`, of a type that stays as it is until it is on the device: `[n, 28, 28, 1]` uint8 images,
-            `[n, 1200]` float32 tf-idf weights or `[n, 128]` int32 token ids; or a dictionary of arrays.
-        labels: `[n]` int32 classes, or what your loss takes: an array, or a dictionary of arrays.
-        weights: `[n]`, how much each example counts, more than 0; None: each counts 1.
+    Inputs stay of their type until they are on the device: `[n, 28, 28, 1]` uint8 images, `[n, 1200]` float32 tf-idf
+    weights, `[n, 128]` int32 token ids, or a dictionary of arrays.
     """
 
     inputs: Any
-    labels: Any
-    weights: Any = None
+    labels: Any  # [n] int32 classes, or what your loss takes: an array, or a dictionary of arrays
+    weights: Any = None  # [n], how much each example counts, more than 0; None if each counts 1
 
     @property
     def examples(self) -> int:
@@ -34,41 +30,27 @@ class Split(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The n texts of one part of a data set.
-
-    Attributes:
-        texts: n strings.
-        labels: `[n]` int32 classes.
-    """
+    """The n texts of one part of a data set."""
 
     texts: list[str]
-    labels: np.ndarray
+    labels: np.ndarray  # [n] int32 classes
 
 
 @dataclass(frozen=True)
 class DataSet:
     """A training set, and the sets on which the model is evaluated.
 
-    Attributes:
-        train: a `Split`, `Texts`, or an object with the methods of a `Split`.
-        test: None if there is none.
-        classes: names of the classes, in the order of their numbers.
-        validation: evaluated after each epoch instead of the test set, which then waits for `pmapdp.evaluate`.
-        augment: a function of the inputs of one example and a random key, used in training alone.
+    Each part is a `Split`, `Texts`, or an object with the methods of a `Split`.
     """
 
     train: Any
     test: Any = None
-    classes: tuple[str, ...] = ()
-    validation: Any = None
-    augment: Callable[[Any, jax.Array], Any] | None = None
+    classes: tuple[str, ...] = ()  # their names, in the order of their numbers
+    validation: Any = None  # evaluated after each epoch instead of the test set, which waits for `pmapdp.evaluate`
+    augment: Callable[[Any, jax.Array], Any] | None = None  # in training, of one example's inputs and a random key
 
     @property
     def parts(self) -> dict[str, Any]:
         """Return the parts that there are, by name."""
         named = {"train": self.train, "test": self.test, "validation": self.validation}
         return {name: part for name, part in named.items() if part is not None}
-
-    def map(self, change: Callable[[str, Any], Any]) -> "DataSet":
-        """Return the data set with `change(name, part)` in place of each part."""
-        return dataclasses.replace(self, **{name: change(name, part) for name, part in self.parts.items()})

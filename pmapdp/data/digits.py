@@ -16,7 +16,7 @@ SIZE = 28
 
 
 def enlarge(images: np.ndarray) -> np.ndarray:
-    """Bilinear interpolation of `[n, 8, 8]` grey values to `[n, 28, 28]`, pixel centres aligned."""
+    """Interpolate `[n, 8, 8]` grey values bilinearly to `[n, 28, 28]`, pixel centres aligned."""
     small = images.shape[1]
     centres = (np.arange(SIZE) + 0.5) * small / SIZE - 0.5
     matrix = np.stack([np.interp(centres, np.arange(small), row) for row in np.eye(small)], axis=1)  # [28, 8]
@@ -24,13 +24,11 @@ def enlarge(images: np.ndarray) -> np.ndarray:
 
 
 def load() -> DataSet:
-    """1,437 training and 360 test images `[n, 28, 28, 1]` uint8; a fixed split with every class in proportion."""
+    """Read 1,437 training and 360 test images `[n, 28, 28, 1]` uint8, split with every class in proportion."""
+
+    def part(name: str) -> Split:
+        images = np.rint(enlarge(arrays[f"{name}_scans"].astype(float)) * (255 / 16)).astype(np.uint8)
+        return Split(images[..., None], arrays[f"{name}_labels"].astype(np.int32))
+
     with np.load(FILE) as arrays:
-        train, test = (part(arrays[f"{name}_scans"], arrays[f"{name}_labels"]) for name in ("train", "test"))
-    return DataSet(train, test, tuple("0123456789"))
-
-
-def part(scans: np.ndarray, labels: np.ndarray) -> Split:
-    """Scans `[n, 8, 8]` of 17 greys as images of 256."""
-    images = np.rint(enlarge(scans.astype(float)) * (255 / 16)).astype(np.uint8)
-    return Split(images[..., None], labels.astype(np.int32))
+        return DataSet(part("train"), part("test"), tuple("0123456789"))

@@ -20,7 +20,7 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals
 from pmapdp.distributed import Peers, make_global
-from pmapdp.errors import DivergedError, StoppedError, UserError, shown
+from pmapdp.errors import LOWER, DivergedError, StoppedError, UserError, shown
 from pmapdp.metrics import Meter
 from pmapdp.run import replicas
 from pmapdp.run.checkpoints import Checkpoints, load_weights
@@ -155,7 +155,7 @@ class Run:
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
-                raise DivergedError(f"the state is not finite after step {step}: try a lower --learning-rate", step)
+                raise DivergedError(f"the state is not finite after step {step}: {LOWER}", step)
             self.checkpoints.save(step, state, self.progress)
 
     def ended_early(self) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import math
 import os
 import sys
 import time
@@ -115,10 +116,11 @@ class Reporter:
         """Report what a run does, on which devices and with what data."""
         config, batches = job.config, job.batches["train"]
         examples = {name: part.examples for name, part in job.batches.items()}
+        per_device = math.ceil(batches.batch_size / batches.devices)
         facts = {
             "devices": len(job.devices),
             "global_batch_size": batches.batch_size,
-            "per_device_batch_size": job.per_device_batch_size,
+            "per_device_batch_size": per_device,
             "parameters": count_parameters(state.params),
             "examples": examples,
             "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
@@ -138,8 +140,7 @@ class Reporter:
         rows = {
             "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
             "devices": describe(job.devices) + layout + started_before(job),
-            "batch": f"{batches.batch_size:,} over all devices, at most {job.per_device_batch_size:,} on one"
-            + micro_batches,
+            "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one" + micro_batches,
             "model": f"{config.model}, {count_parameters(state.params):,} parameters",
             "layers": ", ".join(f"{layers.count(kind)} {kind.__name__}" for kind in EXACT if kind in layers),
             "state": state_line(state),

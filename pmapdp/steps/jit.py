@@ -55,12 +55,8 @@ def accumulated_sums(
     """Return what `gradient_sums` returns of the global batch, with one all-reduce for all micro-batches.
 
     Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up its own,
-    and gives its sums as one row of `[N, ...]`; adding the rows then takes a single all-reduce.
-
-    Args:
-        task, state, batch: as for `gradient_sums`.
-        mesh: the devices.
-        axes: the mesh axes over which the batch is split. Others stay the compiler's.
+    and gives its sums as one row of `[N, ...]`; adding the rows then takes a single all-reduce. `axes` are the mesh
+    axes over which the batch is split; others stay the compiler's.
     """
 
     def device_sums(state: TrainState, batch: Batch) -> tuple[Any, Any]:

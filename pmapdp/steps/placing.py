@@ -14,8 +14,7 @@ def place(rows: Any, sharding: Any) -> Any:
     """Split host arrays over devices.
 
     Args:
-        rows: pytree of `[rows, ...]`: all rows, or with several processes those, in their order, that belong on devices
-            of this process.
+        rows: pytree of `[rows, ...]`; of several processes each gives the rows of its own devices, in their order.
         sharding: of the global arrays, whose shape follows from it: one for all, or a pytree of them like `rows`.
     """
     shardings = jax.tree.broadcast(sharding, rows)

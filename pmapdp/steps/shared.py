@@ -20,23 +20,14 @@ AXIS = "data"  # the name of the axis over which the global batch is split
 
 
 class Strategy(NamedTuple):
-    """Five functions, and the sharding of the state: all that a trainer needs of a strategy.
+    """Five functions, and the sharding of the state: all that a trainer needs of a strategy."""
 
-    Attributes:
-        place_state: host pytree to devices.
-        place_batch: host `Batch` to devices.
-        train_step: (state, batch) to (state, `MetricSums`), one update; the given state's memory is reused.
-        eval_step: (state, batch) to `MetricSums`.
-        fetch: devices back to the host, one copy, no device axis.
-        state_sharding: of the state's arrays: one sharding for all, or a pytree of them like the state.
-    """
-
-    place_state: Callable[[TrainState], TrainState]
+    place_state: Callable[[TrainState], TrainState]  # from the host to the devices
     place_batch: Callable[[Batch], Batch]
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]  # reuses the memory of the given state
     eval_step: Callable[[TrainState, Batch], MetricSums]
-    fetch: Callable[[Any], Any]
-    state_sharding: Any
+    fetch: Callable[[Any], Any]  # from the devices to the host: one copy, without a device axis
+    state_sharding: Any  # one sharding for all arrays, or a pytree of them like the state
 
 
 def gradient_sums(
@@ -44,12 +35,8 @@ def gradient_sums(
 ) -> tuple[Any, MetricSums, Any]:
     """Return gradients of the summed loss over a device's examples, their metrics, and the model's new other arrays.
 
-    Args:
-        task: the model, its loss, and the number of micro-batches.
-        state: the state before the update.
-        batch: the device's share of the global batch, `[b, ...]`, or all of it.
-        axis_name: the mapped axis over which the global batch is split, for batch norm, which needs moments over all
-            devices in the middle of the model; None if the arrays hold the global batch.
+    The batch is a device's share `[b, ...]`, or all of it. Batch norm needs moments over all devices in the middle of
+    the model, so it's told the mapped axis over which the batch is split; None if the arrays hold the global batch.
     """
 
     def summed_loss(params: Any, model_state: Any, batch: Batch) -> tuple[jax.Array, Any]:
@@ -59,23 +46,21 @@ def gradient_sums(
             sums = task.loss(model, batch)
         return sums.loss, (sums, task.arrays_of(model)[1])
 
-    def micro_batch_sums(model_state: Any, micro_batch: Batch) -> tuple[Any, Any]:
-        gradients_of = jax.value_and_grad(summed_loss, has_aux=True)
-        (_, (sums, model_state)), gradients = gradients_of(state.params, model_state, micro_batch)
-        return model_state, (gradients, sums)
+    gradients_of = jax.value_and_grad(summed_loss, has_aux=True)
 
-    def accumulate(carry: tuple[Any, Any], micro_batch: Batch) -> tuple[Any, None]:
+    def add(carry: tuple[Any, Any], micro_batch: Batch) -> tuple[tuple[Any, Any], None]:
         model_state, totals = carry
-        model_state, sums = micro_batch_sums(model_state, micro_batch)
-        return (model_state, jax.tree.map(jnp.add, totals, sums)), None
+        (_, (sums, model_state)), gradients = gradients_of(state.params, model_state, micro_batch)
+        added = (gradients, sums)
+        return (model_state, added if totals is None else jax.tree.map(jnp.add, totals, added)), None
 
     K = task.accumulate
     micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
-    carry = micro_batch_sums(state.model_state, jax.tree.map(lambda x: x[0], micro_batches))
+    carry, _ = add((state.model_state, None), jax.tree.map(lambda x: x[0], micro_batches))
     if K > 1:
         # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there is none.
         on_cpu = jax.default_backend() == "cpu"
-        carry, _ = lax.scan(accumulate, carry, jax.tree.map(lambda x: x[1:], micro_batches), unroll=on_cpu)
+        carry, _ = lax.scan(add, carry, jax.tree.map(lambda x: x[1:], micro_batches), unroll=on_cpu)
     model_state, (gradients, sums) = carry
     return gradients, sums, model_state
 
@@ -83,12 +68,8 @@ def gradient_sums(
 def update(task: Task, state: TrainState, gradients: Any, count: jax.Array, model_state: Any) -> TrainState:
     """Make one update by the gradient of the mean loss over the global batch, sum(w * g) / sum(w).
 
-    Args:
-        task: the update rule.
-        state: the state before the update.
-        gradients: of the summed loss, added up over the devices, or their mean over the devices.
-        count: the sum of the weights, likewise added up or averaged.
-        model_state: the model's new other arrays.
+    `gradients` of the summed loss and `count`, the sum of the weights, are both added up over the devices, or both
+    averaged over them.
     """
     gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
     updates, optimizer_state = task.optimizer.update(gradients, state.optimizer_state, state.params)
