@@ -102,7 +102,7 @@ def test_no_checkpoint_yet(tmp_path):
     [
         *((text, "name another folder") for text in ("", "null", "[]", "{}", "[" * 10_000, '{"config": ', "\0")),
         ('{"format": "pmapdp run 1", "config": {}, "global_batch_size": 64}', "of pmapdp 0.2, .* use 0.2 for it"),
-        ('{"format": "pmapdp run 2", "config": {"model": 5}, "global_batch_size": 64}', "name another folder"),
+        ('{"format": "pmapdp run 2", "config": {"epochs": "5"}, "global_batch_size": 64}', "name another folder"),
         ('{"format": "pmapdp run 2", "config": {"new": 5}, "global_batch_size": 64}', "name another folder"),
     ],
 )
