@@ -20,9 +20,8 @@ from pmapdp.files import load_from_file
 from pmapdp.models.cnn import CNN
 from pmapdp.models.convnet import ConvNet
 from pmapdp.models.dot_relu_dot import DotReluDot
-from pmapdp.models.mlp import MLP
+from pmapdp.models.mlp import MLP, TextMLP
 from pmapdp.models.speedrun import Speedrun
-from pmapdp.models.text_mlp import TextMLP
 from pmapdp.models.transformer import Transformer
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 

@@ -16,25 +16,19 @@ from pmapdp.data.dataset import DataSet, Texts
 from pmapdp.errors import UserError, reason
 from pmapdp.files import open_file
 
-ARCHIVES = ("aclImdb_v1.tar.gz", "aclImdb.tar.gz")
+ARCHIVES = ("aclImdb_v1.tar.gz", "aclImdb.tar.gz")  # as it is published, or packed again
 REVIEW = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/([0-9]{1,9})_[0-9]{1,2}\.txt", re.ASCII)
 SENTIMENTS = ("negative", "positive")
-REVIEWS_PER_CLASS = 12_500
 LARGEST_REVIEW = 2**20  # bytes; the longest has 14 kB
 ADVICE = f"get {ARCHIVES[0]} again, name another --data-dir, or use --dataset reviews"
 
 Key = tuple[str, str, int]  # part, folder of the class, number of the review
 
 
-def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataSet:
+def load(data_dir: Path, *, reviews_per_class: int = 12_500) -> DataSet:
     """Read 25,000 reviews to train and 25,000 to test: first the negative ones, each class by rising number.
 
-    Args:
-        data_dir: holds the archive `aclImdb_v1.tar.gz`, or one that was packed again, `aclImdb.tar.gz`.
-        reviews_per_class: how many must be there in each of the four folders.
-
-    Raises:
-        UserError: there is no archive, or it is damaged or incomplete.
+    `data_dir` holds the archive. A `UserError` says that there is none, or that it is damaged or incomplete.
     """
     path = next((path for name in ARCHIVES if os.path.exists(path := data_dir / name)), None)
     if path is None:
@@ -57,11 +51,7 @@ def load(data_dir: Path, *, reviews_per_class: int = REVIEWS_PER_CLASS) -> DataS
 
 
 def read_archive(path: Path) -> dict[Key, str]:
-    """Read the reviews in a .tar.gz. Only plain files with a review's name are read, and no link is followed.
-
-    Raises:
-        UserError: it cannot be read, or is damaged.
-    """
+    """Read the reviews in a .tar.gz. Only plain files with a review's name are read, and no link is followed."""
     reviews: dict[Key, str] = {}
     with open_file(path, advice=ADVICE) as file:
         try:

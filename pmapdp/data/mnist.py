@@ -16,7 +16,7 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.files import read_file
 
-FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}  # by the name of the data set
 # MD5 of the files as distributed, the same that torchvision checks.
 CHECKSUMS = {
     "MNIST": {
@@ -33,23 +33,18 @@ CHECKSUMS = {
     },
 }
 CLASSES = {
-    "mnist": tuple("0123456789"),
-    "fashion-mnist": (
+    "mnist": list("0123456789"),
+    "fashion-mnist": [
         *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
         *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    ),
+    ],
 }
 
 
 def load(name: str, data_dir: Path) -> DataSet:
-    """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8.
+    """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8 of `mnist` or `fashion-mnist`.
 
-    Args:
-        name: `mnist` or `fashion-mnist`.
-        data_dir: torchvision's `root`. It may be read-only if the files are there.
-
-    Raises:
-        UserError: a file is damaged, or files are missing and cannot be downloaded.
+    `data_dir` is torchvision's `root`. A `UserError` says that a file is damaged, or can't be downloaded.
     """
     folder = FOLDERS[name]
     files = {data_dir / folder / "raw" / file: checksum for file, checksum in CHECKSUMS[folder].items()}
@@ -58,15 +53,11 @@ def load(name: str, data_dir: Path) -> DataSet:
     else:
         arrays = download(name, data_dir)
     train, test = (Split(images[..., None], labels.astype(np.int32)) for images, labels in (arrays[:2], arrays[2:]))
-    return DataSet(train, test, CLASSES[name])
+    return DataSet(train, test, tuple(CLASSES[name]))
 
 
 def read_idx(path: Path, checksum: str) -> np.ndarray:
-    """Read the array of bytes in a gzipped IDX file.
-
-    Raises:
-        UserError: the file cannot be read, or its MD5 is not `checksum`.
-    """
+    """Read the array of bytes in a gzipped IDX file, whose MD5 must be `checksum`."""
     packed = read_file(path, advice="make it readable, or name another --data-dir")
     found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
     if found != checksum:
@@ -80,11 +71,7 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
 
 
 def download(name: str, data_dir: Path) -> list[np.ndarray]:
-    """Get the same four arrays from torchvision, which downloads the files or reads what it unpacked earlier.
-
-    Raises:
-        UserError: torchvision is not installed, there is no network, or the folder cannot be written.
-    """
+    """Get the same four arrays from torchvision, which downloads the files or reads what it unpacked earlier."""
     missing = f"--dataset {name} is not in {data_dir / FOLDERS[name] / 'raw'}"
     advice = "put the four .gz files there, name another --data-dir, or use --dataset digits"
     try:

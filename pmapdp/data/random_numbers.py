@@ -6,12 +6,10 @@ import numpy as np
 
 from pmapdp.data.dataset import DataSet, Split
 
-SIZE, EXAMPLES = 1024, 8
-
 
 def load() -> DataSet:
     """Draw the guide's inputs and targets, `[8, 1024]` each. Training and test set are the same."""
     with jax.transfer_guard("allow"):
-        draws = [jax.random.normal(jax.random.key(seed), (EXAMPLES, SIZE), jnp.float32) for seed in (1, 2)]
+        draws = [jax.random.normal(jax.random.key(seed), (8, 1024), jnp.float32) for seed in (1, 2)]
         part = Split(*map(np.asarray, draws))
     return DataSet(part, part)

@@ -1,7 +1,4 @@
-"""Texts as tf-idf weights over the most frequent tokens of the training set, by scikit-learn's `TfidfVectorizer`.
-
-Order and grammar are lost. How often a word stands in a text, and how rare it is, remain.
-"""
+"""Texts as scikit-learn's tf-idf weights: how often a token stands in a text, and how rare it is, in no order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +13,10 @@ FEATURES = 1200
 
 @dataclass(frozen=True)
 class Tfidf:
-    """Turns texts into tf-idf weights. Its fields are plain data, so an exported file holds them as JSON.
+    """Turns texts into tf-idf weights. Its fields are plain data, so an exported file holds them as JSON."""
 
-    Attributes:
-        vocabulary: at most 1,200 tokens; token i has column i.
-        idf: their inverse document frequencies.
-    """
-
-    vocabulary: list[str]
-    idf: list[float]
+    vocabulary: list[str]  # the most frequent tokens of the training set, at most 1,200; token i has column i
+    idf: list[float]  # their inverse document frequencies
 
     @classmethod
     def fit(cls, texts: Sequence[str]) -> "Tfidf":

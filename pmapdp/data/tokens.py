@@ -15,19 +15,15 @@ TOKEN = re.compile(r"\w+(?:'\w+)?|[!?]")  # "don't" is one token
 
 
 def split(text: str) -> list[str]:
-    """Split a text into its tokens: words in lower case, and the characters ! and ?."""
+    """Split a text into words in lower case and the characters ! and ?."""
     return TOKEN.findall(text.lower().replace("<br />", " "))  # IMDB's texts are cut out of web pages
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Turns texts into token ids. Its field is plain data, so an exported file holds it as JSON.
+    """Turns texts into token ids. Its field is plain data, so an exported file holds it as JSON."""
 
-    Attributes:
-        vocabulary: at most 8,190 tokens, the most frequent first; token i has the id i + 2.
-    """
-
-    vocabulary: list[str]
+    vocabulary: list[str]  # at most 8,190 tokens, the most frequent first; token i has the id i + 2
 
     @classmethod
     def fit(cls, texts: Sequence[str]) -> "Tokens":

@@ -1,7 +1,4 @@
-"""The model of Flax's guide "Scale up on multiple devices" (flax.readthedocs.io): `python -m pmapdp.train nnx-mesh`.
-
-Two matrices with a ReLU between, which learn random numbers: a regression.
-"""
+"""The regression of Flax's guide "Scale up on multiple devices": `python -m pmapdp.train nnx-mesh`."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""The network of the recipe `speedrun`, small enough to train in seconds.
-
-Layers and widths are those of github.com/tuomaso/train_mnist_fast. docs/speed.md says how the recipe was chosen.
-"""
+"""The network of the recipe `speedrun`, with the layers and widths of github.com/tuomaso/train_mnist_fast."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
 """The networks are those of their sources: sizes, initial values, and outputs against plain programs."""
 
+import functools
 import json
 
 import jax
@@ -18,7 +19,7 @@ from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.models.cnn import max_pool
 from pmapdp.models.speedrun import Speedrun, move
 from pmapdp.registry import MODELS
-from pmapdp.state import Task, build, count_parameters, create_state
+from pmapdp.state import build, count_parameters
 
 SPLIT = random_split(6)
 # Of the transformer: embeddings; twice two norms, four projections with biases and the MLP; norm and logits.
@@ -35,13 +36,16 @@ PARAMETERS = {
 RUNNING_STATISTICS = {"convnet": 136, "text_mlp": 96}
 
 
-@pytest.fixture(scope="module")
-def states():
-    return {model: create_state(Task(build(MODELS[model]))) for model in MODELS}
+@functools.cache
+def built(name):
+    """The model as it starts, and its parameters."""
+    model = build(MODELS[name])
+    return model, nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
-def model_of(name, params, model_state):
-    return Task(build(MODELS[name])).model_with(*jax.device_put((params, model_state)))
+def call(model, inputs):
+    """Compiled anew each time, as the context is part of the program; running statistics are moved."""
+    return nnx.jit(lambda model, inputs: model(inputs))(model, jnp.asarray(inputs))
 
 
 def in_training(keys, weights=None):
@@ -49,25 +53,27 @@ def in_training(keys, weights=None):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_numbers_of_parameters_and_running_statistics(model, states):
-    assert count_parameters(states[model].params) == PARAMETERS[model]
-    assert sum(leaf.size for leaf in jax.tree.leaves(states[model].model_state)) == RUNNING_STATISTICS.get(model, 0)
+def test_numbers_of_parameters_and_running_statistics(model):
+    params, statistics, _ = nnx.state(
+        nnx.eval_shape(lambda: MODELS[model](rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat, ...
+    )
+    assert count_parameters(params) == PARAMETERS[model]
+    assert count_parameters(statistics) == RUNNING_STATISTICS.get(model, 0)
 
 
-@quick(2, "model", CLASSIFIERS)
-def test_initial_parameters_follow_from_the_seed(model, states):
+@quick(1, "model", CLASSIFIERS)
+def test_initial_parameters_follow_from_the_seed(model):
     first, again, other = (build(MODELS[model], seed).logits.kernel[...] for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, states[model].params["logits"]["kernel"])
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 0
 
 
-def test_mlp_starts_as_in_the_blog_and_equals_numpy(states):
-    params = states["mlp"].params
+def test_mlp_starts_as_in_the_blog_and_equals_numpy():
+    model, params = built("mlp")
     assert params["hidden1"]["kernel"].std() == pytest.approx(0.01, rel=0.01)  # 401,408 draws
     assert not params["hidden1"]["bias"].any()
     loss, _ = numpy_mlp.loss_and_gradients(params, SPLIT.inputs, SPLIT.labels)
-    logits = model_of("mlp", params, {})(jnp.asarray(SPLIT.inputs))
+    logits = call(model, SPLIT.inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, SPLIT.labels)
     assert float(losses.mean()) == pytest.approx(loss, rel=1e-6)
 
@@ -81,30 +87,30 @@ def test_mlp_starts_as_in_the_blog_and_equals_numpy(states):
         ("convnet", "logits", 256, 10),
     ],
 )
-def test_keras_models_start_from_glorot_uniform(states, model, layer, fan_in, fan_out):
-    kernel, limit = states[model].params[layer]["kernel"], np.sqrt(6 / (fan_in + fan_out))
-    assert 0.95 * limit < np.abs(kernel).max() <= limit
-    assert not states[model].params["logits"]["bias"].any()
+def test_keras_models_start_from_glorot_uniform(model, layer, fan_in, fan_out):
+    params, limit = built(model)[1], np.sqrt(6 / (fan_in + fan_out))
+    assert 0.95 * limit < np.abs(params[layer]["kernel"]).max() <= limit
+    assert not params["logits"]["bias"].any()
 
 
-def test_cnn_equals_plain_convolution_and_pooling(states):
-    params = states["cnn"].params
+def test_cnn_equals_plain_convolution_and_pooling():
+    model, params = built("cnn")
     x = plain_convnet.convolve(SPLIT.inputs / np.float32(255), params["conv"]["kernel"], 1, "VALID")
     x = flax_max_pool(jnp.maximum(x + params["conv"]["bias"], 0)).reshape(6, -1)
     x = jnp.maximum(x @ params["hidden"]["kernel"] + params["hidden"]["bias"], 0)
     wanted = x @ params["logits"]["kernel"] + params["logits"]["bias"]
-    np.testing.assert_allclose(model_of("cnn", params, {})(jnp.asarray(SPLIT.inputs)), wanted, atol=1e-5)
+    np.testing.assert_allclose(call(model, SPLIT.inputs), wanted, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
+def test_padded_convnet_equals_the_plain_one_on_the_exact_batch():
     """Logits and running statistics of 5 examples and 3 rows of padding, against the 5 alone."""
-    model = model_of("convnet", states["convnet"].params, states["convnet"].model_state)
+    model, params = built("convnet")
     images = np.concatenate([SPLIT.inputs[:5], random_split(3, seed=4).inputs])
     with in_training(example_keys(0, jnp.int32(2), jnp.arange(8)), jnp.asarray([1, 1, 1, 1, 1, 0, 0, 0], jnp.float32)):
-        logits = model(jnp.asarray(images))
+        logits = call(model, images)
     masks = jnp.stack([plain_convnet.dropout_mask(0, 2, index) for index in range(5)])
-    wanted, moments = plain_convnet.forward(states["convnet"].params, SPLIT.inputs[:5], masks)
+    wanted, moments = plain_convnet.forward(params, SPLIT.inputs[:5], masks)
     np.testing.assert_allclose(logits[:5], wanted, atol=1e-5)
     for layer, (mean, variance) in moments.items():
         np.testing.assert_allclose(getattr(model, layer).mean[...], 0.1 * mean, atol=1e-6)
@@ -112,9 +118,9 @@ def test_padded_convnet_equals_the_plain_one_on_the_exact_batch(states):
 
 
 @pytest.mark.parametrize("layer", ["conv1", "conv2", "large_k"])
-def test_no_bias_stands_before_batch_norm(states, layer):
+def test_no_bias_stands_before_batch_norm(layer):
     """Its gradient would be rounding, which differs between numbers of devices, and which Adam would amplify."""
-    assert set(states["convnet"].params[layer]) == {"kernel"}
+    assert set(built("convnet")[1][layer]) == {"kernel"}
 
 
 # Max-pooling
@@ -124,34 +130,36 @@ def flax_max_pool(x):
     return nnx.max_pool(x, (2, 2), strides=(2, 2))
 
 
-def pooling_inputs():
-    """All different, many equal, and NaN, infinities and signed zeros."""
-    random = np.random.default_rng(0)
-    for shape in [(2, 26, 26, 3), (2, 7, 6, 3), (1, 6, 7, 2), (3, 5, 5, 1), (1, 2, 3, 1), (2, 1, 4, 2)]:
-        yield random.permutation(np.prod(shape)).reshape(shape)
-    yield random.integers(0, 2, (4, 16, 17, 3))
-    yield random.choice([np.nan, -np.inf, np.inf, -0.0, 0.0, 1.0], (4, 16, 16, 3))
+RANDOM = np.random.default_rng(0)
+POOLED = {
+    "all different": RANDOM.permutation(2 * 7 * 6 * 3).reshape(2, 7, 6, 3),
+    "one window": RANDOM.permutation(6).reshape(1, 2, 3, 1),
+    "many equal": RANDOM.integers(0, 2, (4, 16, 17, 3)),
+    "no numbers": RANDOM.choice([np.nan, -np.inf, np.inf, -0.0, 0.0, 1.0], (4, 16, 16, 3)),
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_max_pool_and_its_gradient_are_flaxs(dtype):
-    for x in pooling_inputs():
-        x = jnp.asarray(x, dtype)
-        (wanted, their_gradient), (found, our_gradient) = jax.vjp(flax_max_pool, x), jax.vjp(max_pool, x)
-        np.testing.assert_array_equal(np.float32(found), np.float32(wanted))
-        if not np.isnan(np.float32(x)).any():
-            weights = jnp.asarray(np.random.default_rng(1).normal(size=wanted.shape), dtype)
-            one, other = (np.float32(gradient(weights)[0]) for gradient in (our_gradient, their_gradient))
-            np.testing.assert_array_equal(one, other)
+@pytest.mark.parametrize("x", POOLED.values(), ids=POOLED)
+def test_max_pool_and_its_gradient_are_flaxs(x, dtype):
+    """So is pooling before a ReLU, unless a number is 0."""
+    x = jnp.asarray(x, dtype)
 
+    @jax.jit
+    def both(x, weights):
+        (wanted, theirs), (found, ours) = jax.vjp(flax_max_pool, x), jax.vjp(max_pool, x)
+        before, after = (
+            jax.grad(lambda x, pool=pool: (weights * pool(x - 0.5)).sum())(x)
+            for pool in (lambda x: nnx.relu(max_pool(x)), lambda x: flax_max_pool(nnx.relu(x)))
+        )
+        return (found, *ours(weights), before), (wanted, *theirs(weights), after)
 
-def test_pooling_before_and_after_a_relu_is_equal():
-    """Gradients too, unless a number is 0."""
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 9, 8, 5)), jnp.float32)
-    weights = jnp.asarray(np.random.default_rng(1).normal(size=(3, 4, 4, 5)), jnp.float32)
-    one, other = (lambda x: (weights * nnx.relu(max_pool(x))).sum(), lambda x: (weights * max_pool(nnx.relu(x))).sum())
-    for found, wanted in zip(jax.value_and_grad(one)(x), jax.value_and_grad(other)(x), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    shape = jax.eval_shape(flax_max_pool, x).shape
+    (found, *gradients), (wanted, *theirs) = both(x, jnp.asarray(np.random.default_rng(1).normal(size=shape), dtype))
+    np.testing.assert_array_equal(np.float32(found), np.float32(wanted))
+    if not np.isnan(np.float32(x)).any():
+        for one, other in zip(gradients, theirs, strict=True):
+            np.testing.assert_array_equal(np.float32(one), np.float32(other))
 
 
 # The speedrun's augmentation
@@ -170,12 +178,12 @@ def test_an_image_is_moved_by_at_most_so_many_pixels_in_both_directions():
 
 
 def test_only_training_moves_images():
-    images, model = jnp.asarray(random_split(6).inputs), build(Speedrun)
-    evaluated = model(images)
+    images, model = random_split(6).inputs, build(Speedrun)
+    evaluated = call(model, images)
     with in_training(example_keys(0, jnp.int32(0), jnp.arange(6))):
-        moved = model(images)
+        moved = call(model, images)
         model.pixels = 0
-        np.testing.assert_array_equal(model(images), evaluated)
+        np.testing.assert_array_equal(call(model, images), evaluated)
     assert not np.allclose(moved, evaluated, atol=1e-3)
 
 
@@ -194,23 +202,24 @@ def test_99_percent_of_mnist(mnist_folder, tmp_path):
 
 def text_model(name):
     """The model, its parameters in float64, and inputs. No bias or scale is 0 or 1, so that each of them matters."""
-    state, random = create_state(Task(build(MODELS[name], 1))), np.random.default_rng(0)
-    params = jax.tree.map(lambda x: x + 0.1 * random.normal(size=x.shape).astype(x.dtype), state.params)
-    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    return model_of(name, params, state.model_state), wide, random_split_for(name, 8).inputs
+    model, random = build(MODELS[name], 1), np.random.default_rng(0)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    params = jax.tree.map(lambda x: np.float32(x + 0.1 * random.normal(size=x.shape)), params)
+    nnx.update(model, params)
+    return model, jax.tree.map(np.float64, params), random_split_for(name, 8).inputs
 
 
 def test_text_mlp_equals_numpy():
     """In training, with moments over five examples whatever the padding holds; then alone and in company."""
     model, p, inputs = text_model("text_mlp")
     with in_training(None, jnp.asarray([1, 1, 1, 1, 1, 0, 0, 0], jnp.float32)):
-        logits = model(jnp.asarray(inputs))
+        logits = call(model, inputs)
     hidden = np.maximum(inputs[:5] @ p["hidden"]["kernel"] + p["hidden"]["bias"], 0)
     normed = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)
     np.testing.assert_allclose(logits[:5], normed @ p["logits"]["kernel"] + p["logits"]["bias"], atol=1e-4)
     np.testing.assert_allclose(model.norm.mean[...], 0.1 * hidden.mean(0), atol=1e-6)
     np.testing.assert_allclose(model.norm.var[...], 0.9 + 0.1 * hidden.var(0), atol=1e-6)
-    np.testing.assert_allclose(model(inputs)[:1], model(inputs[:1]), atol=1e-5)
+    np.testing.assert_allclose(call(model, inputs)[:1], call(model, inputs[:1]), atol=1e-5)
 
 
 def layer_norm(x, p):
@@ -240,16 +249,17 @@ def transformer_logits(p, ids):
 def test_transformer_equals_numpy_and_drops_the_examples_words():
     """On texts of different lengths; an empty one has an answer. In training it depends on the example's key alone."""
     model, p, inputs = text_model("transformer")
-    inputs = jnp.asarray(inputs[:4])
+    inputs = inputs[:4]
     assert len({np.count_nonzero(ids) for ids in inputs}) == 4
-    np.testing.assert_allclose(model(inputs), [transformer_logits(p, ids[ids > 0]) for ids in inputs], atol=1e-4)
-    np.testing.assert_allclose(model(0 * inputs)[0], p["logits"]["bias"], rtol=1e-6)
+    evaluated = call(model, inputs)
+    np.testing.assert_allclose(evaluated, [transformer_logits(p, ids[ids > 0]) for ids in inputs], atol=1e-4)
+    np.testing.assert_allclose(call(model, 0 * inputs)[0], p["logits"]["bias"], rtol=1e-6)
     keys = jax.random.split(jax.random.key(0), 4)
     with in_training(keys):
-        logits = model(inputs)
+        logits = call(model, inputs)
     with in_training(keys[::-1]):
-        np.testing.assert_allclose(model(inputs[::-1]), logits[::-1], atol=1e-5)
-        assert np.abs(logits - model(inputs)).max(1).min() > 1e-3
+        np.testing.assert_allclose(call(model, inputs[::-1]), logits[::-1], atol=1e-5)
+        assert np.abs(logits - call(model, inputs)).max(1).min() > 1e-3
 
 
 # Names of axes
