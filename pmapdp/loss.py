@@ -14,6 +14,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.layers import current_context
 
 NONE: dict[str, Any] = {}
+DIVISOR = " (divisor)"
 
 
 class MetricSums(NamedTuple):
@@ -22,13 +23,16 @@ class MetricSums(NamedTuple):
     loss: Any  # of the losses; for the cross-entropy in natural logarithms
     correct: Any  # how many examples have their highest logit at their class; None if there are no classes
     count: Any  # of the weights: without weights the number of examples. It divides the gradient
-    others: Any = NONE  # further sums by name; their means over the count are shown beside the loss
+    others: Any = NONE  # further sums by name; their means over the count are shown; a pair of sums is a ratio
 
 
 def named_sums(sums: MetricSums) -> dict[str, Any]:
-    """Return the sums by name, without those that are None."""
-    fields = {"loss": sums.loss, "correct": sums.correct, "count": sums.count, **sums.others}
-    return {name: value for name, value in fields.items() if value is not None}
+    """Return the sums by name, without those that are None. The second sum of a pair is called `NAME (divisor)`."""
+    named = {"loss": sums.loss, "correct": sums.correct, "count": sums.count}
+    for name, value in sums.others.items():
+        pair = value if isinstance(value, tuple) else (value, None)
+        named |= dict(zip((name, name + DIVISOR), pair, strict=True))
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def cross_entropy(

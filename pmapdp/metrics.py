@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import jax
 
 from pmapdp.errors import LOWER, DivergedError
-from pmapdp.loss import MetricSums, named_sums
+from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
 UPDATES_AHEAD = 2
 READ_TOGETHER = 16  # updates; counted, and not by a clock, because all processes must see a NaN after the same update
@@ -64,12 +64,14 @@ class Meter:
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean of each metric, and the number of examples; nothing if there are none."""
+        """Return the mean or ratio of each metric, and the number of examples; nothing if there are none."""
         if not self.examples:
             return {}
-        sums = {name: value for name, value in self.sums.items() if name != "count"}
-        names = {"correct": "accuracy"}
-        means = {names.get(name, name): value / self.sums["count"] for name, value in sums.items()}
+        means = {}
+        for name, value in self.sums.items():
+            if name != "count" and not name.endswith(DIVISOR):
+                divisor = self.sums.get(name + DIVISOR, self.sums["count"])
+                means["accuracy" if name == "correct" else name] = value / divisor if divisor else 0.0
         return means | {"examples": self.examples}
 
     @property

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pmapdp.custom.examples import describe
+from pmapdp.custom.data import describe
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.layers import Context, example_keys, use_context
@@ -30,15 +30,17 @@ def check_loss(task: Task, example: Batch) -> None:
     The sums must be the same if one device has all examples and if every device has one, and padding must add nothing.
     """
     run, n = make_trial(task, example), len(example.indices)
-    everything, nothing = (range(n), n), (range(n), 0)
+    padding = (range(n), 0)
+    together = [(range(n), n), *n * [padding]]
+    one_each = [*(([index], 1) for index in range(n)), padding]  # as many devices, so one program serves both
     for train in (False, True):
-        whole, written = run(everything, nothing, train=train, retrace=train)
-        check_streams(task, functools.partial(run, everything, nothing, train=train), whole["loss"])
+        whole, written = run(together, train)
+        check_streams(task, functools.partial(run, together, train), whole["loss"])
         if new := written.keys() - named_leaves(task.arrays_of(task.model)[1]).keys():
             raise UserError(
                 f"{task.name} makes the variable {min(new)} as it is called: make it in __init__, or leave nnx.sow out"
             )
-        apart, written_apart = run(*(([index], 1) for index in range(n)), train=train)
+        apart, written_apart = run(one_each, train)
         for name, values in written.items() if train else ():
             if not np.allclose(written_apart[name], values[:1], **tolerance(task, train), equal_nan=True):
                 raise UserError(
@@ -46,17 +48,17 @@ def check_loss(task: Task, example: Batch) -> None:
                     "weights of pmapdp.layers.current_context(), and add sums and counts up with jax.lax.psum over "
                     "its axis_name, unless that is None"
                 )
-        for name, (total, padding) in whole.items():
-            check_sum(task, name, float(total), float(padding), apart[name], train=train)
+        for name, (total, of_padding, *_) in whole.items():
+            check_sum(task, name, float(total), float(of_padding), apart[name], train=train)
         check_correct(task, apart, getattr(example.labels, "ndim", 0))
 
 
 def make_trial(task: Task, example: Batch) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
-    """Return `run(*shares, train)`, which calls the loss on one simulated device for each share of the examples.
+    """Return `run(shares, train)`, which calls the loss on one simulated device for each share of the examples.
 
     A share is (indices, number of them that are valid), and example 0 fills it up as padding. `jax.vmap` over a named
     axis stands for the devices, as `pmap` maps over them. `run` returns the sums by name, `[devices]`, and what the
-    model writes by name, `[devices, ...]`. With `retrace` it refuses a program that differs each time JAX traces it.
+    model writes by name, `[devices, ...]`. It refuses a training step that differs each time JAX traces it.
     """
     structure, constant_streams = task.constant
     params, model_state = task.arrays_of(task.model)
@@ -78,9 +80,9 @@ def make_trial(task: Task, example: Batch) -> Callable[..., tuple[dict[str, Any]
 
         return jax.vmap(device, axis_name=AXIS)(batches)
 
-    compute = jax.jit(devices, static_argnums=0)
+    programs: dict[bool, Any] = {}
 
-    def run(*shares: Any, train: bool, streams: Any = constant_streams, retrace: bool = False) -> Any:
+    def run(shares: Any, train: bool, streams: Any = constant_streams) -> Any:
         n = len(example.indices)
         rows = np.stack([[*indices, *[0] * (n - len(indices))] for indices, _ in shares])
         weights = np.stack([np.arange(n) < valid for _, valid in shares]).astype(np.float32)
@@ -90,19 +92,23 @@ def make_trial(task: Task, example: Batch) -> Callable[..., tuple[dict[str, Any]
             f"{task.name} fails in {'training' if train else 'evaluation'}",
             "correct its __call__, its loss, metrics= or augment=",
         ):
-            if retrace and trace(devices, train, *values) != trace(devices, train, *values):
-                raise UserError(
-                    f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the same in "
-                    "every update, and others in a run that resumes: draw with current_context().next_keys()"
-                )
-            return jax.device_get(compute(train, *values))
+            if train not in programs:
+                # A new function is traced anew. The first two traces of a training step are compared.
+                traced = [jax.jit(functools.partial(devices, train)).trace(*values) for _ in range(1 + train)]
+                if train and content(traced[0].jaxpr) != content(traced[1].jaxpr):
+                    raise UserError(
+                        f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the "
+                        "same in every update, and others in a run that resumes: draw with "
+                        "current_context().next_keys()"
+                    )
+                programs[train] = traced[0].lower().compile()
+            return jax.device_get(programs[train](*values))
 
     return run
 
 
-def trace(devices: Callable[..., Any], train: bool, *values: Any) -> tuple[str, list[bytes]]:
-    """Return the program that JAX traces, without addresses of functions, and its constants."""
-    traced = jax.make_jaxpr(lambda *values: devices(train, *values))(*values)  # a new function is traced anew
+def content(traced: Any) -> tuple[str, list[bytes]]:
+    """Return a traced program, without addresses of functions, and its constants."""
     return re.sub("0x[0-9a-f]+", "", str(traced.jaxpr)), [np.asarray(each).tobytes() for each in traced.consts]
 
 
@@ -128,11 +134,12 @@ def tolerance(task: Task, train: bool, size: float = 1.0) -> dict[str, Any]:
 
 
 def check_sum(task: Task, name: str, total: float, padding: float, apart: np.ndarray, *, train: bool) -> None:
-    """Refuse a sum that is not the examples' `[n]` sums `apart` added up, or to which padding adds something.
+    """Refuse a sum that is not the sums `apart` added up, or to which padding adds something.
 
     Args:
-        total: the sum over all examples on one device.
+        total: the sum over all n examples on one device.
         padding: the same sum if all of them have weight 0.
+        apart: `[n + 1]` sums of devices with one example each, and of one with padding alone.
     """
 
     def near(one: float, other: float) -> bool:
@@ -152,7 +159,7 @@ def check_sum(task: Task, name: str, total: float, padding: float, apart: np.nda
             "batch.weights.sum()"
         )
     raise UserError(
-        f"{what} is not a sum over the examples ({total:.4g} for {len(apart)} of them together, {added:.4g} one by "
+        f"{what} is not a sum over the examples ({total:.4g} for {len(apart) - 1} of them together, {added:.4g} one by "
         "one): let none depend on others, and return (batch.weights * losses).sum() and batch.weights.sum()"
     )
 

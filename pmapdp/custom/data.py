@@ -1,4 +1,8 @@
-"""Your data, from Python or from an .npz file, as a `DataSet` that the devices can take.
+"""Your data, as arrays, as a map-style data set or in an .npz file, become a `DataSet` that the devices can take.
+
+A map-style data set has `len(source)` and `source[i]`: torchvision's, PyTorch's, Hugging Face's and Grain's, or a list.
+An example is a pair (inputs, label), a triple with a weight, or a dictionary with a `label`. Threads read the examples
+of a batch while the devices compute, so each batch is the same as from arrays, also after a run is resumed.
 
 An .npz file for `--dataset my_data.npz` holds `train_inputs` and `train_labels`. It may hold `train_weights`, the same
 three of `test` and of `validation`, and `classes`, the names of the classes.
@@ -7,32 +11,32 @@ three of `test` and of `validation`, and `classes`, the names of the classes.
 import hashlib
 import json
 import math
+import os
+import sys
+import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pmapdp.custom.examples import Examples
 from pmapdp.data.dataset import DataSet, Split, Texts
-from pmapdp.errors import UserError, reason, shown
+from pmapdp.errors import UserError, reason, shown, user_code_errors
 from pmapdp.files import open_arrays
 
 PARTS = {"train": "the training", "test": "the test", "validation": "the validation"}  # as sentences call them
 LARGE, SAMPLE = 2**30, 2**26  # bytes; of a larger array only a sample is looked at, so that it may stay in its file
+TRIALS = 4  # examples that are read before training, and how often: most random transforms show there
+THREADS = min(16, 2 * (os.cpu_count() or 1))  # decoders wait for disks, and most let other threads run
 
 
 def make_data_set(data: Any) -> DataSet:
-    """Make a data set of what `train` takes as `data`, with arrays of JAX's types.
+    """Make a data set with arrays of JAX's types, from a `DataSet` or a dictionary of `train`, `test`, `validation`.
 
-    Args:
-        data: a `DataSet`, or a dictionary of `train`, `test` and `validation`. A part is a `Split` or a tuple of
-            arrays (inputs, labels, perhaps weights), `Texts`, or a map-style data set. Labels that are strings become
-            numbers of `classes`, by default the strings of the training set in alphabetical order.
-
-    Raises:
-        UserError: it is none of these, or its arrays don't fit together.
+    A part is a `Split` or a tuple of arrays (inputs, labels, perhaps weights), `Texts`, or a map-style data set. Labels
+    that are strings become numbers of `classes`, by default the strings of the training set in alphabetical order.
     """
     if isinstance(data, Mapping) and {"train"} <= set(data) <= set(PARTS):
         data = DataSet(**data)
@@ -74,10 +78,104 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
     if isinstance(part, Split):
         return check_split(name, part, classes)
     if hasattr(part, "__len__") and hasattr(part, "__getitem__") and not isinstance(part, Mapping | str | bytes):
-        return Examples(part, name, lambda rows: check_split(name, rows, classes))
+        return Examples(part, name, classes)
     raise UserError(
         f"{name} data={shown(part)} are no examples: give Split(inputs, labels), or an object with len(data) and "
         "data[i], a pair (inputs, label); of a loader give its data set, because batches are made here"
+    )
+
+
+class Examples:
+    """The examples of a map-style data set, with the methods of a `Split`.
+
+    Args:
+        source: the data set.
+        name: what sentences call it, for example "the training".
+        classes: the names of the classes.
+    """
+
+    def __init__(self, source: Any, name: str, classes: tuple[str, ...]):
+        self.source, self.name, self.classes = source, name, classes
+        self.logits: int | None = None  # of the model, if labels are numbers of classes
+        with user_code_errors(
+            f"{name} data={shown(source)} have no length", "give an object with len(data) and data[i]"
+        ):
+            self.examples = len(source)
+        if self.examples == 0:
+            raise UserError(f"{name} data have no examples: give at least one")
+        if self.examples == sys.maxsize:  # Grain's
+            raise UserError(f"{name} data repeat without an end: leave .repeat() out, because --epochs repeats them")
+        self.checksums = np.zeros(self.examples, np.uint32)  # of each example that was read, 0 for the others
+        self.first = self.read(0)
+        for index in TRIALS * list(range(min(TRIALS, self.examples))):
+            self.read(index)
+
+    def read(self, index: int) -> Split:
+        """Read one example, without an axis of examples. Refuse one that changed since it was read before."""
+        with user_code_errors(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
+            example = Split(*map(to_arrays, split_example(self.source[index])))
+        checksum = zlib.crc32(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))) | 1
+        if self.checksums[index] not in (0, checksum):
+            raise UserError(
+                f"example {index} of {self.name} data is another one each time it is read, so a run could not be "
+                "resumed: leave random transforms out, and give DataSet(..., augment=...), a function of one "
+                "example's inputs and a random key"
+            )
+        self.checksums[index] = checksum
+        return example
+
+    def take(self, order: np.ndarray) -> Split:
+        """Read the examples of these indices, in this order, each once."""
+        indices = list(dict.fromkeys(order.tolist()))
+        with ThreadPoolExecutor(THREADS) as pool:
+            read = dict(zip(indices, pool.map(self.read, indices), strict=True))
+        for index, example in read.items():
+            if describe(example) != describe(self.first):
+                raise UserError(
+                    f"example {index} of {self.name} data has {describe(example)}, and example 0 "
+                    f"{describe(self.first)}: give all of them one shape and type"
+                )
+        rows = jax.tree.map(lambda *leaves: np.stack(leaves), *(read[index] for index in order.tolist()))
+        split = check_split(self.name, rows, self.classes)
+        if self.logits and not ((split.labels >= 0) & (split.labels < self.logits)).all():
+            raise UserError(
+                f"{self.name} labels have {split.labels.min()} and {split.labels.max()}, and the model has "
+                f"{self.logits} logits: use 0 to {self.logits - 1}"
+            )
+        return split
+
+
+def split_example(example: Any) -> tuple[Any, Any, Any]:
+    """Split an example, in one of the forms above, into inputs, label and weight (or None)."""
+    if isinstance(example, Mapping):
+        inputs, names = dict(example), [name for name in ("label", "labels") if name in example]
+        weight = inputs.pop("weight", None)
+        if len(names) == 1 and len(inputs) > 1:
+            label = inputs.pop(names[0])
+            return inputs.popitem()[1] if len(inputs) == 1 else inputs, label, weight
+    elif isinstance(example, tuple | list) and len(example) in (2, 3):
+        return example[0], example[1], example[2] if len(example) == 3 else None
+    raise UserError(
+        f"an example of the data is {shown(example)}: give a pair (inputs, label), or a dictionary with a 'label'; "
+        "without labels give the inputs twice"
+    )
+
+
+def to_arrays(values: Any) -> Any:
+    """Turn one example's values into arrays. A grey image of Pillow gets an axis of channels."""
+    if values is None:
+        return None
+    if isinstance(values, Mapping):
+        return {key: to_arrays(each) for key, each in values.items()}
+    array = np.asarray(values)
+    return array[..., None] if hasattr(values, "getbands") and array.ndim == 2 else array
+
+
+def describe(tree: Any) -> str:
+    """Describe type and shape of each array in a tree. Texts may differ in length."""
+    return ", ".join(
+        f"{'text' if np.issubdtype(leaf.dtype, np.str_) else leaf.dtype} {list(leaf.shape)}"
+        for leaf in jax.tree.leaves(tree)
     )
 
 
@@ -102,14 +200,10 @@ def check_split(name: str, split: Split, classes: tuple[str, ...] = ()) -> Split
 
 
 def convert(what: str, values: Any, classes: tuple[str, ...] | None = None) -> Any:
-    """Convert an array, or each in a dictionary, to the type that JAX has for it.
+    """Convert an array, called `what`, or each in a dictionary, to the type that JAX has for it.
 
-    Args:
-        what: the name of the array, for sentences.
-        classes: given for labels. Whole numbers and names of classes become int32 numbers.
-
-    Raises:
-        UserError: it is no array of finite numbers, or JAX's type can't hold them.
+    With `classes` they are labels: whole numbers and names of classes become int32 numbers. A `UserError` says that it
+    is no array of finite numbers, or that JAX's type can't hold them.
     """
     if isinstance(values, Mapping) and values:
         return {key: convert(f"{what} {key!r}", each, classes) for key, each in values.items()}
@@ -179,8 +273,8 @@ def load_npz(path: Path) -> DataSet:
 def fingerprint(data: DataSet) -> str:
     """Return 16 digits that tell the content of data sets apart, so that a run isn't resumed with other data.
 
-    They are of all texts, inputs, labels and weights, but of every k-th row of an array above 1 GiB, and of 64 examples
-    of a map-style data set. Then the largest k follows, and the name of the augmentation.
+    Of an array above 1 GiB they look at every k-th row, and of a map-style data set at 64 examples. Then the largest k
+    follows, and the name of the augmentation.
     """
     content, largest = hashlib.blake2b(digest_size=8), 1
     for part in data.parts.values():

@@ -30,13 +30,10 @@ class ImageFolder:
     def __init__(self, folder: str | Path, size: tuple[int, int] | None = None, mode: str = "RGB"):
         self.folder, self.size, self.mode = Path(folder), size, mode
         self.classes = tuple(subfolders(self.folder))
-        self.files = sorted(
-            path.relative_to(folder)
-            for name in self.classes
-            for path in Path(folder, name).rglob("*")
-            # Jupyter leaves folders .ipynb_checkpoints, and macOS files ._1.png.
-            if path.suffix.lower() in ENDINGS and not any(part[0] == "." for part in path.relative_to(folder).parts)
-        )
+        found = (path.relative_to(folder) for name in self.classes for path in self.folder.joinpath(name).rglob("*"))
+        # Jupyter leaves folders .ipynb_checkpoints, and macOS files ._1.png.
+        visible = (path for path in found if not any(part[0] == "." for part in path.parts))
+        self.files = sorted(path for path in visible if path.suffix.lower() in ENDINGS)
         if not self.files:
             raise UserError(
                 f"{folder} has no images in its subfolders ({', '.join(self.classes[:9]) or 'none'}): give it one for "
@@ -47,30 +44,22 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
-        file = self.files[index]
-        return read_image(self.folder / file, self.size, self.mode), file.parts[0]
-
-
-def read_image(path: Path, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
-    """Read an image as `[H, W, C]` uint8; the arguments are as for `ImageFolder`.
-
-    Raises:
-        UserError: it can't be read, or has more than 8 bits a colour.
-    """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise UserError(f'{path} needs Pillow to be read: run pip install "pmapdp[data]", or give arrays') from None
-    with open_file(path, advice="replace it, or take it out of the folder") as file:
+        """Read an image. A `UserError` says that it can't be read, or has more than 8 bits a colour."""
+        path = self.folder / self.files[index]
         try:
-            with Image.open(file, formats=FORMATS) as opened:
-                if opened.mode[0] in "IF":
-                    raise ValueError(f"its mode is {opened.mode}, and images of 8 bits a colour are read")
-                image = opened.convert(mode)
-        except Exception as error:  # Pillow has several errors for damaged bytes
-            raise ValueError(reason(error)) from None
-    pixels = np.asarray(image if size is None else ImageOps.fit(image, (size[1], size[0])))
-    return pixels.reshape(*pixels.shape[:2], -1)
+            from PIL import Image, ImageOps
+        except ImportError:
+            raise UserError(f'{path} needs Pillow to be read: run pip install "pmapdp[data]", or give arrays') from None
+        with open_file(path, advice="replace it, or take it out of the folder") as file:
+            try:
+                with Image.open(file, formats=FORMATS) as opened:
+                    if opened.mode[0] in "IF":
+                        raise ValueError(f"its mode is {opened.mode}, and images of 8 bits a colour are read")
+                    image = opened.convert(self.mode)
+            except Exception as error:  # Pillow has several errors for damaged bytes
+                raise ValueError(reason(error)) from None
+        pixels = np.asarray(image if self.size is None else ImageOps.fit(image, self.size[::-1]))
+        return pixels.reshape(*pixels.shape[:2], -1), self.files[index].parts[0]
 
 
 def subfolders(folder: Path) -> list[str]:

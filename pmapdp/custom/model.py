@@ -1,7 +1,6 @@
 """Your model is built, and must fit its data, before anything is trained. `docs/custom.md` has the sentences."""
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.custom.contract import check_loss
-from pmapdp.custom.examples import Examples, describe
+from pmapdp.custom.data import Examples, describe
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, shown, user_code_errors
@@ -97,7 +96,7 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
         )
     for part in data.parts.values():
         if isinstance(part, Examples):
-            part.classes = C  # its labels are checked as they are read
+            part.logits = C  # its labels are checked as they are read
         else:
             labels = np.append(labels, part.labels)
     if labels.min() < 0 or labels.max() >= C:
@@ -110,18 +109,16 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
 def augment_task(task: Task, augment: Callable[[Any, jax.Array], Any] | None) -> Task:
     """Return the task with its training inputs changed by `augment`, or as it is if there is none.
 
-    The key of an example follows from the seed, the update and the example, as that of dropout does. So an image is
-    changed in the same way on any number of devices, and after a run is resumed.
+    As for dropout, the key of an example follows from the seed, the update and the example. So an image is changed in
+    the same way on any number of devices, and after a run is resumed.
     """
     if augment is None:
         return task
-    return dataclasses.replace(task, loss=functools.partial(augmented_loss, task.loss, augment))
 
+    def augmented_loss(model: Any, batch: Batch) -> Any:
+        context = current_context()
+        if context.train:
+            batch = batch._replace(inputs=jax.vmap(augment)(batch.inputs, context.next_keys()))
+        return task.loss(model, batch)
 
-def augmented_loss(loss: Callable[..., Any], augment: Callable[..., Any], model: Any, batch: Batch) -> MetricSums:
-    """Call `loss`, in training with each of the `[b, ...]` inputs changed by `augment`."""
-    context = current_context()
-    if context.train:
-        batch = batch._replace(inputs=jax.vmap(augment)(batch.inputs, context.next_keys()))
-    sums: MetricSums = loss(model, batch)
-    return sums
+    return dataclasses.replace(task, loss=augmented_loss)

@@ -1,9 +1,7 @@
-"""Your optimizer, schedule and choice of trained parameters, as values or from files.
-
-    python -m pmapdp.train --optimizer my_file.py:make --schedule my_file.py:rate --trainable head
+"""Your optimizer, schedule and choice of trained parameters are checked before anything is trained.
 
 An optimizer is a function of the schedule that returns an update rule of optax, for example `optax.lion`. A schedule is
-a function of the number of updates made, of JAX, that returns the learning rate.
+a function of the number of updates made that returns the learning rate.
 """
 
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from flax import nnx
 
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError, shown, unknown, user_code_errors
-from pmapdp.loss import named_sums
+from pmapdp.loss import DIVISOR, named_sums
 from pmapdp.state import Task
 
 EXAMPLE = "optimizer=optax.lion, or lambda schedule: optax.chain(optax.clip(1.0), optax.adam(schedule))"
@@ -41,7 +39,8 @@ def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, tas
         return schedule(step)
 
     params, _ = jax.device_get(task.arrays_of(task.model))
-    with user_code_errors(f"{given} fails", f"give a function of the schedule, for example {EXAMPLE}"):
+    works = f"give a function of the schedule, for example {EXAMPLE}; rules that take more than the gradient don't work"
+    with user_code_errors(f"{given} fails", works):
         rule = optimizer(record)
         state = jax.eval_shape(rule.init, params)
         jax.eval_shape(rule.update, params, state, params)
@@ -52,11 +51,9 @@ def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, tas
 
 
 def trainable_filter(trainable: Any) -> Any:
-    """Return Flax's filter of the parameters that are trained.
+    """Return Flax's filter of the trained parameters, from one, or from names of parts such as `("head", "layers.0")`.
 
-    Args:
-        trainable: a filter of Flax, or names of parts of the model, for example `("head", "layers.0")`; all parameters
-            if it is empty.
+    Without any name all parameters are trained.
     """
     if not isinstance(trainable, tuple):
         return nnx.All(nnx.Param, trainable)
@@ -94,7 +91,7 @@ def check_best(best: str | None, task: Task, batches: Batches) -> None:
         return named_sums(task.loss(task.model_with(params, model_state), batch))
 
     found = jax.eval_shape(sums, *task.arrays_of(task.model), batches.take(np.arange(1)))
-    names = {"accuracy" if name == "correct" else name for name in found} - {"count"}
+    names = {"accuracy" if name == "correct" else name for name in found if not name.endswith(DIVISOR)} - {"count"}
     order, _, name = best.partition(":")
     if name not in names:
         raise unknown("--best", best, sorted(f"{order}:{each}" for each in names))

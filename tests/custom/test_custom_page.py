@@ -41,6 +41,7 @@ def without_numbers(text: str) -> str:
     return re.sub(r"[0-9][0-9.e-]*", "N", text)
 
 
+@pytest.mark.slow
 def test_the_commands_print_what_the_page_shows(folder):
     """Line by line, but for the numbers, which depend on the machine, and what is cut off at the right."""
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
@@ -56,6 +57,7 @@ def test_the_commands_print_what_the_page_shows(folder):
                 assert line == "..." or any(each.startswith(without_numbers(line)) for each in printed), line
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(folder):
     """Its model, given back, has the test loss that the run had, within rounding."""
     names = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "MetricSums": MetricSums, "DataSet": DataSet}

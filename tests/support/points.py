@@ -1,5 +1,6 @@
 """A small classifier and its data, for tests of what surrounds a run."""
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -13,9 +14,9 @@ class Net(nnx.Module):
 
     classes = 3
 
-    def __init__(self, *, rngs):
-        self.hidden = nnx.Linear(6, 16, rngs=rngs)
-        self.head = nnx.Linear(16, self.classes, rngs=rngs)
+    def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
+        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.hidden, self.head = nnx.Linear(6, 16, **types), nnx.Linear(16, self.classes, **types)
 
     def __call__(self, x):
         return self.head(nnx.relu(self.hidden(x)))
@@ -37,6 +38,6 @@ SETTINGS = {"devices": 2, "epochs": 1, "global_batch_size": 20, "schedule": "con
 
 
 def run(model=Net, own=None, **settings) -> Result:
-    """Train it, five updates an epoch, with other `settings` and Python values of one's own."""
+    """Train it, five updates an epoch, with other `settings` and Python values."""
     config = Config(**SETTINGS | {"compile_cache": False} | settings)
     return train(config, **{"model": model, "data": DATA} | (own or {}))

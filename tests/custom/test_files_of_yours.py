@@ -1,0 +1,125 @@
+"""Your model, optimizer, schedule and data from files, on the command line."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import entry
+import numpy as np
+import pytest
+from points import DATA
+
+from pmapdp.train import load_run
+
+FILE = """
+import os
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs):
+        self.hidden, self.out = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.hidden(x)))
+
+def make(schedule):
+    return optax.chain(optax.clip(1.0), optax.adam(schedule, mu_dtype="bfloat16"))
+
+def rate(step):
+    return 0.01 * 0.9**step
+
+def fixed(schedule):
+    return optax.adam(0.1)
+
+os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sub"))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "my.py").write_text(FILE)
+    arrays = {f"{name}_inputs": part.inputs for name, part in DATA.parts.items()}
+    arrays |= {f"{name}_labels": part.labels for name, part in DATA.parts.items()}
+    np.savez(tmp_path / "points.npz", **arrays, classes=["a", "b", "c"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+TRAIN = ["train", "--model", "my.py:Net", "--dataset", "points.npz", "--global-batch-size", 20, "--devices", 3]
+TRAIN += ["--no-compile-cache", "--no-progress", "--optimizer", "my.py:make", "--schedule", "my.py:rate"]
+
+
+def test_they_train_resume_evaluate_and_export(folder, monkeypatch):
+    """Every path is meant from where the command was started, also if the file changes the current folder; moments of
+    16 bits are kept too."""
+    arguments = [*TRAIN, "--trainable", "out", "--epochs", 2, "--workdir", "run", "--metrics-file", "metrics.jsonl"]
+    shown = []
+    for command in (
+        [*arguments, "--steps", 3],
+        arguments,
+        ["evaluate", "run", "--strategy", "single", "--json"],
+        ["export", "run", "model.zip"],
+        ["evaluate", "model.zip", "--dataset", "points.npz", "--json"],
+    ):
+        monkeypatch.chdir(folder)
+        done = entry.run_command(*command)
+        assert done.status == 0, done.err
+        shown.append(done.out)
+    assert "restored from the checkpoint of step 3" in shown[1]
+    accuracy = pytest.approx(float(re.search(r"last (0\.\d+)", shown[1])[1]), abs=1e-4)
+    assert [json.loads(each)["test"]["accuracy"] for each in (shown[2], shown[4])] == [accuracy] * 2
+    config, state, last = load_run(folder / "run")
+    assert (config.optimizer, config.trainable) == (f"{folder}/my.py:make", ("out",))
+    assert last["learning_rate"] == pytest.approx(0.01 * 0.9**9)
+    assert {leaf.dtype for leaf in state.optimizer_state[1][0].mu["out"].values()} == {np.dtype("bfloat16")}
+    there = set(os.listdir(folder)) - {"__pycache__"}  # Python's own
+    assert there == {"metrics.jsonl", "model.zip", "my.py", "points.npz", "run", "sub"}
+    assert os.listdir(folder / "sub") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--schedule", "step"], "unknown schedule 'step': choose from constant, piecewise, cosine, my_file.py:make"),
+        (["--optimizer", "none.py:make"], "none.py:make: there is no file "),
+        (["--optimizer", "my.py:mak"], "my.py has no 'mak': use one of Net, fixed, make, rate"),
+        (["--optimizer", "my.py:fixed"], "does not use its schedule, so --learning-rate would have no effect: use "),
+        (["--trainable", "ou"], "unknown trainable 'ou': did you mean 'out'? choose from "),
+        (["--weight-decay", "0.1"], "--weight-decay 0.1 has an effect only with adamw"),
+        (["--dataset", "my.py:none"], "my.py has no 'none': use one of Net, fixed, make, rate"),
+        (["--dataset", "none/"], "none cannot be read (No such file or directory"),
+    ],
+)
+def test_wrong_flags_are_one_sentence(folder, flags, sentence):
+    done = entry.run_command(*TRAIN, *flags)
+    assert done.status == 2
+    assert sentence in done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("1 / 0", "fails at line 2 (ZeroDivisionError: division by zero): fix that line"),
+        ("class Net:\n    def __init__(self, rngs):\n        self.x = rngs.y.z", "cannot be built"),
+        (
+            "from flax import nnx\nclass Net(nnx.Linear):\n    def __init__(self, rngs):\n"
+            "        super().__init__(2, 2, rngs=rngs)\n    def __call__(self, x):\n        return missing",
+            "Net does not take inputs",
+        ),
+        ("", "yours.py has no 'Net': use one of its names"),
+    ],
+)
+def test_errors_in_your_file_show_where(folder, code, line):
+    """The traceback begins in your file, and the sentence comes last."""
+    Path("yours.py").write_text(f"\n{code}\n")
+    done = entry.run_command("train", "--model", "yours.py:Net", "--devices", 1)
+    *traceback, sentence = done.err.splitlines()
+    assert (done.status, line in sentence) == (2, True), sentence
+    if code:
+        assert "yours.py" in next(each for each in traceback if each.lstrip().startswith("File"))
+        assert any(code.splitlines()[-1].strip() in each for each in traceback)

@@ -1,0 +1,132 @@
+"""Programs that call `train`: the examples, after other uses of JAX, a stopped notebook, large data."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import python
+from marks import quick
+from own_program import PROGRAM
+
+ROOT = Path(__file__).parents[2]
+REACHED = {
+    "weighted_table": lambda test: test["loss"] < 0.025,
+    "next_token": lambda test: test["loss"] < 2.65,
+    "images_in_folders": lambda test: test["examples"] == 360 and test["accuracy"] > 0.97,
+}
+EXAMPLES = [(name, strategy) for strategy in ("jit", "pmap", "shard_map", "single") for name in REACHED]
+
+
+def run_example(monkeypatch, name, folder, **settings):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    main = importlib.import_module(name).main
+    where = ROOT / "LICENSE" if name == "next_token" else folder
+    with contextlib.redirect_stdout(io.StringIO()):
+        return main(where, **{"progress": False, "compile_cache": False} | settings).epochs[-1]["test"]
+
+
+@quick(1, ("name", "strategy"), EXAMPLES)
+def test_an_example_reaches_what_the_page_says(name, strategy, tmp_path, monkeypatch):
+    devices = 1 if strategy == "single" else 2
+    assert REACHED[name](run_example(monkeypatch, name, tmp_path, strategy=strategy, devices=devices))
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
+
+
+@pytest.mark.slow
+def test_without_the_weights_the_table_is_learnt_worse(tmp_path, monkeypatch):
+    settings = {"strategy": "jit", "devices": 2, "weighted": False}
+    assert run_example(monkeypatch, "weighted_table", tmp_path, **settings)["loss"] > 0.035
+
+
+AFTER_ONE_DEVICE = """
+from pmapdp.devices import simulate
+simulate(4)
+print("losses", loss(strategy="single"), loss(devices=4), loss(devices=4))
+"""
+
+
+@pytest.mark.slow
+def test_one_device_and_then_four_after_simulate():
+    """A run on one device doesn't leave JAX with one."""
+    done = python("-c", PROGRAM + AFTER_ONE_DEVICE)
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.splitlines()[-1].split()[1:])) == 1
+
+
+@pytest.mark.slow
+def test_a_line_of_jnp_before_train():
+    """The run takes the device that JAX started with, and its header says how to have more."""
+    done = python("-c", f"import jax.numpy as jnp; jnp.ones(3)\n{PROGRAM}\nloss()")
+    assert done.returncode == 0, done.stderr
+    assert "1 CPU device on" in done.stdout
+    assert "with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more" in done.stdout
+
+
+MAPPED = """
+import sys
+images = np.load(sys.argv[1], mmap_mode="r")
+data = DataSet(Split(images, np.arange(len(images)) % 3), Split(images[:40], np.arange(40) % 3))
+loss(data, strategy="jit", devices=2, steps=5, workdir=sys.argv[2], global_batch_size=64)
+# Of this program alone: getrusage would begin with what the process that started it has taken.
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print("peak of", peak // 1024, "MiB")
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_gigabytes_train_within_one(tmp_path):
+    """Five updates from a sparse file, in a workdir, for which the content of the data is sampled. The peak of the
+    resident memory has the pages of the file in it."""
+    file, shape = tmp_path / "images.npy", (510_000, 256, 256, 3)
+    np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+    assert file.stat().st_size > 100e9
+    done = python("-c", PROGRAM + MAPPED, file, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "510,000 to train, 40 to test, content" in done.stdout
+    assert "from one in" in done.stdout
+    assert int(done.stdout.split("peak of ")[1].split()[0]) < 1024
+
+
+def reply(client, request: str) -> dict:
+    """The kernel's answer to a request."""
+    while (message := client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != request:
+        pass
+    return message["content"]
+
+
+@pytest.mark.slow
+def test_a_notebook_that_is_stopped(tmp_path):
+    """The kernel's stop button ends a run after its update, with a checkpoint from which the next cell resumes."""
+    from jupyter_client.manager import start_new_kernel
+
+    run = tmp_path / "run"
+    manager, client = start_new_kernel(env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"})
+    try:
+        first = client.execute(
+            PROGRAM + f"settings = dict(devices=2, workdir={str(run)!r}, epochs=10**6)\nloss(**settings)"
+        )
+        deadline = time.monotonic() + 120
+        while not list(run.glob("checkpoints/[0-9]*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        manager.interrupt_kernel()
+        answer = reply(client, first)
+        assert answer["ename"] == "StoppedError"
+        assert "a checkpoint is in" in answer["evalue"]
+        step = max(int(path.name) for path in run.glob("checkpoints/[0-9]*") if path.name.isdigit())
+        assert f"after step {step:,}:" in answer["evalue"]
+        answer = reply(client, client.execute(f"loss(**settings, steps={step} + 3)"))
+        assert answer["status"] == "ok", answer
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert f"restored from the checkpoint of step {step:,}" in (run / "log.txt").read_text()
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert events[-1]["steps"] == step + 3
+    assert np.isfinite(events[-2]["test"]["loss"])

@@ -1,0 +1,245 @@
+"""What would break a promise is refused before the first update, in a sentence that says what to do instead."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from points import DATA, Net, run
+
+from pmapdp.data.dataset import DataSet, Split, Texts
+from pmapdp.errors import UserError
+from pmapdp.layers import current_context
+from pmapdp.loss import MetricSums
+
+REAL = DataSet(DATA.train._replace(labels=DATA.train.inputs @ np.arange(6, dtype=np.float32)))
+
+
+class Line(nnx.Module):
+    """`[b, 6]` to `[b]`."""
+
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x)[:, 0]
+
+
+def squares(model, batch):
+    return jnp.square(model(batch.inputs) - batch.labels)
+
+
+def loss(change, train=False):
+    """A right loss, of which `change(model, batch, sums)` has other fields; with `train` in training alone."""
+
+    def changed(model, batch):
+        sums = MetricSums((batch.weights * squares(model, batch)).sum(), None, batch.weights.sum())
+        return sums if train and not current_context().train else sums._replace(**change(model, batch, sums))
+
+    return {"model": Line, "data": REAL, "loss": changed}
+
+
+def noisy(model, batch, noise):
+    return {"loss": (batch.weights * jnp.square(model(batch.inputs + noise) - batch.labels)).sum()}
+
+
+def contrastive(model, batch, sums):
+    y = batch.weights * model(batch.inputs)
+    return {"loss": jnp.square(y[:, None] - y[None]).sum()}
+
+
+def two_weights(model, batch, sums):
+    right = (batch.weights * (batch.labels > 0)).sum()
+    return {"count": (batch.weights * (1 + 2.0 * (batch.labels > 0))).sum(), "correct": right}
+
+
+def returns(value):
+    return {"model": Line, "data": REAL, "loss": lambda model, batch: value(squares(model, batch))}
+
+
+LOSSES = [
+    (loss(lambda m, b, sums: {"loss": squares(m, b).sum()}), "the loss of Line counts padding .*: multiply by batch.w"),
+    (loss(lambda m, b, sums: {"count": jnp.ones_like(b.labels).sum()}), "count in the loss of Line counts padding"),
+    (loss(lambda m, b, sums: {"loss": sums.loss / jnp.maximum(sums.count, 1)}), "is not a sum over the examples"),
+    (loss(lambda m, b, sums: {"loss": sums.loss / sums.count}), "is not a sum over the examples"),  # 0/0 for padding
+    (loss(lambda m, b, sums: {"loss": sums.loss + 3}), "a penalty that is added once a batch"),
+    (loss(lambda m, b, sums: {"loss": sums.loss + 3}, train=True), "Line in training has a penalty"),
+    (loss(contrastive), r"is not a sum over .* return \(batch.weights \* losses\).sum\(\)"),
+    (loss(lambda m, b, sums: noisy(m, b, -b.inputs.mean(0))), "is not a sum over the examples"),
+    (loss(lambda m, b, sums: noisy(m, b, jax.random.normal(jax.random.key(0), b.inputs.shape))), "is not a sum over"),
+    (loss(lambda m, b, sums: noisy(m, b, jax.random.normal(current_context().keys[0], (6,))), True), "is not a sum"),
+    (loss(lambda m, b, sums: noisy(m, b, np.random.normal()), True), "Line draws random numbers of NumPy"),
+    (loss(lambda m, b, sums: noisy(m, b, np.random.normal(size=6)), True), "Line draws random numbers of NumPy"),
+    (loss(two_weights), "returns correct 1 for an example that counts 3, so its accuracy would be wrong: give both"),
+    (loss(lambda m, b, sums: {"others": {"loss": sums.loss}}), "further sum called loss"),
+    (loss(lambda m, b, sums: {"loss": None}), r"returns loss as None: .* \(batch.weights \* loss\).sum\(\)"),
+    (loss(lambda m, b, sums: {"loss": 0}), "returns loss as 0: return its sum"),
+    (loss(lambda m, b, sums: {"count": 4}), r"returns count as 4: .*, for example batch.weights.sum\(\)"),
+    (loss(lambda m, b, sums: {"loss": squares(m, b)}), r"returns loss as float32 \[4\]: return its sum"),
+    (returns(lambda losses: losses.mean()), r"the loss of Line returns float32 \[\]: return sums .* \* losses\).sum"),
+    (returns(lambda losses: None), "the loss of Line returns .*: return sums over the examples"),
+    ({"loss": lambda model, batch, context: 0}, "the loss has an argument context, which it no longer gets"),
+]
+
+
+class Moments(nnx.Module):
+    """Keeps a running mean of what its device sees; of what all see with `everywhere`; without padding if `weighted`;
+    with `odd` another one on the sixth device."""
+
+    everywhere = weighted = odd = False
+
+    def __init__(self, *, rngs):
+        self.mean, self.out = nnx.BatchStat(jnp.zeros(6)), nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        context = current_context()
+        if context.train:
+            weights = context.weights if self.weighted else jnp.ones(len(x))
+            sums = (weights[:, None] * x).sum(0), weights.sum()
+            if self.everywhere and context.axis_name is not None:
+                sums = jax.lax.psum(sums, context.axis_name)
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * sums[0] / jnp.maximum(sums[1], 1)
+            if self.odd:
+                self.mean[...] += jax.lax.axis_index(context.axis_name) == 5
+        return self.out(x)
+
+
+def moments(**kind):
+    return type("Moments", (Moments,), kind)
+
+
+def net(call):
+    """The network with another forward pass, `call(super's, x)`."""
+
+    class Changed(Net):
+        def __call__(self, x):
+            return call(super().__call__, x)
+
+    return Changed
+
+
+class OneLogit(Net):
+    classes = 1
+
+
+class WithContext(Net):
+    def __call__(self, x, context):
+        return super().__call__(x)
+
+
+class Sows(Net):
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "seen", x)
+        return super().__call__(x)
+
+
+class Listed(nnx.Module):
+    """Keeps its layers in a plain list, which is no place for them."""
+
+    def __init__(self, *, rngs):
+        self.layers = [nnx.Linear(6, 3, rngs=rngs)]
+
+
+class Pictures(nnx.Module):
+    def __init__(self, *, rngs):
+        self.conv = nnx.Conv(1, 3, (3, 3), rngs=rngs)
+
+    def __call__(self, x):
+        return self.conv(x).mean((1, 2))
+
+
+class LinenNet(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(linen.Dropout(0.5, deterministic=False)(x))
+
+
+def bridged(rngs):
+    return nnx.bridge.lazy_init(nnx.bridge.ToNNX(LinenNet(), rngs=rngs), jnp.ones((1, 6)))
+
+
+def labels(make):
+    return {"data": DataSet(*(Split(part.inputs, make(part)) for part in (DATA.train, DATA.test)))}
+
+
+MODELS = [
+    (labels(lambda part: part.labels + 1), "are from 1 to 3, and Net has 3 logits: use 0 to 2, "),
+    ({"data": DataSet([(np.ones(6), each) for each in (0, 1, 2, 0, 1, 3)])}, "have . and 3, and the model has 3"),
+    (labels(lambda part: np.eye(3)[part.labels]), r"float32 \[4, 3\]: of one-hot .* labels.argmax"),
+    (labels(lambda part: part.labels / 2), r"labels are float32 \[4\]: .* labels.astype\('int32'\)"),
+    (labels(lambda part: {"a": part.labels}), r"labels are int32 \[4\]: .* a loss of your own"),
+    ({"data": DataSet(Split(DATA.train.inputs[:, :5], DATA.train.labels))}, "Net does not take "),
+    ({"data": DataSet(DATA.train, classes=("a", "b"))}, "the data name 2 classes, and Net has 3 logits: name all"),
+    ({"data": DataSet(Texts(["good"], np.zeros(1)))}, "holds texts"),
+    (
+        {"model": Pictures, "data": DataSet(Split(np.zeros((40, 1, 12, 12), np.float32), np.zeros(40, np.int32)))},
+        r"Flax wants channels last, so give \[n, 12, 12, 1\]",
+    ),
+    ({"model": OneLogit}, "OneLogit has a single logit: give it one for each class, or a loss of your own"),
+    ({"model": net(lambda call, x: call(x)[:, 0])}, r"Changed gives float32 \[4\]"),
+    ({"model": net(lambda call, x: (call(x), x))}, r"Changed gives float32 \[4, 3\], float32 \[4, 6\]"),
+    ({"model": WithContext}, "WithContext.__call__ has an argument context, which it no longer gets: leave it out"),
+    ({"model": Sows}, "Sows makes the variable seen.* as it is called: make it in __init__, or leave nnx.sow out"),
+    ({"model": 5}, "5 cannot be built .*: give a class or function of rngs"),
+    ({"model": lambda rngs: 5}, "gives 5: give a class or function of rngs"),
+    ({"model": Listed}, "Listed.* cannot be built .*static attribute 'layers'"),
+    ({"model": LinenNet}, "LinenNet.* cannot be built .*; one of Linen needs flax.nnx.bridge.ToNNX"),
+    ({"model": bridged}, "ToNNX draws random numbers from "),
+    ({"model": moments()}, "Moments writes mean from the rows of one device, or padding with them: weight them"),
+    ({"model": moments(weighted=True)}, "Moments writes mean from the rows of one device, or padding with them"),
+    ({"model": moments(everywhere=True)}, "Moments writes mean from the rows of one device, or padding with them"),
+]
+
+
+def augmented(augment):
+    return {"data": DataSet(DATA.train, augment=augment)}
+
+
+def chained(rule):
+    return {"optimizer": lambda schedule: optax.chain(rule(), optax.sgd(schedule))}
+
+
+VALUES = [
+    (augmented(lambda inputs: inputs), "Net fails in training .*: correct its __call__, its loss, metrics= or augment"),
+    (augmented(lambda inputs, key: inputs["c"]), "Net fails in training "),
+    (augmented(lambda inputs, key: inputs + np.random.normal()), "random numbers of NumPy"),
+    (augmented(5), "Net fails in training .*callable"),
+    ({"optimizer": optax.adam(0.1)}, r"optimizer=.* fails .*: give a function .* optimizer=optax.lion"),
+    ({"optimizer": lambda schedule: optax.adam(0.1)}, "does not use its schedule"),
+    ({"optimizer": lambda schedule: None}, "fails .*'NoneType' object has no attribute 'init'"),
+    (chained(optax.contrib.reduce_on_plateau), "fails .*required keyword-only argument: 'value'"),
+    (chained(lambda: optax.add_noise(0.1, 0.5, 0)), "keeps random keys, and a checkpoint holds numbers alone"),
+    ({"schedule": lambda step: jnp.ones(3)}, r"gives float32 \[3\], not one real number: give a function of JAX"),
+    ({"schedule": lambda step: 0.1 if step > 3 else 0.2}, "fails for a number of updates .*: give a function of JAX"),
+    ({"schedule": 0.1}, "schedule=0.1 fails for a number of updates .*not callable"),
+    ({"trainable": nnx.PathContains("tail")}, "chooses no parameter of head.bias, head.kernel"),
+    ({"metrics": lambda logits, batch: 3}, "Net fails in evaluation .*: correct its __call__, its loss, metrics="),
+    ({"metrics": lambda logits, batch: {"x": logits.mean()}}, "x in the loss of Net "),
+    ({"metrics": lambda logits, batch: {"loss": batch.weights.sum()}}, "a further sum called loss, which there is"),
+    ({"metrics": lambda logits, batch: {}, "loss": lambda m, b: 0}, "metrics= is for the cross-entropy: return"),
+]
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # of JAX, about float64
+@pytest.mark.parametrize(("values", "sentence"), [*LOSSES, *MODELS, *VALUES], ids=lambda value: str(value)[:60])
+def test_what_would_break_a_promise_is_one_sentence(values, sentence):
+    with pytest.raises(UserError, match=sentence) as error:
+        run(own=values, global_batch_size=None)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("strategy", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)])
+def test_a_layer_that_leaves_the_devices_different_is_found_after_the_first_update(strategy):
+    """The trial on four devices doesn't show it."""
+    settings = {"strategy": strategy, "devices": 6, "global_batch_size": 18}
+    with pytest.raises(UserError, match="after the first update mean differs between devices"):
+        run(moments(everywhere=True, weighted=True, odd=True), **settings)
+    assert run(moments(everywhere=True, weighted=True), **settings).epochs
+
+
+def test_a_type_that_the_model_does_not_take_and_one_that_was_built_are_refused():
+    with pytest.raises(UserError, match="model is a Net that was built already: give a class or function of rngs"):
+        run(Net(rngs=nnx.Rngs(0)))
+    with pytest.raises(UserError, match=r"--dtype bfloat16 has no effect on .*Line'>, which takes no dtype"):
+        run(Line, dtype="bfloat16")
