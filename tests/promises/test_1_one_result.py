@@ -16,6 +16,7 @@ import numpy_mlp
 import optax
 import pytest
 from flax import nnx
+from marks import quick
 
 BATCH, SEED, EXAMPLES = 18, 3, 83
 COUNTS = (1, 2, 3, 4, 5, 7, 8)
@@ -78,14 +79,19 @@ def hold(strategy, count, model, optimizer, dtype):
             require_equal(sums, right_sums, LOSS[dtype], where)
 
 
+# Beside 3 devices: three other numbers, and with batch norm 8, of which one holds padding alone.
+QUICK = {("mlp", "shard_map", 4), ("mlp", "jit", 5), ("mlp", "pmap", 7)}
+QUICK |= {("text_mlp", strategy, 8) for strategy in PARALLEL}
+
+
 def grid():
-    """By day all models with all strategies on 3 devices, and the two perceptrons, one with batch norm, on more."""
+    """Plain pytest takes all models with all strategies on 3 devices and `QUICK`, the others are slow."""
     cases = []
     for model in entry.CLASSIFIERS:
         for strategy in entry.STRATEGIES:
             for count in COUNTS if strategy != "single" else (1,):
-                by_day = strategy == "single" or count in {"mlp": COUNTS, "text_mlp": (3, 8)}.get(model, (3,))
-                cases.append(pytest.param(model, strategy, count, marks=() if by_day else pytest.mark.slow))
+                is_quick = strategy == "single" or count == 3 or (model, strategy, count) in QUICK
+                cases.append(pytest.param(model, strategy, count, marks=() if is_quick else pytest.mark.slow))
     return cases
 
 
@@ -98,9 +104,8 @@ def test_every_built_in_model_is_compared():
     assert set(entry.CLASSIFIERS) == entry.built_in_models()
 
 
-@pytest.mark.parametrize("strategy", PARALLEL)
-@pytest.mark.parametrize("model", ["mlp", "text_mlp", pytest.param("convnet", marks=pytest.mark.slow)])
-def test_float32_differs_by_rounding_alone(model, strategy):
+@quick(1, ("strategy", "model"), itertools.product(PARALLEL, ["text_mlp", "mlp", "convnet"]))
+def test_float32_differs_by_rounding_alone(strategy, model):
     hold(strategy, 7, model, "sgd", "float32")
 
 
@@ -205,14 +210,12 @@ def on_one_device():
 
 
 @pytest.mark.parametrize("strategy", PARALLEL)
-@pytest.mark.parametrize(
-    "count", [count if count in (3, 8) else pytest.param(count, marks=pytest.mark.slow) for count in COUNTS]
-)
+@quick(1, "count", [3, *(count for count in COUNTS if count != 3)])
 def test_train_gives_one_result_with_batch_norm_and_dropout(strategy, count):
     require_same_run(trained(strategy, count, WithDropout), on_one_device(), 1e-10)
 
 
-@pytest.mark.parametrize("strategy", entry.STRATEGIES)
+@quick(2, "strategy", ["pmap", "jit", "single", "shard_map"])
 def test_accumulation_changes_nothing_without_batch_norm(strategy):
     class Plain(Net):
         def __call__(self, x):

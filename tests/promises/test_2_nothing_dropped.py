@@ -1,5 +1,6 @@
 """Promise 2: an epoch visits each example once, metrics are over exactly n examples, and padding counts nowhere."""
 
+import functools
 import math
 
 import entry
@@ -37,7 +38,7 @@ def visited(batch):
 SIZES = {"n": (1, 60), "batch_size": (1, 20), "devices": (1, 8), "accumulate": (1, 3), "seed": (0, 9), "epoch": (0, 3)}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(data=st.data(), **{name: st.integers(*limits) for name, limits in SIZES.items()})
 def test_an_epoch_visits_each_example_once(n, batch_size, devices, accumulate, seed, epoch, data):
     """In an order that depends on seed and epoch alone, wherever in the epoch a run starts again."""
@@ -145,16 +146,24 @@ class WithNorm(nnx.Module):
         return self.out(self.norm(x))
 
 
+@functools.cache
+def without_padding(model):
+    """The outcome of one device that sees as little padding as there must be."""
+    return trained_on("single", points(19, 1), BATCHES, model)
+
+
+BATCHES = [np.arange(1, 19), np.arange(1, 4)]  # example 0 is what padding is copied from
+
+
 @pytest.mark.parametrize("model", [Linear, WithNorm])
 @pytest.mark.parametrize("strategy", entry.STRATEGIES)
 def test_padding_changes_nothing(strategy, model):
     """However many rows of it, and whatever they show."""
     data = points(19, 1)
     loud = data._replace(inputs=np.concatenate([1e4 * np.ones((1, 4), np.float32), data.inputs[1:]]))
-    batches = [np.arange(1, 19), np.arange(1, 4)]  # example 0 is what padding is copied from
-    wanted, wanted_sums = trained_on("single", data, batches, model)
+    wanted, wanted_sums = without_padding(model)
     for rows in (24, 48):
-        found, sums = trained_on(strategy, loud, batches, model, rows=rows)
+        found, sums = trained_on(strategy, loud, BATCHES, model, rows=rows)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
         for a, b in zip(sums, wanted_sums, strict=True):

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 import small_job
+from marks import quick
 
 UPDATES = 12
-STRATEGIES = ["pmap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("single", "shard_map", "jit"))]
 TIMES = {"examples_per_second", "step_ms", "seconds"}  # the only results of an epoch that may differ
 
 
@@ -49,7 +49,7 @@ def test_another_seed_is_another_run(undisturbed):
     assert np.abs(other.state.params["hidden"]["kernel"] - undisturbed[0].state.params["hidden"]["kernel"]).max() > 0.01
 
 
-@pytest.mark.parametrize("steps", [[1], [4], [6, 9], pytest.param(range(1, UPDATES), marks=pytest.mark.slow)])
+@quick(1, "steps", [[4, 6], [1], range(1, UPDATES)])
 def test_stopped_after_some_updates_it_ends_with_the_same_bits(undisturbed, tmp_path, steps):
     """In the middle of an epoch and at its end, once and several times; the figures of its epochs are the same too."""
     epochs = {}
@@ -82,9 +82,7 @@ def kill_when(process, folder, moment):
 ANY_MOMENT = [random.Random(0).uniform(0, 3) for _ in range(int(os.environ.get("PMAPDP_ROUNDS", 6)))]
 
 
-@pytest.mark.parametrize(
-    "moments", [["writing", "written", 0.5], *(pytest.param([each], marks=pytest.mark.slow) for each in ANY_MOMENT)]
-)
+@quick(1, "moments", [["writing"], ["written", 0.5], *([each] for each in ANY_MOMENT)])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(undisturbed, tmp_path, moments):
     """With SIGKILL, which no program can notice."""
     folder, flags = tmp_path / "run", small_job.flags(tmp_path, workdir=tmp_path / "run")
@@ -119,13 +117,7 @@ def test_a_signal_to_stop_leaves_a_checkpoint_and_its_status(undisturbed, tmp_pa
         np.testing.assert_array_equal(found[shape], array)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "devices"),
-    [
-        ("jit", 3),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("single", 1), ("shard_map", 7), ("pmap", 8))),
-    ],
-)
+@quick(1, ("strategy", "devices"), [("jit", 3), ("single", 1), ("shard_map", 7), ("pmap", 8)])
 def test_on_other_devices_or_with_another_strategy_it_ends_within_promise_1(tmp_path, strategy, devices):
     """float64, so that rounding cannot hide a difference."""
     wanted = small_job.train(dtype="float64")
@@ -135,7 +127,8 @@ def test_on_other_devices_or_with_another_strategy_it_ends_within_promise_1(tmp_
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", entry.STRATEGIES)
 def test_every_strategy_resumes_with_the_same_bits(tmp_path, strategy):
     """Dropout, the schedule and the order of the examples go on where they were."""
     kind = {"strategy": strategy, "devices": 1 if strategy == "single" else 3}

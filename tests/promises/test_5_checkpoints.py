@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import small_job
 
-SLOW = pytest.mark.slow
 WRITERS = [
     ("pmap", 7, {}),
     ("jit", 4, {"shard_state": "parameters"}),
-    pytest.param(("shard_map", 5, {}), marks=SLOW),
-    pytest.param(("jit", 7, {}), marks=SLOW),
-    pytest.param(("pmap", 4, {"shard_state": "optimizer"}), marks=SLOW),
+    pytest.param(("shard_map", 5, {}), marks=pytest.mark.slow),
+    pytest.param(("jit", 7, {}), marks=pytest.mark.slow),
+    pytest.param(("pmap", 4, {"shard_state": "optimizer"}), marks=pytest.mark.slow),
 ]
 
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 import small_job
 from flax import nnx
+from marks import quick
 
 SETTINGS = {"devices": 3, "epochs": 2, "global_batch_size": 10, "dtype": "float64", "learning_rate": 1e-2}
 RANDOM = np.random.default_rng(0)
@@ -64,18 +65,23 @@ def in_out(path, value):
 
 
 DATA = data()
+DICTIONARY = {"x": RANDOM.normal(size=(37, 6)), "shift": RANDOM.normal(size=37)}
+TARGETS, WEIGHTS = RANDOM.normal(size=(37, 3)), RANDOM.uniform(0.5, 2, 37)
+RULE = {"optimizer": lambda schedule: optax.chain(optax.clip_by_global_norm(0.1), optax.lion(schedule))}
+RATE = {"schedule": lambda step: 0.01 * 0.9**step}
 PARTS = {
-    "model": {"model": Attention},
-    "loss": {"loss": squared, "data": data(labels=RANDOM.normal(size=(37, 3)))},
-    "inputs in a dictionary": {
+    "model, loss, weighted data and optimizer": {
         "model": OfDictionary,
-        "data": data(inputs={"x": RANDOM.normal(size=(37, 6)), "shift": RANDOM.normal(size=37)}),
+        "loss": squared,
+        "data": data(inputs=DICTIONARY, labels=TARGETS, weights=WEIGHTS),
+        **RULE,
+        **RATE,
     },
-    "weights and optimizer": {
-        "data": data(weights=RANDOM.uniform(0.5, 2, 37)),
-        "optimizer": lambda schedule: optax.chain(optax.clip_by_global_norm(0.1), optax.lion(schedule)),
-    },
-    "schedule and trainable": {"schedule": lambda step: 0.01 * 0.9**step, "trainable": in_out},
+    "model": {"model": Attention},
+    "loss": {"loss": squared, "data": data(labels=TARGETS)},
+    "inputs in a dictionary": {"model": OfDictionary, "data": data(inputs=DICTIONARY)},
+    "weights and optimizer": {"data": data(weights=WEIGHTS), **RULE},
+    "schedule and trainable": {**RATE, "trainable": in_out},
 }
 
 
@@ -83,7 +89,7 @@ def train(**settings):
     return entry.train(**{"model": Linear, "data": DATA} | SETTINGS | settings)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@quick(1, "part", PARTS)
 def test_what_is_yours_gives_one_result_and_resumes_with_the_same_bits(part, tmp_path):
     found = train(**PARTS[part], strategy="pmap")
     one = train(**PARTS[part], strategy="single", devices=1)

@@ -34,9 +34,8 @@ class Net(nnx.Module):
 """
 
 
-@pytest.mark.parametrize(
-    "strategy", [name if name == "pmap" else pytest.param(name, marks=pytest.mark.slow) for name in entry.STRATEGIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", entry.STRATEGIES)
 def test_a_line_in_train_step_runs_once_an_update_on_each_device(strategy, tmp_path):
     """In a copy of the package, `train_step` says that it runs. Under jit one program serves all devices, and prints
     once for each call."""
