@@ -19,11 +19,9 @@ from typing import Any
 from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import FailedError
-from pmapdp.port.find import find
+from pmapdp.port.find import BROKEN, STATUS, TABLE, find
 from pmapdp.port.harness import describe_step
 from pmapdp.port.read import CELL, read_program
-
-ORDER = ("gone", "fails", "wrong", "check", "slow", "fine")
 
 
 @dataclass(frozen=True)
@@ -40,24 +38,13 @@ def report_program(given: str) -> dict[str, Any]:
     files, unread = read_program(given)
     findings, uses = find(files)
     lines = [
-        {
-            "path": path,
-            "line": place(line),
-            "construct": row.id,
-            "status": row.today.split()[0].strip(":;,"),
-            "code": code,
-        }
-        | {"today": row.today, "shard_map": row.shard_map, "jit": row.jit, "link": f"docs/porting.md#{row.id}"}
+        {"path": path, "line": place(line), "construct": row, "status": STATUS[row], "code": code, **TABLE[row]}
+        | {"link": f"docs/porting.md#{row}"}
         for path, line, row, code in findings
     ]
     mapped = [f"{use.node.file.path}:{place(use.node.lineno)} {use.name}" for use in uses]
-    return {
-        "jax": version("jax"),
-        "lines": lines,
-        "unread": unread,
-        "mapped": mapped,
-        "verify": describe_step(uses, files),
-    }
+    verify = describe_step(uses, files)
+    return {"jax": version("jax"), "lines": lines, "unread": unread, "mapped": mapped, "verify": verify}
 
 
 def place(line: int) -> str:
@@ -77,21 +64,18 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
         path, code = each["path"], textwrap.shorten(each["code"], 70, placeholder="...")
         out.append(f"  {each['line']:>6}  {each['status']:5}  {each['construct']:18}  {code}")
     out += ["", "What to write instead"] * bool(shown)
-    for row in sorted({each["construct"]: each for each in shown}.values(), key=lambda row: ORDER.index(row["status"])):
+    for row in {each["construct"]: each for each in shown}.values():
         out.append(f"  {row['construct']}")
         out += [f"    {part + ':':10} {row[part]}" for part in ("today", "shard_map", "jit", "link")]
     statuses = [each["status"] for each in report["lines"]]
-    counts = ", ".join(f"{statuses.count(each)} {each}" for each in ORDER if each in statuses)
+    counts = ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses))
     hint = " (--all lists those that are fine, and what becomes of them)" * (len(shown) < len(statuses))
     out += ["", f"Constructs: {counts}{hint}."]
     out += [f"Mapped: {'; '.join(report['mapped'])}. docs/porting.md ports one at a time."] * bool(report["mapped"])
     if need := report["verify"]:
-        title = f"To verify {need['step']} of {need['path']}, "
-        out += [
-            "",
-            title + ("save this as verify_step.py:" if need["harness"] else "answer this first (docs/verify.md):"),
-        ]
-        out += ["", need["harness"]] if need["harness"] else [f"  - {question}" for question in need["questions"]]
+        questions = [f"  - {question}" for question in need["questions"]]
+        then = "answer this first (docs/verify.md):" if questions else "save this as verify_step.py:"
+        out += ["", f"To verify {need['step']} of {need['path']}, {then}", *(questions or ["", need["harness"]])]
     return "\n".join(out).lstrip()
 
 
@@ -102,7 +86,7 @@ def main(arguments: list[str]) -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)  # Flax warns when its modules are looked up
     report = report_program(options.path)
     print(json.dumps(report) if options.json else as_text(report, options.all))
-    broken = [each for each in report["lines"] if each["status"] in ("gone", "fails", "wrong")]
+    broken = [each for each in report["lines"] if each["status"] in BROKEN]
     if broken:
         first = f"{broken[0]['path']}:{broken[0]['line']} ({broken[0]['construct']})"
         fail = "1 line fails or gives" if len(broken) == 1 else f"{len(broken)} lines fail or give"

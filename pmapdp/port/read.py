@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.errors import UserError, reason
-from pmapdp.files import file_errors
 
-LIBRARIES = ("jax", "flax", "optax", "numpy", "functools", "haiku", "equinox", "chex")
 SKIPPED_FOLDERS = {"node_modules", "site-packages", "__pycache__", "venv", "env", "build"}
 CELL = 10**6  # line 7 of a notebook's second cell has number 2_000_007
 FUNCTION = (ast.FunctionDef, ast.Lambda)
 
 
 class File:
-    """A module: its syntax tree, and the values that names get in each of its functions."""
+    """A module: its syntax tree, and the values that its names get, in the order of lines."""
 
     def __init__(self, path: str, tree: ast.Module, program: dict[str, "File"]):
         self.path, self.tree, self.program = path, tree, program
         self.nodes: list[Any] = list(ast.walk(tree))
-        self.bindings: dict[tuple[Any, str], list[Any]] = {}
+        self.values: dict[str, list[tuple[int, Any]]] = {}
         for node in self.nodes:
             node.file = self
             for child in ast.iter_child_nodes(node):
@@ -34,58 +32,34 @@ class File:
         for node in self.nodes:
             match node:
                 case ast.alias(name=name):
-                    self.bind(node, node.asname or name.partition(".")[0], node)
+                    self.bind(node.asname or name.partition(".")[0], node, node)
                 case ast.FunctionDef(name=name):
-                    self.bind(node.parent, f"self.{name}" if isinstance(node.parent, ast.ClassDef) else name, node)
+                    self.bind(f"self.{name}" if isinstance(node.parent, ast.ClassDef) else name, node, node)
                 case ast.arg(arg=name):
-                    self.bind(node, name, node)
-                case ast.Assign(targets=targets, value=value):
-                    for target in targets:
-                        self.assign(target, value)
+                    self.bind(name, node, node)
+                case ast.Assign(targets=[ast.Tuple(elts=targets), *_], value=value):
+                    for number, target in enumerate(targets):
+                        part: Any = ast.Subscript(value, ast.Constant(number), ast.Load(), lineno=node.lineno)
+                        part.parent, part.file = node, self
+                        self.bind(ast.unparse(target), node, getattr(value, "elts", {number: part})[number])
+                case ast.Assign(targets=[target, *_], value=value):
+                    self.bind(ast.unparse(target), node, value)
 
-    def assign(self, target: Any, value: Any) -> None:
-        """Bind a name, an attribute of self, or the names of a tuple to the parts of a value."""
-        match target:
-            case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
-                self.bind(target, ast.unparse(target), value)
-            case ast.Tuple(elts=targets):
-                parts = getattr(value, "elts", [])
-                for number, each in enumerate(targets):
-                    part: Any = ast.Subscript(value, ast.Constant(number), ast.Load(), lineno=target.lineno)
-                    part.parent, part.file = target, self
-                    self.assign(each, parts[number] if len(parts) == len(targets) else part)
+    def bind(self, name: str, node: Any, value: Any) -> None:
+        """Give a name a value in the line of a node."""
+        self.values.setdefault(name, []).append((node.lineno, value))
 
-    def bind(self, node: Any, name: str, value: Any) -> None:
-        """Bind a name in the function around a node. Attributes of self belong to the file."""
-        scope = self.tree if name.startswith("self.") else functions_around(node)[0]
-        self.bindings.setdefault((scope, name), []).append(value)
-
-    def global_value(self, name: str) -> Any:
-        """Resolve a name of the module."""
-        return resolve(self.bindings.get((self.tree, name), [None])[-1])
-
-    def find_module(self, name: str, level: int = 0) -> "File | None":
-        """Find the file of an import, the nearest one if several would do."""
-        return next((self.program[each] for each in module_paths(self.path, name, level) if each in self.program), None)
+    def resolve_name(self, name: str, line: float = float("inf")) -> Any:
+        """Resolve a name to its last value before a line, or to the first one after it."""
+        values = sorted(self.values.get(name, ()), key=lambda value: value[0])
+        before = [value for number, value in values if number < line]
+        return resolve(before[-1] if before else values[0][1] if values else None)
 
 
-def module_paths(path: str, name: str, level: int = 0) -> list[str]:
-    """List the files that an import in `path` may mean."""
-    if not level and name.partition(".")[0] in LIBRARIES:  # also beside a file with that name
-        return []
-    folders, tail = Path(path).parents, name.replace(".", "/")
-    ends = [f"{tail}.py", f"{tail}/__init__.py"] if name else ["__init__.py"]
-    return [str(folder / end) for folder in (folders[level - 1 : level] if level else folders) for end in ends]
-
-
-def functions_around(node: Any) -> list[Any]:
-    """List the functions around a node, the innermost first, and at last its module. Decorators run outside."""
-    around, child = [], node
-    while node is not None:
-        if isinstance(node, (*FUNCTION, ast.Module)) and child not in getattr(node, "decorator_list", ()):
-            around.append(node)
-        child, node = node, getattr(node, "parent", None)
-    return around
+def find_file(program: dict[str, File], module: str) -> File | None:
+    """Find the file of a module in a program."""
+    ends = tuple(f"/{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py"))
+    return next((file for path, file in program.items() if module and f"/{path}".endswith(ends)), None)
 
 
 def remember(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -105,26 +79,21 @@ def remember(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def resolve(node: Any) -> Any:
     """Follow names and imports to a dotted path of a library, a `File` or a node of the program."""
     match node:
-        case ast.Name(id=name):  # the last value before it in the innermost function that defines the name
-            scopes = (node.file.bindings.get((scope, name)) for scope in functions_around(node))
-            values = next(filter(None, scopes), [None])
-            before = [each for each in values if each and each.lineno < node.lineno]
-            return resolve(max(before, key=lambda each: each.lineno) if before else values[-1])
+        case ast.Name(id=name):
+            return node.file.resolve_name(name, node.lineno)
         case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return node.file.global_value(f"self.{name}")
+            return node.file.resolve_name(f"self.{name}")
         case ast.Attribute(value=value, attr=name):
             base = resolve(value)
             if isinstance(base, File):
-                return base.global_value(name)
+                return base.resolve_name(name)
             return f"{base}.{name}" if isinstance(base, str) else node
-        case ast.alias(name=name, parent=ast.ImportFrom(module=module, level=level)):
-            path, file = f"{module or ''}.{name}".strip("."), node.file.find_module(module or "", level)
-            return node.file.find_module(path, level) or (file.global_value(name) if file else path)
+        case ast.alias(name=name, parent=ast.ImportFrom(module=module)):
+            path, file = f"{module or ''}.{name}".strip("."), find_file(node.file.program, module or "")
+            return find_file(node.file.program, path) or (file.resolve_name(name) if file else path)
         case ast.alias(name=name, asname=asname):
             path = name if asname else name.partition(".")[0]
-            return node.file.find_module(path) or path
-        case ast.IfExp(body=body, orelse=other):
-            return resolve(body) or resolve(other)
+            return find_file(node.file.program, path) or path
     return node
 
 
@@ -138,20 +107,12 @@ def path_of(node: Any) -> str:
 
 def constant(node: Any) -> Any:
     """Give the value of a literal, or of a name that stands for one."""
-    found = resolve(node)
-    return found.value if isinstance(found, ast.Constant) else None
+    return getattr(resolve(node), "value", None) if isinstance(resolve(node), ast.Constant) else None
 
 
-def keywords(call: Any) -> dict[str | None, Any]:
-    """List the keyword arguments of a call, also those of a dictionary that is written out."""
-    given: dict[str | None, Any] = {}
-    for each in call.keywords:
-        options: Any = resolve(each.value) if each.arg is None else None
-        known = isinstance(options, ast.Dict)
-        given |= (
-            dict(zip(map(constant, options.keys), options.values, strict=True)) if known else {each.arg: each.value}
-        )
-    return given
+def keywords(call: Any) -> dict[Any, Any]:
+    """List the keyword arguments of a call."""
+    return {each.arg: each.value for each in call.keywords}
 
 
 def read_program(given: str) -> tuple[dict[str, File], list[str]]:
@@ -161,39 +122,28 @@ def read_program(given: str) -> tuple[dict[str, File], list[str]]:
         UserError: there is nothing to read, or the one file that was named can't be read.
     """
     path, files, unread = Path(given), dict[str, File](), list[str]()
-    with file_errors(given, "read", "name a Python file, a notebook, or a folder"):
-        exists = path.exists()
-    if not exists:
-        raise UserError(f"there is no file or folder {given!r}: name one, for example train.py")
-    if not path.is_dir() and path.suffix not in (".py", ".ipynb"):
-        raise UserError(f"{given!r} is neither Python nor a notebook: name a .py or .ipynb file, or a folder")
-    paths = [*sorted(path.rglob("*.py")), *sorted(path.rglob("*.ipynb"))] if path.is_dir() else [path]
+    if not path.is_dir() and not (path.is_file() and path.suffix in (".py", ".ipynb")):
+        raise UserError(f"{given!r} is no Python file, notebook or folder: name one, for example train.py")
+    paths = [path] if path.is_file() else [*sorted(path.rglob("*.py")), *sorted(path.rglob("*.ipynb"))]
     for each in paths:  # grows by what a single file imports
         parts = each.relative_to(path).parts if path.is_dir() else ()
         if str(each) in files or not each.is_file() or any(x in SKIPPED_FOLDERS or x[:1] == "." for x in parts):
             continue
         try:
-            tree = parse_notebook(each) if each.suffix == ".ipynb" else parse(each.read_bytes(), str(each))
+            with warnings.catch_warnings(action="ignore"):  # they're about the program's strings
+                tree = parse_notebook(each) if each.suffix == ".ipynb" else ast.parse(each.read_bytes())
         except (SyntaxError, OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             unread.append(f"{each} can't be read ({reason(error)}): is it Python 3?")
             continue
         files[str(each)] = file = File(str(each), tree, files)
-        for node in file.nodes:
-            if path.is_file() and isinstance(node, ast.alias):
-                module, level = getattr(node.parent, "module", None), getattr(node.parent, "level", 0)
-                for name in (module or node.name, f"{module or ''}.{node.name}".strip(".")):
-                    paths += map(Path, module_paths(str(each), name, level))
-    if path.is_file() and not files:
-        raise UserError(unread[0])
-    if not files and not unread:
-        raise UserError(f"the folder {given!r} holds no Python: name one with .py or .ipynb files")
+        for node in file.nodes if path.is_file() else ():
+            if isinstance(node, ast.alias):
+                module = getattr(node.parent, "module", None) or ""
+                for name in (module, f"{module}.{node.name}".strip(".")):
+                    paths += [folder / f"{name.replace('.', '/')}.py" for folder in each.parents]
+    if not files and (unread or path.is_dir()):
+        raise UserError(unread[0] if unread else f"the folder {given!r} holds no Python: name one with .py files")
     return files, unread
-
-
-def parse(text: str | bytes, name: str) -> ast.Module:
-    """Parse Python. Warnings about the program's strings aren't ours."""
-    with warnings.catch_warnings(action="ignore"):
-        return ast.parse(text, name)
 
 
 def parse_notebook(path: Path) -> ast.Module:
@@ -204,5 +154,5 @@ def parse_notebook(path: Path) -> ast.Module:
         if lines and not lines[0].startswith("%%"):  # that is a cell in another language
             # IPython's lines become `pass`, so that line numbers and blocks stay.
             code = "\n".join("pass" if each[:1] in ("%", "!", "?") else each for each in lines)
-            body += ast.increment_lineno(parse(code, f"cell {number}"), number * CELL).body
+            body += ast.increment_lineno(ast.parse(code), number * CELL).body
     return ast.Module(body, [])

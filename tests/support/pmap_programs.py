@@ -1,52 +1,132 @@
-"""The programs of tests/programs: run them, as they are or changed in one place.
+"""The programs of tests/programs: run them, as they are or with a mistake in them, or give their step to `verify`.
 
-They are written as pmap programs were from 2020 to 2024. A program whose library is not installed gets its stand-in,
-always the same, so that results do not depend on what else is installed.
+They are written as pmap programs were from 2020 to 2024.
 """
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+N = 8
 FOLDER = Path(__file__).parent.parent / "programs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-LIBRARIES = ("haiku", "jmp", "equinox", "jraph")
+# The mistakes that can be made in each program: the texts to replace, by program and mistake.
+MISTAKES: dict[str, dict[str, dict[str, str]]] = {
+    "linen_dynamic_scale": {
+        "no all-reduce": {'has_aux=True, axis_name="batch")': "has_aux=True)"},
+        "sum in place of mean": {"    accuracy =": "    grads = lax.psum(grads, 'batch')\n    accuracy ="},
+        "metrics of one device": {
+            'lax.pmean({"loss": loss, "accuracy": accuracy}, axis_name="batch")': '{"loss": loss, "accuracy": accuracy}'
+        },
+    },
+    "hugging_face_tokens": {
+        "no all-reduce": {'grad = jax.lax.psum(grad, "batch")': "pass"},
+        "mean of means": {
+            'num_labels = jax.lax.psum(num_labels, "batch")': 'own, num_labels = num_labels, jax.lax.psum(1, "batch")',
+            'loss = jax.lax.psum(loss, "batch")': 'loss = jax.lax.psum(loss / own, "batch")',
+            'grad = jax.lax.psum(grad, "batch")': 'grad = jax.lax.psum(jax.tree.map(lambda g: g / own, grad), "batch")',
+        },
+        "key stands still": {"dropout_rng=new_dropout_rng": "dropout_rng=state.dropout_rng"},
+        "one mask on all devices": {
+            "dropout_rng, new_dropout_rng = jax.random.split(state.dropout_rng)": (
+                "new_dropout_rng = jax.random.split(state.dropout_rng)[1]\n"
+                "    dropout_rng = jax.lax.all_gather(state.dropout_rng, 'batch')[0]"
+            )
+        },
+    },
+    "score_scan": {
+        "no all-reduce": {'grad = jax.lax.pmean(grad, axis_name="batch")': "pass"},
+        "average of weights is old": {"state.ema_params, params)": "state.ema_params, state.params)"},
+    },
+    "ppo_environments": {
+        "no all-reduce": {"grads = lax.pmean(grads, axis_name=_PMAP_AXIS_NAME)": "pass"},
+        "statistics of one device": {"sums = lax.psum(sums, axis_name=_PMAP_AXIS_NAME)": "pass"},
+        "steps of one device": {"lax.psum(observed.shape[0], axis_name=_PMAP_AXIS_NAME)": "observed.shape[0]"},
+    },
+    "accumulation": {
+        "no all-reduce": {'loss, grads = lax.pmean((loss, grads), axis_name="batch")': "pass"},
+        "sum in place of mean": {
+            'lax.pmean((loss, grads), axis_name="batch")': 'lax.psum((loss, grads), axis_name="batch")'
+        },
+        "first micro-batch twice": {"lax.fori_loop(1, accum_steps": "lax.fori_loop(0, accum_steps - 1"},
+        "clipped before the all-reduce": {
+            'lax.pmean((loss, grads), axis_name="batch")': (
+                'lax.pmean((loss, optax.clip_by_global_norm(0.1).update(grads, None)[0]), axis_name="batch")'
+            )
+        },
+    },
+}
 
 
-@contextmanager
-def stand_ins():
-    """Imports of the libraries find those of the folder `stand_ins`, and nobody else sees them afterwards."""
-    hidden = {name: sys.modules.pop(name) for name in LIBRARIES if name in sys.modules}
-    sys.path.insert(0, str(FOLDER / "stand_ins"))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(FOLDER / "stand_ins"))
-        for name in LIBRARIES:
-            sys.modules.pop(name, None)
-        sys.modules.update(hidden)
-
-
-def load(name: str, changes: Mapping[str, str] | None = None, pmap: Callable | None = None) -> ModuleType:
-    """The module of a program, with texts of it replaced, each of which stands there once, and another `jax.pmap`."""
+def load(name: str, changes: Mapping[str, str] | None = None) -> ModuleType:
+    """The module of a program, with texts of it replaced, each of which is there once."""
     source = (FOLDER / f"{name}.py").read_text()
     for old, new in (changes or {}).items():
         assert source.count(old) == 1, (name, old)
         source = source.replace(old, new)
     module = ModuleType(f"programs_{name}")
     sys.modules[module.__name__] = module  # dataclasses look for their module here
-    with stand_ins(), mock.patch.object(jax, "pmap", pmap or jax.pmap):
-        exec(compile(source, str(FOLDER / f"{name}.py"), "exec"), vars(module))
+    exec(compile(source, str(FOLDER / f"{name}.py"), "exec"), vars(module))
     return module
 
 
-def run(name: str, changes: Mapping[str, str] | None = None, pmap: Callable | None = None):
-    """What `main` of a program returns: its last state and what it measured."""
-    module = load(name, changes, pmap)
-    with stand_ins(), mock.patch.object(jax, "pmap", pmap or jax.pmap):
-        return module.main()
+class Example(NamedTuple):
+    """A step of (state, batch, key), and the other arguments of `verify`. Leaves of each device are `[N, ...]`."""
+
+    step: Callable
+    axis_name: str
+    given: dict[str, Any]
+
+
+def linen_dynamic_scale(module):
+    state = module.create_train_state(jax.random.PRNGKey(0))
+    state = state.replace(batch_stats=jax.tree.map(lambda x: jnp.stack([x] * N), state.batch_stats))
+    given = {"state": state, "batch": next(module.batches(1)), "per_device": ["batch_stats"]}
+    return Example(module.train_step, "batch", given)
+
+
+def hugging_face_tokens(module):
+    state = module.create_state()
+    state = state.replace(dropout_rng=jax.random.split(state.dropout_rng, N))
+    given = {"state": state, "batch": next(module.batches(1, 32)), "per_device": ["dropout_rng"]}
+    return Example(module.train_step, "batch", given)
+
+
+def score_scan(module):
+    """The state is (keys, state), and the batch [n_steps, B, 2]."""
+    state = (jax.random.split(jax.random.PRNGKey(1), N), module.init_state(jax.random.PRNGKey(0)))
+    (batches,) = module.data(1, 1, 2, 32)
+    given = {"state": state, "batch": batches[0], "per_device": ["/0"], "batch_axis": 1}
+    return Example(module.scanned_step, "batch", given)
+
+
+def ppo_environments(module):
+    """No batch; the environments and the key, which is returned, are parts of the state."""
+
+    def step(state):
+        *state, metrics = module.training_epoch(*state)
+        return tuple(state), metrics
+
+    environments = jax.vmap(lambda key: module.reset(key, 4))(jax.random.split(jax.random.PRNGKey(1), N))
+    keys = jax.random.split(jax.random.PRNGKey(2), N)
+    state = (module.initial_training_state(jax.random.PRNGKey(0)), environments, keys)
+    return Example(step, "i", {"state": state, "per_device": ["/1", "/2"]})
+
+
+def accumulation(module):
+    def step(state, batch):
+        *state, loss = module.update_fn(*state, batch)
+        return tuple(state), loss
+
+    given = {"state": module.init(jax.random.PRNGKey(0)), "batch": next(module.batches(1, 64))}
+    return Example(step, "batch", given)
+
+
+def example(name, changes=None) -> Example:
+    """The step of a program, as it is or with texts of it replaced."""
+    return globals()[name](load(name, changes))
