@@ -19,7 +19,7 @@ from pmapdp.verify import trees
 from pmapdp.verify.mistakes import Cause, name_cause
 from pmapdp.verify.reference import present
 from pmapdp.verify.rounding import Update, equations
-from pmapdp.verify.trees import Leaves, distance, largest, multiple
+from pmapdp.verify.trees import Leaves, distance, few, multiple
 from pmapdp.verify.trial import Trial
 
 CLEAR = 10  # times its tolerance: how far a leaf is off that can tell causes apart
@@ -34,22 +34,19 @@ class Case:
     """One update by the step on N devices, from the reference's state."""
 
     def __init__(self, trial: Trial, update: Update):
-        self.trial, self.update, self.N = trial, update, trial.N
-        self.got, self.programs = trial.run(update)
-
-    @functools.cached_property
-    def off(self) -> dict[str, tuple[float, float]]:
-        """How far each compared leaf is off, on the device where it is farthest, and what is allowed."""
-        return {
-            name: (max(distance(copy, self.update.values[name]) for copy in self.got[name]), most.tolerance)
-            for name, most in self.update.allowed.items()
+        self.trial, self.update, self.N = trial, update, len(trial.devices)
+        self.got = trial.run(update)
+        # How far each compared leaf is off, on the device where it is farthest, and what is allowed.
+        self.off = {
+            name: (max(distance(copy, update.values[name]) for copy in self.got[name]), most.tolerance)
+            for name, most in update.allowed.items()
             if most.kind in ("close", "exact")
         }
 
     def wrong(self, metrics: bool = False) -> dict[str, tuple[float, float]]:
         """Return the leaves of the state or of the metrics that are off by more than is allowed, the farthest first."""
-        of_part = [leaf for leaf in self.off.items() if self.trial.reference.is_metric(leaf[0]) == metrics]
-        found = [(name, (far, tolerance)) for name, (far, tolerance) in of_part if far > tolerance]
+        found = [(name, off) for name, off in self.off.items() if self.trial.reference.is_metric(name) == metrics]
+        found = [(name, (far, tolerance)) for name, (far, tolerance) in found if far > tolerance]
         return dict(sorted(found, key=lambda leaf: -leaf[1][0] / (leaf[1][1] or 1e-300)))
 
     @functools.cached_property
@@ -68,19 +65,17 @@ class Case:
         update = self.update
         if update.batch is not None and update.examples % self.N:
             return []
-        whole = update.batch is None or self.trial.reference.is_own("batch")
+        has_all = update.batch is None or self.trial.reference.is_own("batch")
+        batches = [update.batch if has_all else self.part(n) for n in range(self.N)]
         try:
-            return [
-                self.trial.reference((update.state, update.batch if whole else self.part(n), *update.key), n)
-                for n in range(self.N)
-            ]
+            return [self.trial.reference((update.state, x, *update.key), n) for n, x in enumerate(batches)]
         except Exception:  # the user's function may fail for other batches
             return []
 
     def part(self, device: int) -> Any:
         """Return one device's examples."""
         b = self.update.examples // self.N
-        return trees.rows(self.update.batch, slice(device * b, (device + 1) * b), self.update.axis)
+        return self.update.rows(slice(device * b, (device + 1) * b))
 
     @functools.cached_property
     def reseeded(self) -> Update:
@@ -105,17 +100,15 @@ class Case:
 
     def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
         """Return what the step (its first device) and the reference make of the examples at `index`."""
-        batch = trees.rows(self.update.batch, index, self.update.axis)
-        got, _ = self.trial.run(self.update._replace(batch=batch))
+        batch = self.update.rows(index)
+        got = self.trial.run(self.update._replace(batch=batch))
         return {name: copies[0] for name, copies in got.items()}, self.reference(batch=batch)
 
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
         """Tell if a wrong leaf of the state is as predicted for each device, or by a single array for all."""
         copies, (far, tolerance) = self.got[name], self.off[name]
         each = [*predicted] * (len(copies) if len(predicted) == 1 else 1)
-        if len(each) != len(copies):
-            return False
-        rest = max(map(distance, copies, each))
+        rest = max(map(distance, copies, each)) if len(each) == len(copies) else np.inf
         return rest <= max(NEAR * far, tolerance) and rest < far / 4
 
     def differs_between_devices(self, name: str) -> bool:
@@ -127,6 +120,12 @@ class Case:
         """Tell if the next update depends on a leaf, as on a parameter."""
         return self.trial.reference.matters(name, self.update.arguments)
 
+    def has_parameters(self, besides: Sequence[str]) -> bool:
+        """Tell if the next update depends on another leaf: without one, a parameter looks like a statistic."""
+        own = self.trial.reference.is_own
+        others = [name for name in trees.named(self.update.state) if name not in besides and not own(name)]
+        return any(map(self.matters, others[:MOST_LEAVES]))
+
 
 def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
     """Return the cause of a wrong state.
@@ -135,11 +134,9 @@ def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
         also_on_one: if one device is off, too, so that no average over devices is at fault.
         facts: what is sure if no cause is.
     """
-    looks = [weight_decay, examples]
-    if case.N > 1 and not also_on_one:
-        looks = [devices_differ, same_mask, local_statistics, factor, mean_of_means, *looks]
+    looks = [devices_differ, same_mask, factor, mean_of_means] if case.N > 1 and not also_on_one else []
     names = list(case.wrong())
-    found = next(filter(None, (look(case) for look in looks if case.clear)), None)
+    found = next(filter(None, (look(case) for look in [*looks, examples] if case.clear)), None)
     if found or not case.fractions:
         return found or name_cause("unknown", names, facts=facts)
     ratio, error = change(case, case.fractions[0])
@@ -159,15 +156,9 @@ def devices_differ(case: Case) -> Cause | None:
     local = [name for name in different if is_local(case, name)]
     if trained := [name for name in local[:MOST_LEAVES] if case.matters(name)]:
         return name_cause("no all-reduce", trained)
-    if different and local == different and has_parameters(case, besides=different):
+    if different and local == different and case.has_parameters(besides=different):
         return name_cause("local statistics", local)
     return name_cause("drift", [name for name in different if name not in local] or different) if different else None
-
-
-def has_parameters(case: Case, besides: list[str]) -> bool:
-    """Tell if the next update depends on another leaf: without one, a parameter looks like a statistic."""
-    others = [n for n in trees.named(case.update.state) if n not in besides and not case.trial.reference.is_own(n)]
-    return any(map(case.matters, others[:MOST_LEAVES]))
 
 
 def is_local(case: Case, name: str) -> bool:
@@ -193,24 +184,6 @@ def same_mask(case: Case) -> Cause | None:
     if case.differing(got, case.parts[0]) or not case.differing(right, case.parts[0]):
         return None
     return name_cause("same mask", list(case.wrong()))
-
-
-def local_statistics(case: Case) -> Cause | None:
-    """Statistics of one device's examples, or the average of such statistics: nothing depends on these leaves, and
-    their error is no multiple of a parameter's, as with an average of the parameters."""
-    right, got = case.update.values, case.got
-    errors = {name: got[name][0] - right[name] for name in case.fractions if right[name].size > 1}
-    found = []
-    for name in case.clear[:MOST_LEAVES] if case.parts else ():
-        each = [part[name] for part in case.parts]
-        others = [e for n, e in errors.items() if n != name and name in errors and e.shape == errors[name].shape]
-        if (
-            (case.is_near(name, each[:1]) or (name in case.fractions and case.is_near(name, [np.mean(each, 0)])))
-            and not any(multiple(errors[name], e)[1] < EQUAL * abs(multiple(errors[name], e)[0]) for e in others)
-            and not case.matters(name)
-        ):
-            found.append(name)
-    return name_cause("local statistics", found) if found and has_parameters(case, besides=found) else None
 
 
 def factor(case: Case) -> Cause | None:
@@ -245,26 +218,14 @@ def name_factor(case: Case, ratios: Sequence[tuple[float, int]]) -> Cause | None
 
 
 def mean_of_means(case: Case) -> Cause | None:
-    """The mean of what each device does with its own examples, in the leaves that are averages of gradients."""
-    names = [
-        name
-        for name in (case.fractions if case.parts else ())
-        if case.is_near(name, [np.mean([part[name] for part in case.parts], 0)])
-    ]
-    several = any(case.update.values[name].size > 1 for name in names)
-    return name_cause("mean of means", names) if names and (several or names == case.clear) else None
-
-
-def weight_decay(case: Case) -> Cause | None:
-    """A difference that is the same multiple of the old value in every wrong leaf."""
-    old, right = trees.values(case.update.state), case.update.values
-    if case.clear != case.fractions or min(old[name].size for name in case.clear) < 2:
+    """The mean of what each device does with its own examples, or in a statistic what the first device does."""
+    parts = {name: [part[name] for part in case.parts] for name in case.clear[:MOST_LEAVES] if case.parts}
+    means = [n for n, each in parts.items() if n in case.fractions and case.is_near(n, [np.mean(each, 0)])]
+    firsts = [n for n, each in parts.items() if case.is_near(n, each[:1]) and not case.matters(n)]
+    names = means + [name for name in firsts if name not in means and case.has_parameters(besides=firsts)]
+    if not names or (names != case.clear and all(case.update.values[name].size == 1 for name in names)):
         return None
-    found = [multiple(case.got[name][0] - right[name], old[name]) for name in case.clear]
-    ratio = float(np.median([ratio for ratio, _ in found]))
-    if not all(error < EQUAL * abs(each) and abs(each - ratio) < EQUAL * abs(ratio) for each, error in found):
-        return None
-    return name_cause("weight decay", list(case.wrong()), ratio=f"{ratio:.2g}")
+    return name_cause("mean of means" if any(map(case.matters, names)) else "local statistics", names)
 
 
 def examples(case: Case) -> Cause | None:
@@ -276,20 +237,20 @@ def examples(case: Case) -> Cause | None:
     if not found:
         return None
     best = found[min(found, key=lambda name: found[name][1])][0]
-    low_at, high_at = int(np.nanargmin(best)), int(np.nanargmax(best))
-    low, high = best[low_at], best[high_at]
+    ends = [int(np.nanargmin(best)), int(np.nanargmax(best))]
+    low, high = best[ends]
     if high - low < 3 * EQUAL * abs(high):
         return None if case.N == 1 else name_factor(case, [(float(np.nanmedian(x)), 2) for x, _ in found.values()])
     if case.drawn:  # a mask may look like it: then other examples count with other random numbers
-        other, ends = Case(case.trial, case.reseeded), [low_at, high_at]
-        if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in influence(other, ends, names).values()):
+        other = influence(Case(case.trial, case.reseeded), ends, names)
+        if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in other.values()):
             return None
-    dropped, (light, heavy) = np.abs(best) < EQUAL, (np.abs(best - count) < EQUAL * high for count in (low, high))
-    if dropped.any():
-        return name_cause("dropped", names, dropped=places(dropped))
+    places = [np.flatnonzero(np.abs(best - count) < EQUAL * high).tolist() for count in (0, low, high)]
+    if places[0]:
+        return name_cause("dropped", names, dropped=few(places[0]))
     if low < 0:
         return None
-    return name_cause("counted unequally", names, heavy=places(heavy), light=places(light), ratio=f"{high / low:.3g}")
+    return name_cause("counted unequally", names, heavy=few(places[2]), light=few(places[1]), ratio=f"{high / low:.3g}")
 
 
 def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str, tuple[np.ndarray, float]]:
@@ -301,29 +262,21 @@ def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str
         Not-a-number for an example that doesn't move the reference enough.
     """
     B, right, first = case.update.examples, case.update.values, {name: case.got[name][0] for name in names}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    sums, sizes = {name: np.zeros_like(first[name]) for name in names}, dict.fromkeys(names, 0.0)
-    for example in examples:
-        index = np.arange(B)
-        index[example] = (example + B // 2) % B
-        got, wanted = case.rerun(index)
-        for name in names:
-            moved, move = got[name] - first[name], wanted[name] - right[name]
-            sums[name], sizes[name] = sums[name] + moved, sizes[name] + largest(moved)
-            enough = largest(move) > SURE * case.update.allowed[name].tolerance
-            found[name].append(multiple(moved, move) if enough else (np.nan, 0.0))
-    if len(examples) == B:
-        all_replaced, _ = case.rerun((np.arange(B) + B // 2) % B)
-        names = [n for n in names if distance(all_replaced[n] - first[n], sums[n]) <= 2 * NEAR * sizes[n]]
-    linear = {name: (np.array(found[name])[:, 0], max(error for _, error in found[name])) for name in names}
-    return {n: (x, error) for n, (x, error) in linear.items() if error < EQUAL and np.isfinite(x).mean() > 0.5}
-
-
-def places(chosen: np.ndarray) -> str:
-    """Return the places of the chosen examples in words: `3, 8 to 15`."""
-    found = np.flatnonzero(chosen)
-    runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    swapped = (np.arange(B) + B // 2) % B  # the example that takes the place of each
+    reruns = [case.rerun(np.where(np.arange(B) == example, swapped, np.arange(B))) for example in examples]
+    together = case.rerun(swapped)[0] if len(examples) == B else None
+    found = {}
+    for name in names:
+        moves = [(got[name] - first[name], wanted[name] - right[name]) for got, wanted in reruns]
+        enough = SURE * case.update.allowed[name].tolerance
+        pairs = [multiple(moved, move) if distance(move) > enough else (np.nan, 0.0) for moved, move in moves]
+        counts, error = np.array(pairs)[:, 0], max(error for _, error in pairs)
+        added = sum(moved for moved, _ in moves)
+        size = sum(distance(moved) for moved, _ in moves)
+        is_sum = together is None or distance(together[name] - first[name], added) <= 2 * NEAR * size
+        if is_sum and error < EQUAL and np.isfinite(counts).mean() > 0.5:
+            found[name] = (counts, error)
+    return found
 
 
 def explain_metrics(case: Case, also_on_one: bool, facts: str) -> Cause:
@@ -358,4 +311,4 @@ def cause_of_metric(case: Case, name: str) -> str:
     nearest = min(rest for rest, _ in rests)
     if far <= 4 * tolerance or nearest > max(NEAR / 10 * far, tolerance / 64):
         return ""
-    return next(cause for rest, cause in rests if rest <= max(4 * nearest, 1e-6 * largest(right)))
+    return next(cause for rest, cause in rests if rest <= max(4 * nearest, 1e-6 * distance(right)))

@@ -1,11 +1,11 @@
 """The checks: equal updates and metrics, random numbers that advance, and work that is split.
 
-A check but the first is a function of the cases of a step that returns the cause of a mistake, or None, or raises a
-`CheckError` that says why it cannot be made.
+The last two are functions of a step's cases that return the cause of a mistake, or None, or raise a `CheckError` that
+says why it cannot be made.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from pmapdp.verify import trees
 from pmapdp.verify.causes import Case, explain_metrics, explain_state
 from pmapdp.verify.mistakes import Cause, name_cause
+from pmapdp.verify.reference import present
 from pmapdp.verify.report import FAILED, NOT_CHECKED, NOT_COMPARED, PASSED, Check, CheckError
 from pmapdp.verify.trees import Leaves, distance, multiple
 from pmapdp.verify.trial import blame
@@ -41,21 +42,15 @@ def same_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list[
         checks.append(Check(name, NOT_CHECKED if none else PASSED, tuple(right), none, leaves=leaves))
     if firsts:
         N, case = max(firsts.items())  # more devices tell causes apart more surely
-        also_on_one = N > 1 and 1 in firsts
-        wrong, explain = case.wrong(metrics), explain_metrics if metrics else explain_state
-        cause, sentence = explain(case, also_on_one, facts(runs[N], case, wrong, also_on_one))
+        also_on_one, B, wrong = N > 1 and 1 in firsts, case.update.examples, case.wrong(metrics)
+        facts = f"Wrong: {len(wrong)} of {len(case.off)} leaves, from update {case.update.number + 1} on"
+        facts += f", the only one with {B} examples" * (runs[N][0].update.examples != B)
+        differ = any(map(case.differs_between_devices, wrong))
+        facts += f"; the devices hold {'different' if differ else 'the same'} values" * (N > 1)
+        facts += "; one device is off, too, so no average over devices is at fault" * also_on_one + "."
+        cause, sentence = (explain_metrics if metrics else explain_state)(case, also_on_one, facts)
         checks.append(Check(name, FAILED, tuple(firsts), sentence, cause, wrong, case.update.number + 1))
     return checks
-
-
-def facts(cases: list[Case], case: Case, wrong: Collection[str], also_on_one: bool) -> str:
-    """Say what is sure of a difference: how many leaves, from which update on, and what the devices hold."""
-    B = case.update.examples
-    found = f"Wrong: {len(wrong)} of {len(case.off)} leaves, from update {case.update.number + 1} on"
-    found += f", the only one with {B} examples" * (cases[0].update.examples != B)
-    differ = any(map(case.differs_between_devices, wrong))
-    found += f"; the devices hold {'different' if differ else 'the same'} values" * (case.N > 1)
-    return found + "; one device is off, too, so no average over devices is at fault" * also_on_one + "."
 
 
 def random_numbers_advance(cases: list[Case]) -> Cause | None:
@@ -73,15 +68,14 @@ def random_numbers_advance(cases: list[Case]) -> Cause | None:
     state, batch, *key = trial.place(first._replace(key=cases[1].update.key))
     state = jax.tree.map(lambda a, b: a if trees.is_float(a) else b, state, returned["state"])
     again = trial.read(trial.call(state, batch, *key), first.values)
-    here, there = ({name: copies[0] for name, copies in got.items()} for got in (case.got, again))
-    if drawn_anew(case, here, there):
+    if drawn_anew(case, *({name: copies[0] for name, copies in got.items()} for got in (case.got, again))):
         return None
     one_key = jax.tree.all(jax.tree.map(np.array_equal, *(trees.values(c.update.key) for c in cases[:2])))
     state = jax.tree.map(lambda a, b: a if trees.is_float(a) else b, first.state, cases[1].update.state)
     reference = case.reference(state=state, key=cases[1].update.key)  # if it advances, the results differ
     if first.key and one_key and not drawn_anew(case, first.values, reference):
         new = "jax.random.fold_in(key, update)"
-        new = f"jax.random.split({new}, {trial.N})" if trial.reference.is_own("key") else new
+        new = f"jax.random.split({new}, {case.N})" if trial.reference.is_own("key") else new
         message = (
             "both updates were given the same key, and step and reference draw the same numbers from it. If your loop "
             f"passes a new key every time, give key=lambda update: {new}; if it passes the same key, fold the "
@@ -104,38 +98,26 @@ def drawn_anew(case: Case, a: Leaves, b: Leaves) -> bool:
 
 
 def work_is_split(cases: list[Case]) -> Cause | None:
-    """Find a device that makes more than its part of the operations, by the compiler's counts."""
-    case, N, reference, update = cases[0], cases[0].N, cases[0].trial.reference, cases[0].update
-    if N == 1 or not update.examples or update.examples % N or reference.is_own("batch"):
+    """Find devices that make more than their part of the operations, by the compiler's counts."""
+    case, reference, update = cases[0], cases[0].trial.reference, cases[0].update
+    if case.N == 1 or not update.examples or update.examples % case.N or reference.is_own("batch"):
         raise CheckError("there is no batch that is split over several devices")
+    placed = present(*case.trial.place(update))
     alone = reference.jitted_alone.lower(0, update.state, case.part(0), *update.key).compile()
     whole = reference.jitted.lower(*update.arguments).compile()
-    share = operations(alone) / (operations(whole) or 1)
-    most = max(TOO_MUCH * share, share + 3 * (share - 1 / N) / (1 - 1 / N))  # some is the same for any batch
+    step: Any = case.trial.step if hasattr(case.trial.step, "lower") else jax.jit(case.trial.step)
+    step = step.lower(*placed).compile()
+    loops = [
+        re.findall(r' while\(|"known_trip_count":\{"n":"\d+"\}', str(each.as_text())) for each in (step, alone, whole)
+    ]
+    if sorted(loops[0]) not in (sorted(loops[1]), sorted(loops[2])):
+        raise CheckError("the compiler counts a loop once, and the loops of step and reference differ")
+    mine, part, all_of_it = ((each.cost_analysis() or {}).get("flops", 0) for each in (step, alone, whole))
+    share, ratio = part / (all_of_it or 1), mine / (all_of_it or 1)
+    most = max(TOO_MUCH * share, share + 3 * (share - 1 / case.N) / (1 - 1 / case.N))  # some is the same for any batch
     if not 0 < most < 0.9:
         raise CheckError("too little of the work depends on the number of examples")
-    programs, busy = case.programs, dict.fromkeys(case.trial.devices, 0.0)
-    if not programs:  # they were compiled before
-        jax.clear_caches()
-        programs = case.trial.run(update)[1]
-    found = loops("".join(each.hlo_modules()[0].to_string() for each in programs))
-    if found not in (loops(alone.as_text()), loops(whole.as_text())):
-        raise CheckError("the compiler counts a loop once, and the loops of step and reference differ")
-    for program in programs:
-        for device in program.local_devices():
-            busy[device] += operations(program)
-    ratio = max(busy.values()) / operations(whole)
     return name_cause("every device computes everything", ratio=ratio, part=share) if ratio >= most else None
-
-
-def operations(program: Any) -> float:
-    """Return the floating-point operations of a compiled program on one device."""
-    return float((program.cost_analysis() or {}).get("flops", 0))
-
-
-def loops(text: str | None) -> list[str]:
-    """Return the loops in the text of compiled programs, with their lengths if these are known."""
-    return sorted(re.findall(r' while\(|"known_trip_count":\{"n":"\d+"\}', text or ""))
 
 
 CHECKS: dict[str, Callable[[list[Case]], Cause | None]] = {

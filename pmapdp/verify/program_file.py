@@ -1,4 +1,4 @@
-"""The arguments of `verify` from a function in a file of the user's: `my_step.py:verification`."""
+"""Verify the program that a function in your file describes: `my_step.py:verification`."""
 
 import inspect
 import os
@@ -15,22 +15,19 @@ from pmapdp.verify.verification import verify
 
 
 def full_path(target: str) -> str:
-    """FILE.py:FUNCTION with the file's whole path, because code of the user's may change the current folder."""
+    """Give FILE.py:FUNCTION the file's whole path, because the program may change the current folder."""
     path, _, name = target.rpartition(":")
     return f"{os.path.realpath(path)}:{name}" if path else target
 
 
 def verify_program(target: str, given: str, devices: Sequence[jax.Device]) -> tuple[dict[str, Any], Report]:
-    """The arguments that a function returns, with those that it leaves out, and what `verify` finds.
+    """Verify the program of a file: return the arguments of `verify` with their defaults, and the report.
 
-    Args:
-        target: FILE.py:FUNCTION, with the file's whole path.
-        given: as the command line has it.
-        devices: those to use, unless the function names others.
+    `target` is FILE.py:FUNCTION with the file's whole path, and `given` is how the user wrote it.
 
     Raises:
         FailedError: the program raises an error.
-        UserError: there is no such function, or it does not return the arguments of `verify`.
+        UserError: there is no such function, or it doesn't return the arguments of `verify`.
     """
     function = load_from_file(target, given)
     try:

@@ -10,9 +10,9 @@ under pmap, masks and statistics of each device included. It can't see a mistake
 """
 
 import inspect
+import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,7 @@ from pmapdp.verify.trees import Leaves, few
 UNEQUAL = 1e-3  # of the largest number of a leaf: how far the groups of an old program may be apart
 
 
-@dataclass(frozen=True)
-class Grouped:
+class Grouped(NamedTuple):
     """The step of one device, mapped over groups of the batch on a single device."""
 
     step: Callable
@@ -51,6 +50,11 @@ def old_program(step: Callable, axis_name: Any, groups: int) -> Grouped:
     `[groups, ...]`; all others must come out equal in all groups.
     """
     return Grouped(step, axis_name, groups)
+
+
+def present(state: Any, batch: Any, *key: Any) -> tuple[Any, ...]:
+    """Return the arguments of a step: a batch that was not given is left out."""
+    return (state, *key) if batch is None else (state, batch, *key)
 
 
 def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
@@ -91,10 +95,6 @@ class Reference:
         metrics = {self.prefix + path: leaf for path, leaf in trees.named(returned["metrics"]).items()}
         return trees.named(returned["state"]) | metrics
 
-    def values(self, returned: dict[str, Any]) -> Leaves:
-        """Return the same as numbers on the host."""
-        return {name: trees.numbers(leaf) for name, leaf in self.leaves(returned).items()}
-
     def alone(self, device: Any, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Do what one device does alone, with its row of each leaf `[N, ...]` that belongs to a device."""
         if self.groups:
@@ -125,21 +125,17 @@ class Reference:
         if self.groups <= 1:
             found = self.alone(0, state, batch, *key)
             return found | {"state": jax.tree.map(lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state)}
-        every = self.every_group(state, batch, *key)
 
         def first(tree: Any, prefix: str) -> Any:
             return trees.map_named(lambda path, x: x if self.is_own(prefix + path) else x[0], tree)
 
+        every = self.every_group(state, batch, *key)
         return {"state": first(every["state"], ""), "metrics": first(every["metrics"], self.prefix)}
-
-    def run(self, arguments: tuple) -> dict[str, Any]:
-        """Return the new "state" and the "metrics" as trees on the host."""
-        return trees.to_host(self.jitted(*arguments))
 
     def __call__(self, arguments: tuple, device: int | None = None) -> Leaves:
         """Return the leaves of the new state and of the metrics, of one device alone if its number is given."""
         found = self.jitted(*arguments) if device is None else self.jitted_alone(device, *arguments)
-        return self.values(found)
+        return trees.values(self.leaves(found))
 
     def matters(self, name: str, arguments: tuple) -> bool:
         """Tell if other leaves change with the old value of this one, as with a parameter, but not with a statistic."""
@@ -152,9 +148,12 @@ class Reference:
 
     def check(self, arguments: tuple) -> None:
         """Refuse a reference that takes other arguments, returns no new state, or lacks a leaf of `per_device`."""
-        names = ["state", "batch", "key"][: len(arguments)]
-        names = [name for name, given in zip(names, arguments, strict=True) if given is not None]
-        function = self.given.step if self.groups else self.given
+        names = [name for name, given in zip(("state", "batch", "key"), arguments, strict=False) if given is not None]
+        function: Any = self.given.step if self.groups else self.given
+        if isinstance(function, types.FunctionType) and hasattr(
+            function, "lower"
+        ):  # pmap returns one, jit its own type
+            raise ArgumentsError("the reference is mapped by pmap: give the function in it, step.__wrapped__")
         try:
             inspect.signature(function).bind(*names)
         except TypeError:
@@ -163,10 +162,9 @@ class Reference:
                 f"give what is missing, or put a function around step and reference (docs/verify.md)"
             ) from None
         try:
-            found = jax.eval_shape(self.whole, *arguments)
+            leaves = self.leaves(jax.eval_shape(self.whole, *arguments))
         except CheckError as error:
             raise ArgumentsError(str(error)) from None
-        leaves = self.leaves(found)
         for name in self.per_device:
             if not any(trees.matches(path, [name]) for path in (*leaves, "batch", "key")):
                 raise ArgumentsError(f"per_device: there is no leaf {name!r} among {few(leaves)}, batch and key")
@@ -175,11 +173,12 @@ class Reference:
         """Refuse an old program whose groups end with different values of a leaf that `per_device` does not name."""
         if self.groups <= 1:
             return
-        found = self.values(jax.jit(self.every_group)(*arguments))
+        found = trees.values(self.leaves(jax.jit(self.every_group)(*arguments)))
         names = [
             name
             for name, x in found.items()
-            if trees.distance(x, np.broadcast_to(x[:1], x.shape)) > UNEQUAL * trees.largest(x) and not self.is_own(name)
+            if trees.distance(x, np.broadcast_to(x[:1], x.shape)) > UNEQUAL * trees.distance(x)
+            and not self.is_own(name)
         ]
         if trained := [name for name in names if not self.is_metric(name) and self.matters(name, arguments)]:
             raise ArgumentsError(
@@ -191,8 +190,3 @@ class Reference:
                 f"the groups of old_program return different values of {', '.join(names)}: if each device is meant to "
                 f"have its own, give per_device={[*self.per_device, *names]}, in the state as [{self.groups}, ...]"
             )
-
-
-def present(state: Any, batch: Any, *key: Any) -> tuple[Any, ...]:
-    """Return the arguments of a step: a batch that was not given is left out."""
-    return (state, *key) if batch is None else (state, batch, *key)

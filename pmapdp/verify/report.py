@@ -1,6 +1,7 @@
 """The report: what was compared and checked, and what was not; to print, to require in a test, or as JSON."""
 
 import json
+import textwrap
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -43,9 +44,9 @@ class Check(NamedTuple):
         text = f"{self.status:<12} {self.name}{on}" + (f": {self.sentence}" if self.sentence else "")
         if self.leaves:
             worst, (difference, tolerance) = max(self.leaves.items(), key=lambda leaf: leaf[1])
-            text += f"\n{'':13}Largest difference: {difference:.2g} in {worst}"
+            text += f"{':' * (not self.sentence)} Largest difference: {difference:.2g} in {worst}"
             text += f" after update {self.update}" * bool(self.update) + f"; rounding allows {tolerance:.1g}."
-        return text
+        return wrap(text, " " * 13)
 
 
 class Compared(NamedTuple):
@@ -56,14 +57,12 @@ class Compared(NamedTuple):
     blind: tuple[str, ...]  # not compared, because rounding changes them by more than 30 % of their update
     per_device: tuple[str, ...]  # not compared, because they belong to a device and the reference has one
     updates: dict[int, tuple[int, ...]]  # number of the update, from 1: on which numbers of devices
-    loosest: tuple[str, float]  # of the leaves that were compared, and its tolerance as a fraction of its update
 
     def __str__(self) -> str:
         on = "; ".join(f"{n} on {', '.join(map(str, counts)) or 'none'}" for n, counts in self.updates.items())
-        text = f"Compared: {len(self.leaves)} leaves within rounding, {len(self.exactly)} exactly. Updates, devices: "
-        text += f"{on}. Loosest tolerance: {self.loosest[1]:.2g} of the update of {self.loosest[0]}."
+        text = f"Compared: {len(self.leaves)} leaves within rounding, {len(self.exactly)} exactly. "
         own = f"\nNot compared, because per_device names them: {', '.join(self.per_device)}."
-        return text + own * bool(self.per_device)
+        return text + f"Updates, devices: {on}." + own * bool(self.per_device)
 
 
 class Report(NamedTuple):
@@ -110,10 +109,9 @@ class Report(NamedTuple):
         accepted = set(self.compared.blind) <= set(not_compared)
         missing = [check for check in self.missing if not (accepted and check.name == "every leaf")]
         made = {check.name for check in self.checks if check.status in (PASSED, FAILED)}
-        if unmade := [name for name in checked if name not in made]:
-            raise VerificationError(f"not checked: {', '.join(unmade)}\n{self}")
-        if self.failed or missing:
-            raise VerificationError(f"\n{self}")
+        unmade = [name for name in checked if name not in made]
+        if unmade or self.failed or missing:
+            raise VerificationError(f"not checked: {', '.join(unmade)}\n{self}" if unmade else f"\n{self}")
 
     def __str__(self) -> str:
         made = sum(check.status in (PASSED, FAILED) for check in self.checks)
@@ -127,11 +125,16 @@ class Report(NamedTuple):
         last += " One mistake can hide others: correct it and verify again." * bool(self.failed)
         unchecked = "; ".join(f"{c.name} ({c.sentence})" for c in self.checks if c.status == NOT_CHECKED)
         shown = [str(check) for check in self.checks if check.status != NOT_CHECKED]
-        shown += [f"Not checked: {unchecked}."] * bool(unchecked)
-        return "\n".join([*self.notes, *shown, str(self.compared), last])
+        shown += [wrap(f"Not checked: {unchecked}.")] * bool(unchecked)
+        return "\n".join([*map(wrap, self.notes), *shown, str(self.compared), wrap(last)])
 
     def to_json(self) -> str:
         """Return the report as JSON."""
         found: dict[str, Any] = {"ok": self.ok, "verdict": self.verdict, "causes": self.causes, **self._asdict()}
         found |= {"compared": self.compared._asdict(), "checks": [check._asdict() for check in self.checks]}
         return json.dumps(found, indent=2)
+
+
+def wrap(text: str, indent: str = "") -> str:
+    """Break a text into lines of at most 100 characters."""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -61,6 +61,10 @@ class Update(NamedTuple):
         leaves = jax.tree.leaves(self.batch)
         return np.shape(leaves[0])[self.axis] if leaves else 0
 
+    def rows(self, index: Any) -> Any:
+        """Return the examples at `index`, a slice or integers."""
+        return jax.tree.map(lambda leaf: leaf[(slice(None),) * self.axis + (index,)], self.batch)
+
 
 def reference_updates(
     reference: Reference, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype
@@ -73,9 +77,9 @@ def reference_updates(
     updates = []
     unit = float(jnp.finfo(narrowest).eps) / (1 if narrowest.itemsize >= 4 else 8)
     for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
-        new = reference.run((state, batch, *key))
+        new = trees.to_host(reference.jitted(state, batch, *key))
         others = [reference((nudge(state, unit, n), nudge(batch, unit, n + SEEDS), *key)) for n in range(SEEDS)]
-        allowed, values = tolerances(reference, state, new, others, narrowest), reference.values(new)
+        allowed, values = tolerances(reference, state, new, others, narrowest), trees.values(reference.leaves(new))
         for name, value in values.items():
             if value.dtype.kind == "f" and np.isnan(value).any() and allowed[name].kind != "ignored":
                 raise ArgumentsError(
@@ -123,8 +127,8 @@ def tolerances(
         elif not np.isfinite(value).all():
             found[name] = Allowed(0.0, 0.0)
         else:
-            size, unit = trees.largest(value), float(jnp.finfo(leaf.dtype).eps)
-            change = size if reference.is_metric(name) else trees.largest(value - old[name])
+            size, unit = trees.distance(value), float(jnp.finfo(leaf.dtype).eps)
+            change = size if reference.is_metric(name) else trees.distance(value, old[name])
             tolerance = times * spread + fraction * change + (4 if unit < 1e-6 else 2) * unit * max(size, change)
             # What is stored in a narrow type is judged by its size, because it is rounded to that.
             found[name] = Allowed(tolerance, change if unit < 1e-6 else max(size, change))

@@ -10,25 +10,26 @@ import numpy as np
 Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 
 
-def path_of(path: Any) -> str:
-    """Return a path of JAX as text, for example `params/dense/kernel`."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "the value itself"
+def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    """Apply `function(path, leaf)` to every leaf; a path is text, for example `params/dense/kernel`."""
+    keystr = jax.tree_util.keystr
+
+    def apply(path: Any, leaf: Any) -> Any:
+        return function(keystr(path, simple=True, separator="/") or "the value itself", leaf)
+
+    return jax.tree_util.tree_map_with_path(apply, tree)
 
 
 def named(tree: Any) -> dict[str, Any]:
     """Return the leaves by their path; a typed key as its integers, whose type NumPy knows."""
-    leaves = [(path_of(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
-    return {n: jax.random.key_data(x) if is_key(x) and isinstance(x, jax.Array) else x for n, x in leaves}
+    found: dict[str, Any] = {}
+    map_named(found.__setitem__, tree)
+    return {n: jax.random.key_data(x) if is_key(x) and isinstance(x, jax.Array) else x for n, x in found.items()}
 
 
 def values(tree: Any) -> Leaves:
     """Return the leaves by their path, as numbers on the host."""
     return {name: numbers(leaf) for name, leaf in named(tree).items()}
-
-
-def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
-    """Apply `function(path, leaf)` to every leaf."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_of(path), leaf), tree)
 
 
 def matches(path: str, names: Sequence[str]) -> bool:
@@ -39,7 +40,7 @@ def matches(path: str, names: Sequence[str]) -> bool:
 
 def few(names: Any) -> str:
     """Return the first three names, and how many there are besides."""
-    names = list(names)
+    names = [*map(str, names)]
     return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
@@ -61,15 +62,6 @@ def is_random(leaf: Any) -> bool:
 def is_float(leaf: Any) -> bool:
     """Tell if this leaf holds fractions."""
     return not is_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-
-
-def has_arrays_alone(tree: Any) -> bool:
-    """Tell if JAX takes every leaf as an argument, and there is one."""
-    try:
-        jax.eval_shape(lambda tree: 0, tree)
-    except Exception:  # JAX has several, for objects, masked arrays and numbers of more than 64 bits
-        return False
-    return bool(jax.tree.leaves(tree))
 
 
 def to_host(tree: Any, dtype: Any = None) -> Any:
@@ -96,11 +88,6 @@ def reseed(tree: Any) -> Any:
     return jax.tree.map(another, tree)
 
 
-def rows(batch: Any, index: Any, axis: int) -> Any:
-    """Return the examples at `index`, a slice or integers."""
-    return jax.tree.map(lambda leaf: leaf[(slice(None),) * axis + (index,)], batch)
-
-
 def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None:
     """Return the N copies of a leaf that is replicated or stacked `[N, *shape]`, fewer if it is sharded, else None."""
     if np.shape(leaf) == (N, *shape):
@@ -116,20 +103,15 @@ def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None
     return list(found.values())
 
 
-def largest(values: np.ndarray) -> float:
-    """Return the largest absolute value; infinity for not-a-number."""
-    with np.errstate(invalid="ignore"):
-        found = float(np.max(np.abs(values), initial=0))
-    return found if np.isfinite(found) else np.inf
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest absolute difference; not-a-number equals not-a-number."""
-    if np.shape(a) != np.shape(b):
+def distance(a: Any, b: Any = 0.0) -> float:
+    """Return the largest absolute difference, infinity for not-a-number; not-a-number equals not-a-number."""
+    if np.shape(b) not in ((), np.shape(a)):
         return np.inf
     with np.errstate(invalid="ignore"):
         equal = (a == b) | ((a != a) & (b != b))
-        return largest(np.where(equal, 0, np.asarray(a).astype(np.result_type(a, np.float64)) - b))
+        apart = np.abs(np.where(equal, 0, np.asarray(a).astype(np.result_type(a, np.float64)) - b))
+    found = float(np.max(apart, initial=0))
+    return found if np.isfinite(found) else np.inf
 
 
 def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:

@@ -32,11 +32,6 @@ class Trial(NamedTuple):
     layout: Layout  # how `step` wants its arguments
     devices: Sequence[jax.Device]  # N of them
 
-    @property
-    def N(self) -> int:  # noqa: N802
-        """Number of devices."""
-        return len(self.devices)
-
     def place(self, update: Update) -> tuple[Any, ...]:
         """Put state, batch and key on the devices, by the layout; their memory is nobody else's."""
         state, batch, *key = trees.to_host(update.arguments)
@@ -55,16 +50,17 @@ class Trial(NamedTuple):
 
     def place_own(self, tree: Any) -> Any:
         """Give each device its row of leaves `[N, ...]`."""
-        if wrong := [np.shape(leaf) for leaf in jax.tree.leaves(tree) if np.shape(leaf)[:1] != (self.N,)]:
-            raise CheckError(f"a leaf that per_device names is {list(wrong[0])}, which are not {self.N} rows")
+        N = len(self.devices)
+        if wrong := [np.shape(leaf) for leaf in jax.tree.leaves(tree) if np.shape(leaf)[:1] != (N,)]:
+            raise CheckError(f"a leaf that per_device names is {list(wrong[0])}, which are not {N} rows")
         return (self.layout.place_own or self.layout.place_state)(tree, self.devices)
 
     def place_key(self, key: Any) -> Any:
         """Place the key; one for each device `[N, ...]`, which a layout of the user's makes, is split over them."""
         if self.reference.is_own("key"):
             return self.place_own(key)
-        placed = self.layout.place_key(key, self.devices)
-        if np.shape(placed) == (self.N, *np.shape(key)) and len(placed.sharding.device_set) < self.N:
+        placed, N = self.layout.place_key(key, self.devices), len(self.devices)
+        if np.shape(placed) == (N, *np.shape(key)) and len(placed.sharding.device_set) < N:
             return jax.device_put(placed, sharding(self.devices, "data"))
         return placed
 
@@ -74,37 +70,29 @@ class Trial(NamedTuple):
             returned = jax.block_until_ready(self.step(*present(*placed)))
         return split_result(returned, self.reference.form, "the step")
 
-    def run(self, update: Update) -> tuple[Copies, list[Any]]:
-        """Make an update from the reference's state; also return the programs that were compiled for it."""
-        client: Any = self.devices[0].client
-        placed = self.place(update)
-        known = set(map(id, client.live_executables()))
-        returned = self.call(*placed)
-        programs = [each for each in client.live_executables() if id(each) not in known]
-        return self.read(returned, update.values), programs
+    def run(self, update: Update) -> Copies:
+        """Make an update from the reference's state."""
+        return self.read(self.call(*self.place(update)), update.values)
 
     def read(self, returned: dict[str, Any], values: Leaves) -> Copies:
         """Return what the devices hold; names and shapes must be those of the reference's `values`."""
         if self.layout.fetch is not None:
             with user_code("fetch of the layout"):
                 returned = returned | {"state": self.layout.fetch(returned["state"])}
-        got, held = self.reference.leaves(returned), {}  # type: tuple[dict[str, Any], Copies]
+        got = self.reference.leaves(returned)
         if odd := sorted(set(got) ^ set(values)):
             who, other = ("step", "reference") if odd[0] in got else ("reference", "step")
             message = f"the {who} returns {few(odd)}, and the {other} does not: return it from both, or from neither"
             raise CheckError(message, FAILED, "error")
-        for name, leaf in got.items():
-            copies = trees.copies(leaf, values[name].shape, self.N)
-            if copies is None:
-                message = (
-                    f"{name} is {list(np.shape(leaf))} in the step and {list(values[name].shape)} in the reference"
-                )
-                message += (
-                    ": return the same shape, or on N devices also [N, ...] (or give a Layout with your own fetch)"
-                )
-                raise CheckError(message, FAILED, "error")
-            held[name] = copies
-        return held
+        held = {name: trees.copies(leaf, values[name].shape, len(self.devices)) for name, leaf in got.items()}
+        for name in (name for name, copies in held.items() if copies is None):
+            raise CheckError(
+                f"{name} is {list(np.shape(got[name]))} in the step and {list(values[name].shape)} in the reference: "
+                "return the same shape, or on N devices also [N, ...] (or give a Layout with your own fetch)",
+                FAILED,
+                "error",
+            )
+        return {name: copies for name, copies in held.items() if copies is not None}
 
 
 @contextlib.contextmanager

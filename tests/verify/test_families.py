@@ -2,22 +2,12 @@
 
 import jax
 import pytest
-from pmap_examples import N, example
-from pmap_mistakes import MISTAKES
-from pmap_programs import NAMES, stand_ins
+from pmap_programs import MISTAKES, NAMES, N, example
 
 from pmapdp.verify import old_program, verify
 
-BY_DAY = ("accumulation", "ppo_environments")
-
-
-def report_on(name, changes=None):
-    """What verify finds on the program with these changes under pmap, compared with the program as it is."""
-    case = example(name)
-    step = case.step if changes is None else with_types_of(case, example(name, changes))
-    with stand_ins():
-        mapped = jax.pmap(step, case.axis_name)
-        return verify(**case.given, step=mapped, reference=old_program(case.step, case.axis_name, groups=N))
+MISTAKEN = [(name, mistake) for name in NAMES for mistake in (None, *MISTAKES[name])]
+BY_DAY = [("accumulation", None), ("accumulation", "sum in place of mean"), ("ppo_environments", "no all-reduce")]
 
 
 def with_types_of(case, changed):
@@ -31,24 +21,17 @@ def with_types_of(case, changed):
     return step
 
 
-@pytest.mark.parametrize("name", [n if n in BY_DAY else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
-def test_a_program_equals_its_old_self(name):
-    report = report_on(name)
-    assert not report.failed, str(report)
-    assert report.compared.leaves, str(report)
-
-
 @pytest.mark.parametrize(
     ("name", "mistake"),
-    [
-        pytest.param(name, mistake, marks=() if name in BY_DAY and number == 1 else pytest.mark.slow)
-        for name, mistakes in MISTAKES.items()
-        for number, mistake in enumerate(mistakes)
-    ],
+    [pytest.param(*each, marks=() if each in BY_DAY else pytest.mark.slow) for each in MISTAKEN],
 )
-def test_a_mistake_in_a_program_does_not_pass(name, mistake):
-    report = report_on(name, MISTAKES[name][mistake])
-    assert report.failed, str(report)
+def test_a_program_equals_its_old_self_and_a_mistake_does_not_pass(name, mistake):
+    case = example(name)
+    step = with_types_of(case, example(name, MISTAKES[name][mistake])) if mistake else case.step
+    reference = old_program(case.step, case.axis_name, groups=N)
+    report = verify(**case.given, step=jax.pmap(step, case.axis_name), reference=reference)
+    assert bool(report.failed) == bool(mistake), str(report)
+    assert report.compared.leaves, str(report)
     expected = {"no all-reduce": {"no all-reduce", "drift"}, "sum in place of mean": {"sum for mean"}}.get(mistake)
     named = set(report.causes) - {"unknown", "one device's metrics", "scaled metrics", "mean of means"}
     assert expected is None or named <= expected, str(report)
