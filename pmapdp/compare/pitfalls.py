@@ -1,10 +1,8 @@
-"""Run the mistakes of `pitfalls.toml` under pmap, shard_map and jit, beside one device and beside the right lines."""
+"""Run the pitfalls of the catalogue under pmap, shard_map and jit, beside one device and beside the right lines."""
 
 import functools
 import textwrap
-import tomllib
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 import jax
@@ -15,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from pmapdp.compare.collectives import instructions
 from pmapdp.devices import choose
+from pmapdp.verify.mistakes import CATALOGUE
 
 Program = Callable[[Any, Any, Any], tuple[Any, Any]]
 D, H, b = 6, 5, 6  # features, hidden units, examples on a device
@@ -36,8 +35,8 @@ NAMES = {"jax": jax, "jnp": jnp, "lax": lax, "functools": functools, "error": er
 
 
 def load_pitfalls() -> list[dict[str, Any]]:
-    """Load the catalogue."""
-    return list(tomllib.loads(resources.files("pmapdp.compare").joinpath("pitfalls.toml").read_text())["pitfall"])
+    """List the small programs of the catalogue of mistakes, each with its cause."""
+    return [case | {"cause": cause} for cause, mistake in CATALOGUE.items() for case in mistake.get("pitfalls", [])]
 
 
 def make_program(body: str, **names: Program) -> Program:
