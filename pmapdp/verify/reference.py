@@ -95,6 +95,10 @@ class Reference:
         metrics = {self.prefix + path: leaf for path, leaf in trees.named(returned["metrics"]).items()}
         return trees.named(returned["state"]) | metrics
 
+    def values(self, returned: dict[str, Any]) -> Leaves:
+        """Return the same as numbers on the host."""
+        return {name: trees.numbers(leaf) for name, leaf in self.leaves(returned).items()}
+
     def alone(self, device: Any, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Do what one device does alone, with its row of each leaf `[N, ...]` that belongs to a device."""
         if self.groups:
@@ -135,7 +139,7 @@ class Reference:
     def __call__(self, arguments: tuple, device: int | None = None) -> Leaves:
         """Return the leaves of the new state and of the metrics, of one device alone if its number is given."""
         found = self.jitted(*arguments) if device is None else self.jitted_alone(device, *arguments)
-        return trees.values(self.leaves(found))
+        return self.values(found)
 
     def matters(self, name: str, arguments: tuple) -> bool:
         """Tell if other leaves change with the old value of this one, as with a parameter, but not with a statistic."""
@@ -173,7 +177,7 @@ class Reference:
         """Refuse an old program whose groups end with different values of a leaf that `per_device` does not name."""
         if self.groups <= 1:
             return
-        found = trees.values(self.leaves(jax.jit(self.every_group)(*arguments)))
+        found = self.values(jax.jit(self.every_group)(*arguments))
         names = [
             name
             for name, x in found.items()

@@ -169,20 +169,6 @@ def test_leaves_of_each_device_are_not_compared_with_one_device():
     assert "Not compared, because per_device names them: rng." in flat(report)
 
 
-@quick(0, "average", [mean, alone])
-def test_a_step_without_a_batch_keeps_its_environments_on_the_devices(average):
-    def step(state, average=mean):
-        key, now = jax.random.split(state["key"])
-        seen = state["position"] + 0.1 * jax.random.normal(now, (5,))
-        gradient = average(jax.grad(lambda w: jnp.mean((seen * w) ** 2))(state["w"]))
-        return {"w": state["w"] - 0.1 * gradient, "key": key, "position": seen}
-
-    state = {"w": W, "key": jax.random.split(jax.random.key(0), 8), "position": np.ones((8, 5), np.float32)}
-    given = {"state": state, "per_device": ["key", "position"], "reference": old_program(step, "i", groups=8)}
-    report = verify(**given, step=jax.pmap(functools.partial(step, average=average), "i"))
-    assert report.causes == ([] if average is mean else ["drift"]), str(report)
-
-
 @quick(
     1,
     ("arguments", "verdict", "said"),
@@ -252,12 +238,3 @@ def test_what_was_not_checked_is_one_line_and_in_the_json():
     assert (found["ok"], found["verdict"]) == (True, "passed")
     assert found["compared"]["updates"] == {"1": [8], "2": [8], "3": [8]}
     assert set(found["checks"][0]) >= {"name", "status", "devices", "sentence", "cause", "leaves", "update"}
-
-
-@pytest.mark.slow
-def test_the_number_type_is_said_first():
-    report = verify(**GIVEN | {"reference": float32}, step=on_pmap(float32))
-    assert report.ok
-    first = str(report).splitlines()[0]
-    assert first.startswith("Note: in float64 tolerances would be a thousand times narrower"), first
-    assert "the reference computes in float32" in flat(report)

@@ -1,12 +1,10 @@
 """Right training steps in the styles in which people write them pass, in float64 and in float32."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from flax.training.train_state import TrainState
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -50,29 +48,6 @@ def replicated_pmap(step, reference=plain):
     make_step = lambda devices: jax.pmap(step, "i", in_axes=(None, 0), out_axes=None, devices=devices)  # noqa: E731
     given = {"reference": reference, "make_step": make_step, "layout": "replicated", "counts": (1, 8)}
     return given | {"state": PARAMS, "batch": BATCH}
-
-
-def stacked_pmap_with_linen():
-    """As Flax's older examples: TrainState, flax.jax_utils.replicate, a device axis on everything."""
-
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(C)(nn.relu(nn.Dense(H)(x)))
-
-    def step(state, batch, average=mean):
-        def loss_of(params):
-            logits = state.apply_fn({"params": params}, batch["x"])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean(), logits
-
-        (loss, logits), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-        metrics = {"loss": loss, "accuracy": (logits.argmax(-1) == batch["y"]).mean()}
-        return state.apply_gradients(grads=average(gradients)), average(metrics)
-
-    params = Net().init(jax.random.key(0), BATCH["x"])["params"]
-    state = TrainState.create(apply_fn=Net().apply, params=params, tx=optax.adamw(1e-2))
-    mapped = jax.pmap(step, axis_name="i", donate_argnums=0)
-    return {"reference": one_device(step, "i"), "step": mapped, "state": state, "batch": BATCH, "counts": (2, 8)}
 
 
 def jit_with_nnx():
@@ -194,7 +169,7 @@ def mixed_precision():
 
 
 PROGRAMS = [
-    (shard_map_on_a_mesh_of_its_own, True), (stacked_pmap_with_linen, False), (jit_with_nnx, True), (zero_1, False),
+    (shard_map_on_a_mesh_of_its_own, True), (jit_with_nnx, True), (zero_1, False),
     (a_ragged_batch_padded_by_the_layout, True), (mixed_precision, True),
 ]  # fmt: skip
 
