@@ -121,7 +121,7 @@ def split_program(path: str, name: str) -> dict[str, list[str]]:
     """Collect the functions and the values that a program uses, in the order in which they stand."""
     files, _ = read_program(path)
     file = files[str(Path(path))]
-    used, waiting = list[Any](), [file.bindings.get((file.tree, name), [None])[-1]]
+    used, waiting = list[Any](), [file.resolve_name(name)]
     while waiting:
         node = waiting.pop()
         statement = node
