@@ -15,51 +15,17 @@ import jax.numpy as jnp
 N = 8
 FOLDER = Path(__file__).parent.parent / "programs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-# The mistakes that can be made in each program: the texts to replace, by program and mistake.
-MISTAKES: dict[str, dict[str, dict[str, str]]] = {
-    "linen_dynamic_scale": {
-        "no all-reduce": {'has_aux=True, axis_name="batch")': "has_aux=True)"},
-        "sum in place of mean": {"    accuracy =": "    grads = lax.psum(grads, 'batch')\n    accuracy ="},
-        "metrics of one device": {
-            'lax.pmean({"loss": loss, "accuracy": accuracy}, axis_name="batch")': '{"loss": loss, "accuracy": accuracy}'
-        },
-    },
+MISTAKES: dict[str, dict[str, str]] = {  # one in each program: the texts to replace
+    "accumulation": {'lax.pmean((loss, grads), axis_name="batch")': 'lax.psum((loss, grads), axis_name="batch")'},
     "hugging_face_tokens": {
-        "no all-reduce": {'grad = jax.lax.psum(grad, "batch")': "pass"},
-        "mean of means": {
-            'num_labels = jax.lax.psum(num_labels, "batch")': 'own, num_labels = num_labels, jax.lax.psum(1, "batch")',
-            'loss = jax.lax.psum(loss, "batch")': 'loss = jax.lax.psum(loss / own, "batch")',
-            'grad = jax.lax.psum(grad, "batch")': 'grad = jax.lax.psum(jax.tree.map(lambda g: g / own, grad), "batch")',
-        },
-        "key stands still": {"dropout_rng=new_dropout_rng": "dropout_rng=state.dropout_rng"},
-        "one mask on all devices": {
-            "dropout_rng, new_dropout_rng = jax.random.split(state.dropout_rng)": (
-                "new_dropout_rng = jax.random.split(state.dropout_rng)[1]\n"
-                "    dropout_rng = jax.lax.all_gather(state.dropout_rng, 'batch')[0]"
-            )
-        },
+        "dropout_rng, new_dropout_rng = jax.random.split(state.dropout_rng)": (
+            "new_dropout_rng = jax.random.split(state.dropout_rng)[1]\n"
+            "    dropout_rng = jax.lax.all_gather(state.dropout_rng, 'batch')[0]"
+        )
     },
-    "score_scan": {
-        "no all-reduce": {'grad = jax.lax.pmean(grad, axis_name="batch")': "pass"},
-        "average of weights is old": {"state.ema_params, params)": "state.ema_params, state.params)"},
-    },
-    "ppo_environments": {
-        "no all-reduce": {"grads = lax.pmean(grads, axis_name=_PMAP_AXIS_NAME)": "pass"},
-        "statistics of one device": {"sums = lax.psum(sums, axis_name=_PMAP_AXIS_NAME)": "pass"},
-        "steps of one device": {"lax.psum(observed.shape[0], axis_name=_PMAP_AXIS_NAME)": "observed.shape[0]"},
-    },
-    "accumulation": {
-        "no all-reduce": {'loss, grads = lax.pmean((loss, grads), axis_name="batch")': "pass"},
-        "sum in place of mean": {
-            'lax.pmean((loss, grads), axis_name="batch")': 'lax.psum((loss, grads), axis_name="batch")'
-        },
-        "first micro-batch twice": {"lax.fori_loop(1, accum_steps": "lax.fori_loop(0, accum_steps - 1"},
-        "clipped before the all-reduce": {
-            'lax.pmean((loss, grads), axis_name="batch")': (
-                'lax.pmean((loss, optax.clip_by_global_norm(0.1).update(grads, None)[0]), axis_name="batch")'
-            )
-        },
-    },
+    "linen_dynamic_scale": {'has_aux=True, axis_name="batch")': "has_aux=True)"},
+    "ppo_environments": {"grads = lax.pmean(grads, axis_name=_PMAP_AXIS_NAME)": "pass"},
+    "score_scan": {"state.ema_params, params)": "state.ema_params, state.params)"},
 }
 
 
