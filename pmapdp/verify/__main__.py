@@ -27,7 +27,7 @@ class Options:
     target: str = setting(
         "arguments",
         dataclasses.MISSING,
-        "A function without arguments that returns those of pmapdp.verify.verify in a dictionary.",
+        "A function without arguments that returns a dictionary of verify's arguments.",
         place="FILE.py:FUNCTION",
     )
     devices: int | None = setting(
@@ -37,7 +37,7 @@ class Options:
 
 
 def main(arguments: list[str]) -> None:
-    """The command."""
+    """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
     # Before the file is run, which may change the current folder.
     report_file = check_output("--json", options.json, JSON, [options.target.rpartition(":")[0]])

@@ -69,7 +69,7 @@ class Case:
         batches = [update.batch if has_all else self.part(n) for n in range(self.N)]
         try:
             return [self.trial.reference((update.state, x, *update.key), n) for n, x in enumerate(batches)]
-        except Exception:  # the user's function may fail for other batches
+        except Exception:  # a reference may take only one batch size
             return []
 
     def part(self, device: int) -> Any:
@@ -151,7 +151,7 @@ def change(case: Case, name: str) -> tuple[float, float]:
 
 
 def devices_differ(case: Case) -> Cause | None:
-    """Devices that hold different values: of their own examples, as without an all-reduce, or of something else."""
+    """Find values that differ between devices: of their own examples, as without an all-reduce, or of other things."""
     different = [name for name in case.wrong() if case.differs_between_devices(name)]
     local = [name for name in different if is_local(case, name)]
     if trained := [name for name in local[:MOST_LEAVES] if case.matters(name)]:
@@ -162,8 +162,10 @@ def devices_differ(case: Case) -> Cause | None:
 
 
 def is_local(case: Case, name: str) -> bool:
-    """Tell if each device holds the result of its own examples: what the reference makes of them, or values whose mean
-    over the devices is right, while no other device has the first one's."""
+    """Tell if each device holds the result of its own examples.
+
+    That is what the reference makes of them, or, as in Adam's moments, values that differ and have the right mean.
+    """
     copies, (far, tolerance) = case.got[name], case.off[name]
     if case.parts and case.is_near(name, [part[name] for part in case.parts]):
         return True
@@ -175,8 +177,10 @@ def is_local(case: Case, name: str) -> bool:
 
 
 def same_mask(case: Case) -> Cause | None:
-    """One set of random numbers on all devices: if all have the same examples, the step does what the reference makes
-    of one device's examples, and the reference doesn't."""
+    """Find one set of random numbers on all devices.
+
+    If all have the same examples, the step then does what the reference makes of one device's, and the reference doesn't.
+    """
     B = case.update.examples
     if not B or not case.parts or not case.drawn or case.trial.reference.is_own("batch"):
         return None
@@ -187,14 +191,16 @@ def same_mask(case: Case) -> Cause | None:
 
 
 def factor(case: Case) -> Cause | None:
-    """A change N or 1/N times as large: of the parameters, or of moments that were zero."""
+    """Find a change N or 1/N times as large, of the parameters or of moments that were zero."""
     changes = [(*change(case, name), case.update.values[name].size) for name in case.fractions]
     return name_factor(case, [(ratio, size) for ratio, error, size in changes if error < NEAR * abs(ratio)])
 
 
 def name_factor(case: Case, ratios: Sequence[tuple[float, int]]) -> Cause | None:
-    """Return the cause of a gradient N or 1/N times as large, if all ratios are these or their squares (as those of
-    second moments are). Each comes with its number of entries: a single number must be met more exactly."""
+    """Return the cause of a gradient N or 1/N times as large, if that is every ratio, or its square in second moments.
+
+    Each ratio comes with its number of entries: a single number must be met more exactly.
+    """
     N, names = case.N, list(case.wrong())
     ratios = [(ratio, size) for ratio, size in ratios if abs(ratio - 1) > EQUAL]
 
@@ -218,7 +224,7 @@ def name_factor(case: Case, ratios: Sequence[tuple[float, int]]) -> Cause | None
 
 
 def mean_of_means(case: Case) -> Cause | None:
-    """The mean of what each device does with its own examples, or in a statistic what the first device does."""
+    """Find the mean of what each device does with its own examples, or a statistic of the first device's."""
     parts = {name: [part[name] for part in case.parts] for name in case.clear[:MOST_LEAVES] if case.parts}
     means = [n for n, each in parts.items() if n in case.fractions and case.is_near(n, [np.mean(each, 0)])]
     firsts = [n for n, each in parts.items() if case.is_near(n, each[:1]) and not case.matters(n)]
@@ -229,7 +235,7 @@ def mean_of_means(case: Case) -> Cause | None:
 
 
 def examples(case: Case) -> Cause | None:
-    """Examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
+    """Find examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
     B, names, right = case.update.examples, list(case.wrong()), case.update.values
     if not 2 <= B <= MOST_EXAMPLES or case.trial.reference.is_own("batch"):
         return None

@@ -91,7 +91,7 @@ class Reference:
         return path.startswith(self.prefix)
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
-        """Return the leaves of the new state by their path, and those of the metrics as `metrics/path`."""
+        """Return the leaves of the new state by their path, and the metrics as `metrics/path`."""
         metrics = {self.prefix + path: leaf for path, leaf in trees.named(returned["metrics"]).items()}
         return trees.named(returned["state"]) | metrics
 
@@ -125,7 +125,7 @@ class Reference:
         return jax.vmap(step, in_axes, axis_name=self.given.axis_name)(jnp.zeros(self.groups), state, batch, *key)
 
     def whole(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
-        """Return the new "state" and the "metrics"; of an old program those of the first group, or of all groups."""
+        """Return the new "state" and the "metrics". An old program gives its first group's, or each group's own."""
         if self.groups <= 1:
             found = self.alone(0, state, batch, *key)
             return found | {"state": jax.tree.map(lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state)}

@@ -39,7 +39,7 @@ def matches(path: str, names: Sequence[str]) -> bool:
 
 
 def few(names: Any) -> str:
-    """Return the first three names, and how many there are besides."""
+    """Return the first three names, and how many more there are."""
     names = [*map(str, names)]
     return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 

@@ -56,7 +56,7 @@ class Trial(NamedTuple):
         return (self.layout.place_own or self.layout.place_state)(tree, self.devices)
 
     def place_key(self, key: Any) -> Any:
-        """Place the key; one for each device `[N, ...]`, which a layout of the user's makes, is split over them."""
+        """Place the key. If your layout makes one for each device, `[N, ...]`, they are split over the devices."""
         if self.reference.is_own("key"):
             return self.place_own(key)
         placed, N = self.layout.place_key(key, self.devices), len(self.devices)
@@ -75,7 +75,7 @@ class Trial(NamedTuple):
         return self.read(self.call(*self.place(update)), update.values)
 
     def read(self, returned: dict[str, Any], values: Leaves) -> Copies:
-        """Return what the devices hold; names and shapes must be those of the reference's `values`."""
+        """Return what the devices hold. Names and shapes must be as in the reference's `values`."""
         if self.layout.fetch is not None:
             with user_code("fetch of the layout"):
                 returned = returned | {"state": self.layout.fetch(returned["state"])}
@@ -97,7 +97,7 @@ class Trial(NamedTuple):
 
 @contextlib.contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn errors raised inside into a `CheckError` that says where in the user's program they arose."""
+    """Turn errors of your program into a `CheckError` that says where they arose."""
     try:
         yield
     except (CheckError, UserError):
@@ -111,7 +111,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def blame(error: BaseException) -> str:
-    """Return the user's own line in which an error arose, and the message: `file.py:12 in loss: TypeError: message`."""
+    """Return the line of your program in which an error arose, and its message: `file.py:12 in loss: TypeError: x`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(library in frame.filename for library in LIBRARIES)]
     where = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""

@@ -1,4 +1,4 @@
-"""docs/porting.md: its table is that of the command, and its code gives the old numbers."""
+"""docs/porting.md: its table is the command's, and its code gives the old numbers."""
 
 import re
 from pathlib import Path

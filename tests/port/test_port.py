@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def found(tmp_path: Path, **sources: str) -> list[str]:
-    """`line row` of what is found in the files, in order; those of any file but main begin with its name."""
+    """`line row` of what is found in the files, in order; other files than main begin with their name."""
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     findings, _ = find(read_program(str(tmp_path))[0])

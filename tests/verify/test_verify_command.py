@@ -1,4 +1,4 @@
-"""`python -m pmapdp.verify` on a file of the user's, and the code of docs/verify.md."""
+"""`python -m pmapdp.verify` on a file of yours, and the code of docs/verify.md."""
 
 import json
 import re
