@@ -179,7 +179,7 @@ def is_local(case: Case, name: str) -> bool:
 def same_mask(case: Case) -> Cause | None:
     """Find one set of random numbers on all devices.
 
-    If all have the same examples, the step then does what the reference makes of one device's, and the reference doesn't.
+    If all have the same examples, the step does what the reference makes of one device's, and the reference doesn't.
     """
     B = case.update.examples
     if not B or not case.parts or not case.drawn or case.trial.reference.is_own("batch"):
