@@ -60,7 +60,7 @@ def pmap_options(node: Any) -> dict[Any, Any] | None:
 def read_use(call: Any, options: dict[Any, Any]) -> Use:
     """Find the function that a transformation is given, behind partials and other transformations."""
     inside, node = list[str](), call.args[0]
-    while isinstance(inner := resolve(node), ast.Call):
+    while isinstance(inner := resolve(node), ast.Call) and len(inside) < 9:  # `f = g(f)` has no end
         inside.append(path_of(inner.func))
         node = next((each for each in inner.args if not path_of(each)), None)
     function = inner if isinstance(inner, ast.FunctionDef | ast.Lambda) else None
@@ -81,15 +81,18 @@ def mapped(node: Any) -> Use | None:
     return None
 
 
-def is_first_copy(node: Any) -> bool:
-    """Tell if `node[0]` is the first row of an array `[N, ...]`, in a result of a pmapped function or in all of it."""
-    value = resolve(node)
-    while isinstance(value, ast.Subscript) or (isinstance(value, ast.Attribute) and not hasattr(jax.Array, value.attr)):
-        value = resolve(value.value)
-    use = mapped(value.func) if isinstance(value, ast.Call) else None
-    if use is None or ast.unparse(use.options.get("out_axes", [])) == "None":
-        return False
-    return value is not resolve(node)  # of `mapped(x)[0]` nobody knows if it's a row or the first of two results
+@remember
+def find_stacked(node: Any) -> Any:
+    """Find the call of a pmapped function whose result `[N, ...]` a value is, or is a part of; otherwise None."""
+    match found := resolve(node):
+        case ast.Subscript(value=value):
+            return find_stacked(value)
+        case ast.Attribute(value=value, attr=name) if not hasattr(jax.Array, name):
+            return find_stacked(value)
+        case ast.Call(func=function):
+            use = mapped(function)
+            return found if use and ast.unparse(use.options.get("out_axes", [])) != "None" else None
+    return None
 
 
 def counts_devices(node: Any) -> bool:
@@ -180,8 +183,9 @@ def rows_of(node: Any) -> Iterator[str]:
             yield row if row != "psum" else ""  # its arguments tell more
         case ast.Call():
             yield from rows_of_call(node)
-        case ast.Subscript(value=value, slice=index) if constant(index) == 0 and is_first_copy(value):
-            yield "first-copy"
+        case ast.Subscript(value=value, slice=index) if constant(index) == 0 and (call := find_stacked(value)):
+            # Of `mapped(x)[0]` nobody knows if it's a row or the first of two results.
+            yield "first-copy" if call is not resolve(value) else ""
         case ast.BinOp(left=left, op=ast.FloorDiv() | ast.Div(), right=right) if "batch" in ast.unparse(left).lower():
             yield "hosts" if path_of(right) in ("jax.process_count()", "jax.host_count()") else ""
 

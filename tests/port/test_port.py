@@ -81,6 +81,7 @@ LINES = [
     ("jax.shard_map(f, check_rep=False)", ["check-rep"]),
     ("jax.config.update('jax_pmap_shmap_merge', False)", ["old-flag"]),
     ("def f(pmap): return pmap(x)", []),
+    ("z = z[0]; f = jax.vmap(f); q = jax.pmap(f, 'i')", ["pmap"]),  # defined by themselves
     ("def save(state): return jax.tree_map(lambda x: x[0], state)", ["first-copy", "tree-map"]),
     ("from flax import optim; optim.Adam()", ["old-optimizer"]),
     ("from jax.config import config; config.update('jax_enable_x64', True)", ["old-config"]),
