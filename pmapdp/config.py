@@ -63,7 +63,7 @@ class Config:
     init_from: str | None = fixed("model", None, "Start from the weights of this run's folder, or exported file.")
 
     # The keys of steps.STRATEGIES, written out so that a type checker knows them and a flag doesn't import JAX.
-    strategy: Literal["pmap", "jit", "shard_map", "single"] = setting(
+    strategy: Literal["pmap", "shard_map", "jit", "single"] = setting(
         "parallel", "pmap", "How the batch is split and averaged; single runs on one device."
     )
     devices: int | None = setting(

@@ -49,7 +49,7 @@ class Options:
         "holds a program, so use only files of people whom you trust.",
         place="MODEL",
     )
-    strategy: Literal["pmap", "jit", "shard_map", "single"] | None = setting(
+    strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
         "options",
         None,
         "Who splits the batch and adds up; default: as in training. An exported model runs on one device.",

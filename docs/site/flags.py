@@ -1,4 +1,4 @@
-"""docs/flags.md, made from the settings of the command lines: `python docs/site/flags.py > docs/flags.md`."""
+"""Make docs/flags.md from the settings of the command lines: `python docs/site/flags.py > docs/flags.md`."""
 
 import dataclasses
 import importlib
@@ -27,7 +27,7 @@ KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
 
 
 def options(command: str) -> list[type]:
-    """The dataclasses of a command's own settings."""
+    """Return the dataclasses of a command's settings."""
     package = importlib.util.find_spec(f"pmapdp.{command}").submodule_search_locations
     module = importlib.import_module(f"pmapdp.{command}.__main__" if package else f"pmapdp.{command}")
     found = [each for each in vars(module).values() if isinstance(each, type) and each.__name__.endswith("Options")]
@@ -35,7 +35,7 @@ def options(command: str) -> list[type]:
 
 
 def values(hint: Any, limits: tuple[float, float, str] | None) -> str:
-    """What a flag takes, in words."""
+    """Say in words which values a flag takes."""
     several = typing.get_origin(hint) is tuple
     if several or typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = typing.get_args(hint)[0]
@@ -49,7 +49,7 @@ def values(hint: Any, limits: tuple[float, float, str] | None) -> str:
 
 
 def rows(of: list[type]) -> Iterator[tuple[str, str]]:
-    """The section of each setting, and its row of a table."""
+    """Yield the section of each setting, and its row of a table."""
     for group in of:
         hints = typing.get_type_hints(group)
         for field in dataclasses.fields(group):
@@ -61,24 +61,24 @@ def rows(of: list[type]) -> Iterator[tuple[str, str]]:
 
 
 def shown(value: Any) -> str:
-    """A value as it stands on a command line."""
+    """Return a value as one types it on a command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def table(of: list[type]) -> str:
-    """The settings of some dataclasses, a table for each section of the help."""
-    sections: dict[str, list[str]] = {}
+    """Return a table of settings for each section of the help."""
+    sections: dict[str, dict[str, None]] = {}
     for section, row in rows(of):
-        sections.setdefault(section, []).append(row)
+        sections.setdefault(section, {})[row] = None  # two groups of a command may share a row
     head = "| flag | takes | default | what it does |\n| --- | --- | --- | --- |\n"
     title = "\n### {}\n\n" if len(sections) > 1 else "\n"
     return "".join(title.format(name.capitalize()) + head + "\n".join(lines) + "\n" for name, lines in sections.items())
 
 
 def recipes() -> str:
-    """The recipes, and where each differs from the first."""
+    """Return a table of the recipes, with the settings in which each differs from the first."""
     lines = []
     for name, recipe in RECIPES.items():
         set_here = {
@@ -92,7 +92,7 @@ def recipes() -> str:
 
 
 def page() -> str:
-    """docs/flags.md."""
+    """Return the text of docs/flags.md."""
     text = f"{TOP}\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. Flags replace its settings.\n\n{recipes()}"
     for command in COMMANDS:
         said = f"\n{SHARED[command]}\n" if command in SHARED else ""

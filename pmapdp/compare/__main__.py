@@ -10,11 +10,10 @@ first run that fails ends the comparison with its error.
 
 import json
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -23,24 +22,33 @@ from rich.table import Table
 from pmapdp import cli
 from pmapdp.compare import words
 from pmapdp.compare.page import make_page
-from pmapdp.compare.pitfalls import run_pitfalls, verdict
+from pmapdp.compare.pitfalls import run_pitfalls
 from pmapdp.compare.programs import compare_programs, program_sections
-from pmapdp.compare.sources import code_sections, shared_sections
-from pmapdp.compare.strategies import MAKERS, STACKED, compare_strategies, in_new_process
-from pmapdp.config import setting
-from pmapdp.errors import UserError
+from pmapdp.compare.sources import read_sections
+from pmapdp.compare.stacked import STACKED
+from pmapdp.compare.strategies import MAKERS, compare_strategies, in_new_process
+from pmapdp.config import Config, setting
+from pmapdp.errors import UserError, unknown
 from pmapdp.files import HTML, JSON, check_output, write_file
+from pmapdp.steps import STRATEGIES
 
 WIDTH = 100  # columns
-PAGE = "Write a page to this file, with the answer, the code and the figures; it opens without a network."
-VERBOSE = "Also print what each run holds and exchanges."
-RESULTS = "Write all results to this file."
-Prepared = tuple[Any, list[str], Callable[[], dict[str, Any]]]  # options, files that are read, and the comparison
+OTHERS = tuple(name for name in STRATEGIES if name != "single")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The files that are written."""
+
+    json: str | None = setting("output", None, "Write all results to this file.")
+    html: str | None = setting(
+        "output", None, "Write a page with the answer, the code and the figures; it opens without a network."
+    )
 
 
 @dataclass(frozen=True)
-class CompareOptions:
-    """What is compared, and where the result goes. A single device always takes part: the others must equal it."""
+class CompareOptions(Outputs):
+    """Settings of a comparison of the strategies. A single device always takes part: the others must equal it."""
 
     recipe: str = setting(
         "arguments",
@@ -48,9 +56,7 @@ class CompareOptions:
         "One of those below; or two or more FILE.py:PROGRAM, steps of your own as pmapdp.verify takes them.",
         place="[RECIPE]",
     )
-    strategies: tuple[Literal["pmap", "shard_map", "jit"], ...] = setting(
-        "comparison", ("pmap", "shard_map", "jit"), "Strategies to compare with a single device."
-    )
+    strategies: tuple[str, ...] = setting("comparison", OTHERS, "Strategies to compare with a single device.")
     devices: tuple[int, ...] = setting(
         "comparison", (), "Numbers of devices; default: all accelerators, or 8 simulated CPU devices."
     )
@@ -58,14 +64,11 @@ class CompareOptions:
     global_batch_size: int | None = setting(
         "comparison", None, "Examples per update over all devices; default: the recipe's, on the most devices."
     )
-    verbose: bool = setting("comparison", False, VERBOSE)
-    json: str | None = setting("comparison", None, RESULTS)
-    html: str | None = setting("comparison", None, PAGE)
 
 
 @dataclass(frozen=True)
-class ProgramsOptions:
-    """Compare steps of your own with one another: sources, results, what devices hold and exchange, memory and time."""
+class ProgramsOptions(Outputs):
+    """Settings of a comparison of steps of your own."""
 
     programs: tuple[str, ...] = setting(
         "arguments",
@@ -74,125 +77,91 @@ class ProgramsOptions:
         place="FILE.py:PROGRAM",
     )
     devices: int | None = setting(
-        "options", None, "Number of devices; default: all accelerators, or 8 simulated CPU devices if there is none."
+        "comparison", None, "Of steps of your own: one number of devices; default: the same."
     )
-    verbose: bool = setting("options", False, VERBOSE)
-    json: str | None = setting("options", None, RESULTS)
-    html: str | None = setting("options", None, PAGE)
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     given = [each for before, each in pairwise(["", *arguments]) if before[:2] != "--" and each[:2] != "--"]
-    are_yours = any(".py" in each for each in given)  # and not the value of a flag, as in --model my_file.py:Net
-    options, inputs, compare = (prepare_programs if are_yours else prepare_strategies)(arguments)
-    json_file = check_output("--json", options.json, JSON, inputs)
-    html_file = check_output("--html", options.html, HTML, [*inputs, options.json])
-    report = compare()
+    options: Any
+    if any(".py" in each for each in given):  # and not after a flag, as in --model my_file.py:Net
+        options = cli.parse(ProgramsOptions, arguments, __doc__)
+        programs = list(dict.fromkeys(options.programs))
+        make_report = partial(report_programs, programs, options.devices)
+    else:
+        config, options = cli.parse_with_recipe(CompareOptions, arguments, __doc__, ("data", "model", "optimization"))
+        programs, make_report = [], partial(report_strategies, config, options)
+    files = [each.rpartition(":")[0] for each in programs]
+    json_file = check_output("--json", options.json, JSON, files)
+    html_file = check_output("--html", options.html, HTML, [*files, options.json])
+    report = make_report()
     if json_file:  # before anything is printed, whose reader may go away
         write_file(json_file, json.dumps(report, indent=2) + "\n")
     if html_file:
         write_file(html_file, make_page(report))
-    console = Console(highlight=False, width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH)
-    for part in text_of(report, options.verbose):
-        console.print(part, markup=False)
+    print_report(report)
     where = f"Open {html_file.resolve()} in a browser" if html_file else "Add --html page.html for a page"
     mistakes = ", seven mistakes that raise no error" * bool(report["pitfalls"])
     print(f"{where}: who adds up, the code line by line{mistakes}.")
 
 
-def prepare_strategies(arguments: list[str]) -> Prepared:
-    """Read the command line for a comparison of the strategies in one job."""
-    config, options = cli.parse_with_recipe(CompareOptions, arguments, __doc__, ("data", "model", "optimization"))
+def report_strategies(config: Config, options: CompareOptions) -> dict[str, Any]:
+    """Compare the strategies in one job."""
+    for name in options.strategies:
+        if name not in OTHERS:
+            raise unknown("strategy", name, OTHERS)
     config = replace(config, steps=options.steps, mesh=None, layout="data")
     if options.global_batch_size is not None:
         config = replace(config, global_batch_size=options.global_batch_size, per_device_batch_size=None)
-    forms = {"pmap": ("pmap", STACKED)}  # as in steps/pmap.py, and as in old programs
-    names = [name for strategy in options.strategies for name in forms.get(strategy, (strategy,))]
-    counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
-
-    def compare() -> dict[str, Any]:
-        return {
-            "config": asdict(config),
-            "columns": ["single", *(name for name in names if name != STACKED)],
-            "runs": compare_strategies(config, names, counts, say),
-            "code": code_sections({name: MAKERS[name] for name in ("single", *names)}),
-            "shared": shared_sections(),
-            "pitfalls": in_new_process(run_pitfalls),
-        }
-
-    return options, [], compare
+    names = list(options.strategies)
+    if "pmap" in names:  # also as old programs use it
+        names.insert(names.index("pmap") + 1, STACKED)
+    return {
+        "config": asdict(config),
+        "columns": ["single", *options.strategies],
+        "runs": compare_strategies(config, names, sorted(set(options.devices), reverse=True) or [None]),
+        **read_sections({name: MAKERS[name] for name in ("single", *names)}),
+        "pitfalls": in_new_process(run_pitfalls),
+    }
 
 
-def prepare_programs(arguments: list[str]) -> Prepared:
-    """Read the command line for a comparison of programs of the reader's."""
-    options = cli.parse(ProgramsOptions, arguments, __doc__)
-    programs = list(dict.fromkeys(options.programs))
+def report_programs(programs: list[str], devices: int | None) -> dict[str, Any]:
+    """Compare programs of yours."""
     if len(programs) < 2:
         alone = f"{' '.join(programs)} alone has nothing to be compared with"
         raise UserError(f"{alone}: try python -m pmapdp.compare old.py:program new.py:program")
-
-    def compare() -> dict[str, Any]:
-        runs = compare_programs(programs, options.devices, say)
-        code = program_sections(programs)
-        return {"config": None, "columns": programs, "runs": runs, "code": code, "shared": [], "pitfalls": []}
-
-    return options, [each.rpartition(":")[0] for each in programs], compare
+    runs, code = compare_programs(programs, devices), program_sections(programs)
+    return {"config": None, "columns": programs, "runs": runs, "code": code, "shared": [], "pitfalls": []}
 
 
-def say(line: str) -> None:
-    """Tell how far it is, at once, also into a file."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def text_of(report: dict[str, Any], verbose: bool) -> Iterator[Any]:
-    """Yield what is printed: the runs first and last, and the mistakes; if `verbose` also what the runs hold."""
-    runs = report["runs"]
-    yield textwrap.fill(words.summary(report), WIDTH)
-    yield table_of_runs(runs)
-    if verbose:
-        rows = [[run["name"], words.exchanged(run["collectives"]), words.memory(run)] for run in runs]
-        yield table(["run", "exchanged in an update", "memory on a device"], rows)
-        rows = [[run["name"], *(words.holding(run["holds"].get(part)) for part in ("state", "batch"))] for run in runs]
-        yield table(["run", "largest array of the state", "largest array of the batch"], rows)
+def print_report(report: dict[str, Any]) -> None:
+    """Print the runs, as README shows them, the mistakes, and the conclusion."""
+    console = Console(highlight=False, width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH)
+    console.print(words.summary(report), markup=False)
+    facts = ("result", "difference", "time", "rate", "who")
+    heads = ("run", "loss" if report["config"] else "verify", "difference", "update", "examples/s", "who adds up")
+    described = [(run["name"], words.describe(run)) for run in report["runs"]]
+    print_table(console, heads, [[name, *(found[fact] for fact in facts)] for name, found in described])
     if report["pitfalls"]:
-        cases = [(case["name"], case["results"]["wrong"]) for case in report["pitfalls"]]
-        rows = [
-            [name, *(verdict(off[way]) if way in off else "" for way in ("pmap", "shard_map"))] for name, off in cases
-        ]
-        yield table(["a mistake that raises no error", "pmap", "shard_map"], rows)
-    if verbose:
-        yield table_of_runs(runs)
-    for run in runs:
-        yield from (textwrap.fill(f"{run['name']}, {each}", WIDTH) for each in run.get("findings", ()))
-    yield textwrap.fill(words.conclude(report), WIDTH)
-    if any(run["simulated"] for run in runs):
-        yield "Simulated devices share the cores: they show equal results, not a speed-up."
+        wrong = [(case["name"], case["results"]["wrong"]) for case in report["pitfalls"]]
+        ways = ("pmap", "shard_map")
+        rows = [[name, *(words.verdict(found[way]) if way in found else "" for way in ways)] for name, found in wrong]
+        print_table(console, ("a mistake that raises no error", *ways), rows)
+    for run in report["runs"]:
+        for finding in run.get("findings", ()):
+            console.print(f"{run['name']}, {finding}", markup=False)
+    console.print(words.conclude(report), markup=False)
+    if any(run["simulated"] for run in report["runs"]):
+        console.print("Simulated devices share the cores: they show equal results, not a speed-up.")
 
 
-def table_of_runs(runs: list[dict[str, Any]]) -> Table:
-    """Make the table of README: what came out, how fast, and who adds up."""
-    result = "loss" if "losses" in runs[0] else "verify"
-    rows = [
-        [
-            run["name"],
-            words.result(run),
-            words.difference(run),
-            words.time(run),
-            words.rate(run),
-            words.who_adds_up(run),
-        ]
-        for run in runs
-    ]
-    return table(["run", result, "difference", "update", "examples/s", "who adds up"], rows)
-
-
-def table(columns: list[str], rows: list[list[str]]) -> Table:
-    """Make a table."""
-    found = Table(*columns, box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1))
+def print_table(console: Console, heads: tuple[str, ...], rows: list[list[str]]) -> None:
+    """Print a table."""
+    table = Table(*heads, box=box.SIMPLE_HEAD, width=console.width, pad_edge=False, padding=(0, 1))
     for row in rows:
-        found.add_row(*row)
-    return found
+        table.add_row(*row)
+    console.print(table, markup=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The collectives in a compiled program: which kinds, how many, how many bytes, and the line of source that asks.
+"""List the collectives of a compiled program: kinds, sizes, and the line of source that each comes from.
 
 The compiler inserts, combines and splits collectives, so only its final text (HLO) tells what the devices exchange.
 Lessons 06 and 09 read such a text.
@@ -21,12 +21,12 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-# `%name = TYPE all-reduce(`. An asynchronous one is split into `-start` and `-done`: the type of the second is that of
-# the result alone.
-INSTRUCTION = re.compile(rf"%?[\w.-]+ = (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(-done)?\(")
-ARRAY = re.compile(r"(?P<dtype>[a-z]+)(?P<bits>\d*)\w*\[(?P<dimensions>[\d,<=]*)\]")
+# The operations of JAX that ask for a collective. If an all-reduce comes from none of them, the compiler added it.
+WRITTEN = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "reduce_scatter", "ppermute", "all_to_all"}
+# `%name = TYPE all-reduce(`. An asynchronous one has two lines, `-start` and `-done`. The second has the result's type.
+INSTRUCTION = re.compile(rf"(?:ROOT )?%?[\w.-]+ = (.+?) ({'|'.join(KINDS)})(?:-done)?(\(.*?\))")
+ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]")
 METADATA = re.compile(r'metadata=\{op_name="([^"]*)"(?:.*?stack_frame_id=(\d+))?')
-LIBRARIES = ("site-packages", "dist-packages")
 
 
 class Collective(NamedTuple):
@@ -34,17 +34,17 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: its name in HLO, for example `all-reduce`.
-        count: number of instructions; one inside a loop counts once, and so does one in a branch, entered or not.
-        bytes: size of their results on one device. One instruction may reduce many arrays (a tuple): all count.
+        count: number of instructions. One in a loop or in a branch counts once.
+        bytes: size of their results on one device, all arrays together.
     """
 
     kind: str
-    count: int  # type: ignore[assignment]  # the tuple's own method of this name is not needed
+    count: int  # type: ignore[assignment]  # hides a method of tuples, which nobody needs
     bytes: int
 
 
 def collectives(hlo: str) -> list[Collective]:
-    """The collectives in the text of an optimized HLO module, one entry per kind, in the order of `KINDS`."""
+    """Add up the collectives of each kind in the text of a compiled program, in the order of `KINDS`."""
     found: dict[str, list[int]] = {}
     for each in instructions(hlo):
         found.setdefault(each["kind"], []).append(each["bytes"])
@@ -52,53 +52,51 @@ def collectives(hlo: str) -> list[Collective]:
 
 
 def instructions(hlo: str) -> list[dict[str, Any]]:
-    """Every collective in the text: its kind, bytes and number of arrays, the operations of the program from which it
-    comes, and the line of source that makes them: where it is, and its text (both empty where HLO has none).
+    """List every collective in the text, the largest first, as dictionaries.
 
-    One that the compiler combined from several may have the operations and the line of one of them.
+    - kind, bytes, arrays: as in HLO; `arrays` is their number
+    - instruction: its text, without types
+    - operations: the JAX operations that it comes from. One that the compiler combined may have those of one of them.
+    - written: a line of the program asks for it
+    - source, text: that line's file and number, and the line. Both are empty if HLO doesn't have them.
     """
     found = []
     for line in hlo.splitlines():
-        # Comments number the entries of a long tuple; layouts may hold brackets of their own.
-        plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", line)
-        if match := INSTRUCTION.match(plain.strip().removeprefix("ROOT ")):
-            sizes = list(map(size, ARRAY.finditer(match["type"])))
+        plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", line)  # without numbers of tuple entries, and layouts
+        if match := INSTRUCTION.match(plain.strip()):
+            types, kind, inputs = match.groups()
+            sizes = [size(*array) for array in ARRAY.findall(types)]
             origin = METADATA.search(line)
-            name, frame = origin.groups() if origin else ("", None)
-            operations = list(dict.fromkeys(re.findall(r"(\w+)\)*(?=:|$)", name)))
-            source, text = source_line(hlo, int(frame)) if frame else ("", "")
-            inputs = re.search(rf"{match['kind']}[\w-]*\((.*?)\)", plain)
-            short = f"{match['kind']}({inputs[1]})" if inputs else match["kind"]
-            origin_of = {"operations": operations, "source": source, "text": text, "instruction": short}
-            found.append({"kind": match["kind"], "arrays": len(sizes), "bytes": sum(sizes), **origin_of})
-    return found
+            operations = list(dict.fromkeys(re.findall(r"(\w+)\)*(?=:|$)", origin[1]))) if origin else []
+            source, text = source_line(hlo, origin[2]) if origin and origin[2] else ("", "")
+            found.append(
+                {"kind": kind, "bytes": sum(sizes), "arrays": len(sizes), "instruction": kind + inputs}
+                | {"operations": operations, "written": bool(WRITTEN & set(operations))}
+                | {"source": source, "text": text}
+            )
+    return sorted(found, key=lambda each: -each["bytes"])
 
 
-def size(array: re.Match[str]) -> int:
-    """Bytes of an array type such as `f32[512,10]`; `pred` takes a byte, and a `token` nothing."""
-    bits = int(array["bits"] or {"pred": 8}.get(array["dtype"], 0))
-    elements = math.prod(int(dimension.lstrip("<=")) for dimension in array["dimensions"].split(",") if dimension)
-    return math.ceil(elements * bits / 8)
+def size(dtype: str, bits: str, dimensions: str) -> int:
+    """Return the bytes of an array type such as `f32[512,10]`. `pred` takes a byte, and a `token` none."""
+    elements = math.prod(int(each.lstrip("<=")) for each in dimensions.split(",") if each)
+    return math.ceil(elements * int(bits or 8 * (dtype == "pred")) / 8)
 
 
-def source_line(hlo: str, frame: int) -> tuple[str, str]:
-    """The innermost line of a stack frame that is not a library's, for example `steps/pmap.py:33`, and its text; by the
-    tables at the top of HLO."""
-
-    def table(name: str) -> dict[int, str]:
+def source_line(hlo: str, frame: str) -> tuple[str, str]:
+    """Return the innermost line of a stack frame that isn't in a library: `steps/pmap.py:33`, and its text."""
+    tables = []
+    for name in ("FileNames", "FileLocations", "StackFrames"):  # at the top of HLO
         rows = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
-        return {int(row.split(" ", 1)[0]): row.split(" ", 1)[1] for row in rows[1].splitlines()} if rows else {}
-
-    def numbers(row: str) -> dict[str, int]:
-        return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", row)}
-
-    files, locations, frames = table("FileNames"), table("FileLocations"), table("StackFrames")
+        tables.append(dict(re.findall(r"^(\d+) (.*)", rows[1], re.MULTILINE)) if rows else {})
+    files, locations, frames = tables
     while frame in frames:
-        entry = numbers(frames[frame])
-        place = numbers(locations[entry["file_location_id"]])
-        file = files[place["file_name_id"]].strip('"')
-        if not any(library in file.split(os.sep) for library in LIBRARIES):
-            where = f"{os.sep.join(file.split(os.sep)[-2:])}:{place['line']}"
-            return where, linecache.getline(file, place["line"]).partition("  #")[0].strip()  # without its comment
-        frame = entry["parent_frame_id"] - 1  # counted from 1 for none, as the outermost says
+        entry = dict(re.findall(r"(\w+)=(\d+)", frames[frame]))
+        place = dict(re.findall(r"(\w+)=(\d+)", locations[entry["file_location_id"]]))
+        file, line = files[place["file_name_id"]].strip('"'), int(place["line"])
+        folders = file.split(os.sep)
+        if not {"site-packages", "dist-packages"} & set(folders):
+            text = linecache.getline(file, line).partition("  #")[0].strip()  # without its comment
+            return f"{os.sep.join(folders[-2:])}:{line}", text
+        frame = str(int(entry["parent_frame_id"]) - 1)  # counted from 1 for none
     return "", ""

@@ -1,8 +1,8 @@
-"""Pictures of a comparison as SVG and HTML. A device has a colour, and nothing else has one of these colours."""
+"""Draw what devices hold and do. A device has a colour, and nothing else has one of these colours."""
 
-from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
+
+from markupsafe import Markup
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart (Okabe and Ito, "Color universal design", 2008),
 # and a grey. More devices than colours start again from the first.
@@ -17,59 +17,33 @@ def colour_of(device: int) -> str:
     return DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
 
 
-def boxes(run: dict[str, Any]) -> str:
-    """Draw what each device holds: its part of the batch in its colour, and the weights in one colour."""
+def holdings(run: dict[str, Any]) -> list[tuple[list[str], str]]:
+    """Return what devices hold as colours of boxes and a note: the batch in their colours, the weights in one."""
     N, batch, state = run["devices"], run["holds"].get("batch"), run["holds"]["state"]
-    fills = [colour_of(device) for device in range(min(N, MOST_DRAWN))]
-    html = ""
+    devices, found = range(min(N, MOST_DRAWN)), []
     if batch:
+        is_one = N > 1 and not batch["split"]
         part = f"1/{N} of the batch" if batch["split"] else "the whole batch"
-        html = row_of_boxes(fills if batch["split"] or N == 1 else [INK] * len(fills), f"{part}, {batch['on_device']}")
-    is_stacked = state["split"] and state["shape"][0] == N
+        found.append(([INK if is_one else colour_of(device) for device in devices], f"{part}, {batch['on_device']}"))
     weights = "the weights" if N == 1 else f"the same weights, {N} times"
     if state["split"]:
-        weights = f"{weights}, as the rows of" if is_stacked else f"1/{N} of the weights,"
-    return html + row_of_boxes(["var(--weights)"] * len(fills), f"{weights} {state['shape']}")
+        weights = f"{weights}, as the rows of" if state["shape"][0] == N else f"1/{N} of the weights,"
+    return [*found, (["var(--weights)"] * len(devices), f"{weights} {state['shape']}")]
 
 
-def row_of_boxes(fills: Sequence[str], note: str) -> str:
-    """Draw a box for each device, and a note below them."""
-    inner = "".join(f'<i style="background:{fill}"></i>' for fill in fills)
-    return f'<span class="devices" role="img" aria-label="{escape(note)}">{inner}</span><small>{escape(note)}</small>'
-
-
-def timeline(events: Sequence[Sequence[Any]], devices: int, longest: float, by_compiler: bool) -> str:
-    """Draw a lane for each device; operations of one phase in a row are one box. `longest` is the width in ms."""
-    spans: list[list[Any]] = []
-    for device, phase, start, end in events:
-        if spans and spans[-1][:2] == [device, phase] and start - spans[-1][3] < longest / 200:
-            spans[-1][3] = max(end, spans[-1][3])
-        else:
-            spans.append([device, phase, start, end])
-    height, body = LANE * min(devices, MOST_DRAWN), ""
-    for device in range(min(devices, MOST_DRAWN)):
-        body += f'<rect x="0" y="{LANE * device + 1}" width="8" height="{LANE - 2}" fill="{colour_of(device)}"/>'
-    for device, phase, start, end in spans:
-        if device < MOST_DRAWN:
-            kind = f"{phase} dashed" if by_compiler and phase == "all-reduce" else phase
-            place = f'x="{14 + 940 * start / longest:.1f}" y="{LANE * device + 1}" height="{LANE - 2}"'
-            body += f'<rect class="{kind}" {place} width="{max(0.8, 940 * (end - start) / longest):.1f}"/>'
-    last = max(end for *_, end in events)
-    body += f'<text x="{18 + 940 * last / longest:.0f}" y="{height - 2}">{last:.1f} ms</text>'
-    note = f"One update on {devices} devices, {last:.1f} ms: forward, backward, all-reduce, update"
-    return f'<svg viewBox="0 0 1010 {height}" role="img" aria-label="{note}">{body}</svg>'
-
-
-def bars(rows: Sequence[tuple[str, Mapping[str, float], str, Mapping[str, float]]]) -> str:
-    """Draw bars on one scale: rows of name, parts by kind, text, and the `low` and `high` end of a range."""
-    longest = max(max(sum(parts.values()), span.get("high", 0)) for _, parts, _, span in rows) or 1
-    html = ""
-    for name, parts, text, span in rows:
-        bar = "".join(
-            f'<i class="{kind}" style="width:{100 * size / longest:.2f}%"></i>' for kind, size in parts.items()
-        )
-        if span:
-            left, width = 100 * span["low"] / longest, 100 * (span["high"] - span["low"]) / longest
-            bar += f'<u style="left:{left:.2f}%;width:{max(width, 0.3):.2f}%"></u>'
-        html += f'<div class="name">{escape(name)}</div><div class="bar">{bar}</div><div>{escape(text)}</div>'
-    return f'<div class="bars">{html}</div>'
+def timeline(run: dict[str, Any], longest: float) -> Markup:
+    """Draw a lane for each device. The picture is `longest` ms wide."""
+    by_compiler = any(not each["written"] for each in run["collectives"])
+    box = '<rect {}="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>'
+    lanes = range(min(run["devices"], MOST_DRAWN))
+    drawn = [box.format("fill", colour_of(lane), 0, LANE * lane + 1, 8, LANE - 2) for lane in lanes]
+    for device, phase, start, end in run["timeline"]:
+        if device not in lanes:
+            continue
+        kind = f"{phase} dashed" if by_compiler and phase == "all-reduce" else phase
+        width, x = max(0.8, 940 * (end - start) / longest), 14 + 940 * start / longest
+        drawn.append(box.format("class", kind, x, LANE * device + 1, width, LANE - 2))
+    last, height = max(end for *_, end in run["timeline"]), LANE * len(lanes)
+    drawn.append(f'<text x="{18 + 940 * last / longest:.0f}" y="{height - 2}">{last:.1f} ms</text>')
+    note = f"One update on {run['devices']} devices, {last:.1f} ms: forward, backward, all-reduce, update"
+    return Markup(f'<svg viewBox="0 0 1010 {height}" role="img" aria-label="{note}">{"".join(drawn)}</svg>')

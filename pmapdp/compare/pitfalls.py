@@ -12,16 +12,16 @@ from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
 
 from pmapdp.compare.collectives import instructions
+from pmapdp.compare.words import EQUAL
 from pmapdp.devices import choose
 from pmapdp.verify.mistakes import CATALOGUE
 
 Program = Callable[[Any, Any, Any], tuple[Any, Any]]
 D, H, b = 6, 5, 6  # features, hidden units, examples on a device
-EQUAL = 1e-9  # relative, in float64: what is less is rounding
 
 
 def error(params: Any, hidden: Any, batch: Any) -> Any:
-    """The squared error of every example, `[b]`."""
+    """Return the squared error of each example, `[b]`."""
     return jnp.square(jnp.tanh(hidden) @ params["W2"] - batch["y"])
 
 
@@ -47,7 +47,7 @@ def make_program(body: str, **names: Program) -> Program:
 
 
 def run_pitfalls() -> list[dict[str, Any]]:
-    """Run every pitfall on all CPU devices: the catalogue, with how far each result is off."""
+    """Run every pitfall on all devices, and return the catalogue with how far each result is off."""
     with jax.enable_x64(True), jax.transfer_guard("allow"):  # programs are given arrays of the host
         devices = choose()
         mesh = Mesh(np.array(devices), ("data",))
@@ -55,15 +55,11 @@ def run_pitfalls() -> list[dict[str, Any]]:
         params, batch, key = example(len(devices))
         rows = jax.tree.map(lambda x: x.reshape(len(devices), -1, *x.shape[1:]), batch)
 
-        def by_jit(program: Program) -> dict[str, Any]:
-            jitted = jax.jit(program, in_shardings=(replicated, split, replicated), out_shardings=replicated)
-            return compare_results(jitted, (params, batch, key), wanted)
-
-        def by_pmap(program: Program) -> dict[str, Any]:
+        def run_pmap(program: Program) -> dict[str, Any]:
             pmapped = jax.pmap(program, "data", in_axes=(None, 0, None), devices=devices)
             return compare_results(pmapped, (params, rows, key), wanted)
 
-        def by_shard_map(program: Program, check_vma: bool) -> dict[str, Any]:
+        def run_shard_map(program: Program, check_vma: bool) -> dict[str, Any]:
             def stacked(*given: Any) -> Any:  # so that each device's result can be read
                 return jax.tree.map(lambda x: x[None], program(*given))
 
@@ -74,12 +70,14 @@ def run_pitfalls() -> list[dict[str, Any]]:
         for case in load_pitfalls():
             one_device = make_program(case["one_device"])
             wanted = jax.device_get(jax.jit(one_device)(params, batch, key))
-            results: dict[str, dict[str, Any]] = {"one_device": {"jit": by_jit(one_device)}}
-            for kind in ("wrong", "right"):
-                program, check_vma = make_program(case[kind], one_device=one_device), case.get("check_vma", False)
-                results[kind] = {"shard_map": by_shard_map(program, check_vma and kind == "wrong")}
-                if kind == "right" or not check_vma:
-                    results[kind] = {"pmap": by_pmap(program)} | results[kind]
+            jitted = jax.jit(one_device, in_shardings=(replicated, split, replicated), out_shardings=replicated)
+            results = {"one_device": {"jit": compare_results(jitted, (params, batch, key), wanted)}}
+            wrong, right = (make_program(case[kind], one_device=one_device) for kind in ("wrong", "right"))
+            checked = case.get("check_vma", False)  # pmap has no such option
+            results["wrong"] = ({} if checked else {"pmap": run_pmap(wrong)}) | {
+                "shard_map": run_shard_map(wrong, checked)
+            }
+            results["right"] = {"pmap": run_pmap(right), "shard_map": run_shard_map(right, False)}
             found.append(case | {"results": results})
         return found
 
@@ -103,19 +101,8 @@ def compare_results(function: Any, arguments: Any, wanted: Any) -> dict[str, Any
     for what, got, right in zip(("loss", "gradient"), jax.device_get(compiled(*arguments)), wanted, strict=True):
         pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True))
         one = np.concatenate([np.ravel(leaf) for _, leaf in pairs])
-        each = np.concatenate(
-            [np.reshape(leaf, (-1, np.size(like))) for leaf, like in pairs], axis=1
-        )  # [N or 1, numbers]
+        each = np.hstack([np.reshape(leaf, (-1, np.size(like))) for leaf, like in pairs])  # [N or 1, numbers]
         off[what] = float(np.linalg.norm(each - one, axis=1).max() / np.linalg.norm(one))
         off["agree"] = off["agree"] and np.allclose(each, each[:1], rtol=EQUAL)
         off["factor"] = float(each[0] @ one / (one @ one))
     return off
-
-
-def verdict(result: dict[str, Any]) -> str:
-    """Say `equal`, or what is off and by how much, for example `gradient 31.0% off`."""
-    wrong = [what for what in ("loss", "gradient") if result[what] > EQUAL]
-    said = ", ".join(f"{what} {result[what]:.1%} off" for what in wrong) or "equal"
-    if wrong == ["gradient"] and abs(result["factor"] - 1 - result["gradient"]) < EQUAL:  # in the same direction
-        said = f"gradient \u00d7 {result['factor']:.3g}"
-    return said + ("" if result["agree"] else "; another on each device")

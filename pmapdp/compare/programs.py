@@ -1,30 +1,20 @@
 """Compare steps of the reader's, each `file.py:program`: verified, compiled, timed, and set beside the first."""
 
 import ast
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from pmapdp.compare.code import plain_lines
-from pmapdp.compare.collectives import instructions
-from pmapdp.compare.strategies import (
-    Run,
-    describe_run,
-    in_new_process,
-    largest_difference,
-    memory_per_device,
-    what_devices_hold,
-)
+from pmapdp.compare.strategies import Run, describe_run, in_new_process, largest_difference, what_devices_hold
 from pmapdp.devices import choose
 from pmapdp.port.read import FUNCTION, read_program, resolve
-from pmapdp.verify import Layout, trees
-from pmapdp.verify.layouts import LAYOUTS
+from pmapdp.verify import trees
+from pmapdp.verify.layouts import choose_layout
 from pmapdp.verify.program_file import full_path, verify_program
 
 WARM_UP, TIMED = 3, 20  # calls
@@ -32,12 +22,9 @@ STEP, AROUND = "The step", "Around the step"
 WHY = {STEP: "The functions that differentiate, update or add up.", AROUND: "The rest of the program."}
 
 
-def compare_programs(targets: Sequence[str], count: int | None, say: Callable[[str], None]) -> list[Run]:
+def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
     """Run each program in a process of its own. If two start from the same state, compare it after an update."""
-    found = []
-    for target in targets:
-        found.append(in_new_process(run_program, full_path(target), target, count))
-        say(f"{target}: done")
+    found = [in_new_process(run_program, full_path(target), target, count) for target in targets]
     _, start, end = found[0]
     for run, other_start, other_end in found:
         shapes = [jax.tree.map(np.shape, tree) for tree in (start, other_start, end, other_end)]
@@ -48,22 +35,17 @@ def compare_programs(targets: Sequence[str], count: int | None, say: Callable[[s
 
 def run_program(target: str, given: str, count: int | None) -> tuple[Run, Any, Any]:
     """Verify, compile and time one program: facts, and the state before and after an update, as one device has it."""
-    arguments, report = verify_program(
-        target, given, choose(count)
-    )  # devices first: the file may use JAX when it's run
+    available = choose(count)  # before the file is run, which may use JAX
+    arguments, report = verify_program(target, given, available)
     devices = list(arguments["devices"] or jax.devices())
     step = arguments["step"] or arguments["make_step"](devices)
-    layout, per_device = arguments["layout"], arguments["per_device"]
-    if isinstance(layout, NamedSharding):
-        layout = place_on_mesh(layout)
-    elif isinstance(layout, str):
-        layout = LAYOUTS[layout]
+    layout = choose_layout(arguments["layout"], arguments["batch_axis"])
     batch, key = (value(0) if callable(value) else value for value in (arguments["batch"], arguments["key"]))
 
     start, batch = trees.to_host((arguments["state"], batch))  # copies that no donation reaches
 
     def place(path: str, leaf: Any) -> Any:
-        own = trees.matches(path, per_device) and layout.place_own
+        own = trees.matches(path, arguments["per_device"]) and layout.place_own
         return (own or layout.place_state)(leaf, devices)
 
     state = trees.map_named(place, start)
@@ -79,24 +61,13 @@ def run_program(target: str, given: str, count: int | None) -> tuple[Run, Any, A
         state = result if str(jax.tree.structure(result)) == structure else result[0]
         first = as_one_device(state, start) if first is None else first
     examples = len(jax.tree.leaves(batch)[0]) if batch is not None else len(devices)
-    facts = describe_run(os.path.basename(given), devices, examples, milliseconds[WARM_UP:])
-    run = facts | {
-        "strategy": given,
-        "file": os.path.basename(given.rpartition(":")[0]),
+    run = describe_run(given, devices, examples, milliseconds[WARM_UP:], program) | {
         "holds": holds,
-        "collectives": instructions(program.as_text()),
-        "memory": memory_per_device(program.memory_analysis()),
         "verdict": {"passed": "equal", "failed": "FAILED", "incomplete": "not proven"}[report.verdict],
         "causes": report.causes,
         "findings": [f"{check.name}: {check.sentence}" for check in [*report.failed, *report.missing]],
     }
     return run, start, first
-
-
-def place_on_mesh(batch: NamedSharding) -> Layout:
-    """Replicate the state over the mesh of a batch's sharding."""
-    replicated = NamedSharding(batch.mesh, PartitionSpec())
-    return Layout(lambda tree, _: jax.device_put(tree, replicated), lambda tree, *_: jax.device_put(tree, batch))
 
 
 def as_one_device(state: Any, like: Any) -> Any:

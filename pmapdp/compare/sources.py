@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pmapdp.compare.code import KINDS, plain_lines
@@ -27,18 +27,15 @@ SHARED: dict[str, tuple[Callable[..., Any], ...]] = {
 }
 
 
-def code_sections(makers: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:
-    """List the sections with the lines of each strategy, by name. A maker is the function that makes a strategy."""
+def read_sections(makers: dict[str, Callable[..., Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Read the lines of each strategy by section, and the functions that all call. A maker makes a strategy."""
     parts = {name: split_maker(parse(maker)) for name, maker in makers.items()}
-    return [
-        {"title": title, "why": why, "lines": {name: plain_lines(*found[title]) for name, found in parts.items()}}
-        for title, why in SECTIONS.items()
-    ]
-
-
-def shared_sections() -> list[dict[str, Any]]:
-    """List the functions that all strategies call."""
-    return [{"title": title, "lines": plain_lines(*map(parse, functions))} for title, functions in SHARED.items()]
+    code = []
+    for number, (title, why) in enumerate(SECTIONS.items()):
+        lines = {name: plain_lines(*sections[number]) for name, sections in parts.items()}
+        code.append({"title": title, "why": why, "lines": lines})
+    common = [{"title": title, "lines": plain_lines(*map(parse, functions))} for title, functions in SHARED.items()]
+    return {"code": code, "shared": common}
 
 
 class WithoutAccumulation(ast.NodeTransformer):
@@ -56,16 +53,11 @@ def parse(function: Callable[..., Any]) -> ast.FunctionDef:
     return found
 
 
-def split_maker(maker: ast.FunctionDef) -> dict[str, Sequence[ast.stmt]]:
+def split_maker(maker: ast.FunctionDef) -> list[Any]:
     """Divide the statements of a function that makes a strategy among the sections, by names and by words in them."""
     inner = {each.name: each for each in maker.body if isinstance(each, ast.FunctionDef)}
-    others = [each for each in maker.body[1:] if not isinstance(each, ast.FunctionDef)]  # without the docstring
+    others = [each for each in maker.body[1:] if not isinstance(each, ast.FunctionDef | ast.Return)]
     wrappers = [each for each in others if re.search(KINDS["wrap"], ast.unparse(each))]
-    places = [each for each in others if each not in wrappers and not isinstance(each, ast.Return)]
-    found: list[Sequence[ast.stmt]] = [
-        [inner["train_step"]],
-        wrappers,
-        [*places, inner["place_state"], inner["place_batch"]],
-        [inner["eval_step"], *(inner[name] for name in ("fetch",) if name in inner)],
-    ]
-    return dict(zip(SECTIONS, found, strict=True))
+    places = [each for each in others if each not in wrappers]
+    saving = [inner[name] for name in ("eval_step", "fetch") if name in inner]
+    return [[inner["train_step"]], wrappers, [*places, inner["place_state"], inner["place_batch"]], saving]

@@ -1,6 +1,6 @@
 """`jax.pmap` as programs of its time used it: every array has a device axis, `[N, ...]`, the state too.
 
-The functions are those of a file in `steps/`. No trainer runs this one: it is here to be compared with.
+It has the functions of a file in `steps/`. No trainer runs it: it's here for the comparison.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from pmapdp.loss import MetricSums
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
+STACKED = "pmap, stacked"  # its name beside those of `steps.STRATEGIES`
+
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """The step of one of N devices: it sees `[...]` of a state `[N, ...]`, and `[b, ...]` of a batch `[N, b, ...]`."""
+    """Make the step of one of N devices: it sees `[...]` of a state `[N, ...]`, and `[b, ...]` of `[N, b, ...]`."""
     N = len(devices)
     split = NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
 

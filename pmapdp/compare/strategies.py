@@ -4,8 +4,10 @@ import gzip
 import itertools
 import json
 import math
+import os
 import platform
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ import numpy as np
 
 from pmapdp.compare import stacked
 from pmapdp.compare.collectives import instructions
+from pmapdp.compare.stacked import STACKED
 from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.errors import DivergedError, UserError
@@ -28,7 +31,6 @@ from pmapdp.state import create_state
 from pmapdp.steps import STRATEGIES
 from pmapdp.train import prepare
 
-STACKED = "pmap, stacked"
 MAKERS: dict[str, Any] = {**STRATEGIES, STACKED: stacked.make_strategy}
 GROUPS = 10  # of updates that are timed together; the first compiles and warms up
 Run = dict[str, Any]
@@ -43,49 +45,37 @@ def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
         raise UserError("the process of a run was ended, perhaps for want of memory: try a smaller batch") from None
 
 
-def compare_strategies(
-    config: Config, names: Sequence[str], counts: Sequence[int | None], say: Callable[[str], None]
-) -> list[Run]:
+def compare_strategies(config: Config, names: Sequence[str], counts: Sequence[int | None]) -> list[Run]:
     """Run a single device, and each strategy on each number of devices. All get the batch of the most devices."""
-    runs: list[Run] = []
-    parameters: list[Any] = []
+    found: list[tuple[Run, Any]] = []
     batch: dict[str, Any] = {}
     for each in [replace(config, devices=count) for count in counts]:  # a wrong count ends it before the first run
-        found = in_new_process(run_strategies, replace(each, **batch), names)
+        found += in_new_process(run_strategies, replace(each, **batch), names)
         batch = {"global_batch_size": found[0][0]["global_batch_size"], "per_device_batch_size": None}
-        for run, trained in found:
-            say(f"{run['name']}: done")
-            runs.append(run)
-            parameters.append(trained)
     [(single, reference)] = in_new_process(run_strategies, replace(config, devices=1, **batch), ["single"])
-    say("single: done")
-    for run, trained in zip(runs, parameters, strict=True):
-        run["largest_difference"] = largest_difference(trained, reference)
-    return [single | {"largest_difference": 0.0}, *runs]
+    for run, parameters in found:
+        run["largest_difference"] = largest_difference(parameters, reference)
+    return [single | {"largest_difference": 0.0}, *(run for run, _ in found)]
 
 
 def largest_difference(tree: Any, other: Any) -> float:
-    """The largest difference of two trees of arrays, in any element."""
+    """Return the largest difference of two trees of arrays, in any element."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     return max(float(np.max(np.abs(a.astype(np.float64) - b), initial=0)) for a, b in pairs)
 
 
 def run_strategies(config: Config, names: Sequence[str]) -> list[tuple[Run, Any]]:
-    """Train with each strategy on the same devices, a group of updates in turn, so that all meet the same machine.
+    """Train with each strategy on the same devices, and return what was found and the last parameters of each.
 
-    Returns:
-        The facts and the last parameters, on the host, of each.
-
-    Raises:
-        UserError: there are too few updates to time.
-        DivergedError: the loss is not finite.
+    They make a group of updates in turn, so that all meet the same machine.
     """
     with jax.enable_x64(config.dtype == "float64"):
         trainings = [Training(config, name) for name in names]
         for _ in range(GROUPS):
             for training in trainings:
                 training.run_group()
-        return [(training.facts(), training.trained()) for training in trainings]
+        parameters = [training.strategy.fetch(training.state).params for training in trainings]
+        return list(zip([training.facts() for training in trainings], parameters, strict=True))
 
 
 class Training:
@@ -98,26 +88,20 @@ class Training:
         if job.total_steps < GROUPS:
             updates = "a single update is" if job.total_steps == 1 else f"{job.total_steps} updates are"
             raise UserError(f"{updates} too few to time: try --steps 20, with a smaller batch")
-        self.seen: set[tuple[int, ...]] = set()  # shapes of inputs, when the function is traced
-        self.strategy: Any = MAKERS[name](replace(job.task, loss=self.spy(job.task.loss)), job.devices)
+
+        def noted_loss(model: Any, batch: Any) -> Any:
+            self.sees = list(batch.inputs.shape)  # when it's traced
+            return job.task.loss(model, batch)
+
+        self.strategy: Any = MAKERS[name](replace(job.task, loss=noted_loss), job.devices)
         self.state: Any = self.strategy.place_state(create_state(job.task))
         train = job.batches["train"]
-        epochs = (train.epoch(number) for number in itertools.count())
-        self.batches = itertools.islice(itertools.chain.from_iterable(epochs), job.total_steps)
+        self.batches = itertools.chain.from_iterable(train.epoch(number) for number in itertools.count())
         self.batch = self.strategy.place_batch(next(train.epoch(0)))
         self.program = self.strategy.train_step.lower(self.state, self.batch).compile()  # the calls below use it, too
         self.losses: list[float] = []
         self.milliseconds: list[float] = []
         self.holds = {"state": what_devices_hold(self.state), "batch": what_devices_hold(self.batch)}
-
-    def spy(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """Note the shape of the inputs that the loss sees."""
-
-        def spied(model: Any, batch: Any, *rest: Any) -> Any:
-            self.seen.add(tuple(batch.inputs.shape))
-            return loss(model, batch, *rest)
-
-        return spied
 
     def run_group(self) -> None:
         """Make some updates. Their time includes taking batches on the host and placing them, as in training."""
@@ -134,63 +118,63 @@ class Training:
                     f"the loss is {self.losses[-1]} at step {len(self.losses)}: try a lower --learning-rate"
                 )
 
-    def trained(self) -> Any:
-        """The last parameters, on the host."""
-        return self.strategy.fetch(self.state).params
-
     def facts(self) -> Run:
-        """What was measured, and what arrays and compiled program say."""
-        text = self.program.as_text()
-        facts = describe_run(self.name, self.job.devices, self.job.batches["train"].batch_size, self.milliseconds[1:])
-        return facts | {
-            "strategy": self.name,
-            "sees": list(max(self.seen)),
-            "holds": self.holds,
-            "losses": self.losses,
-            "collectives": instructions(text),
-            "memory": memory_per_device(self.program.memory_analysis()),
-            "timeline": self.trace_update(text),
-        }
+        """Return what was measured, and what arrays and compiled program say."""
+        B = self.job.batches["train"].batch_size
+        run = describe_run(self.name, self.job.devices, B, self.milliseconds[1:], self.program)
+        return run | {"sees": self.sees, "holds": self.holds, "losses": self.losses, "timeline": self.trace_update()}
 
-    def trace_update(self, hlo: str) -> list[list[Any]]:
-        """Profile one more update: [device, phase, start, end] in milliseconds for each operation."""
+    def trace_update(self) -> list[list[Any]]:
+        """Profile one more update, the last: [device, phase, start, end] in ms. Operations without a gap are one."""
         with tempfile.TemporaryDirectory() as folder:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0
             with jax.profiler.trace(folder, create_perfetto_trace=True, profiler_options=options):
-                self.state, sums = self.strategy.train_step(self.state, self.batch)
-                jax.block_until_ready((self.state, sums))
+                jax.block_until_ready(self.strategy.train_step(self.state, self.batch))
             (file,) = Path(folder).rglob("perfetto_trace.json.gz")
             events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-        names = dict(re.findall(r'^\s*(?:ROOT )?%(\S+) = .*op_name="([^"]*)"', hlo, re.MULTILINE))
-        found = []
+        names = dict(re.findall(r'^\s*(?:ROOT )?%(\S+) = .*op_name="([^"]*)"', self.program.as_text(), re.MULTILINE))
+        found: list[list[Any]] = []
         for event in events:
             given = event.get("args", {})
             if event.get("ph") == "X" and "hlo_op" in given and not event["name"].startswith(("while", "call")):
                 phase = phase_of(given["hlo_op"], names.get(given["hlo_op"], ""))
-                found.append(
-                    [
-                        int(given.get("device_ordinal", 0)),
-                        phase,
-                        event["ts"] / 1000,
-                        (event["ts"] + event["dur"]) / 1000,
-                    ]
-                )
-        first = min((start for *_, start, _ in found), default=0.0)
-        return [[device, phase, start - first, end - first] for device, phase, start, end in sorted(found)]
+                start, end = event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000
+                found.append([int(given.get("device_ordinal", 0)), phase, start, end])
+        first, last = min(start for *_, start, _ in found), max(end for *_, end in found)
+        joined: list[list[Any]] = []
+        for device, phase, start, end in sorted(found):
+            if joined and joined[-1][:2] == [device, phase] and start - first - joined[-1][3] < (last - first) / 200:
+                joined[-1][3] = max(end - first, joined[-1][3])
+            else:
+                joined.append([device, phase, start - first, end - first])
+        return joined
 
 
-def describe_run(name: str, devices: Sequence[jax.Device], examples: int, milliseconds: Sequence[float]) -> Run:
-    """Describe where a run ran, and how fast: the median time of an update, and where the middle half lies."""
+def describe_run(
+    strategy: str, devices: Sequence[jax.Device], examples: int, milliseconds: Sequence[float], program: Any
+) -> Run:
+    """Describe a run: where, how fast (the median time of an update, and the middle half), and the compiled program."""
     low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
+    label, plan = os.path.basename(strategy), program.memory_analysis()
+    name = f"{label} \u00d7 {len(devices)}" if len(devices) > 1 else label
+    print(f"{name}: done", file=sys.stderr, flush=True)  # at once, also into a file
     return {
-        "name": f"{name} \u00d7 {len(devices)}" if len(devices) > 1 else name,
+        "name": name,
+        "label": label,
+        "strategy": strategy,
         "devices": len(devices),
         "global_batch_size": examples,
         "simulated": len(devices) > 1 and devices[0].platform == "cpu",
         "machine": f"{describe(list(devices))}, jax {jax.__version__}, Python {platform.python_version()}",
         "step_ms": {"low": low, "median": median, "high": high},
         "examples_per_second": 1000 * examples / median,
+        "collectives": instructions(program.as_text()),
+        "memory": {  # bytes on a device, by the compiler's plan; results that reuse donated memory take none
+            "arguments": plan.argument_size_in_bytes,
+            "results": plan.output_size_in_bytes - plan.alias_size_in_bytes,
+            "temporary": plan.temp_size_in_bytes,
+        },
     }
 
 
@@ -202,20 +186,12 @@ def phase_of(operation: str, name: str) -> str:
 
 
 def what_devices_hold(tree: Any) -> dict[str, Any]:
-    """Describe the largest array of a tree, and the bytes of all on one device."""
+    """Describe the largest array of a tree, and a device's part of it."""
     leaves = jax.tree.leaves(tree)
     largest = max(leaves, key=lambda leaf: leaf.size)
     shards = largest.addressable_shards
     return {
         "shape": list(largest.shape),
         "on_device": list(shards[0].data.shape),
-        "sharding": f"P({', '.join(map(repr, getattr(largest.sharding, 'spec', ())))})",
         "split": len({str(shard.index) for shard in shards}) > 1,
-        "bytes": sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
     }
-
-
-def memory_per_device(plan: Any) -> dict[str, int]:
-    """Bytes on one device by the compiler's plan: what goes in, what comes out beside donated memory, and the rest."""
-    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return {"arguments": plan.argument_size_in_bytes, "results": results, "temporary": plan.temp_size_in_bytes}

@@ -7,14 +7,41 @@ from typing import Any
 from rich.filesize import decimal
 
 Run = dict[str, Any]
-WRITTEN = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "reduce_scatter", "ppermute", "all_to_all"}
 ROUNDING = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 0.3}  # of parameters after some updates with Adam
+EQUAL = 1e-9  # relative difference of a pitfall's results, which are float64: less is rounding
+
+
+def describe(run: Run) -> dict[str, str]:
+    """Write what was found of a run, by what it tells."""
+    far, largest = run["largest_difference"], next(iter(run["collectives"]), None)
+    if largest is None:
+        who = "nobody has to" if run["devices"] == 1 else "nobody"
+    else:
+        who = f"you, {largest['source'].rpartition('/')[2]}" if largest["written"] else "the compiler"
+    parts = ", ".join(f"{part} {decimal(size)}" for part, size in run["memory"].items())
+    return {
+        "result": f"{run['losses'][-1]:.4f}" if "losses" in run else run["verdict"],
+        "difference": "another start" if far is None else f"{far:.1e}",
+        "time": "{median:.3g} ms ({low:.3g}\u2013{high:.3g})".format(**run["step_ms"]),
+        "rate": f"{run['examples_per_second']:,.0f}",
+        "who": who,
+        "memory": f"{decimal(sum(run['memory'].values()))}: {parts}",
+        "exchanged": exchanged(run["collectives"]),
+    }
+
+
+def exchanged(collectives: Sequence[dict[str, Any]]) -> str:
+    """Say what devices exchange: `1 all-reduce, 576 bytes`."""
+    sizes: dict[str, list[int]] = {}
+    for each in collectives:
+        sizes.setdefault(each["kind"], []).append(each["bytes"])
+    said = [f"{len(each)} {kind}{'s' * (len(each) > 1)}, {decimal(sum(each))}" for kind, each in sizes.items()]
+    return "; ".join(said) or "no collective"
 
 
 def summary(report: dict[str, Any]) -> str:
     """Say in one line what was compared."""
-    config, first = report["config"], report["runs"][0]
-    machine = report["runs"][-1]["machine"]
+    config, first, machine = report["config"], report["runs"][0], report["runs"][-1]["machine"]
     if config is None:
         return f"{len(report['runs'])} programs, {first['global_batch_size']:,} examples an update; {machine}"
     return (
@@ -35,92 +62,22 @@ def conclude(report: dict[str, Any]) -> str:
     largest = max(run["largest_difference"] for run in runs)
     said = f"All {len(runs)} end with the same parameters: rounding makes a difference of at most {largest:.1e}."
     is_split = max(run["devices"] for run in runs) > 1
-    return (
-        said if is_split else f"{said} Nothing was split: try --devices 8 (beside a single GPU with JAX_PLATFORMS=cpu)."
-    )
+    return said if is_split else f"{said} Nothing was split: try JAX_PLATFORMS=cpu, for 8 simulated devices."
 
 
-def is_written(collective: dict[str, Any]) -> bool:
-    """Tell if the program asks for a collective in a line of its own."""
-    return bool(set(collective["operations"]) & WRITTEN)
-
-
-def largest_collective(run: Run) -> dict[str, Any] | None:
-    """Return the collective that exchanges most."""
-    return max(run["collectives"], key=lambda each: each["bytes"], default=None)
-
-
-def who_adds_up(run: Run) -> str:
-    """Say in a few words who adds up."""
-    found = largest_collective(run)
-    if found is None:
-        return "nobody has to" if run["devices"] == 1 else "nobody"
-    return f"you, {found['source'].rpartition('/')[2]}" if is_written(found) else "the compiler"
-
-
-def result(run: Run) -> str:
-    """Write the last loss, or what verify finds."""
-    return f"{run['losses'][-1]:.4f}" if "losses" in run else str(run["verdict"])
-
-
-def difference(run: Run) -> str:
-    """Write how far the state is from the first run's."""
-    return "another start" if run["largest_difference"] is None else f"{run['largest_difference']:.1e}"
-
-
-def time(run: Run) -> str:
-    """Write the median time of an update, and where the middle half lies."""
-    return "{median:.3g} ms ({low:.3g}\u2013{high:.3g})".format(**run["step_ms"])
-
-
-def rate(run: Run) -> str:
-    """Write the examples per second."""
-    return f"{run['examples_per_second']:,.0f}"
-
-
-def memory(run: Run) -> str:
-    """Write the memory on a device, and its parts."""
-    parts = ", ".join(f"{name} {decimal(size)}" for name, size in run["memory"].items())
-    return f"{decimal(sum(run['memory'].values()))}: {parts}"
-
-
-def holding(array: dict[str, Any] | None) -> str:
-    """Say what a device holds of an array: `[64, 28] by P('data'), [8, 28] on a device`."""
-    return f"{array['shape']} by {array['sharding']}, {array['on_device']} on a device" if array else "none"
-
-
-def exchanged(collectives: Sequence[dict[str, Any]]) -> str:
-    """Say what devices exchange: `1 all-reduce, 576 bytes`."""
-    kinds = dict.fromkeys(each["kind"] for each in collectives)
-    said = []
-    for kind in kinds:
-        sizes = [each["bytes"] for each in collectives if each["kind"] == kind]
-        said.append(f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)}, {decimal(sum(sizes))}")
-    return "; ".join(said) or "no collective"
-
-
-def explain_times(runs: Sequence[Run]) -> str:
-    """Say which times don't differ, and why simulated devices are slow."""
+def overlaps(runs: Sequence[Run]) -> str:
+    """Say which of the times on several devices don't differ."""
     spans = [(run["name"], run["step_ms"]["low"], run["step_ms"]["high"]) for run in runs if run["devices"] > 1]
     pairs = [
         f"{a} and {b}" for (a, low, high), (b, start, end) in combinations(spans, 2) if low <= end and start <= high
     ]
-    said = f"No difference shown, because the ranges overlap: {'; '.join(pairs)}. " if pairs else ""
-    if any(run["simulated"] for run in runs):
-        said += (
-            "Simulated devices share this machine's cores, so eight do the same work as one, with more overhead. They "
-            "show equal results, and what each device holds and exchanges. They never show a speed-up."
-        )
-    return said
+    return f"No difference shown, because the ranges overlap: {'; '.join(pairs)}." if pairs else ""
 
 
-def explain_memory(runs: Sequence[Run]) -> str:
-    """Say why a single device needs more."""
-    split = [run for run in runs if run["devices"] > 1]
-    if not split or runs[0]["devices"] > 1:
-        return ""
-    N = split[0]["devices"]
-    return (
-        "The temporary arrays are mostly activations. A single device keeps those of the whole batch, and one of "
-        f"{N} keeps those of its own {split[0]['global_batch_size'] // N} examples. Each device has all the weights."
-    )
+def verdict(result: dict[str, Any]) -> str:
+    """Say if a pitfall's result is `equal`, or what is off and by how much, for example `gradient 31.0% off`."""
+    wrong = [what for what in ("loss", "gradient") if result[what] > EQUAL]
+    said = ", ".join(f"{what} {result[what]:.1%} off" for what in wrong) or "equal"
+    if wrong == ["gradient"] and abs(result["factor"] - 1 - result["gradient"]) < EQUAL:  # in the same direction
+        said = f"gradient \u00d7 {result['factor']:.3g}"
+    return said + ("" if result["agree"] else "; another on each device")

@@ -20,7 +20,7 @@ from pmapdp.steps.shared import Strategy
 
 STRATEGIES: dict[str, Callable[[Task, Sequence[jax.Device]], Strategy]] = {
     "pmap": pmap.make_strategy,
-    "jit": jit.make_strategy,
     "shard_map": shard_map.make_strategy,
+    "jit": jit.make_strategy,
     "single": single.make_strategy,
 }

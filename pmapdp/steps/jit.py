@@ -35,8 +35,8 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    # the wrapper, and the all-reduce, which is in the compiled program only: a sum over the split batch whose result is
-    # to be replicated needs one.
+    # the wrapper. The all-reduce is in the compiled program alone, and comes from the sum over the split axis:
+    # out_shardings only says where the result lies.
     train_step = jax.jit(train_step, out_shardings=replicated, donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)
     return Strategy(
