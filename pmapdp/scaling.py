@@ -11,12 +11,13 @@ All figures are predictions from published data of the hardware, for training th
 # take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009).
 # Lesson 18 builds this model. What it leaves out is `LEFT_OUT`.
 #
-# Letters: n bytes of the full array on one device, N devices.
+# Letters: n bytes of the full array on one device, N devices, b examples on each.
 
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -36,18 +37,14 @@ from pmapdp.data.tokens import LENGTH
 from pmapdp.errors import UserError
 from pmapdp.registry import featurizer_of, find_model
 from pmapdp.state import Task, build, initial_state
-from pmapdp.steps import single
+from pmapdp.steps.shared import gradient_sums
 
 ASSUMED = 0.15  # share of the peak if none is published: about what ResNet-50 attains in TF32
 LEFT_OUT = (
-    "the time to launch kernels and programs, which rules small models on fast devices",
-    "input, evaluation, checkpoints, and waiting for the slowest device",
-    "other traffic on the network, switches with less bandwidth than their ports, reduction inside switches",
-    "memory of activations, and whether a smaller batch per device uses the device as well as a larger one",
-    "how many updates a larger global batch needs to reach the same loss",
+    "the time to launch kernels and programs, which rules small models on fast devices; input, evaluation, "
+    "checkpoints, and waiting for the slowest device; other traffic on the network, and switches with less bandwidth "
+    "than their ports; memory of activations; and how many updates a larger batch needs to reach the same loss"
 )
-
-# Hardware
 
 
 @dataclass(frozen=True)
@@ -111,8 +108,6 @@ HARDWARE = {
     ),
 }
 
-# Seconds of a collective
-
 
 def sides(N: int, axes: int) -> list[int]:
     """Return N as a product of `axes` factors that differ as little as possible, the largest last: 8 = 2 x 4."""
@@ -166,9 +161,6 @@ def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
     return seconds
 
 
-# What is trained
-
-
 @dataclass(frozen=True)
 class Workload:
     """A model in training by Adam. Parameters, gradients and optimizer state are float32."""
@@ -177,7 +169,6 @@ class Workload:
     parameters: int
     flops: float  # of one example, forward and backward
     bytes: float = 0.0  # read and written in device memory for one example; 0: not known, taken to hide behind `flops`
-    fixed_bytes: float = 0.0  # the same, for an update whatever the batch
     # Share of a device's peak FLOP/s that its forward and backward pass attain, by the type of the computation.
     utilization: dict[str, float] = field(default_factory=lambda: {"float32": ASSUMED, "bfloat16": ASSUMED})
 
@@ -187,24 +178,16 @@ class Workload:
         return 4 * self.parameters * (1 + 2 + 4)
 
 
-# A multiply-add counts as two operations; the backward pass takes twice the forward's. ResNet-50: He et al.,
-# arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224 as in torchvision's documentation. GPT-2:
-# Radford et al., 2019; an example is 1,024 tokens of 6 operations a parameter (Kaplan et al., arXiv:2001.08361, 2020).
-RESNET_FLOPS, GPT_FLOPS = 3 * 2 * 4.09e9, 6 * 124_439_808 * 1024
-# What they attain, measured on one kind of device and taken for all. NVIDIA's DeepLearningExamples, PyTorch ResNet50
-# v1.5, DGX A100: one A100 trains 938 images/s in TF32 and 2,470 in mixed precision. A. Karpathy, llm.c, "Reproducing
-# GPT-2 (124M) in llm.c in 90 minutes for $20", 2024: 10e9 tokens in 90 minutes on 8 A100 in bfloat16; in float32 it is
-# assumed to attain the same share.
-A100_PEAK = HARDWARE["a100"].peak
+# He et al., arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224 as torchvision documents them. A
+# multiply-add counts as two operations, and the backward pass takes twice the forward's. What it attains is taken from
+# one kind of device for all: NVIDIA's DeepLearningExamples, PyTorch ResNet50 v1.5, DGX A100, where one A100 trains 938
+# images/s in TF32 and 2,470 in mixed precision.
+RESNET_FLOPS, A100_PEAK = 3 * 2 * 4.09e9, HARDWARE["a100"].peak
 RESNET_SHARES = {
     "float32": 938 * RESNET_FLOPS / A100_PEAK["float32"],
     "bfloat16": 2470 * RESNET_FLOPS / A100_PEAK["bfloat16"],
 }
-GPT_SHARE = 10e9 / 1024 * GPT_FLOPS / (90 * 60) / (8 * A100_PEAK["bfloat16"])
-PUBLISHED = {
-    "resnet-50": Workload("resnet-50", 25_557_032, RESNET_FLOPS, utilization=RESNET_SHARES),
-    "gpt-2": Workload("gpt-2", 124_439_808, GPT_FLOPS, utilization={"float32": GPT_SHARE, "bfloat16": GPT_SHARE}),
-}
+RESNET = Workload("resnet-50", 25_557_032, RESNET_FLOPS, utilization=RESNET_SHARES)
 
 # One input by what a model takes (`pmapdp.registry.featurizer_of`).
 EXAMPLES = {
@@ -214,32 +197,18 @@ EXAMPLES = {
 }
 
 
-def count_step(name: str, model: Callable[..., nnx.Module], dtype: str = "float32") -> Workload:
-    """Count the operations and bytes of a built-in model in the compiler's analysis of two steps.
-
-    What grows between their batch sizes is an example's.
-    """
+def count_step(name: str, model: Callable[..., nnx.Module], b: int = 64, dtype: str = "float32") -> Workload:
+    """Count the operations and bytes of a built-in model's two passes over b examples, as the compiler does."""
     built = build(model, dtype=dtype)
     task, example = Task(built, optax.adam(1e-3)), EXAMPLES[featurizer_of(built)]
     one = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
     check_task(task, DataSet(one, one), custom=False)  # your model may take other inputs
-    train_step: Any = single.make_strategy(task, jax.devices()[:1]).train_step
     state = jax.eval_shape(lambda: initial_state(task))
-
-    def analyze(B: int) -> Any:
-        labels, weights = (jax.ShapeDtypeStruct((B,), dtype) for dtype in (np.int32, np.float32))
-        batch = Batch(jax.ShapeDtypeStruct((B, *example.shape), example.dtype), labels, labels, weights)
-        return train_step.lower(state, batch).compile().cost_analysis()
-
-    small, large = analyze(64), analyze(128)
-    flops, moved = ((large[key] - small[key]) / 64 for key in ("flops", "bytes accessed"))
-    workload = Workload(name, sum(leaf.size for leaf in jax.tree.leaves(state.params)), flops, moved)
-    # The compiled step has the update in it, which a prediction counts by itself.
-    rest = small["bytes accessed"] - 64 * moved - workload.update_bytes
-    return replace(workload, fixed_bytes=max(0.0, rest))
-
-
-# Predictions
+    labels, weights = (jax.ShapeDtypeStruct((b,), dtype) for dtype in (np.int32, np.float32))
+    batch = Batch(jax.ShapeDtypeStruct((b, *example.shape), example.dtype), labels, labels, weights)
+    cost: Any = jax.jit(partial(gradient_sums, task)).lower(state, batch).compile().cost_analysis()
+    size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    return Workload(name, size, cost["flops"] / b, cost["bytes accessed"] / b)
 
 
 class Prediction(NamedTuple):
@@ -260,34 +229,23 @@ def predict(
     `utilization` is the share of the peak that the passes attain; default: the workload's.
     """
     arithmetic = b * workload.flops / ((utilization or workload.utilization[dtype]) * hardware.peak[dtype])
-    compute = max(arithmetic, (b * workload.bytes + workload.fixed_bytes) / hardware.memory_bandwidth)
+    compute = max(arithmetic, b * workload.bytes / hardware.memory_bandwidth)
     update = workload.update_bytes / hardware.memory_bandwidth
     all_reduce = 2 * reduce_scatter(4 * workload.parameters, N, hardware.levels)  # and an all-gather
     step = compute + update + all_reduce
     return Prediction(step, compute, update, all_reduce, N * b / step)
 
 
-# Tables
-
-
-def seconds(value: float) -> str:
-    """Write seconds with a unit that leaves three digits."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs"
-
-
 def make_table(hardware: Hardware, counts: Sequence[int], workload: Workload, **plan: Any) -> Table:
     """Make a table with a row for each number of devices. `plan` is what `predict` takes besides."""
     heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "efficiency", "examples/s"
-    table = Table(*heads, title=f"predicted: {hardware.title}", title_justify="left")
+    table = Table(*heads, title=f"predicted, in ms: {hardware.title}", title_justify="left")
     alone = predict(workload, hardware, 1, **plan)
     for N in counts:
         found = predict(workload, hardware, N, **plan)
-        times = map(seconds, (found.step, found.compute, found.update, found.all_reduce))
-        shares = (found.all_reduce / found.step, alone.step / found.step)
-        table.add_row(f"{N:,}", *times, *(f"{share:.1%}" for share in shares), f"{found.examples_per_second:,.0f}")
+        times = (f"{1000 * each:.3g}" for each in (found.step, found.compute, found.update, found.all_reduce))
+        shares = (f"{share:.1%}" for share in (found.all_reduce / found.step, alone.step / found.step))
+        table.add_row(f"{N:,}", *times, *shares, f"{found.examples_per_second:,.0f}")
     return table
 
 
@@ -295,8 +253,8 @@ def make_table(hardware: Hardware, counts: Sequence[int], workload: Workload, **
 class ScalingOptions:
     """Settings of a prediction."""
 
-    workload: Literal["recipe", "resnet-50", "gpt-2"] = setting(
-        "prediction", "recipe", "The recipe's model, or a published one whose size and operations are known."
+    workload: Literal["recipe", "resnet-50"] = setting(
+        "prediction", "recipe", "The recipe's model, or ResNet-50 on images of 224 x 224, which has published speeds."
     )
     hardware: tuple[Literal["a100", "h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
         "prediction",
@@ -322,21 +280,19 @@ def main(arguments: list[str]) -> None:
         raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
     if options.utilization is not None and not 0.0001 <= options.utilization <= 1:
         raise UserError(f"--utilization {options.utilization} is not from 0.0001 to 1: try --utilization {ASSUMED}")
-    size = options.per_device_batch_size
-    if size is not None and size < 1:
-        raise UserError(f"--per-device-batch-size {size} must be at least 1: try --per-device-batch-size 64")
-    machines = [HARDWARE[name] for name in options.hardware]
-    counts = sorted(set(options.devices))
-    for N in counts:
-        for machine in machines:
+    if options.per_device_batch_size is not None:
+        config = replace(config, per_device_batch_size=options.per_device_batch_size, global_batch_size=None)
+    b = config.per_device_batch_size or config.global_batch_size or 64
+    machines, counts = [HARDWARE[name] for name in options.hardware], sorted(set(options.devices))
+    for machine in machines:
+        for N in counts:
             spread(N, machine.levels)  # raises an error before anything starts
 
     jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
-    b = size or config.per_device_batch_size or config.global_batch_size or 64
     model = find_model(config.model)
-    workload = PUBLISHED.get(options.workload) or count_step(config.model, model, config.dtype)
+    workload = RESNET if options.workload == "resnet-50" else count_step(config.model, model, b, config.dtype)
     share = options.utilization or workload.utilization[config.dtype]
-    origin = "as given" if options.utilization else "measured on A100s" if workload.name in PUBLISHED else "assumed"
+    origin = "as given" if options.utilization else "measured on an A100" if workload is RESNET else "assumed"
     print(
         f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
         f"{b:,} examples per device and update, {config.dtype}, Adam; {share:.3g} of the peak, {origin}. "
@@ -346,7 +302,7 @@ def main(arguments: list[str]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
     for machine in machines:
         console.print(make_table(machine, counts, workload, b=b, dtype=config.dtype, utilization=share))
-    print("The predictions leave out: " + "; ".join(LEFT_OUT) + ".")
+    print(f"The predictions leave out: {LEFT_OUT}.")
 
 
 if __name__ == "__main__":
