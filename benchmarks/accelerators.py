@@ -9,6 +9,7 @@ host memory, and nothing from a network. It takes about 3 minutes on one H100. W
 from it, the table of docs/speed.md.
 """
 
+import argparse
 import contextlib
 import io
 import json
@@ -27,10 +28,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from benchmarks import at_least_one, make_parser, summary
+from benchmarks import make_config, summary
 from benchmarks.bare import make_loop, place
-from pmapdp import cli
-from pmapdp.config import Config
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.models.cnn import CNN
 from pmapdp.state import build
@@ -101,32 +100,19 @@ def measure(work: Work, strategy: str, rounds: int, updates: int) -> list[tuple[
     devices, random = jax.devices(), np.random.default_rng(0)
     B, n = work.batch * len(devices), work.batch * len(devices) * updates
     data = Split(random.integers(0, 256, (n, *work.shape), np.uint8), random.integers(0, 10, n, np.int32))
-    loop = make_loop(build(work.model, dtype=work.dtype), strategy, devices, optax.adam(1e-3))
-    bare_state, pairs = loop.state, []
+    step, state, split = make_loop(build(work.model, dtype=work.dtype), strategy, devices, optax.adam(1e-3))
+    pairs = []
 
     def run_bare_epoch(results: dict[str, Any], _: Any) -> None:
-        nonlocal bare_state
+        nonlocal state
         order = random.permutation(n).astype(np.int32).reshape(updates, B)
         started = time.perf_counter()
         for rows in order:
-            bare_state, loss = loop.step(
-                bare_state, *place((data.inputs[rows], data.labels[rows], rows), loop, strategy)
-            )
+            state, loss = step(state, *place((data.inputs[rows], data.labels[rows], rows), split, strategy))
         jax.block_until_ready(loss)
         pairs.append((results["examples_per_second"], n / (time.perf_counter() - started)))
 
-    config = Config(
-        strategy=strategy,
-        devices=len(devices),
-        global_batch_size=B,
-        epochs=rounds + 1,
-        dtype=work.dtype,
-        learning_rate=1e-3,
-        schedule="constant",
-        label_smoothing=0.0,
-        progress=False,
-        compile_cache=False,
-    )
+    config = make_config(strategy, len(devices), B, rounds + 1, dtype=work.dtype, compile_cache=False)
     with contextlib.redirect_stdout(io.StringIO()):
         train(config, model=work.model, data=DataSet(data), after_epoch=run_bare_epoch)
     return pairs[1:]  # the first epochs compile
@@ -139,11 +125,11 @@ def measure_pytorch(updates: int | None) -> dict[str, dict[str, float]]:
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
-    parser = make_parser(__doc__, "accelerators", "--rounds 5")
-    parser.add_argument("--rounds", type=at_least_one, default=5, help="pairs of epochs")
-    parser.add_argument("--updates", type=at_least_one, help="of an epoch; default: by the work")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of epochs")
+    parser.add_argument("--updates", type=int, help="of an epoch; default: by the work")
     parser.add_argument("--file", type=Path, default=summary.ACCELERATORS, help="the file to write")
     options = parser.parse_args(arguments)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # PyTorch needs memory too
@@ -153,18 +139,16 @@ def main(arguments: list[str]) -> None:
         row = results["rows"].setdefault(work.name, {})
         for strategy in STRATEGIES:
             pairs = measure(work, strategy, options.rounds, options.updates or work.updates)
-            ratios = sorted(ours / bare for ours, bare in pairs)
-            row[strategy] = {"trainer": statistics.median(ours for ours, _ in pairs)}
-            row[strategy] |= {"bare": statistics.median(bare for _, bare in pairs), "ratios": ratios}
-            print(f"{work.name}, {strategy}: {row[strategy]['trainer']:,.0f} examples/s", end=", ")
-            print(f"{statistics.median(ratios):.2f} of the bare loop", flush=True)
+            trainer, bare = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
+            row[strategy] = {"trainer": trainer, "bare": bare, "ratios": sorted(ours / other for ours, other in pairs)}
+            print(f"{work.name}, {strategy}: {row[strategy]}", flush=True)
     for name, speeds in measure_pytorch(options.updates).items():
         results["rows"][name]["pytorch"] = speeds
         print(f"{name}, PyTorch: {speeds}")
     options.file.write_text(json.dumps(results, indent=1) + "\n")
     if options.file == summary.ACCELERATORS:
-        summary.write_accelerators(results)
+        summary.write(results)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    main()

@@ -1,4 +1,4 @@
-"""The barest training loop of each strategy, written by hand: what the trainer's own cost is measured against.
+"""The barest training loop of each strategy, written by hand. It shows what the trainer itself costs.
 
     python -m benchmarks.bare DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS
 
@@ -9,7 +9,7 @@ the optimizer is Adam. Prints one line of JSON an epoch: {"examples_per_second":
 import json
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,31 +19,21 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks import work_parser
-from pmapdp import cli
+from benchmarks import load_work
 from pmapdp.devices import choose
-from pmapdp.files import open_file
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.registry import MODELS
 from pmapdp.state import build
 
 
-class Loop(NamedTuple):
-    """What the loop needs.
+def make_loop(network: nnx.Module, strategy: str, devices: list[jax.Device], optimizer: Any) -> tuple[Any, Any, Any]:
+    """Make a strategy's step on these devices.
 
-    Attributes:
+    Returns:
         step: (state, images, labels, numbers of the examples) to (state, loss), compiled.
         state: on the devices: parameters, the model's other arrays, Adam's moments, updates made.
-        split: where a batch is placed.
+        split: the sharding of a batch.
     """
-
-    step: Any
-    state: Any
-    split: Any
-
-
-def make_loop(network: nnx.Module, strategy: str, devices: list[jax.Device], optimizer: Any) -> Loop:
-    """Make the step of a strategy on these devices, and the state before the first."""
     structure, parameters, others = nnx.split(network, nnx.Param, ...)
     axis = "data" if strategy in ("pmap", "shard_map") else None
 
@@ -78,34 +68,31 @@ def make_loop(network: nnx.Module, strategy: str, devices: list[jax.Device], opt
         specs: dict[str, Any] = {"in_specs": (everywhere, split, split, split), "out_specs": everywhere}
         compiled = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False), donate_argnums=0)
     state = (parameters, others, optimizer.init(parameters), jnp.int32(0))
-    return Loop(compiled, jax.device_put(state, replicated), sharded)
+    return compiled, jax.device_put(state, replicated), sharded
 
 
-def place(batch: tuple[Any, ...], loop: Loop, strategy: str) -> Any:
+def place(batch: tuple[Any, ...], split: Any, strategy: str) -> Any:
     """Put a batch `[B, ...]` on the devices, under pmap as `[N, B / N, ...]`."""
     if strategy == "pmap":
-        N = len(loop.split.device_set)
+        N = len(split.device_set)
         batch = tuple(x.reshape(N, len(x) // N, *x.shape[1:]) for x in batch)
-    return jax.device_put(batch, loop.split)
+    return jax.device_put(batch, split)
 
 
-def main(arguments: list[str]) -> None:
-    """The command."""
-    options = work_parser(__doc__, "bare").parse_args(arguments)
-    B, devices = options.batch, choose(options.devices)
-    with open_file(options.data) as file, np.load(file) as data:
-        images, labels = data["images"][: options.examples], data["labels"][: options.examples].astype(np.int32)
-    loop = make_loop(build(MODELS[options.model]), options.strategy, devices, optax.adam(1e-3))
-    state, steps = loop.state, options.examples // B
-    for epoch in range(options.epochs):
-        order = np.random.default_rng(epoch).permutation(options.examples)[: steps * B].reshape(steps, B)
+def main() -> None:
+    """Run the command."""
+    work = load_work(sys.argv[1:])
+    network, devices, B = build(MODELS[work.model]), choose(work.devices), work.batch
+    step, state, split = make_loop(network, work.strategy, devices, optax.adam(1e-3))
+    steps = len(work.images) // B
+    for epoch in range(work.epochs):
+        order = np.random.default_rng(epoch).permutation(len(work.images))[: steps * B].reshape(steps, B)
         start = time.perf_counter()
         for rows in order.astype(np.int32):
-            batch = place((images[rows], labels[rows], rows), loop, options.strategy)
-            state, loss = loop.step(state, *batch)
+            state, loss = step(state, *place((work.images[rows], work.labels[rows], rows), split, work.strategy))
         jax.block_until_ready(loss)
         print(json.dumps({"examples_per_second": steps * B / (time.perf_counter() - start)}), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    main()

@@ -1,90 +1,104 @@
-"""Write the tables of docs/speed.md from results.json and accelerators.json: `python -m benchmarks.summary`."""
+"""List what `benchmarks.run` compares, and write the tables of docs/speed.md: `python -m benchmarks.summary`."""
 
 import json
-import statistics
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from benchmarks.comparisons import STRATEGIES, Comparison, comparisons
-
-RESULTS = Path(__file__).with_name("results.json")
-ACCELERATORS = Path(__file__).with_name("accelerators.json")
+RESULTS, ACCELERATORS = (Path(__file__).with_name(name) for name in ("results.json", "accelerators.json"))
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- made by python -m benchmarks.summary -->", "<!-- until here -->"
 BEGIN_ACCELERATORS = "<!-- made by python -m benchmarks.accelerators -->"
-TARGETS = {"default job, warm": 6}  # seconds
+
+STRATEGIES = ("pmap", "jit", "shard_map")
+OTHERS = {
+    "bare": "bare loop",
+    "mirrored_strategy": "MirroredStrategy",
+    "pytorch_ddp": "PyTorch DDP",
+    "keras_jax": "Keras on JAX",
+}
+WORKS = (
+    # words, model, strategies, devices, batch over all devices, the least ratio to the bare loop and to the peers
+    ("CNN, 64", "cnn", ("single",), 1, 64, {"bare": 0.95, "mirrored_strategy": 1.1, "pytorch_ddp": 2.0}),
+    ("CNN, 512", "cnn", STRATEGIES, 8, 512, {"bare": 0.95, "mirrored_strategy": 2.2, "pytorch_ddp": 2.2}),
+    ("convnet, 64", "convnet", ("single",), 1, 64, {"bare": 0.95, "keras_jax": 1.0}),
+    ("convnet, 64", "convnet", STRATEGIES, 8, 64, {"bare": 0.95, "keras_jax": 1.1}),
+)
+EXAMPLES = {"cnn": 25_600, "convnet": 6_400}  # of one epoch: enough for a second or more on a CPU
 
 
-def measured(results: dict[str, Any]) -> list[tuple[Comparison, list[float], list[float]]]:
-    """The comparisons whose runs were measured, with the speeds of both sides, round by round."""
-    speeds = results["examples_per_second"]
-    return [
-        (pair, speeds[pair.ours.name], speeds[pair.other.name])
-        for pair in comparisons(peers=True)
-        if pair.ours.name in speeds and pair.other.name in speeds
-    ]
+class Run(NamedTuple):
+    """One command that trains on MNIST. `who` is pmapdp, bare, or a script of `peers/`, which has no strategy."""
+
+    who: str
+    model: str
+    strategy: str
+    devices: int
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """The key in results.json."""
+        return " ".join(map(str, filter(None, (self.who, self.strategy, self.model, self.devices, self.batch))))
 
 
-def ratio(ours: list[float], other: list[float]) -> float:
-    """Median examples/s of ours over the other's."""
-    return statistics.median(ours) / statistics.median(other)
+class Comparison(NamedTuple):
+    """Two runs of one work, and the least ratio of their examples/s."""
+
+    work: str
+    ours: Run
+    other: Run
+    target: float
 
 
-def spread(values: list[float]) -> float:
-    """Largest minus smallest value, as a share of the median."""
-    return (max(values) - min(values)) / statistics.median(values)
+def comparisons(peers: bool) -> list[Comparison]:
+    """List the comparisons with the bare loops, and if `peers` those with other frameworks."""
+    found = []
+    for work, model, strategies, devices, batch, targets in WORKS:
+        for who, target in targets.items():
+            for strategy in strategies if peers or who == "bare" else ():
+                ours = Run("pmapdp", model, strategy, devices, batch)
+                other = Run(who, model, strategy if who == "bare" else "", devices, batch)
+                found.append(Comparison(work, ours, other, target))
+    return found
 
 
-def rows(results: dict[str, Any]) -> list[str]:
-    """The comparisons in Markdown, and what they were measured on."""
-    groups: dict[tuple[Any, ...], dict[str, str]] = {}
-    for pair, ours, other in measured(results):
-        cells = groups.setdefault((pair.work, pair.ours.devices, pair.against, pair.target), {})
-        cells[pair.ours.strategy] = f"{statistics.median(ours):,.0f} ({ratio(ours, other):.2f})"
-    strategies = [name for name in ("single", *STRATEGIES) if any(name in cells for cells in groups.values())]
+def table(results: dict[str, Any]) -> str:
+    """Return the tables of `benchmarks.run` in Markdown."""
+    speeds, machine = results["examples_per_second"], results["machine"]
+    rows: dict[tuple[Any, ...], dict[str, str]] = {}
+    for pair in comparisons(peers=True):
+        if pair.ours.name in speeds and pair.other.name in speeds:
+            ours, other = median(speeds[pair.ours.name]), median(speeds[pair.other.name])
+            cells = rows.setdefault((pair.work, pair.ours.devices, OTHERS[pair.other.who], pair.target), {})
+            cells[pair.ours.strategy] = f"{ours:,.0f} ({ours / other:.2f})"
+    strategies = ("single", *STRATEGIES)
     lines = [
-        "Examples/s of pmapdp, and in brackets over those of the other program.",
+        "Examples/s of pmapdp, and in brackets the ratio to the other program.",
         "",
         f"| work | devices | against | {' | '.join(strategies)} | target |",
         f"| --- | --- | --- | {'--- | ' * len(strategies)}--- |",
     ]
-    for (work, devices, against, target), cells in groups.items():
+    for (work, devices, against, target), cells in rows.items():
         values = " | ".join(cells.get(strategy, "") for strategy in strategies)
         lines.append(f"| {work} | {devices} | {against} | {values} | {target:.2f} |")
-    facts, rounds = results["machine"], len(next(iter(results["examples_per_second"].values())))
-    widest = max(spread(values) for values in results["examples_per_second"].values())
-    peers = "".join(f", {name} {version}" for name, version in facts.get("peers", {}).items())
-    return [
-        *lines,
-        "",
-        f"{'Medians' if rounds > 2 else 'Means'} of {rounds} runs each, in turn; a command's runs lay up to "
-        f"{widest:.0%} of their median apart. "
-        f"{facts['cores']} cores ({facts['processor']}), devices {facts['devices']}, "
-        f"Python {facts['python']}, jax {facts['jax']}{'; peers:' + peers[1:] if peers else ''}.",
-    ]
-
-
-def table(results: dict[str, Any]) -> str:
-    """The part of the page about CPUs."""
-    missing = {pair.against for pair in comparisons(peers=True)} - {pair.against for pair, _, _ in measured(results)}
-    lines = [
-        *rows(results),
-        *(["", f"Not measured yet: the rows against {', '.join(sorted(missing))}."] if missing else []),
-        "",
-        "| whole command | seconds | target |",
-        "| --- | --- | --- |",
-        *(f"| {name} | {results['seconds'][name]:.1f} | {target} |" for name, target in TARGETS.items()),
-    ]
+    spread = max((max(values) - min(values)) / median(values) for values in speeds.values())
+    peers = ", ".join(f"{name} {version}" for name, version in machine.get("peers", {}).items())
     lines += [
         "",
-        f"`import pmapdp.train` took {results['seconds']['import']:.1f} s, the default command with one update "
-        f"{results['seconds']['first step']:.1f} s from start to end, compile cache warm.",
+        f"Medians of {len(next(iter(speeds.values())))} runs each, in turn; a command's runs lay up to {spread:.0%} of "
+        f"their median apart. {machine['cores']} cores ({machine['processor']}), devices simulated on the CPU, "
+        f"Python {machine['python']}, jax {machine['jax']}{f'; peers: {peers}' if peers else ''}.",
+        "",
+        "| whole command, compiled programs cached | seconds |",
+        "| --- | --- |",
+        *(f"| {name} | {seconds:.1f} |" for name, seconds in results["seconds"].items()),
     ]
     return "\n".join(lines)
 
 
-def rows_of_accelerators(results: dict[str, Any]) -> list[str]:
-    """The table of `benchmarks.accelerators` in Markdown."""
+def table_of_accelerators(results: dict[str, Any]) -> str:
+    """Return the table of `benchmarks.accelerators` in Markdown."""
     lines = [
         "Examples/s. In brackets: the trainer over the bare loop of the same strategy, median and range of the pairs.",
         "",
@@ -92,35 +106,24 @@ def rows_of_accelerators(results: dict[str, Any]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for work, row in results["rows"].items():
-        ours = []
+        cells = [work]
         for strategy in ("pmap", "jit"):
             ratios = row[strategy]["ratios"]
-            shares = f"{statistics.median(ratios):.2f}; {ratios[0]:.2f} to {ratios[-1]:.2f}"
-            ours.append(f"{row[strategy]['trainer']:,.0f} ({shares})")
+            shares = f"{median(ratios):.2f}; {ratios[0]:.2f} to {ratios[-1]:.2f}"
+            cells.append(f"{row[strategy]['trainer']:,.0f} ({shares})")
         theirs = [f"{row['pytorch'][how]:,.0f}" if "pytorch" in row else "" for how in ("eager", "compiled")]
-        cells = [work, *ours, f"{row['jit']['bare']:,.0f}", *theirs]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", f"{results['machine']}."]
-
-
-def replace_between(begin: str, text: str) -> None:
-    """Write `text` into the page, between the mark `begin` and the next end."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
-    _, after = rest.split(END, maxsplit=1)
-    PAGE.write_text(f"{before}{begin}\n{text}\n{END}{after}", encoding="utf-8")
+        lines.append(f"| {' | '.join([*cells, format(row['jit']['bare'], ',.0f'), *theirs])} |")
+    return "\n".join([*lines, "", f"{results['machine']}."])
 
 
 def write(results: dict[str, Any]) -> None:
-    """Write the table of `benchmarks.run`."""
-    replace_between(BEGIN, table(results))
-
-
-def write_accelerators(results: dict[str, Any]) -> None:
-    """Write the table of `benchmarks.accelerators`."""
-    replace_between(BEGIN_ACCELERATORS, "\n".join(rows_of_accelerators(results)))
+    """Write a table into the page: of accelerators if the results have rows, else of `benchmarks.run`."""
+    begin, text = (BEGIN_ACCELERATORS, table_of_accelerators) if "rows" in results else (BEGIN, table)
+    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    _, after = rest.split(END, maxsplit=1)
+    PAGE.write_text(f"{before}{begin}\n{text(results)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(json.loads(RESULTS.read_text(encoding="utf-8")))
-    if ACCELERATORS.exists():
-        write_accelerators(json.loads(ACCELERATORS.read_text(encoding="utf-8")))
+    for file in filter(Path.exists, (RESULTS, ACCELERATORS)):
+        write(json.loads(file.read_text(encoding="utf-8")))

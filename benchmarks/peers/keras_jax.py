@@ -39,7 +39,7 @@ def convnet() -> keras.Model:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     batch, examples, epochs = map(int, sys.argv[3:])
     with np.load(sys.argv[1]) as data:
         images, labels = data["images"][:examples].astype(np.float32), data["labels"][:examples]

@@ -27,9 +27,8 @@ def run(rank: int, path: str, port: int, processes: int, per_device: int, exampl
     model: nn.Module = nn.Sequential(
         nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(5408, 64), nn.ReLU(), nn.Linear(64, 10)
     )
-    if processes > 1:
-        distributed.init_process_group("gloo", rank=rank, world_size=processes)
-        model = nn.parallel.DistributedDataParallel(model)
+    distributed.init_process_group("gloo", rank=rank, world_size=processes)
+    model = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
     optimizer, loss = torch.optim.Adam(model.parameters(), 1e-3), nn.CrossEntropyLoss()
     steps = examples // (processes * per_device)
     for epoch in range(epochs):
@@ -40,28 +39,20 @@ def run(rank: int, path: str, port: int, processes: int, per_device: int, exampl
             optimizer.zero_grad()
             loss(model(images[batch]), labels[batch]).backward()
             optimizer.step()
-        if processes > 1:
-            distributed.barrier()
+        distributed.barrier()
         if rank == 0:
-            print(
-                json.dumps({"examples_per_second": mine.numel() * processes / (time.perf_counter() - start)}),
-                flush=True,
-            )
-    if processes > 1:
-        distributed.destroy_process_group()
+            speed = mine.numel() * processes / (time.perf_counter() - start)
+            print(json.dumps({"examples_per_second": speed}), flush=True)
+    distributed.destroy_process_group()
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     processes, per_device, examples, epochs = map(int, sys.argv[2:])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = (sys.argv[1], port, processes, per_device, examples, epochs)
-    if processes == 1:
-        run(0, *arguments)
-    else:
-        multiprocessing.spawn(run, arguments, nprocs=processes)
+    multiprocessing.spawn(run, (sys.argv[1], port, processes, per_device, examples, epochs), nprocs=processes)
 
 
 if __name__ == "__main__":
