@@ -1,4 +1,4 @@
-"""Build the site of the pages, the executed notebooks and the docstrings: `python docs/build.py`.
+"""Build the site from the pages, the executed notebooks and the docstrings: `python docs/build.py`.
 
 It needs `pip install -e ".[site]"` and writes the folder site, whose index.html a browser opens. Notebooks are shown as
 they are and never run. Every warning of Sphinx and every link that leads nowhere is an error.
@@ -43,7 +43,7 @@ def build(repository: str) -> list[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("repository", nargs="?", default=os.environ.get("PMAPDP_REPOSITORY", ""), metavar="ADDRESS")
     started = time.perf_counter()

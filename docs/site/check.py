@@ -1,4 +1,4 @@
-"""Links of a built site that lead to no file of it, or to no anchor of that file."""
+"""Find the links of a built site that lead to no file, or to no anchor of that file."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +15,7 @@ class Page(HTMLParser):
         self.feed(file.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Called for each element."""
+        """Note the anchor and the link of an element."""
         for name, value in attributes:
             if value and name in ("id", "name"):
                 self.anchors.add(value)
@@ -24,10 +24,8 @@ class Page(HTMLParser):
 
 
 def broken_links(folder: Path) -> list[str]:
-    """One line for each link within the site in `folder` that leads nowhere."""
-    files = (
-        file for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts
-    )  # there: parts of the theme
+    """Return a line for each link within the site in `folder` that leads nowhere."""
+    files = [file for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]  # these are the theme's
     pages = {file.resolve(): Page(file) for file in files}
     broken = []
     for file, page in pages.items():

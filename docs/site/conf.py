@@ -1,4 +1,4 @@
-"""How Sphinx shows the site. `docs/build.py` lays out what it reads, and calls it.
+"""Tell Sphinx how to show the site. `docs/build.py` lays out its pages, and calls it.
 
 Sphinx with MyST-NB and sphinx-book-theme is what the documentation of JAX, Flax, Optax and Orbax is made with. The
 theme brings the search, the dark mode, the previous and the next page.
@@ -100,7 +100,7 @@ def dashes(app: Any, doctree: Any, name: str) -> None:
 
 
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
+    """Connect these functions to Sphinx, which calls this one."""
     app.connect("doctree-resolved", dashes)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-skip-member", skip)

@@ -1,4 +1,4 @@
-"""Pages of the built site of which something sticks out, on a phone and on a laptop: `python docs/site/look.py`.
+"""Find what sticks out of the pages of the built site, on a phone and on a laptop: `python docs/site/look.py`.
 
 Headless Chromium opens each page in a frame of 400 and of 1,280 pixels. What scrolls by itself, such as a wide table or
 a block of code, may be wider.
@@ -38,7 +38,7 @@ OPTIONS += ["--window-size=1500,1400", "--virtual-time-budget=300000", "--dump-d
 
 
 def too_wide(site: Path, width: int) -> list[str]:
-    """One line for each page of which something sticks out of a frame of `width` pixels."""
+    """Return a line for each page that is wider than a frame of `width` pixels."""
     paths = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
     pages = [str(path) for path in paths if path.parts[0] not in ("_static", "source")]  # the theme's, and plain code
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -54,7 +54,7 @@ def too_wide(site: Path, width: int) -> list[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     found = [line for width in WIDTHS for line in too_wide(SITE, width)]
     print(*found, sep="\n", end="\n" * bool(found))
     sys.exit(bool(found))

@@ -18,23 +18,33 @@ LEXERS = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".
 FENCE = "`" * 10
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WIDEST = 120  # characters of a line of a block without a language, or it is wrapped
+# Stands on the front page alone. In the repository one sees the folders, and README says what to read.
+START = f"""{FENCE}{{admonition}} Start here
+:class: tip
+
+- New to data parallelism? [The lessons](lessons/README.md) go from one device to eight in three hours.
+- You have a training step? [Verify it](docs/verify.md).
+- You have a pmap program? [Port it](docs/porting.md).
+- You have a model? [Train it](docs/custom.md).
+{FENCE}
+"""
 HIDDEN = "---\norphan: true\nnosearch: true\nhtml_theme.sidebar_secondary.remove: true\n---\n"
 
 
 def page_of(path: PurePosixPath) -> PurePosixPath:
-    """The place of a page of the repository on the site."""
+    """Return the place of a page on the site."""
     return path.with_name("index.md") if path.name == "README.md" else path
 
 
 def repository_pages() -> dict[PurePosixPath, PurePosixPath]:
-    """Every page and notebook, by its path in the repository; the value is its place on the site."""
+    """List every page and notebook: {path in the repository: place on the site}."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("lessons/*.ipynb")]
     paths = sorted(PurePosixPath(path.relative_to(ROOT)) for path in found)
     return {path: page_of(path) for path in paths}
 
 
 def kinds() -> dict[str, list[str]]:
-    """The pages of docs/README.md by its headings, as names of documents seen from the front page."""
+    """Return the pages of docs/README.md by its headings, as Sphinx names them on the front page."""
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     result = {}
     for section in text.split("\n## ")[1:]:
@@ -44,13 +54,13 @@ def kinds() -> dict[str, list[str]]:
 
 
 def toctree(entries: list[str], caption: str = "") -> str:
-    """A hidden table of contents, which the sidebar and the buttons for the previous and next page follow."""
+    """Return a hidden table of contents. The sidebar and the buttons for the next page follow it."""
     lines = ["", f"{FENCE}{{toctree}}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *entries, FENCE]
     return "\n".join(lines) + "\n"
 
 
 class Stage:
-    """What is laid out in the folder `target`, and the source files that its links name."""
+    """The pages in the folder `target`, and the source files to which they link."""
 
     def __init__(self, target: Path, repository: str):
         self.target, self.repository, self.pages = target, repository, repository_pages()
@@ -63,7 +73,7 @@ class Stage:
         file.write_text(text, encoding="utf-8")
 
     def place(self, path: PurePosixPath) -> PurePosixPath:
-        """Where the site shows a file or folder of the repository."""
+        """Return the place of a file or folder on the site."""
         if path in self.pages:
             return self.pages[path]
         if path.suffix in PICTURES:
@@ -74,7 +84,7 @@ class Stage:
         return PurePosixPath("source") / (path / "index.md" if (ROOT / path).is_dir() else f"{path}.md")
 
     def relink(self, text: str, path: PurePosixPath, place: PurePosixPath) -> str:
-        """The text of a page of the repository, at its place on the site."""
+        """Return the text of a page with the links that it needs on the site."""
 
         def link(match: re.Match[str]) -> str:
             target, mark, anchor = match[1].partition("#")
@@ -113,6 +123,8 @@ class Stage:
         text = (ROOT / path).read_text(encoding="utf-8")
         if path == PurePosixPath("docs/api.md"):
             text = self.modules(text)
+        elif path == PurePosixPath("README.md"):
+            text = text.replace("\n![", f"\n{START}\n![", 1)
         text = self.relink(text, path, self.pages[path])
         if path == PurePosixPath("README.md"):
             text += "".join(toctree(entries, kind) for kind, entries in kinds().items())
@@ -123,7 +135,7 @@ class Stage:
         self.write(self.pages[path], text)
 
     def modules(self, text: str) -> str:
-        """docs/api.md with a page for each module whose source it links, made from the docstrings."""
+        """Write a page for each module that docs/api.md links, from its docstrings, and return docs/api.md."""
         modules = re.findall(r"\[`(pmapdp[\w.]*)`\]\(\.\./(\S+)\)", text)
         for name, source in modules:
             shown = os.path.relpath(self.place(PurePosixPath(source)), "docs/api")
@@ -136,7 +148,7 @@ class Stage:
         return text + toctree([f"api/{name}" for name, _ in modules])
 
     def source(self, path: PurePosixPath) -> None:
-        """A page that shows a source file, or lists a folder."""
+        """Write a page that shows a source file, or lists a folder."""
         if (ROOT / path).is_dir():
             files = sorted(each for each in (ROOT / path).rglob("*") if each.suffix in LEXERS and each.stat().st_size)
             names = [PurePosixPath(each.relative_to(ROOT)) for each in files]
