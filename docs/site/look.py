@@ -15,13 +15,14 @@ from pathlib import Path
 
 SITE = Path(__file__).parents[2] / "site"
 WIDTHS = 400, 1280
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FRAME = """<title>begun</title><iframe id="frame" style="width:WIDTHpx;height:1200px;border:0"></iframe><script>
 const pages = PAGES, out = [];
 const scrolls = element => /auto|scroll|hidden/.test(getComputedStyle(element).overflowX);
 function inside(element) { while (element = element.parentElement) if (scrolls(element)) return true; return false; }
 function look() {
   const page = frame.contentDocument, wide = page.documentElement.clientWidth;
-  const wider = [...page.querySelectorAll(".bd-article *")].filter(
+  const wider = [...page.querySelectorAll(".bd-article *, body:not(:has(.bd-article)) *")].filter(
     element => element.getBoundingClientRect().right > wide + 1 && !inside(element));
   if (page.documentElement.scrollWidth > wide + 1 || wider.length)
     out.push(`${pages[0]} at ${wide} pixels: ${wider.slice(0, 3).map(each => each.tagName + "." + each.className)}`);
@@ -41,13 +42,12 @@ def too_wide(site: Path, width: int) -> list[str]:
     """Return a line for each page that is wider than a frame of `width` pixels."""
     paths = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
     pages = [str(path) for path in paths if path.parts[0] not in ("_static", "source")]  # the theme's, and plain code
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
+    if CHROMIUM is None:
         sys.exit("no Chromium here: apt-get install chromium")
     with tempfile.TemporaryDirectory() as profile, tempfile.NamedTemporaryFile("w", dir=site, suffix=".html") as frame:
         frame.write(FRAME.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages)))
         frame.flush()
-        command = [chromium, *OPTIONS, f"--user-data-dir={profile}", Path(frame.name).as_uri()]
+        command = [CHROMIUM, *OPTIONS, f"--user-data-dir={profile}", Path(frame.name).as_uri()]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     title = html.unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1])
     return json.loads(title)  # "begun" where Chromium did not come to the end

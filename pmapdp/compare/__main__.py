@@ -76,9 +76,7 @@ class ProgramsOptions(Outputs):
         "Functions without arguments that return those of pmapdp.verify.verify in a dictionary, two or more.",
         place="FILE.py:PROGRAM",
     )
-    devices: int | None = setting(
-        "comparison", None, "Of steps of your own: one number of devices; default: the same."
-    )
+    devices: int | None = setting("comparison", None, "Of steps of your own: one number of devices; default: the same.")
 
 
 def main(arguments: list[str]) -> None:
@@ -102,8 +100,7 @@ def main(arguments: list[str]) -> None:
         write_file(html_file, make_page(report))
     print_report(report)
     where = f"Open {html_file.resolve()} in a browser" if html_file else "Add --html page.html for a page"
-    mistakes = ", seven mistakes that raise no error" * bool(report["pitfalls"])
-    print(f"{where}: who adds up, the code line by line{mistakes}.")
+    print(f"{where}: who adds up, and the code line by line.")
 
 
 def report_strategies(config: Config, options: CompareOptions) -> dict[str, Any]:

@@ -74,9 +74,8 @@ def run_pitfalls() -> list[dict[str, Any]]:
             results = {"one_device": {"jit": compare_results(jitted, (params, batch, key), wanted)}}
             wrong, right = (make_program(case[kind], one_device=one_device) for kind in ("wrong", "right"))
             checked = case.get("check_vma", False)  # pmap has no such option
-            results["wrong"] = ({} if checked else {"pmap": run_pmap(wrong)}) | {
-                "shard_map": run_shard_map(wrong, checked)
-            }
+            results["wrong"] = {} if checked else {"pmap": run_pmap(wrong)}
+            results["wrong"]["shard_map"] = run_shard_map(wrong, checked)
             results["right"] = {"pmap": run_pmap(right), "shard_map": run_shard_map(right, False)}
             found.append(case | {"results": results})
         return found

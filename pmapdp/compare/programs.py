@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from pmapdp.compare.code import plain_lines
-from pmapdp.compare.strategies import Run, describe_run, in_new_process, largest_difference, what_devices_hold
+from pmapdp.compare.strategies import describe_run, in_new_process, largest_difference, what_devices_hold
+from pmapdp.compare.words import Run
 from pmapdp.devices import choose
 from pmapdp.port.read import FUNCTION, read_program, resolve
 from pmapdp.verify import trees

@@ -24,6 +24,7 @@ import numpy as np
 from pmapdp.compare import stacked
 from pmapdp.compare.collectives import instructions
 from pmapdp.compare.stacked import STACKED
+from pmapdp.compare.words import Run
 from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.errors import DivergedError, UserError
@@ -33,7 +34,6 @@ from pmapdp.train import prepare
 
 MAKERS: dict[str, Any] = {**STRATEGIES, STACKED: stacked.make_strategy}
 GROUPS = 10  # of updates that are timed together; the first compiles and warms up
-Run = dict[str, Any]
 
 
 def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -86,8 +86,7 @@ class Training:
         strategy: Any = "pmap" if name == STACKED else name
         self.job = job = prepare(replace(config, strategy=strategy))
         if job.total_steps < GROUPS:
-            updates = "a single update is" if job.total_steps == 1 else f"{job.total_steps} updates are"
-            raise UserError(f"{updates} too few to time: try --steps 20, with a smaller batch")
+            raise UserError(f"--steps {job.total_steps} is too few to time: try --steps 20, with a smaller batch")
 
         def noted_loss(model: Any, batch: Any) -> Any:
             self.sees = list(batch.inputs.shape)  # when it's traced
@@ -151,11 +150,9 @@ class Training:
         return joined
 
 
-def describe_run(
-    strategy: str, devices: Sequence[jax.Device], examples: int, milliseconds: Sequence[float], program: Any
-) -> Run:
+def describe_run(strategy: str, devices: Sequence[jax.Device], B: int, times: Sequence[float], program: Any) -> Run:
     """Describe a run: where, how fast (the median time of an update, and the middle half), and the compiled program."""
-    low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
+    low, median, high = np.percentile(times, (25, 50, 75)).tolist()
     label, plan = os.path.basename(strategy), program.memory_analysis()
     name = f"{label} \u00d7 {len(devices)}" if len(devices) > 1 else label
     print(f"{name}: done", file=sys.stderr, flush=True)  # at once, also into a file
@@ -164,11 +161,11 @@ def describe_run(
         "label": label,
         "strategy": strategy,
         "devices": len(devices),
-        "global_batch_size": examples,
+        "global_batch_size": B,
         "simulated": len(devices) > 1 and devices[0].platform == "cpu",
         "machine": f"{describe(list(devices))}, jax {jax.__version__}, Python {platform.python_version()}",
         "step_ms": {"low": low, "median": median, "high": high},
-        "examples_per_second": 1000 * examples / median,
+        "examples_per_second": 1000 * B / median,
         "collectives": instructions(program.as_text()),
         "memory": {  # bytes on a device, by the compiler's plan; results that reuse donated memory take none
             "arguments": plan.argument_size_in_bytes,
