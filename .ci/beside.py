@@ -54,6 +54,6 @@ for arguments in (
     ["evaluate", "digits", "--json"],
     ["export", "digits", "digits.zip"],
     ["compare", "--model", "mlp", "--steps", "20", "--devices", "2", "--strategies", "pmap"],
-    ["scaling", "--workload", "resnet-50"],
+    ["scaling", "--devices", "8"],
 ):
     subprocess.run([program, *arguments], check=True, stdout=subprocess.DEVNULL)

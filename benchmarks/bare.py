@@ -82,9 +82,9 @@ def place(batch: tuple[Any, ...], split: Any, strategy: str) -> Any:
 def main() -> None:
     """Run the command."""
     work = load_work(sys.argv[1:])
-    network, devices, B = build(MODELS[work.model]), choose(work.devices), work.batch
-    step, state, split = make_loop(network, work.strategy, devices, optax.adam(1e-3))
-    steps = len(work.images) // B
+    devices = choose(work.devices)  # before JAX starts
+    step, state, split = make_loop(build(MODELS[work.model]), work.strategy, devices, optax.adam(1e-3))
+    B, steps = work.batch, len(work.images) // work.batch
     for epoch in range(work.epochs):
         order = np.random.default_rng(epoch).permutation(len(work.images))[: steps * B].reshape(steps, B)
         start = time.perf_counter()

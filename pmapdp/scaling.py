@@ -1,45 +1,30 @@
 """Predict step time, waiting and efficiency from 1 to 4,096 devices.
 
-    python -m pmapdp.scaling                         # the default recipe's CNN
-    python -m pmapdp.scaling --workload resnet-50 --devices 8 512
-    python -m pmapdp.scaling imdb-transformer --hardware h100
+    python -m pmapdp.scaling                         # ResNet-50 with 64 images per device
+    python -m pmapdp.scaling --devices 8 512 --hardware h100 --dtype bfloat16
+    python -m pmapdp.scaling --parameters 124000000 --flops 8e11 --utilization 0.4 --per-device-batch-size 4
 
 All figures are predictions from published data of the hardware, for training that splits the batch.
 """
 
-# A step of data parallelism is forward and backward pass, one all-reduce of the gradients, and the update. The passes
-# take as long as the slower of arithmetic and memory (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009).
-# Lesson 18 builds this model. What it leaves out is `LEFT_OUT`.
+# A step of data parallelism is forward and backward pass, one all-reduce of the gradients, and the update by Adam.
+# Lesson 18 builds this model. It leaves out what `LEFT_OUT` lists.
 #
 # Letters: n bytes of the full array on one device, N devices, b examples on each.
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import jax
-import numpy as np
-import optax
-from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
 from pmapdp import cli
-from pmapdp.config import setting
-from pmapdp.custom.model import check_task
-from pmapdp.data.batches import Batch
-from pmapdp.data.dataset import DataSet, Split
-from pmapdp.data.tfidf import FEATURES
-from pmapdp.data.tokens import LENGTH
+from pmapdp.config import flag, setting
 from pmapdp.errors import UserError
-from pmapdp.registry import featurizer_of, find_model
-from pmapdp.state import Task, build, initial_state
-from pmapdp.steps.shared import gradient_sums
 
-ASSUMED = 0.15  # share of the peak if none is published: about what ResNet-50 attains in TF32
 LEFT_OUT = (
     "the time to launch kernels and programs, which rules small models on fast devices; input, evaluation, "
     "checkpoints, and waiting for the slowest device; other traffic on the network, and switches with less bandwidth "
@@ -161,54 +146,15 @@ def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
     return seconds
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model in training by Adam. Parameters, gradients and optimizer state are float32."""
-
-    name: str
-    parameters: int
-    flops: float  # of one example, forward and backward
-    bytes: float = 0.0  # read and written in device memory for one example; 0: not known, taken to hide behind `flops`
-    # Share of a device's peak FLOP/s that its forward and backward pass attain, by the type of the computation.
-    utilization: dict[str, float] = field(default_factory=lambda: {"float32": ASSUMED, "bfloat16": ASSUMED})
-
-    @property
-    def update_bytes(self) -> int:
-        """Bytes that an update moves: the gradient is read; the parameter and its two moments are read and written."""
-        return 4 * self.parameters * (1 + 2 + 4)
-
-
 # He et al., arXiv:1512.03385, 2015; parameters and 4.09e9 multiply-adds at 224 x 224 as torchvision documents them. A
 # multiply-add counts as two operations, and the backward pass takes twice the forward's. What it attains is taken from
 # one kind of device for all: NVIDIA's DeepLearningExamples, PyTorch ResNet50 v1.5, DGX A100, where one A100 trains 938
 # images/s in TF32 and 2,470 in mixed precision.
-RESNET_FLOPS, A100_PEAK = 3 * 2 * 4.09e9, HARDWARE["a100"].peak
+RESNET_PARAMETERS, RESNET_FLOPS = 25_557_032, 3 * 2 * 4.09e9
 RESNET_SHARES = {
-    "float32": 938 * RESNET_FLOPS / A100_PEAK["float32"],
-    "bfloat16": 2470 * RESNET_FLOPS / A100_PEAK["bfloat16"],
+    dtype: speed * RESNET_FLOPS / HARDWARE["a100"].peak[dtype]
+    for dtype, speed in (("float32", 938), ("bfloat16", 2470))
 }
-RESNET = Workload("resnet-50", 25_557_032, RESNET_FLOPS, utilization=RESNET_SHARES)
-
-# One input by what a model takes (`pmapdp.registry.featurizer_of`).
-EXAMPLES = {
-    "images": jax.ShapeDtypeStruct((28, 28, 1), np.uint8),
-    "tfidf": jax.ShapeDtypeStruct((FEATURES,), np.float32),
-    "tokens": jax.ShapeDtypeStruct((LENGTH,), np.int32),
-}
-
-
-def count_step(name: str, model: Callable[..., nnx.Module], b: int = 64, dtype: str = "float32") -> Workload:
-    """Count the operations and bytes of a built-in model's two passes over b examples, as the compiler does."""
-    built = build(model, dtype=dtype)
-    task, example = Task(built, optax.adam(1e-3)), EXAMPLES[featurizer_of(built)]
-    one = Split(np.zeros((1, *example.shape), example.dtype), np.zeros(1, np.int32))
-    check_task(task, DataSet(one, one), custom=False)  # your model may take other inputs
-    state = jax.eval_shape(lambda: initial_state(task))
-    labels, weights = (jax.ShapeDtypeStruct((b,), dtype) for dtype in (np.int32, np.float32))
-    batch = Batch(jax.ShapeDtypeStruct((b, *example.shape), example.dtype), labels, labels, weights)
-    cost: Any = jax.jit(partial(gradient_sums, task)).lower(state, batch).compile().cost_analysis()
-    size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    return Workload(name, size, cost["flops"] / b, cost["bytes accessed"] / b)
 
 
 class Prediction(NamedTuple):
@@ -222,27 +168,33 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    workload: Workload, hardware: Hardware, N: int, b: int, dtype: str = "float32", utilization: float | None = None
+    hardware: Hardware, N: int, b: int, parameters: int, flops: float, utilization: float, dtype: str = "float32"
 ) -> Prediction:
-    """Predict a step on N devices, with b examples and one all-reduce in float32 on each.
+    """Predict a step of a model on N devices with b examples each.
 
-    `utilization` is the share of the peak that the passes attain; default: the workload's.
+    Args:
+        hardware: the devices and their networks.
+        N, b: devices, and examples on each.
+        parameters: of the model; they, gradients and Adam's moments are float32.
+        flops: of one example, forward and backward.
+        utilization: the share of a device's peak FLOP/s that the two passes attain.
+        dtype: of the computation.
     """
-    arithmetic = b * workload.flops / ((utilization or workload.utilization[dtype]) * hardware.peak[dtype])
-    compute = max(arithmetic, b * workload.bytes / hardware.memory_bandwidth)
-    update = workload.update_bytes / hardware.memory_bandwidth
-    all_reduce = 2 * reduce_scatter(4 * workload.parameters, N, hardware.levels)  # and an all-gather
+    compute = b * flops / (utilization * hardware.peak[dtype])
+    # The gradient is read; the parameter and its two moments are read and written.
+    update = 4 * parameters * (1 + 2 + 4) / hardware.memory_bandwidth
+    all_reduce = 2 * reduce_scatter(4 * parameters, N, hardware.levels)  # and an all-gather
     step = compute + update + all_reduce
     return Prediction(step, compute, update, all_reduce, N * b / step)
 
 
-def make_table(hardware: Hardware, counts: Sequence[int], workload: Workload, **plan: Any) -> Table:
+def make_table(hardware: Hardware, counts: Sequence[int], **plan: Any) -> Table:
     """Make a table with a row for each number of devices. `plan` is what `predict` takes besides."""
     heads = "devices", "step", "compute", "update", "all-reduce", "waiting", "efficiency", "examples/s"
     table = Table(*heads, title=f"predicted, in ms: {hardware.title}", title_justify="left")
-    alone = predict(workload, hardware, 1, **plan)
+    alone = predict(hardware, 1, **plan)
     for N in counts:
-        found = predict(workload, hardware, N, **plan)
+        found = predict(hardware, N, **plan)
         times = (f"{1000 * each:.3g}" for each in (found.step, found.compute, found.update, found.all_reduce))
         shares = (f"{share:.1%}" for share in (found.all_reduce / found.step, alone.step / found.step))
         table.add_row(f"{N:,}", *times, *shares, f"{found.examples_per_second:,.0f}")
@@ -253,55 +205,43 @@ def make_table(hardware: Hardware, counts: Sequence[int], workload: Workload, **
 class ScalingOptions:
     """Settings of a prediction."""
 
-    workload: Literal["recipe", "resnet-50"] = setting(
-        "prediction", "recipe", "The recipe's model, or ResNet-50 on images of 224 x 224, which has published speeds."
+    parameters: int = setting("model", RESNET_PARAMETERS, "Parameters of the model; default: ResNet-50's.")
+    flops: float = setting("model", RESNET_FLOPS, "Operations of one example, forward and backward.")
+    utilization: float | None = setting(
+        "model",
+        None,
+        "Share of the peak FLOP/s that the model attains on one device: measure yours. Default: what is published of "
+        "ResNet-50 on an A100.",
     )
+    dtype: Literal["float32", "bfloat16"] = setting("model", "float32", "Type of the computation.")
+    per_device_batch_size: int = setting("model", 64, "Examples per update on one device.")
     hardware: tuple[Literal["a100", "h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
-        "prediction",
+        "machine",
         ("h100", "tpu-v5e", "tpu-v5p"),
         "Machines to predict for; pmapdp/scaling.py has their figures and sources.",
     )
-    devices: tuple[int, ...] = setting("prediction", (1, 8, 64, 512, 4096), "Numbers of devices in the tables.")
-    per_device_batch_size: int | None = setting(
-        "prediction", None, "Examples per update on one device; default: the recipe's batch size."
-    )
-    utilization: float | None = setting(
-        "prediction",
-        None,
-        f"Share of the peak FLOP/s that the model attains on one device: measure yours. Default: what is published of "
-        f"it, or {ASSUMED}.",
-    )
+    devices: tuple[int, ...] = setting("machine", (1, 8, 64, 512, 4096), "Numbers of devices in the tables.")
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    config, options = cli.parse_with_recipe(ScalingOptions, arguments, __doc__, ("model",))
-    if config.dtype == "float64":
-        raise UserError("--dtype float64 has no published peak on this hardware: try --dtype float32")
-    if options.utilization is not None and not 0.0001 <= options.utilization <= 1:
-        raise UserError(f"--utilization {options.utilization} is not from 0.0001 to 1: try --utilization {ASSUMED}")
-    if options.per_device_batch_size is not None:
-        config = replace(config, per_device_batch_size=options.per_device_batch_size, global_batch_size=None)
-    b = config.per_device_batch_size or config.global_batch_size or 64
-    machines, counts = [HARDWARE[name] for name in options.hardware], sorted(set(options.devices))
-    for machine in machines:
-        for N in counts:
-            spread(N, machine.levels)  # raises an error before anything starts
-
-    jax.config.update("jax_platforms", "cpu")  # operations are counted there, so that every machine predicts the same
-    model = find_model(config.model)
-    workload = RESNET if options.workload == "resnet-50" else count_step(config.model, model, b, config.dtype)
-    share = options.utilization or workload.utilization[config.dtype]
-    origin = "as given" if options.utilization else "measured on an A100" if workload is RESNET else "assumed"
+    options = cli.parse(ScalingOptions, arguments, __doc__)
+    share = RESNET_SHARES[options.dtype] if options.utilization is None else options.utilization
+    model = {"parameters": options.parameters, "flops": options.flops, "utilization": share}
+    for name, value in (model | {"per_device_batch_size": options.per_device_batch_size}).items():
+        most, example = (1, 0.15) if name == "utilization" else (math.inf, 64)
+        if not 0 < value <= most:  # true of a NaN, too
+            raise UserError(f"{flag(name)} {value} is not above 0 and at most {most}: try {flag(name)} {example}")
+    counts, b = sorted(set(options.devices)), options.per_device_batch_size
+    tables = [make_table(HARDWARE[name], counts, b=b, dtype=options.dtype, **model) for name in options.hardware]
     print(
-        f"{workload.name}: {workload.parameters:,} parameters, {workload.flops / 1e6:,.1f} MFLOP an example; "
-        f"{b:,} examples per device and update, {config.dtype}, Adam; {share:.3g} of the peak, {origin}. "
-        "Predictions for data parallelism, not measurements."
+        f"{options.parameters:,} parameters, {options.flops / 1e6:,.1f} MFLOP an example, {b:,} examples per device, "
+        f"{options.dtype}, Adam; {share:.3g} of the peak. Predictions for data parallelism, not measurements."
     )
     # A file has no width, and wrapped cells are hard to read.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
-    for machine in machines:
-        console.print(make_table(machine, counts, workload, b=b, dtype=config.dtype, utilization=share))
+    for table in tables:
+        console.print(table)
     print(f"The predictions leave out: {LEFT_OUT}.")
 
 

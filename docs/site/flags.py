@@ -21,7 +21,6 @@ Python, a flag of the trainer is a field of `pmapdp.config.Config`, with undersc
 """
 SHARED = {
     "compare": "It takes the recipes and the flags of the trainer's sections data, model and optimization, too.",
-    "scaling": "It takes the recipes and the flags of the trainer's section model, too.",
 }
 KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
 
