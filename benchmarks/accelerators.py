@@ -39,7 +39,7 @@ STRATEGIES = ("pmap", "jit")
 
 
 class Block(nnx.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions, and a shortcut around them."""
 
     def __init__(self, channels: int, features: int, strides: int, rngs: nnx.Rngs, **types: Any):
         options: dict[str, Any] = {"use_bias": False, "rngs": rngs, **types}

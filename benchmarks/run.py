@@ -94,7 +94,7 @@ def main() -> None:
 
     os.environ["JAX_PLATFORMS"] = "cpu"
     machine: dict[str, Any] = {"processor": platform.processor() or platform.machine(), "cores": cores()}
-    machine |= {"python": platform.python_version(), "jax": jax.__version__, "load before": os.getloadavg()[0]}
+    machine |= {"python": platform.python_version(), "jax": jax.__version__}
     python = peers_python(options.environment) if options.peers else None
     if python:
         machine["peers"] = peers_versions(python)

@@ -1,4 +1,4 @@
-"""The picture of README.md, from real output: `python docs/pictures/make.py` in the root. Needs Chromium."""
+"""Make the picture of README.md from real output: `python docs/pictures/make.py` in the root. Needs Chromium."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ def page() -> None:
 
 
 def screenshot(html: Path, path: Path) -> None:
-    """The top of a page as a PNG, 1280 pixels wide."""
+    """Write the top of a page as a PNG, 1280 pixels wide."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("Chromium is not here: apt-get install chromium")

@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """The anchors of a page, and where its links and pictures lead."""
+    """The anchors, links and pictures of a page."""
 
     def __init__(self, file: Path):
         super().__init__()

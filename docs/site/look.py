@@ -50,7 +50,7 @@ def too_wide(site: Path, width: int) -> list[str]:
         command = [CHROMIUM, *OPTIONS, f"--user-data-dir={profile}", Path(frame.name).as_uri()]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     title = html.unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1])
-    return json.loads(title)  # "begun" where Chromium did not come to the end
+    return json.loads(title)  # "begun" where Chromium didn't come to the end
 
 
 def main() -> None:

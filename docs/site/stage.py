@@ -104,7 +104,7 @@ class Stage:
         return text.replace("git clone ADDRESS", f"git clone {self.repository}") if self.repository else text
 
     def notebook(self, path: PurePosixPath) -> None:
-        """Lay out a notebook; what a prediction asks for, and its proof, are folded as they are in JupyterLab."""
+        """Lay out a notebook; fold the answer of a prediction and its proof, as JupyterLab does."""
         notebook = json.loads((ROOT / path).read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":

@@ -1,1 +1,1 @@
-"""The ways to train side by side, or steps of the reader's own: `python -m pmapdp.compare`."""
+"""Compare the four strategies side by side, or steps of yours: `python -m pmapdp.compare`."""

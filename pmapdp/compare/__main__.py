@@ -1,11 +1,11 @@
-"""Train with the four strategies side by side, or run steps of your own, and show where they agree and differ.
+"""Train with the four strategies side by side, or run steps of your own, and show what's equal and what differs.
 
     python -m pmapdp.compare                        # digits, on 8 devices and 1
     python -m pmapdp.compare --html page.html --dtype float64
     python -m pmapdp.compare old.py:program new.py:program --html page.html
 
-A program of yours is a function without arguments that returns those of `pmapdp.verify.verify` in a dictionary. The
-first run that fails ends the comparison with its error.
+A program of yours is a function that returns the arguments of `pmapdp.verify.verify` in a dictionary. The first run
+that fails ends the comparison with its error.
 """
 
 import json
@@ -38,7 +38,7 @@ OTHERS = tuple(name for name in STRATEGIES if name != "single")
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """The files that are written."""
+    """Settings of what is written."""
 
     json: str | None = setting("output", None, "Write all results to this file.")
     html: str | None = setting(
@@ -73,7 +73,7 @@ class ProgramsOptions(Outputs):
     programs: tuple[str, ...] = setting(
         "arguments",
         (),
-        "Functions without arguments that return those of pmapdp.verify.verify in a dictionary, two or more.",
+        "Two or more functions that return the arguments of pmapdp.verify.verify in a dictionary.",
         place="FILE.py:PROGRAM",
     )
     devices: int | None = setting("comparison", None, "Of steps of your own: one number of devices; default: the same.")
@@ -142,9 +142,9 @@ def print_report(report: dict[str, Any]) -> None:
     print_table(console, heads, [[name, *(found[fact] for fact in facts)] for name, found in described])
     if report["pitfalls"]:
         wrong = [(case["name"], case["results"]["wrong"]) for case in report["pitfalls"]]
-        ways = ("pmap", "shard_map")
-        rows = [[name, *(words.verdict(found[way]) if way in found else "" for way in ways)] for name, found in wrong]
-        print_table(console, ("a mistake that raises no error", *ways), rows)
+        mapped = ("pmap", "shard_map")
+        rows = [[title, *(words.verdict(found[name]) if name in found else "" for name in mapped)] for title, found in wrong]
+        print_table(console, ("a mistake that raises no error", *mapped), rows)
     for run in report["runs"]:
         for finding in run.get("findings", ()):
             console.print(f"{run['name']}, {finding}", markup=False)

@@ -1,4 +1,4 @@
-"""Set sources side by side: lines that all have stand once, and where they differ each column has its own."""
+"""Set sources side by side. A line that all have stands once. If they differ, each column has its own."""
 
 import ast
 import difflib

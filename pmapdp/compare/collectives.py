@@ -1,7 +1,7 @@
 """List the collectives of a compiled program: kinds, sizes, and the line of source that each comes from.
 
 The compiler inserts, combines and splits collectives, so only its final text (HLO) tells what the devices exchange.
-Lessons 06 and 09 read such a text.
+Lessons 06 and 09 read one.
 
     collectives(jax.jit(f).lower(x).compile().as_text())
 """
@@ -56,7 +56,7 @@ def instructions(hlo: str) -> list[dict[str, Any]]:
 
     - kind, bytes, arrays: as in HLO; `arrays` is their number
     - instruction: its text, without types
-    - operations: the JAX operations that it comes from. One that the compiler combined may have those of one of them.
+    - operations: the JAX operations that it comes from. The compiler may combine several, and name the operations of one alone.
     - written: a line of the program asks for it
     - source, text: that line's file and number, and the line. Both are empty if HLO doesn't have them.
     """

@@ -17,7 +17,7 @@ def make_page(report: dict[str, Any]) -> str:
     runs: dict[str, Any] = {}
     for run in report["runs"]:
         run["words"] = words.describe(run)
-        runs.setdefault(run["strategy"], run)  # those of the most devices come first
+        runs.setdefault(run["strategy"], run)  # runs on the most devices come first
     columns = report["columns"]
     forms = {"": columns}
     if STACKED in runs:  # stands in the place of the other form of pmap, by a switch

@@ -1,4 +1,4 @@
-"""Run the pitfalls of the catalogue under pmap, shard_map and jit, beside one device and beside the right lines."""
+"""Run the pitfalls of the catalogue, and compare them and the right lines with one device."""
 
 import functools
 import textwrap
@@ -91,7 +91,7 @@ def example(N: int) -> tuple[Any, Any, Any]:
 
 
 def compare_results(function: Any, arguments: Any, wanted: Any) -> dict[str, Any]:
-    """Compare loss and gradient with `wanted`: how far off, relative to it, on the device where they are farthest.
+    """Compare loss and gradient with `wanted`: the relative difference, on the device that is farthest off.
 
     `factor` is how many times as long the gradient is along the wanted one. `agree` tells if all devices have the same.
     """

@@ -1,4 +1,4 @@
-"""Compare steps of the reader's, each `file.py:program`: verified, compiled, timed, and set beside the first."""
+"""Compare steps of yours, each `file.py:program`: verify, compile and time them, and compare them with the first."""
 
 import ast
 import time

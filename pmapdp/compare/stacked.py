@@ -16,7 +16,7 @@ from pmapdp.loss import MetricSums
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
-STACKED = "pmap, stacked"  # its name beside those of `steps.STRATEGIES`
+STACKED = "pmap, stacked"  # a name next to the names in `steps.STRATEGIES`
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:

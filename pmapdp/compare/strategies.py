@@ -1,4 +1,4 @@
-"""Train with each strategy from the same seed, and read from the arrays and the compiled programs where they differ."""
+"""Train with each strategy from the same seed, and read their differences from arrays and compiled programs."""
 
 import gzip
 import itertools

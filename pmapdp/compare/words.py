@@ -1,4 +1,4 @@
-"""The words of a comparison, for the page and for the terminal."""
+"""Put a comparison into words, for the page and for the terminal."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -58,7 +58,7 @@ def conclude(report: dict[str, Any]) -> str:
         wrong = [f"{run['name']}: {run['verdict']}" for run in runs if run["verdict"] != "equal"]
         return "pmapdp.verify finds " + ("; ".join(wrong) or "that each step equals its reference") + "."
     if off := [run["name"] for run in runs if run["largest_difference"] > ROUNDING[report["config"]["dtype"]]]:
-        return f"{', '.join(off)}: the parameters aren't those of a single device, and it isn't rounding."
+        return f"{', '.join(off)}: the parameters differ from a single device's, by more than rounding."
     largest = max(run["largest_difference"] for run in runs)
     said = f"All {len(runs)} end with the same parameters: rounding makes a difference of at most {largest:.1e}."
     is_split = max(run["devices"] for run in runs) > 1

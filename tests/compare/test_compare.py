@@ -55,7 +55,7 @@ def test_every_run_is_reported_and_equals_a_single_device(compared):
         assert "all-reduce" in {phase for _, phase, _, _ in each["timeline"]}
     assert "All 4 end with the same parameters" in conclude(report)
     off = report | {"runs": [single, others[0] | {"largest_difference": 0.1}]}
-    assert conclude(off).startswith("pmap × 2: the parameters aren't those of a single device")
+    assert conclude(off).startswith("pmap × 2: the parameters differ from a single device's")
 
 
 def test_what_each_sees_holds_and_who_adds_up(compared):
