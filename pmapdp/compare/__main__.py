@@ -141,9 +141,10 @@ def print_report(report: dict[str, Any]) -> None:
     described = [(run["name"], words.describe(run)) for run in report["runs"]]
     print_table(console, heads, [[name, *(found[fact] for fact in facts)] for name, found in described])
     if report["pitfalls"]:
-        wrong = [(case["name"], case["results"]["wrong"]) for case in report["pitfalls"]]
-        mapped = ("pmap", "shard_map")
-        rows = [[title, *(words.verdict(found[name]) if name in found else "" for name in mapped)] for title, found in wrong]
+        mapped, rows = ("pmap", "shard_map"), []
+        for case in report["pitfalls"]:
+            wrong = case["results"]["wrong"]
+            rows.append([case["name"], *(words.verdict(wrong[name]) if name in wrong else "" for name in mapped)])
         print_table(console, ("a mistake that raises no error", *mapped), rows)
     for run in report["runs"]:
         for finding in run.get("findings", ()):

@@ -56,7 +56,7 @@ def instructions(hlo: str) -> list[dict[str, Any]]:
 
     - kind, bytes, arrays: as in HLO; `arrays` is their number
     - instruction: its text, without types
-    - operations: the JAX operations that it comes from. The compiler may combine several, and name the operations of one alone.
+    - operations: the JAX operations that it comes from; of a combined one, perhaps not all
     - written: a line of the program asks for it
     - source, text: that line's file and number, and the line. Both are empty if HLO doesn't have them.
     """
