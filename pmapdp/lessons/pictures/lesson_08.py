@@ -27,3 +27,31 @@ def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
             axes.set_title(f"{name}, N = {N}", fontsize=9)
     grid[len(of_schemes) // 2, 0].set_ylabel("8 examples, one a row")
     grid[-1, len(counts) // 2].set_xlabel("12 activations, one a column")
+
+
+@drawing.picture
+def differences(losses: dict[tuple[str, int], np.ndarray]) -> None:
+    """How far the loss on 2 and 8 devices is from one device's: about 1e-2 with a key per device, at most 1e-6 with a key per example.
+
+    `losses` `[updates]` by the name of the keys and the number of devices.
+    """
+    for (name, N), curve in losses.items():
+        if N > 1:
+            apart = np.maximum(np.abs(curve - losses[name, 1]), 1e-9)  # equal losses have no logarithm
+            colour, dashes = drawing.DEVICE_COLOURS[5 if "device" in name else 0], "-" if N == 2 else "--"
+            plt.plot(range(1, len(curve) + 1), apart, dashes, color=colour, label=f"{name}, {N} devices")
+    plt.gca().set(yscale="log", xlabel="update", ylabel="distance from\none device's loss")
+    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+@drawing.picture
+def tokens(losses: np.ndarray, weights: np.ndarray) -> None:
+    """Four sentences of 6, 2, 1 and 1 tokens in rows of six; the first two are on device 0, with loss 1, the others on device 1, with loss 3."""
+    axes = drawing.canvas(12, 4.4, inches=5)
+    for d, sentences in enumerate(losses):
+        axes.text(0, 1.1 + 2.3 * d, f"device {d}", va="center")
+        for row, sentence in enumerate(sentences):
+            for column, loss in enumerate(sentence):
+                valid = weights[d, row, column] > 0
+                place = 2.6 + 1.3 * column, 0.1 + 2.3 * d + row
+                drawing.box(axes, *place, f"{loss:.0f}" if valid else "pad", device=d if valid else None, width=1.2)
