@@ -69,7 +69,7 @@ class Config:
     devices: int | None = setting(
         "parallel", None, "Default: all accelerators, or else 8 simulated CPU devices.", (1, MOST, "8")
     )
-    global_batch_size: int | None = setting(
+    global_batch_size: int | None = fixed(
         "parallel", None, "Examples per update over all devices, any number; default: 64, or all.", (1, MOST, "64")
     )
     per_device_batch_size: int | None = setting(

@@ -93,7 +93,7 @@ def choose(count: int | None = None) -> list[jax.Device]:
     return devices[:count]
 
 
-def of_all_processes(local: list[jax.Device]) -> list[jax.Device]:
+def extend_to_all_processes(local: list[jax.Device]) -> list[jax.Device]:
     """Return the devices of a run: the first `len(local)` of every process, process by process."""
     if jax.process_count() == 1:
         return local

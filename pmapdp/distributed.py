@@ -103,12 +103,6 @@ class Peers:
                         "start all processes with the same command and the same files"
                     )
 
-    def require_all(self, kind: type[Exception], error: Exception | None) -> None:
-        """Raise `error`, or one of this `kind` if another process has one, so that all go on or none does."""
-        for process, text in enumerate(self.exchange(None if error is None else str(error))):
-            if text is not None:
-                raise error or kind(f"process {process}: {text}")
-
     def wait(self, name: str) -> None:
         """Wait until all processes make this call."""
         if self.count > 1:

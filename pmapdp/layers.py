@@ -36,10 +36,9 @@ class Context:
     draws: Iterator[int] = field(default_factory=itertools.count)  # numbers the calls of `next_keys`
 
     def next_keys(self, number: Any = 0) -> jax.Array:
-        """`[b]` random keys, one an example. Each call returns others, so no two layers draw the same mask.
+        """Return `[b]` random keys, one an example. Each call returns others, so no two layers draw the same mask.
 
-        Args:
-            number: tells layers apart that share one call, because they run in a scan over layers.
+        Layers in a scan share one call, so they give a `number` that tells them apart.
         """
         number = next(self.draws) + (number << 16)
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
@@ -61,7 +60,7 @@ def use_context(context: Context) -> Iterator[None]:
 
 
 def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
-    """`[b]` random keys that depend on the seed, the update and the example, and not on the device."""
+    """Return `[b]` random keys. They depend on the seed, the update and the example, and not on the device."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
@@ -79,10 +78,7 @@ class ExactBatchNorm(nnx.BatchNorm):
     """
 
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None) -> jax.Array:
-        """`[b, ...]` to the same; in training it also moves the running moments.
-
-        A frozen layer (`use_running_average=True`) stays frozen.
-        """
+        """Normalize `[b, ...]`. Training also moves the running moments, unless the layer is frozen."""
         context = current_context()
         frozen = self.use_running_average if use_running_average is None else use_running_average
         if mask is not None:
@@ -101,7 +97,7 @@ class ExactBatchNorm(nnx.BatchNorm):
         return (x * scale.reshape(shape) + bias.reshape(shape)).astype(dtype)
 
     def moments(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
-        """Mean and variance `[C]` over the valid examples of all devices; moves the running ones.
+        """Return mean and variance `[C]` over the valid examples of all devices, and move the running ones.
 
         `x` and the mean that is returned are relative to the running mean.
         """
@@ -133,7 +129,7 @@ class ExactDropout(nnx.Dropout):
     """
 
     def __call__(self, inputs: jax.Array, *, deterministic: bool | None = None, **_: Any) -> jax.Array:
-        """`[b, ...]` to the same; the identity in evaluation, and if the layer is frozen (`deterministic`)."""
+        """Drop parts of `[b, ...]` in training, unless the layer is frozen (`deterministic`)."""
         frozen = self.deterministic if deterministic is None else deterministic
         if not current_context().train or frozen or self.rate == 0:
             return inputs
@@ -151,7 +147,7 @@ class ExactAttention(nnx.MultiHeadAttention):
     """`nnx.MultiHeadAttention` whose dropout draws a mask for each example."""
 
     def __call__(self, *inputs: Any, deterministic: bool | None = None, rngs: Any = None, **options: Any) -> jax.Array:
-        """As Flax's layer, but that it knows by itself if this is training."""
+        """Attend as Flax's layer does. The context tells if this is training."""
         frozen = self.deterministic if deterministic is None else deterministic
         deterministic = bool(frozen) or not current_context().train
         # Flax calls `rngs` for a key, and hands the result to `attend`.
@@ -172,7 +168,7 @@ def attend(
     precision: Any = None,
     **_: Any,
 ) -> jax.Array:
-    """Attention of h heads, `[b, q, h, d]` by `[b, k, h, d]` twice to `[b, q, h, d]`, with Flax's arguments.
+    """Let h heads of queries `[b, q, h, d]` attend to keys and values `[b, k, h, d]`. The arguments are Flax's.
 
     Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32 at least, and in float64 for
     float64, unlike in `jax.nn.dot_product_attention`. `dropout_rng` is `[b]` keys, or None without dropout.
@@ -193,19 +189,19 @@ def attend(
 
 
 def layer_keys(layer: Any) -> jax.Array:
-    """`[b]` random keys for a layer, one an example. Layers that run in one scan are told apart by their counts."""
+    """Return `[b]` random keys for a layer. Layers that run in one scan are told apart by their counts."""
     return current_context().next_keys(0 if layer.rngs is None else layer.rngs.count[...])
 
 
 def draw_masks(keys: jax.Array, keep: float, shape: list[int]) -> jax.Array:
-    """`[b, ...]` masks of this shape, each drawn from an example's own key; True with the probability `keep`."""
+    """Draw masks `[b, ...]`, each from its example's own key. They are True with the probability `keep`."""
     if shape[0] != len(keys):
         raise ValueError(f"dropout sees {shape}, whose first axis is not that of the examples: move it to the front")
     return jax.vmap(lambda key: jax.random.bernoulli(key, keep, tuple(shape[1:])))(keys)
 
 
 def exchange(model: nnx.Module) -> nnx.Module:
-    """Make the batch norms, dropouts and attention layers of a built model exact, in place; returns it.
+    """Make the batch norms, dropouts and attention layers of a built model exact, in place, and return it.
 
     Subclasses of Flax's layers, and attention by a function other than Flax's, are left as they are, because what they
     change is not known.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import jax
 
-from pmapdp.errors import LOWER, DivergedError
+from pmapdp.errors import DivergedError
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
 UPDATES_AHEAD = 2
@@ -55,7 +55,7 @@ class Meter:
             self.examples += examples
             if not math.isfinite(self.sums["loss"]):
                 jax.block_until_ready([sums for _, sums, _ in self.unread])  # other processes take part in these
-                raise DivergedError(f"the loss is {self.sums['loss']} at step {step}: {LOWER}", step)
+                raise DivergedError(f"the loss is {self.sums['loss']} at step {step}", step)
 
     def finish(self) -> None:
         """Wait for all updates, and add up what is left."""

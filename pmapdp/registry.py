@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,12 @@ def featurizer_of(model: Any) -> str:
 
 
 def default_data_dir() -> Path:
-    """Return `$PMAPDP_DATA`, or a cache folder in your home."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return `$PMAPDP_DATA`, or a cache folder in your home, or in the system's temporary folder if you have none."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user id without an entry, in a container
+        home = Path(tempfile.gettempdir())
+    cache = os.environ.get("XDG_CACHE_HOME") or home / ".cache"
     return Path(os.environ.get("PMAPDP_DATA") or Path(cache) / "pmapdp" / "data")
 
 

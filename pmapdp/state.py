@@ -86,7 +86,7 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     """
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
-    with on_the_host(), jax.transfer_guard("allow"):
+    with use_host(), jax.transfer_guard("allow"):
         # Not under jit, because Flax would take a constant that the model keeps for a part of its structure.
         built = model(rngs=nnx.Rngs(seed), **{name: each for name, each in types.items() if takes(model, name)})
         structure, arrays = nnx.split(built)
@@ -102,7 +102,7 @@ def takes(model: Callable[..., nnx.Module], name: str) -> bool:
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def on_the_host() -> contextlib.AbstractContextManager[Any]:
+def use_host() -> contextlib.AbstractContextManager[Any]:
     """Put new arrays on a CPU, so that no accelerator has to hold a whole model."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
@@ -123,7 +123,7 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
         task: what is trained.
         sharding: one for all arrays, or a pytree of them like the state. Each device gets its shards alone.
     """
-    with on_the_host(), jax.transfer_guard("allow"):
+    with use_host(), jax.transfer_guard("allow"):
         state = jax.device_get(initial_state(task))
     return state if sharding is None else jax.device_put(state, sharding)
 

@@ -2,7 +2,7 @@
 
     python -m pmapdp.train                               # digits, 8 devices
     python -m pmapdp.train --strategy jit --devices 4    # split by the compiler
-    python -m pmapdp.train mirrored --workdir runs/first    # again: it resumes
+    python -m pmapdp.train mirrored --workdir runs/first  # again: it resumes
     srun python -m pmapdp.train --distributed            # several processes
 
 Lesson 14 teaches this file.
@@ -147,7 +147,7 @@ def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
         meter.finish()
     except DivergedError as error:
         if not is_finite(state):
-            raise DivergedError(f"the state is not finite after an update whose loss was: {LOWER}") from None
+            raise DivergedError(f"the last update left no finite state, though its loss was: {LOWER}") from None
         first = (error.step - 1) * batches.batch_size
         there = f"{part} examples {first} to {min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
         raise DivergedError(f"the {part} loss is not finite, though the state is: look at {there}") from None
@@ -158,7 +158,7 @@ def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
 class Job:
     """All parts of a run before its first update."""
 
-    config: Config  # with the names of your own model, data, optimizer and schedule
+    config: Config  # with the global batch size, and the names of your own model, data, optimizer and schedule
     devices: list[jax.Device]
     data: DataSet  # in arrays
     task: Task
@@ -186,7 +186,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     number = 1 if config.strategy == "single" else number_of_devices(config.devices, config.mesh, peers.count)
     local_devices = devices.choose(number)
-    all_devices = devices.of_all_processes(local_devices)
+    all_devices = devices.extend_to_all_processes(local_devices)
     rule = custom.optimizer or find_rule("optimizer", config.optimizer)  # None: one of ours
     rate = custom.schedule or find_rule("schedule", config.schedule)
 
@@ -199,7 +199,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
 
     # Model and loss
     task = make_task(config, custom)
-    config = dataclasses.replace(config, **names_of(custom, task))
+    config = dataclasses.replace(config, **name_custom_parts(custom, task))
     arrays, _ = featurize(data, task.model)
     yours = config.model not in MODELS or custom.loss is not None or custom.metrics is not None
     check_task(task, arrays, custom=yours)
@@ -229,7 +229,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
         check_optimizer(rule, rate, task)
     task = augment_task(dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)), arrays.augment)
     return Job(
-        config=config,
+        config=dataclasses.replace(config, global_batch_size=B, per_device_batch_size=None),
         devices=all_devices,
         data=arrays,
         task=task,
@@ -263,7 +263,7 @@ def make_task(config: Config, custom: Custom) -> Task:
     )
 
 
-def names_of(custom: Custom, task: Task) -> dict[str, Any]:
+def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
     """Return the settings that name your parts, for the header and config.json."""
     names: dict[str, Any] = {} if custom.data is None else {"dataset": "arrays"}
     if custom.model is not None:

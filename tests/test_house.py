@@ -76,7 +76,8 @@ train("digits")
 STRICT = ["--strict", "--follow-imports=silent", "--ignore-missing-imports", "--cache-dir=cache"]
 
 
-@pytest.mark.parametrize("checker", [pytest.param(["mypy", *STRICT], marks=pytest.mark.slow), ["pyright"]])
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", [["mypy", *STRICT], ["pyright"]])
 def test_type_checkers_follow_what_the_pages_import(checker, tmp_path):
     pages = "\n".join(page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
     lines = list(dict.fromkeys(re.findall(r"^(?:from|import) pmapdp\b.*", pages, re.MULTILINE)))

@@ -1,13 +1,11 @@
-"""The command from start to end: the default recipe with every strategy, its output and its metrics file."""
+"""The command from start to end: the default recipe, its output and its metrics file."""
 
 import dataclasses
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -19,11 +17,9 @@ from marks import quick
 from pmapdp.config import Config
 from pmapdp.train import train as train_here
 
-STRATEGIES = ("single", "pmap", "jit", "shard_map")
 START = {"event", "devices", "global_batch_size", "per_device_batch_size", "parameters", "examples", "jax"}
 START |= {"state_bytes_on_a_device"}
 EPOCH = {"event", "epoch", "step", "train", "test", "learning_rate", "examples_per_second", "step_ms"}
-END = {"event", "steps", "compile_seconds", "total_seconds"}
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +38,59 @@ def runs(tmp_path_factory):
     return run
 
 
-@quick(1, "strategy", STRATEGIES[:2])
-def test_default_recipe_reaches_its_accuracy(runs, strategy):
-    lines, _ = runs(strategy)
-    assert lines[-2]["test"]["accuracy"] >= 0.97
+@quick(1, "strategy", ["pmap", "single"])
+def test_metrics_file_of_the_default_recipe(runs, strategy):
+    (start, *epochs, end), _ = runs(strategy)
+    devices = 1 if strategy == "single" else 8
+    assert set(start) == START | {field.name for field in dataclasses.fields(Config)}
+    expected = {
+        "event": "start",
+        "strategy": strategy,
+        "devices": devices,
+        "global_batch_size": 64,
+        "jax": jax.__version__,
+    }
+    expected |= {
+        "per_device_batch_size": 64 // devices,
+        "parameters": 347_146,
+        "examples": {"train": 1437, "test": 360},
+    }
+    assert start | expected == start
+
+    assert [(epoch["epoch"], epoch["step"]) for epoch in epochs] == [(k, 23 * k) for k in range(1, 21)]
+    for epoch in epochs:
+        assert set(epoch) == EPOCH
+        assert (epoch["train"]["examples"], epoch["test"]["examples"]) == (1437, 360)
+        assert min(epoch["examples_per_second"], epoch["step_ms"]) > 0
+        assert 0 <= epoch["train"]["accuracy"] <= 1
+    assert epochs[-1]["test"]["accuracy"] >= 0.97
+
+    assert set(end) == {"event", "steps", "compile_seconds", "total_seconds"}
+    assert (end["event"], end["steps"]) == ("end", 460)
+    assert 0 < end["compile_seconds"] < end["total_seconds"]
+
+
+@pytest.mark.slow
+def test_strategies_report_the_same_figures(runs):
+    """Rounding differs; over one epoch it stays small, over twenty it may move an example or two."""
+    (_, first, *_, last, _), _ = runs("single")
+    (_, other_first, *_, other_last, _), _ = runs("pmap")
+    for part in ("train", "test"):
+        assert other_first[part]["loss"] == pytest.approx(first[part]["loss"], rel=1e-2)
+    assert other_last["test"]["accuracy"] == pytest.approx(last["test"]["accuracy"], abs=0.01)
+    assert other_last["learning_rate"] == last["learning_rate"]
+
+
+def test_output_elsewhere_than_on_a_terminal_is_plain(runs):
+    lines, output = runs("pmap")
+    assert not {"\x1b", "\r"} & set(output)
+    for words in ("recipe digits, strategy pmap", "8 simulated CPU devices", "347,146 parameters", "1,437 to train"):
+        assert words in output
+    assert sum(line.startswith("epoch ") and "  test loss " in line for line in output.splitlines()) == 20
+    best, last = max(line["test"]["accuracy"] for line in lines[1:-1]), lines[-2]["test"]["accuracy"]
+    assert f"test accuracy: best {best:.4f}" in output
+    assert f"last {last:.4f}" in output
+    assert "to compile" in output
 
 
 @pytest.mark.slow
@@ -56,77 +101,19 @@ def test_batch_norm_is_ready_after_few_updates(tmp_path):
     assert json.loads(file.read_text().splitlines()[-2])["test"]["accuracy"] >= 0.97
 
 
-@quick(0, ("dtype", "most"), [("float32", (0.01, 0.2)), ("float64", (1e-12, 1e-12))])
-def test_three_epochs_of_adam_differ_by_amplified_rounding_alone(tmp_path, dtype, most):
-    """In float32 train and test loss stay within 1 % and 20 %; docs/promises.md has the figures that were measured."""
+@pytest.mark.slow
+def test_three_epochs_of_adam_differ_by_amplified_rounding_alone(tmp_path):
+    """Train and test loss stay within 1 % and 20 %; docs/promises.md has the figures that were measured."""
     losses = []
-    for strategy, devices in (("single", 1), ("pmap", 3 if dtype == "float64" else 7)):
+    for strategy, devices in (("single", 1), ("pmap", 7)):
         file = tmp_path / f"{devices}.jsonl"
-        job = ["--model", "convnet", "--global-batch-size", 50, "--epochs", 3, "--dtype", dtype, "--no-progress"]
+        job = ["--model", "convnet", "--global-batch-size", 50, "--epochs", 3, "--no-progress"]
         done = train(*job, "--strategy", strategy, "--devices", devices, "--metrics-file", file)
         assert done.returncode == 0, done.stderr
         epochs = [json.loads(line) for line in file.read_text().splitlines()[1:-1]]
         losses.append([(epoch["train"]["loss"], epoch["test"]["loss"]) for epoch in epochs])
     one, other = np.array(losses)
-    assert (abs(other / one - 1) < most).all(), other / one - 1
-
-
-@quick(1, "strategy", STRATEGIES[:2])
-def test_metrics_file_has_the_documented_lines(runs, strategy):
-    (start, *epochs, end), _ = runs(strategy)
-    fields = {field.name for field in dataclasses.fields(Config)}
-    assert set(start) == START | fields
-    assert start["event"] == "start"
-    assert start["strategy"] == strategy
-    assert start["devices"] == (1 if strategy == "single" else 8)
-    assert start["global_batch_size"] == 64
-    assert start["per_device_batch_size"] == (64 if strategy == "single" else 8)
-    assert start["parameters"] == 347_146
-    assert start["examples"] == {"train": 1437, "test": 360}
-    assert start["jax"] == jax.__version__
-
-    assert len(epochs) == 20
-    for number, epoch in enumerate(epochs, start=1):
-        assert set(epoch) == EPOCH
-        assert epoch["event"] == "epoch"
-        assert epoch["epoch"] == number
-        assert epoch["step"] == number * 23  # 22 batches of 64 and one of 29
-        assert (epoch["train"]["examples"], epoch["test"]["examples"]) == (1437, 360)
-        assert epoch["examples_per_second"] > 0
-        assert epoch["step_ms"] > 0
-        assert 0 <= epoch["train"]["accuracy"] <= 1
-
-    assert set(end) == END
-    assert end["event"] == "end"
-    assert end["steps"] == 460
-    assert 0 < end["compile_seconds"] < end["total_seconds"]
-
-
-@quick(0, "strategy", ["pmap"])
-def test_strategies_report_the_same_figures(runs, strategy):
-    """Rounding differs; over one epoch it stays small, over twenty it may move an example or two."""
-    (_, first, *_, last, _), _ = runs("single")
-    (_, other_first, *_, other_last, _), _ = runs(strategy)
-    for part in ("train", "test"):
-        assert other_first[part]["loss"] == pytest.approx(first[part]["loss"], rel=1e-2)
-    assert other_last["test"]["accuracy"] == pytest.approx(last["test"]["accuracy"], abs=0.01)
-    assert other_last["learning_rate"] == last["learning_rate"]
-
-
-def test_output_elsewhere_than_on_a_terminal_is_plain(runs):
-    lines, output = runs("single")
-    assert "\x1b" not in output
-    assert "\r" not in output
-    assert "1 CPU device" in output
-    assert "347,146 parameters" in output
-    assert "1,437" in output
-    assert "360" in output
-    assert f"jax {jax.__version__}" in output
-    assert sum(line.startswith("epoch ") and "  test loss " in line for line in output.splitlines()) == 20
-    best = max(line["test"]["accuracy"] for line in lines[1:-1])
-    assert f"test accuracy: best {best:.4f}" in output
-    assert f"last {lines[-2]['test']['accuracy']:.4f}" in output
-    assert "to compile" in output
+    assert (abs(other / one - 1) < (0.01, 0.2)).all(), other / one - 1
 
 
 def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
@@ -139,57 +126,23 @@ def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
     assert end["steps"] == 25
 
 
-@pytest.mark.slow
-def test_a_killed_run_leaves_whole_lines(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    command = [sys.executable, "-m", "pmapdp.train", "--model", "mlp", "--devices", "2", "--epochs", "1000"]
-    process = subprocess.Popen(
-        [*command, "--metrics-file", str(file)], env=environment(), stdout=subprocess.DEVNULL, cwd=tmp_path
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not file.exists() or file.read_text().count('"epoch"') < 2:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    text = file.read_text()
-    assert text.endswith("\n")
-    events = [json.loads(line)["event"] for line in text.splitlines()]
-    assert events[0] == "start"
-    assert set(events[1:]) == {"epoch"}
-
-
 def test_a_terminal_gets_a_progress_bar():
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "pmapdp.train", "--model", "mlp", "--devices", "2", "--epochs", "1"]
-    process = subprocess.Popen(
-        command,
-        env=environment({"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    )
+    env = environment({"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"})
+    process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
     os.close(theirs)
     output = b""
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # Linux' way to say that the other end is closed
-            break
-        if not part:
-            break
-        output += part
+    try:
+        while part := os.read(ours, 4096):
+            output += part
+    except OSError:  # Linux' way to say that the other end is closed
+        pass
     os.close(ours)
     text = output.decode()
     assert process.wait() == 0, text
-    assert "\x1b[" in text
-    assert "━" in text
-    assert "0/23" in text
-    assert "compiling" in text
-    assert "epoch 1/1" in text
+    for words in ("\x1b[", "━", "0/23", "compiling", "epoch 1/1"):
+        assert words in text
 
 
 class WithDropout(nnx.Module):

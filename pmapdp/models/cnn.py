@@ -22,7 +22,7 @@ class CNN(nnx.Module):
         self.logits = nnx.Linear(64, 10, **axes("hidden", "classes"), **options)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Forward pass."""
+        """Return the logits."""
         x = images.astype(self.dtype) / 255
         x = self.conv(x)  # [b, 26, 26, 32]
         x = nnx.relu(max_pool(x))  # [b, 13, 13, 32]; the same as pooling after the ReLU, on a quarter of the pixels
@@ -31,7 +31,7 @@ class CNN(nnx.Module):
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """Max-pooling over 2x2 windows, `[b, H, W, C]` to `[b, H // 2, W // 2, C]`: `nnx.max_pool(x, (2, 2), (2, 2))`.
+    """Pool 2x2 windows of `[b, H, W, C]` by their maximum, as `nnx.max_pool(x, (2, 2), (2, 2))` does.
 
     It takes the maximum of the four corners of each window. XLA's gradient of `nnx.max_pool` takes more than half of a
     training step on a CPU; here it is a selection. In both the first of equal corners takes the whole gradient.
@@ -42,5 +42,5 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The elementwise maximum. Equal numbers would share the gradient of `jnp.maximum`; looking for them takes time."""
+    """Return the elementwise maximum, without the time that `jnp.maximum` takes to share gradients of equal numbers."""
     return jnp.where((y > x) | jnp.isnan(y), y, x)

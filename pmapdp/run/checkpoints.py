@@ -4,7 +4,6 @@ A checkpoint holds the train state as it is on one device. It knows nothing of t
 that wrote it, so any other may resume from it.
 """
 
-import contextlib
 import dataclasses
 import glob
 import json
@@ -20,13 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import nnx
 
-from pmapdp.distributed import SINGLE_PROCESS, Peers
 from pmapdp.errors import UserError, reason
 from pmapdp.files import open_arrays
-from pmapdp.run.replicas import sum_of_words
-from pmapdp.run.workdir import identity, read_run, require_same
+from pmapdp.run.replicas import checksums
+from pmapdp.run.workdir import identity, read_config, require_same
 from pmapdp.state import Task, TrainState, initial_state, named_leaves
 
 
@@ -58,31 +55,31 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in a folder. Its methods raise a `UserError` if they can't be written or read.
+    """The checkpoints in a folder. A `UserError` says that one is damaged, or that the disk has no space for one.
+
+    Of several processes all make the same calls, and each writes and reads its own shards.
 
     Args:
         folder: made if it is missing.
         keep: number of the newest to keep, and the best one.
-        peers: the processes, each of which writes and reads its own shards. All make the same calls.
         read_only: leave the folder as it is, also what a running process is writing there.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, peers: Peers = SINGLE_PROCESS, *, read_only: bool = False):
-        self.folder, self.peers = folder, peers
+    def __init__(self, folder: Path, keep: int = 3, *, read_only: bool = False):
+        self.folder = folder
+        if not read_only:
+            folder.mkdir(parents=True, exist_ok=True)
         policies = orbax().checkpoint_managers
-        self.kept = policies.AnyPreservationPolicy([policies.LatestN(keep), policies.CustomSteps([])])
-        with self.writing():
-            if not read_only:
-                folder.mkdir(parents=True, exist_ok=True)
-                self.require_space(1)
-            options = orbax().CheckpointManagerOptions(
-                preservation_policy=self.kept,
-                cleanup_tmp_directories=not read_only,  # what a killed run left half-written
-                read_only=read_only,
-                # Otherwise a folder that can't be made keeps threads waiting for minutes.
-                async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
-            )
-            self.manager = orbax().CheckpointManager(literal_path(folder), options=options)
+        self.policies = [policies.LatestN(keep), policies.CustomSteps([])]
+        options = orbax().CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy(self.policies),
+            cleanup_tmp_directories=not read_only,  # what a killed run left half-written
+            read_only=read_only,
+            # Otherwise a folder that can't be made keeps threads waiting for minutes.
+            async_options=orbax().AsyncOptions(create_directories_asynchronously=False),
+        )
+        self.manager = orbax().CheckpointManager(literal_path(folder), options=options)
+        self.wait, self.close = self.manager.wait_until_finished, self.manager.close
 
     def steps(self) -> list[int]:
         """List the updates after which there are checkpoints, oldest first."""
@@ -96,77 +93,46 @@ class Checkpoints:
             state: arrays of all processes, whose memory may be used again when this returns.
             progress: JSON that `read` gives back; `progress["best"]` are the results of the best epoch.
         """
-        args = orbax().args
-        with self.writing():
-            self.require_space(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-            facts = {"shapes": shapes_of(state), "checksum": checksum(state, progress)}
-            self.manager.wait_until_finished()
-            self.kept.policies[1] = orbax().checkpoint_managers.CustomSteps([progress.get("best", {}).get("step")])
-            self.manager.save(
-                step, args=args.Composite(state=args.StandardSave(state), progress=args.JsonSave(progress | facts))
-            )
-
-    def require_space(self, needed: int) -> None:
-        """Look at the free space first: if a write fails, Orbax's threads wait for minutes."""
-        if shutil.disk_usage(self.folder).free < needed:
-            raise OSError(f"No space left on device: it needs up to {needed / 1e6:,.0f} MB")
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is complete on the disk."""
-        with self.writing():
-            self.manager.wait_until_finished()
-
-    def close(self) -> None:
-        """Finish writing, and end Orbax's threads."""
-        with self.writing():
-            self.manager.close()
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Say in one sentence what is wrong with the disk."""
-        try:
-            yield
-        except (OSError, ValueError, RuntimeError) as error:
+        needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if shutil.disk_usage(self.folder).free < needed:  # if a write failed, Orbax's threads would wait for minutes
             raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({cause(error)}): those before it are intact, so "
-                "correct that and start the same command again"
-            ) from error
+                f"a checkpoint of up to {needed / 1e6:,.0f} MB could not be written to {self.folder} (No space left on "
+                "device): those before it are intact, so free some space and start the same command again"
+            )
+        facts = {"shapes": shapes_of(state), "checksum": checksum(state, progress)}
+        self.wait()
+        self.policies[1] = orbax().checkpoint_managers.CustomSteps([progress.get("best", {}).get("step")])
+        args = orbax().args
+        items = args.Composite(state=args.StandardSave(state), progress=args.JsonSave(progress | facts))
+        self.manager.save(step, args=items)
 
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
-        """Read the checkpoint after update `step`.
+        """Read the checkpoint after update `step`. A `UserError` says that it's damaged, or of another model.
 
         Args:
             step: one of `steps`.
             task: what was trained.
             sharding: where to put the arrays, one sharding or a pytree of them like the state; each device reads its
                 shards alone. With None they become NumPy arrays on the host.
-
-        Raises:
-            UserError: it is damaged, or of another model.
         """
-
         wanted = jax.eval_shape(lambda: initial_state(task))
-        if sharding is None:
-            wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
-        else:
-            places = jax.tree.broadcast(sharding, wanted)
-            wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
-        args = orbax().args
-        progress = self.restore(step, progress=args.JsonRestore())
-        self.require_model(step, progress.pop("shapes", {}), shapes_of(wanted))
-        state = self.restore(step, state=args.StandardRestore(wanted))
-        if progress.pop("checksum", None) != checksum(jax.device_put(state), progress):
-            raise self.damaged(step, "its numbers are not those that were written")
-        return Checkpoint(state, step, progress)
-
-    def require_model(self, step: int, theirs: dict[str, list[int]], ours: dict[str, list[int]]) -> None:
-        """Refuse a checkpoint whose arrays have other names or shapes than the model's."""
+        progress = self.restore(step, progress=orbax().args.JsonRestore())
+        theirs, ours = progress.pop("shapes", {}), shapes_of(wanted)
         for name in sorted(theirs.keys() | ours.keys()):
             if theirs.get(name) != ours.get(name):
                 raise UserError(
                     f"the checkpoint of step {step} in {self.folder} is of another model, in which {name} has the "
                     f"shape {theirs.get(name)}, now {ours.get(name)}: use the model as it was, or another folder"
                 )
+        if sharding is None:
+            wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
+        else:
+            places = jax.tree.broadcast(sharding, wanted)
+            wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
+        state = self.restore(step, state=orbax().args.StandardRestore(wanted))
+        if progress.pop("checksum", None) != checksum(jax.device_put(state), progress):
+            raise self.damaged(step, "its numbers are not those that were written")
+        return Checkpoint(state, step, progress)
 
     def read_weights(self, step: int) -> dict[str, np.ndarray]:
         """Read the arrays of any model by name, for example `hidden.kernel`."""
@@ -174,15 +140,12 @@ class Checkpoints:
         return named_leaves(state.get("params", {}), state.get("model_state", {}))
 
     def restore(self, step: int, **item: Any) -> Any:
-        """Read one item of a checkpoint on all processes. If one fails, all raise a `UserError`."""
-        found: Any = None
-        fault: UserError | None = None
+        """Read one item of a checkpoint."""
+        (name,) = item
         try:
-            found = self.manager.restore(step, args=orbax().args.Composite(**item))[next(iter(item))]
+            return self.manager.restore(step, args=orbax().args.Composite(**item))[name]
         except Exception as error:  # Orbax and what it uses have many
-            fault = self.damaged(step, cause(error))
-        self.peers.require_all(UserError, fault)
-        return found
+            raise self.damaged(step, cause(error)) from error
 
     def damaged(self, step: int, why: str) -> UserError:
         """Make the sentence about a checkpoint that can't be read."""
@@ -194,7 +157,7 @@ class Checkpoints:
 
 def checksum(state: TrainState, progress: dict[str, Any]) -> int:
     """Return one number for all numbers of a checkpoint, whatever the layout of its arrays."""
-    return zlib.crc32(json.dumps(progress, sort_keys=True).encode(), int(jax.device_get(sum_of_words(state))))
+    return zlib.crc32(json.dumps(progress, sort_keys=True).encode() + jax.device_get(checksums(state)).tobytes())
 
 
 def shapes_of(state: TrainState) -> dict[str, list[int]]:
@@ -211,20 +174,20 @@ def cause(error: Exception) -> str:
 def load_state(path: str | Path, task: Task, *, best: bool = False) -> Checkpoint:
     """Read the newest checkpoint in the folder of a run, or the one of its best epoch, to the host."""
     checkpoints = open_checkpoints(path)
-    newest = checkpoints.read(checkpoints.steps()[-1], task)
+    found = checkpoints.read(checkpoints.steps()[-1], task)
     require_same(
-        f"the checkpoint of step {newest.step} in {path}", newest.progress["belongs_to"], identity(*read_run(path))
+        f"the checkpoint of step {found.step} in {path}", found.progress["belongs_to"], identity(read_config(path))
     )
-    if not best:
-        return newest
-    if (step := newest.progress["best"].get("step")) not in checkpoints.steps():
-        raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")
-    return checkpoints.read(step, task)
+    if best:
+        if (step := found.progress["best"].get("step")) not in checkpoints.steps():
+            raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")
+        found = checkpoints.read(step, task)
+    return found
 
 
 def open_checkpoints(path: str | Path) -> Checkpoints:
     """Open the checkpoints in the folder of a run, to read them. A `UserError` says that there are none."""
-    read_run(path)
+    read_config(path)
     folder = Path(path) / "checkpoints"
     checkpoints = Checkpoints(folder, read_only=True) if folder.is_dir() else None
     if checkpoints is None or not checkpoints.steps():
@@ -233,12 +196,9 @@ def open_checkpoints(path: str | Path) -> Checkpoints:
 
 
 def load_weights(task: Task, path: str) -> tuple[Task, str]:
-    """Put the weights of a run or an exported file into the model of a task.
+    """Return the task with the weights of a run or an exported file in its model, and a line that says what was taken.
 
     An array is taken if the model has one of its name and shape. The others stay as the seed made them.
-
-    Returns:
-        the task, and a line that says what was taken.
     """
     advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
     if os.path.isdir(path):
@@ -256,14 +216,10 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     if len(left) == len(ours):
         raise UserError(f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}")
     leaves = [x if name in left else theirs[name].astype(x.dtype) for name, x in ours.items()]
-    params, model_state = jax.tree.unflatten(jax.tree.structure(arrays), leaves)
-    structure, random = task.constant
-    model = nnx.merge(structure, params, random, model_state, copy=True)
+    model = task.model_with(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
     news = f"starts from {len(ours) - len(left)} arrays of {path}, which had made {step:,} updates"
     if left:
-        there = [
-            f"{name} {list(x.shape)} ({list(theirs[name].shape) if name in theirs else 'not'} there)"
-            for name, x in left.items()
-        ]
+        shapes = {name: list(theirs[name].shape) if name in theirs else "not" for name in left}
+        there = [f"{name} {list(x.shape)} ({shapes[name]} there)" for name, x in left.items()]
         news += f"; as the seed makes them: {', '.join(there)}"
     return dataclasses.replace(task, model=model), news

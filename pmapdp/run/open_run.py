@@ -4,6 +4,8 @@ The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which t
 """
 
 import contextlib
+import dataclasses
+import functools
 import os
 import signal
 import threading
@@ -19,14 +21,16 @@ import numpy as np
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals
+from pmapdp.data.batches import Batches
 from pmapdp.distributed import Peers, make_global
-from pmapdp.errors import LOWER, DivergedError, StoppedError, UserError, shown
+from pmapdp.errors import LOWER, DivergedError, StoppedError
 from pmapdp.metrics import Meter
 from pmapdp.run import replicas
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter
-from pmapdp.run.workdir import identity, lock_workdir, require_same, require_shared, write_config
-from pmapdp.state import TrainState, create_state, is_finite
+from pmapdp.run.workdir import identity, lock_workdir, require_same, sample_functions, write_config
+from pmapdp.state import TrainState, create_state, is_finite, named_leaves
+from pmapdp.steps.shared import gradient_sums
 
 if TYPE_CHECKING:
     from pmapdp.train import Job
@@ -35,51 +39,46 @@ AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
 
 class Run:
-    """A run of `job`. Of several processes only the first shows and writes.
-
-    Attributes:
-        last_step: updates after which the run ends.
-        epochs: the results of every epoch of this start, as in the metrics file.
-    """
+    """A run of `job`. Of several processes only the first shows and writes."""
 
     def __init__(self, job: "Job", started: float, after_epoch: AfterEpoch | None, stack: contextlib.ExitStack):
         self.job, self.config, self.started, self.after_epoch = job, job.config, started, after_epoch
         self.per_epoch, self.last_step = job.batches["train"].per_epoch, job.total_steps
         self.compile_seconds: float | None = None
-        self.epochs: list[dict[str, Any]] = []
-        self.identity = identity(job.config, job.batches["train"].batch_size, job.content)
+        self.epochs: list[dict[str, Any]] = []  # of this start, as in the metrics file
+        self.identity = identity(job.config, job.content)
         self.checkpoints: Checkpoints | None = None
         if workdir := job.config.workdir:
             if job.peers.first:
-                stack.enter_context(lock_workdir(workdir, job.config, job.batches["train"].batch_size))
+                stack.enter_context(lock_workdir(workdir, job.config))
             job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
-            require_shared(workdir)
-            folder, keep = Path(workdir) / "checkpoints", job.config.keep_checkpoints
-            self.checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, keep, job.peers)))
+            # False in a process whose folder is another one, because it's not shared.
+            job.peers.require_same({f"--workdir {workdir}": (Path(workdir) / "config.json").exists()})
+            self.identity |= sample_functions(job)
+            checkpoints = Checkpoints(Path(workdir) / "checkpoints", job.config.keep_checkpoints)
+            self.checkpoints = stack.enter_context(contextlib.closing(checkpoints))
         self.stack = stack
-        self.stop = stack.enter_context(StopRequest(job.peers))
+        self.stop = StopRequest(job.peers, stack)
         stack.enter_context(job.peers.failing_together())
 
     def restore_or_init(self) -> tuple[TrainState, int]:
         """Return the state on the devices, from the newest checkpoint or as the seed makes it, and its updates."""
         job, sharding = self.job, self.job.strategy.state_sharding
         self.progress: dict[str, Any] = {"sums": {}, "examples": 0, "best": {}, "last": {}}
-        steps = self.checkpoints.steps() if self.checkpoints else []
-        if self.checkpoints and steps:
+        if self.checkpoints and (steps := self.checkpoints.steps()):
             state, step, self.progress = self.checkpoints.read(steps[-1], job.task, sharding)
             theirs = self.progress["belongs_to"]
             ended = step >= theirs["epochs"] * self.per_epoch
             what = f"the checkpoint of step {step} in {self.checkpoints.folder}"
-            require_same(what, theirs, self.identity, ended=ended)
+            require_same(what, theirs, self.identity | self.next_rate(step), ended=ended)
             news = f"restored from the checkpoint of step {step:,}"
             if ended and theirs["epochs"] < self.config.epochs:
                 news += f", and trained on to {self.config.epochs} epochs"
         else:
             task, news = load_weights(job.task, self.config.init_from) if self.config.init_from else (job.task, "")
             state, step = create_state(task, sharding), 0
-        self.progress["belongs_to"] = self.identity
         if self.config.workdir and job.peers.first:
-            write_config(Path(self.config.workdir), self.config, job.batches["train"].batch_size)
+            write_config(Path(self.config.workdir), self.config)
         self.report = Reporter(job.config, self.stack, first=job.peers.first)
         if self.ended_early():
             self.last_step = step
@@ -113,10 +112,11 @@ class Run:
             meter.finish()
             self.report.hide_bar()
             return
-        if stopping or is_due(step, self.config.checkpoint_every):
+        save_every, compare_every = self.config.checkpoint_every, self.config.check_replicas
+        if stopping or (save_every and step % save_every == 0):
             meter.finish()
             self.save(step, state, meter)
-        elif is_due(step, self.config.check_replicas):
+        elif compare_every and step % compare_every == 0:
             replicas.require_equal(step, state, self.job.strategy.state_sharding)
         if stopping:
             self.end_stopped(step, state)
@@ -136,7 +136,7 @@ class Run:
         self.epochs.append(results)
         self.report.end_epoch(results)
         best = self.progress["best"]
-        if not best or score(results, self.config.best) > score(best, self.config.best):
+        if not best or best_metric(results, self.config.best)[2] > best_metric(best, self.config.best)[2]:
             self.progress["best"] = results
         self.progress["last"] = results
         self.save(step, state, meter if step % self.per_epoch else Meter())
@@ -149,14 +149,20 @@ class Run:
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
         """Save the state after update `step`; `meter` is the unfinished epoch's."""
-        self.progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.config.check_replicas:
             replicas.require_equal(step, state, self.job.strategy.state_sharding)
+        self.progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
-                raise DivergedError(f"the state is not finite after step {step}: {LOWER}", step)
+                raise DivergedError(f"the state is not finite after step {step}: {LOWER}")
+            self.progress["belongs_to"] = self.identity | self.next_rate(step)
             self.checkpoints.save(step, state, self.progress)
+
+    def next_rate(self, step: int) -> dict[str, float]:
+        """Return the learning rate of update `step + 1`, by which a resumed run knows its schedule."""
+        with jax.transfer_guard("allow"):
+            return {"the schedule at the next update": float(f"{self.job.schedule(step):.6g}")}
 
     def ended_early(self) -> bool:
         """Tell if the last `--patience` epochs were no better than the best."""
@@ -185,7 +191,7 @@ class Run:
             patience = self.config.patience
             self.report.line(f"ended after epoch {last['epoch']}: the last {patience} were no better than the best")
         if best:
-            _, part, name = best_metric(best, self.config.best)
+            part, name, _ = best_metric(best, self.config.best)
             value = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
             self.report.line(f"{part} {name}: {value}")
         seconds, compiling = time.perf_counter() - self.started, self.compile_seconds or 0.0
@@ -195,26 +201,49 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) -> Iterator[Run]:
-    """Open the workdir, the checkpoints and the log of a run, and close them in the end.
-
-    Args:
-        job: the run's parts.
-        started: `time.perf_counter()` when the command began.
-        after_epoch: called with the results of each epoch and the state.
-    """
-    if after_epoch is not None and not callable(after_epoch):
-        raise UserError(f"after_epoch={shown(after_epoch)} is no function: give one of (results, state)")
+    """Open the workdir, the checkpoints and the log of a run that began at `time.perf_counter() == started`."""
     with contextlib.ExitStack() as stack:
-        yield Run(job, started, after_epoch, stack)
+        try:
+            yield Run(job, started, after_epoch, stack)
+        except DivergedError as error:
+            if error.step == 0:
+                raise
+            raise DivergedError(f"{error}: {find_first_not_finite(job, error.step)}", error.step) from None
+
+
+def find_first_not_finite(job: "Job", step: int) -> str:
+    """Say what was not finite before the loss of update `step`, or advise another learning rate.
+
+    The data of every update are there to look at. The losses and gradients of single examples are known of the first
+    update alone, because they need the parameters before it.
+    """
+    batches, state = job.batches["train"], create_state(job.task)
+    compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))
+    for update in range(max(step - 1, 1), step + 1):
+        epoch, done = divmod(update - 1, batches.per_epoch)
+        rows = batches.order(epoch)[done * batches.batch_size :][: batches.batch_size]
+        for row in rows.tolist():
+            batch, there = Batches(batches.split, 1).take(np.array([row])), f"training example {row}, counted from 0"
+            for name in ("inputs", "labels"):
+                if not all(np.isfinite(x).all() for x in jax.tree.leaves(getattr(batch, name))):
+                    return f"the {name} of {there}, are not finite"
+            if update == 1:
+                gradients, sums, _ = jax.device_get(compute(state, batch))
+                if not np.isfinite(sums.loss):
+                    return f"the first loss of {there}, is {sums.loss}: look at its label, the model and the loss"
+                for name, gradient in named_leaves(gradients).items():
+                    if not np.isfinite(gradient).all():
+                        return f"the first gradient of {name} is not finite for {there}: look at the model and the loss"
+    return LOWER
 
 
 def keep_compiled_programs() -> None:
     """Let JAX keep compiled programs in `~/.cache/pmapdp/compiled`, or in the folder that you have set."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
         try:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
             cache.mkdir(parents=True, exist_ok=True)
-        except OSError:  # a run needs no cache, and JAX would warn of each program
+        except (OSError, RuntimeError):  # without a home: a run needs no cache, and JAX would warn of each program
             return
         jax.config.update("jax_compilation_cache_dir", str(cache))
     # Nor does a run need an entry that another process is about to write.
@@ -223,58 +252,37 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def is_due(step: int, every: int | None) -> bool:
-    """Tell if something that is done every so many updates is to be done now."""
-    return every is not None and step % every == 0
+def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, float]:
+    """Return the part of the data and the metric that decide which epoch is the best, and its score, higher if better.
 
-
-def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, str]:
-    """Say which metric decides which epoch is the best: `highest` or `lowest`, the part of the data, and its name.
-
-    Args:
-        results: of an epoch.
-        best: the setting `--best`; with None it is the highest accuracy, or the lowest loss if there is none.
+    `best` is the setting `--best`. If it's None, that is the highest accuracy, or the lowest loss if there is none.
     """
     part = next(part for part in ("validation", "test", "train") if part in results)
     order, _, name = (best or ("highest:accuracy" if "accuracy" in results[part] else "lowest:loss")).partition(":")
-    return order, part, name
-
-
-def score(results: dict[str, Any], best: str | None) -> float:
-    """Return a number that is higher for a better epoch."""
-    order, part, name = best_metric(results, best)
     value = float(results[part][name])
-    return -np.inf if np.isnan(value) else value if order == "highest" else -value
+    return part, name, -np.inf if np.isnan(value) else value if order == "highest" else -value
 
 
 class StopRequest:
-    """While it is entered, it notes the first signal that asks the run to stop. A second one ends it at once.
+    """Notes the first signal that asks the run to stop. A second one ends it at once.
 
     Of several processes none may stop on its own, because the others would wait for it in the next all-reduce. There
     JAX takes SIGTERM and lets all agree on the update after which they stop; the other signals are passed on as one.
-
-    Outside the main thread Python can't catch signals, and they keep their usual effect.
     """
 
-    def __init__(self, peers: Peers):
+    def __init__(self, peers: Peers, stack: contextlib.ExitStack):
         self.peers = peers
         self.signal: signal.Signals | None = None
         self.came = self.is_set = False
-        self.handlers = contextlib.ExitStack()
+        self.handlers = stack.enter_context(contextlib.ExitStack())
+        if threading.current_thread() is threading.main_thread():  # in others Python can't catch signals
+            numbers = [each for each in SIGNALS if peers.count == 1 or each != signal.SIGTERM]
+            self.handlers.enter_context(catch_signals(self.take, numbers))
 
-    def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            numbers = [each for each in SIGNALS if self.peers.count == 1 or each != signal.SIGTERM]
-            self.handlers.enter_context(catch_signals(self, numbers))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.handlers.close()
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal, or let the second one have its usual effect."""
         if self.came:
-            self.__exit__()
+            self.handlers.close()
             signal.raise_signal(number)
         self.came, self.signal = True, signal.Signals(number)
         if self.peers.count > 1:

@@ -1,6 +1,7 @@
 """What a run shows and writes as it goes: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
 
 import contextlib
+import functools
 import gzip
 import json
 import math
@@ -9,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
 from flax import nnx
@@ -21,6 +22,7 @@ from pmapdp.devices import count_from_environment, describe
 from pmapdp.files import WRITE_ADVICE, file_errors, open_regular
 from pmapdp.layers import ExactAttention, ExactBatchNorm, ExactDropout
 from pmapdp.metrics import Meter
+from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState, count_parameters
 
@@ -35,37 +37,17 @@ UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
 
-class LinesFile:
-    """A text file to which whole lines are appended, each of them at once, so that a killed run leaves whole lines.
+def open_lines(path: str | Path) -> TextIO:
+    """Open a text file to append whole lines, each written at once.
 
-    Half a line at its end, from a machine that lost power, is ended first.
+    Half a line at its end, which a kill or a full disk left, is ended first.
     """
-
-    def __init__(self, path: str | Path):
-        self.path = path
-        with file_errors(path, "written", WRITE_ADVICE):
-            # Without a buffer nothing is left to write, and to fail a second time, when the file is closed.
-            descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            self.file = open(descriptor, "ab+", buffering=0)  # noqa: SIM115 (lives as long as the run)
-            end = os.fstat(descriptor).st_size
-            if end and os.pread(descriptor, 1, end - 1) != b"\n":
-                self.file.write(b"\n")
-
-    def line(self, text: str) -> None:
-        """Append one line, or nothing if the disk is full."""
-        with file_errors(self.path, "written", "free some space, and start the command again"):
-            content, end = (text + "\n").encode("utf-8", "backslashreplace"), os.fstat(self.file.fileno()).st_size
-            try:
-                while content:
-                    content = content[self.file.write(content) :]
-            except OSError:
-                self.file.truncate(end)
-                raise
-
-    def close(self) -> None:
-        """Close the file when the disk has all lines."""
-        with self.file:
-            os.fsync(self.file.fileno())
+    with file_errors(path, "written", WRITE_ADVICE):
+        descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        end = os.fstat(descriptor).st_size
+        if end and os.pread(descriptor, 1, end - 1) != b"\n":
+            os.write(descriptor, b"\n")
+        return open(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 class Reporter:
@@ -84,17 +66,17 @@ class Reporter:
         self.console = Console(**options, force_terminal=terminal, quiet=not first)
         self.progress, self.epochs = config.progress and first, config.epochs
         self.bar: Progress | None = None
-        self.log: LinesFile | None = None
-        self.metrics: list[LinesFile] = []
+        self.log: TextIO | None = None
+        self.metrics: list[TextIO] = []
         self.tensorboard: Any = None
         if config.metrics_file and first:
-            self.metrics.append(stack.enter_context(contextlib.closing(LinesFile(config.metrics_file))))
+            self.metrics.append(stack.enter_context(open_lines(config.metrics_file)))
         if config.workdir and first:
             from tensorboardX import SummaryWriter  # takes a while to import
 
             folder = Path(config.workdir)
-            self.metrics.append(stack.enter_context(contextlib.closing(LinesFile(folder / "metrics.jsonl"))))
-            self.log = stack.enter_context(contextlib.closing(LinesFile(folder / "log.txt")))
+            self.metrics.append(stack.enter_context(open_lines(folder / "metrics.jsonl")))
+            self.log = stack.enter_context(open_lines(folder / "log.txt"))
             self.tensorboard = stack.enter_context(contextlib.closing(SummaryWriter(str(folder))))
         self.trace = Path(config.workdir) / "profile" if config.profile and config.workdir and first else None
         self.updates, self.tracing = 0, False
@@ -104,13 +86,13 @@ class Reporter:
         """Print lines as they are, and write them to the log."""
         for text in texts:
             if self.log:
-                self.log.line(text)
+                self.log.write(text + "\n")
             self.console.print(text, markup=False)
 
     def event(self, name: str, **values: Any) -> None:
         """Append a JSON line `{"event": name, ...}` to the metrics files."""
         for file in self.metrics:
-            file.line(json.dumps({"event": name, **values}))
+            file.write(json.dumps({"event": name, **values}) + "\n")
 
     def start(self, job: "Job", state: TrainState) -> None:
         """Report what a run does, on which devices and with what data."""
@@ -129,26 +111,29 @@ class Reporter:
         self.event("start", **vars(config) | facts)
         self.per_epoch = batches.per_epoch
         if self.tensorboard:
-            self.tensorboard.add_text(
-                "configuration", "\n".join(f"- {name}: {value}" for name, value in vars(config).items())
-            )
+            settings = "\n".join(f"- {name}: {value}" for name, value in vars(config).items())
+            self.tensorboard.add_text("configuration", settings)
+        named = RECIPES[config.recipe].config
+        same = (config.dataset, config.model) == (named.dataset, named.model)
+        recipe = f"recipe {config.recipe}, " if same else ""
         layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
-        processes = "1 process" if job.peers.count == 1 else f"{job.peers.count} processes"
         layers = [type(layer) for _, layer in nnx.iter_modules(job.task.model)]
+        kinds = [f", {layers.count(kind)} {kind.__name__}" for kind in EXACT if kind in layers]
         content = [f"content {job.content}"] if job.content else []
         rows = {
-            "recipe": f"{config.recipe}, strategy {config.strategy}, seed {config.seed}, {config.dtype}",
+            "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
             "devices": describe(job.devices) + layout + started_before(job),
-            "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one" + micro_batches,
-            "model": f"{config.model}, {count_parameters(state.params):,} parameters",
-            "layers": ", ".join(f"{layers.count(kind)} {kind.__name__}" for kind in EXACT if kind in layers),
+            "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one{micro_batches}",
+            "model": f"{config.model}, {count_parameters(state.params):,} parameters{''.join(kinds)}",
+            "loss": name_of_loss(job.task.loss),
+            "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
             "state": state_line(state),
             "data": ", ".join([config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items()), *content]),
-            "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch",
-            "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {sys.version.split()[0]}",
+            "started": f"{job.peers.started}, {job.peers.count} process(es), jax {jax.__version__}, Python "
+            + sys.version.split()[0],
         }
-        self.line(*(f"{name:<7}  {value}" for name, value in rows.items() if value), "")
+        self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
 
     def start_epoch(self, epoch: int, steps: int, done: int) -> None:
         """Begin `epoch` (from 1) of `steps` steps, of which an earlier start of the run made `done`."""
@@ -229,6 +214,15 @@ def started_before(job: "Job") -> str:
     if not few or config.devices or config.strategy == "single" or count_from_environment():
         return ""
     return ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
+
+
+def name_of_loss(loss: Any) -> str:
+    """Name a loss with its settings, for example `cross_entropy(label_smoothing=0.1)`."""
+    if not isinstance(loss, functools.partial):
+        return getattr(loss, "__qualname__", type(loss).__name__)
+    settings = [f"{name}={getattr(value, '__name__', value)}" for name, value in loss.keywords.items() if value]
+    inside = [name_of_loss(each) for each in loss.args]  # of an augmented loss: the loss and the augmentation
+    return f"{name_of_loss(loss.func)}({', '.join(inside + settings)})"
 
 
 def in_words(results: dict[str, float]) -> list[str]:

@@ -15,19 +15,31 @@ import fcntl
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
 from pmapdp.config import Config
+from pmapdp.data.batches import Batch, Batches
 from pmapdp.errors import UserError
 from pmapdp.files import LINES, check_output, file_errors, open_regular, read_json, write_file
+from pmapdp.layers import Context, example_keys, use_context
+from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.registry import DATA_SETS
+from pmapdp.state import use_host
+
+if TYPE_CHECKING:
+    from pmapdp.train import Job
 
 FORMAT = "pmapdp run 2"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 CONTENT = "the content of the data"
+FOLLOW_EPOCHS = "the schedule", "the optimizer"  # values that change if the run gets more epochs
 CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of the user's
 
 
@@ -52,35 +64,74 @@ def is_path(name: str) -> bool:
     return ".py:" in name or name.endswith(".npz") or (name not in DATA_SETS and os.path.isdir(name))
 
 
-def identity(config: Config, global_batch_size: int, content: str | None = None) -> dict[str, Any]:
+def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     """Return the settings on which the results of a run depend, as JSON gives them back.
 
-    Args:
-        config: of the run. The folders of its own files don't count: they may be moved.
-        global_batch_size: the batch size is compared as this one, whichever way it was given.
-        content: of the data, a `fingerprint`.
+    The folders of its own files don't count, because they may be moved, nor do the names of your optimizer and
+    schedule, whose values are compared (`sample_functions`). `content` is the `fingerprint` of the data.
     """
     fixed = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.metadata["fixed"]}
     fixed |= {name: os.path.basename(fixed[name]) for name in CODE if is_path(fixed[name])}
-    fixed |= {"global_batch_size": global_batch_size, **({CONTENT: content} if content else {})}
-    return json.loads(json.dumps(fixed))
+    for kind, ours in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+        fixed[kind] = fixed[kind] if fixed[kind] in ours else "yours"
+    return json.loads(json.dumps(fixed | ({CONTENT: content} if content else {})))
+
+
+def sample_functions(job: "Job") -> dict[str, float]:
+    """Return what the functions of a run give at a few points, by which others of the same name are told apart.
+
+    These are learning rates at 64 even points of the run, two updates by fixed gradients, and the training loss of four
+    examples under the initial parameters, and so with the dropout of the first update.
+    """
+    task, split, batches = job.task, job.data.train, job.batches["train"]
+    n = min(4, split.examples)
+    points = np.linspace(0, job.config.epochs * batches.per_epoch, 64).astype(np.int32)
+
+    @jax.jit
+    def compute(points: Any, params: Any, model_state: Any, batch: Batch) -> Any:
+        optimizer_state, updates = task.optimizer.init(params), []
+        gradients = jax.tree.map(lambda p: 3 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
+        for _ in range(2):  # the second, a hundredth of the first, shows how the rule remembers it
+            update, optimizer_state = task.optimizer.update(gradients, optimizer_state, params)
+            updates.append(optax.tree.vdot(update, gradients))
+            gradients = jax.tree.map(lambda g: g / 100, gradients)
+        keys = example_keys(task.seed, jnp.int32(0), batch.indices)
+        with use_context(Context(batch.weights, keys, train=True)):
+            loss = task.loss(task.model_with(params, model_state), batch).loss
+        return jax.lax.map(job.schedule, points), updates, loss
+
+    # On the host and with exact products, so that another machine finds the same.
+    with use_host(), jax.transfer_guard("allow"), jax.default_matmul_precision("highest"):
+        example = Batches(split, n).take(np.arange(n))
+        rates, updates, loss = jax.device_get(compute(points, *task.arrays_of(task.model), example))
+    values = {f"the schedule after {step} updates": rate for step, rate in zip(points.tolist(), rates, strict=True)}
+    values |= {f"the optimizer in update {number} by a fixed gradient": each for number, each in enumerate(updates, 1)}
+    values[f"the loss of {n} examples"] = loss
+    return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
 def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, ended: bool = False) -> None:
     """Refuse a run or checkpoint, called `what`, of another identity. One that has `ended` may be given more epochs."""
-    different = {name: (theirs.get(name, now), now) for name, now in ours.items() if theirs.get(name, now) != now}
-    if ended and different.keys() == {"epochs"} and ours["epochs"] > theirs["epochs"]:
-        return
+
+    def is_same(then: Any, now: Any, name: str) -> bool:
+        if name.startswith("the ") and isinstance(now, float):  # another machine may round what a function gives
+            rounding = 1e-2 if ours["dtype"] == "bfloat16" else 1e-4
+            return bool(np.isclose(then, now, rtol=rounding, atol=1e-9, equal_nan=True))
+        return bool(then == now)
+
+    pairs = {name: (theirs.get(name, now), now) for name, now in ours.items()}
+    if ended and ours["epochs"] > theirs["epochs"]:
+        pairs = {name: pair for name, pair in pairs.items() if not name.startswith(("epochs", *FOLLOW_EPOCHS))}
+    different = [f"{name} ({x!r} there, {y!r} now)" for name, (x, y) in pairs.items() if not is_same(x, y, name)]
     if different:
-        listed = ", ".join(f"{name} ({then!r} there, {now!r} now)" for name, (then, now) in different.items())
         raise UserError(
-            f"{what} is of another configuration, which differs in {listed}: use the same or another folder (there "
-            "--init-from starts from its weights), or delete that run yourself"
+            f"{what} is of another configuration, which differs in {', '.join(different[:3])}: use the same or another "
+            "folder (there --init-from starts from its weights), or delete that run yourself"
         )
 
 
 @contextlib.contextmanager
-def lock_workdir(path: str, config: Config, global_batch_size: int) -> Iterator[None]:
+def lock_workdir(path: str, config: Config) -> Iterator[None]:
     """Keep the folder of a run for this process alone. The folder and its config.json are made if they are missing.
 
     Raises:
@@ -104,10 +155,10 @@ def lock_workdir(path: str, config: Config, global_batch_size: int) -> Iterator[
             os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
         if (folder / "config.json").exists():
             # Whether it may be given more epochs is seen when its checkpoint is read.
-            theirs = identity(*read_run(folder)) | {"epochs": config.epochs}
-            require_same(f"the run in --workdir {path}", theirs, identity(config, global_batch_size))
+            theirs = identity(read_config(folder)) | {"epochs": config.epochs}
+            require_same(f"the run in --workdir {path}", theirs, identity(config))
         else:
-            write_config(folder, config, global_batch_size)
+            write_config(folder, config)
         yield
 
 
@@ -122,40 +173,22 @@ def require_ours(folder: Path) -> None:
                 )
 
 
-def write_config(folder: Path, config: Config, global_batch_size: int) -> None:
+def write_config(folder: Path, config: Config) -> None:
     """Write what a run does."""
-    content = {"format": FORMAT, "config": vars(config), "global_batch_size": global_batch_size}
+    content = {"format": FORMAT, "config": vars(config)}
     write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
 
 
-def require_shared(path: str, seconds: float = 10) -> None:
-    """Refuse a folder in which this process doesn't see what process 0 wrote, `seconds` after it did."""
-    deadline = time.monotonic() + seconds
-    while not (Path(path) / "config.json").exists():
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"--workdir {path} on {socket.gethostname()} is not the folder that process 0 writes to: name one "
-                "that all processes share, by its full path"
-            )
-        time.sleep(0.1)
-
-
-def read_run(path: str | Path) -> tuple[Config, int]:
-    """Read the configuration of the run in a folder, and its global batch size."""
+def read_config(path: str | Path) -> Config:
+    """Read the configuration of the run in a folder."""
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     match read_json(file, advice="name another folder"):
         case {"format": "pmapdp run 1"}:
             raise UserError(f"{path} holds a run of pmapdp 0.2, which this version cannot read: use 0.2 for it")
-        case {"format": "pmapdp run 2", "config": dict(settings), "global_batch_size": int(size)}:
+        case {"format": "pmapdp run 2", "config": dict(settings)}:
             with contextlib.suppress(UserError, TypeError):  # TypeError: an unknown setting
-                settings = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
-                return Config(**settings), size
+                values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
+                return Config(**values)
     raise UserError(f"{file} is not as a run of this version writes it: name another folder")
-
-
-def read_config(path: str | Path) -> Config:
-    """Read the configuration of the run in a folder, its batch size as the global one."""
-    config, global_batch_size = read_run(path)
-    return dataclasses.replace(config, global_batch_size=global_batch_size, per_device_batch_size=None)

@@ -1,4 +1,4 @@
-"""The heart: one training step, written four ways. Compare two files of this folder with `diff`.
+"""One training step, written four ways. Compare two files of this folder with `diff`.
 
 Every file has `make_strategy(task, devices)`, which returns the same five functions and the sharding of the state.
 Adding a strategy takes a file and a line in `STRATEGIES`, and its name in `config.py` for the flag.

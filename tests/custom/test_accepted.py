@@ -335,7 +335,7 @@ def test_metrics_of_a_classifier(tmp_path):
 def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
     settings = {"workdir": str(tmp_path / "run"), "steps": 2}
     run(own={"optimizer": optax.lion}, **settings)
-    with pytest.raises(UserError, match=r"optimizer \('lion' there, 'adam' now\)"):
+    with pytest.raises(UserError, match=r"optimizer \('yours' there, 'adam' now\)"):
         run(**settings)
     with pytest.raises(UserError, match=r"unknown optimizer 'lion': .*from Python optimizer=..."):
         evaluate_run(settings["workdir"], model=Net, data=DATA)

@@ -77,17 +77,9 @@ def test_a_metric_of_ones_own_may_decide(tmp_path):
     assert "test error: best" in (tmp_path / "run" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("best", "sentence"),
-    [
-        ("accuracy", "--best 'accuracy' doesn't say which is better: try highest:accuracy or lowest:loss"),
-        ("highest:", "--best 'highest:' doesn't say which is better: try highest:accuracy or lowest:loss"),
-        ("highest:acuracy", "unknown --best 'highest:acuracy': did you mean 'highest:accuracy'"),
-    ],
-)
-def test_a_metric_that_there_is_not(best, sentence):
-    with pytest.raises(UserError, match=sentence):
-        run(best=best)
+def test_a_metric_that_there_is_not():
+    with pytest.raises(UserError, match="unknown --best 'highest:acuracy': did you mean 'highest:accuracy'"):
+        run(best="highest:acuracy")
 
 
 def test_no_best_epoch_to_evaluate(finished, tmp_path, capsys):
@@ -135,10 +127,3 @@ def test_interrupted_it_leaves_its_state_and_python_goes_on():
         run(own={"after_epoch": interrupt}, epochs=9)
     wanted = run(epochs=2).state
     jax.tree.map(np.testing.assert_array_equal, caught.value.state, wanted)
-
-
-def test_interrupted_with_a_workdir_it_resumes(tmp_path):
-    settings = {"workdir": str(tmp_path / "run"), "epochs": 3}
-    with pytest.raises(StoppedError, match="the same command resumes from it"):
-        run(own={"after_epoch": interrupt}, **settings)
-    jax.tree.map(np.testing.assert_array_equal, run(**settings).state, run(epochs=3).state)

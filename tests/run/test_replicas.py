@@ -19,17 +19,16 @@ JOB = Config(model="mlp", devices=4, epochs=1, global_batch_size=64, progress=Fa
 KERNEL = "params/logits/kernel"
 
 
-@quick(1, ("strategy", "every", "found"), [("pmap", 11, 11), ("jit", 100, 12), ("shard_map", 11, 11)])
+@quick(1, ("strategy", "every", "found"), [("pmap", 11, 11), ("jit", 100, 12)])
 def test_a_flipped_bit_ends_the_run_before_a_checkpoint_has_it(strategy, every, found, tmp_path, monkeypatch):
     """After update 10, with checkpoints after 4, 8, 12, ...: the one of 8 is the last."""
     program = importlib.import_module("pmapdp.train")
-    monkeypatch.setattr(program, "prepare", lambda *values, **own: flipping(prepare(*values, **own), 10, KERNEL, 2))
+    monkeypatch.setattr(program, "prepare", lambda *values: flipping(prepare(*values), 10, KERNEL, 2))
     workdir = {"workdir": str(tmp_path), "checkpoint_every": 4}
     config = dataclasses.replace(JOB, strategy=strategy, check_replicas=every, **workdir)
-    with pytest.raises(ReplicasError) as caught:
+    sentence = rf"the copies of {KERNEL} differ after step {found}: that of device 2 \(process 0\) is not that of"
+    with pytest.raises(ReplicasError, match=sentence) as caught:
         train(config)
-    assert f"the copies of {KERNEL} differ after step {found}: that of device 2 (process 0)" in str(caught.value)
-    assert "not that of 3 other" in str(caught.value)
     assert caught.value.status == 5
     assert max(int(each.name) for each in (tmp_path / "checkpoints").iterdir()) == 8
     monkeypatch.undo()
@@ -60,7 +59,7 @@ def test_right_programs_raise_no_alarm_and_every_copy_counts(settings):
     assert len(copied) >= 2  # the step, and the optimizer's count of it
     for i in copied:
         flipped = [with_flip(x, job.devices[3]) if i == j else x for j, (_, x) in enumerate(leaves)]
-        name, device, _ = find_difference(structure.unflatten(flipped), sharding)
+        name, device = find_difference(structure.unflatten(flipped), sharding)
         assert name == jax.tree_util.keystr(leaves[i][0], simple=True, separator="/")
         assert device in job.devices
     assert find_difference(state, sharding) is None

@@ -64,15 +64,15 @@ def test_later_epochs_compile_nothing_and_move_nothing_implicitly(strategy, comp
     test_batches = Batches(split, 32, devices=len(devices))
     state = steps.place_state(create_state(task))
     compiled = []
-    for epoch in range(3):
+    for epoch in range(2):
         with jax.transfer_guard("disallow"):
             for batch in train_batches.epoch(epoch):
                 state, _ = steps.train_step(state, steps.place_batch(batch))
             for batch in test_batches.epoch(0):
                 steps.eval_step(state, steps.place_batch(batch))
         compiled.append(len(compilations))
-    assert compiled[0] == compiled[1] == compiled[2]
-    assert int(steps.fetch(state).step) == 9
+    assert compiled[0] == compiled[1]
+    assert int(steps.fetch(state).step) == 6
 
     on_the_host = steps.fetch(steps.place_batch(next(test_batches.epoch(0))))
     with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device transfer"):

@@ -1,0 +1,126 @@
+"""A run that is resumed knows its schedule, optimizer and loss by what they do, whatever they are called."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from points import DATA, Net, run
+
+from pmapdp import cli
+from pmapdp.errors import DivergedError, UserError
+from pmapdp.loss import MetricSums
+from pmapdp.train import main
+
+
+def net(rate):
+    class Dropped(Net):
+        def __init__(self, *, rngs):
+            super().__init__(rngs=rngs)
+            self.dropout = nnx.Dropout(rate, rngs=rngs)
+
+        def __call__(self, x):
+            return super().__call__(self.dropout(x))
+
+    return Dropped
+
+
+def power(exponent):
+    def loss(model, batch):
+        errors = jnp.abs(model(batch.inputs)[:, 0] - batch.labels) ** exponent
+        return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "sentence"),
+    [
+        (
+            "schedule",
+            lambda n: 0.01 * 0.9**n,
+            lambda n: 0.5 * 0.9**n,
+            r"schedule after 0 updates \(0.01 there, 0.5 now\)",
+        ),
+        ("schedule", lambda n: 0.01, optax.piecewise_constant_schedule(0.01, {7: 0.1}), "the schedule after 7 updates"),
+        (
+            "optimizer",
+            lambda s: optax.adamw(s, weight_decay=0.0),
+            lambda s: optax.adamw(s, b1=0.1, weight_decay=0.0),
+            r"the optimizer in update 2 by a fixed gradient \(.* there, .* now\)",
+        ),
+        ("loss", power(2), power(1), r"the loss of 4 examples \(.* there, .* now\)"),
+        ("model", net(0.5), net(0.2), r"the loss of 4 examples \(.* there, .* now\)"),
+    ],
+)
+def test_another_function_of_the_same_name_is_refused(name, first, second, sentence, tmp_path):
+    settings = {"workdir": str(tmp_path / "run"), "epochs": 2, "strategy": "single", "devices": 1}
+    run(own={name: first}, **settings, steps=3)
+    with pytest.raises(UserError, match=sentence + ".*: use the same or another folder"):
+        run(own={name: second}, **settings)
+
+
+def test_the_same_function_of_another_name_goes_on(tmp_path):
+    settings = {"workdir": str(tmp_path / "run"), "epochs": 2}
+    run(own={"optimizer": optax.lion}, **settings, steps=3)
+    found = run(own={"optimizer": lambda schedule: optax.lion(schedule)}, **settings)
+    wanted = run(own={"optimizer": optax.lion}, epochs=2)
+    jax.tree.map(np.testing.assert_array_equal, found.state, wanted.state)
+
+
+def test_a_file_that_was_edited_is_noticed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rate.py").write_text("def rate(step):\n    return 0.01 / (1 + step)\n")
+    np.savez(tmp_path / "d.npz", train_inputs=DATA.train.inputs, train_labels=DATA.train.labels)
+    (tmp_path / "net.py").write_text("from points import Net\n")
+    command = ["--model", "net.py:Net", "--dataset", "d.npz", "--schedule", "rate.py:rate", "--devices", "1"]
+    command += ["--workdir", "run", "--epochs", "1", "--global-batch-size", "20", "--no-compile-cache"]
+    assert cli.run(main, [*command, "--steps", "2"]) == 0
+    (tmp_path / "rate.py").write_text("def rate(step):\n    return 0.02 / (1 + step)\n")
+    assert cli.run(main, command) == 2
+    assert "the schedule after 0 updates (0.01 there, 0.02 now)" in capsys.readouterr().err
+
+
+class Log(Net):
+    def __call__(self, x):
+        return super().__call__(jnp.log(x))
+
+
+class Root(Net):
+    """Finite, but its gradient is 0/0."""
+
+    def __call__(self, x):
+        y = super().__call__(x)
+        return y + jnp.sqrt((0 * y).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "sentence"),
+    [
+        (
+            Log,
+            {},
+            r"step 1: the first loss of training example \d+, counted from 0, is nan: look at its label",
+        ),
+        (Root, {}, r"step 2: the first gradient of head.bias is not finite for training example \d+, counted"),
+        (Net, {"learning_rate": 1e38, "optimizer": "sgd"}, r"step \d: try a lower --learning-rate"),
+    ],
+)
+def test_what_is_not_finite_is_named(model, settings, sentence):
+    with pytest.raises(DivergedError, match=sentence):
+        run(model, epochs=2, **settings)
+
+
+def test_a_user_without_a_home_trains(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.home", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert cli.run(main, ["--model", "mlp", "--devices", "1", "--steps", "1", "--no-progress"]) == 0
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
