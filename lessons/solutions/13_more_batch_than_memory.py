@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def accumulate(loss, w, x, K):
+def global_gradient(loss, w, x, K):
     """Sums stay on the device until the last micro-batch is done; one pmean serves all."""
 
     def add(total, rows):

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Verdict(NamedTuple):
     """What a check found: `solved`, and the sentence that was printed."""
@@ -30,11 +32,14 @@ def require(works: bool, message: str) -> None:
         raise NotYetError(message)
 
 
-def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
-    """Try `answer` with the check `exercise` of `lesson`; print and return the verdict.
+def refuse(found: Any, wrong: dict[str, Any], *, atol: float = 1e-3) -> None:
+    """In a check: reject an answer that equals a known wrong one. `wrong` has those by their messages."""
+    for message, value in wrong.items():
+        require(not np.allclose(found, value, rtol=1e-3, atol=atol), message)
 
-    An answer whose body is still `...` returns None, which counts as not begun.
-    """
+
+def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
+    """Try `answer` with the check `exercise` of `lesson`; print and return the verdict."""
     returned: list[Any] = []
 
     def watched(*arguments: Any, **options: Any) -> Any:
@@ -48,7 +53,7 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
         getattr(importlib.import_module(f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}"), exercise)(watched)
         verdict = Verdict(True, f"{exercise}: right")
     except NotYetError as reason:
-        if returned and all(result is None for result in returned):
+        if returned and is_stub(answer):
             message = "not solved yet; replace the `...` by your code and run the cell again"
             verdict = Verdict(False, f"{exercise}: {message}")
         else:
@@ -57,6 +62,12 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
         verdict = Verdict(False, f"{exercise}: {explain(error, answer, returned)}")
     print(verdict.message)
     return verdict
+
+
+def is_stub(answer: Callable[..., Any]) -> bool:
+    """Whether the body of a function is still `...`, as in the notebook."""
+    code = getattr(answer, "__code__", None)
+    return code is not None and len(code.co_code) <= len((lambda: None).__code__.co_code)
 
 
 def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -> str:

@@ -1,24 +1,15 @@
-"""The pictures of lesson 13: an accumulation over time, and two ways to cut a batch into micro-batches."""
+"""Pictures of lesson 13."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
 
 from pmapdp.lessons import drawing
+from pmapdp.lessons.programs import memory
 
 N, K, ROWS = 8, 4, 32
-
-
-@drawing.picture
-def accumulation() -> None:
-    """Each device computes four micro-batches one after the other; then one all-reduce, and the update on every device."""
-    axes = drawing.canvas(22, 6.2)
-    axes.text(3.1, 0.5, "micro-batch (forward, backward, add)", va="center")
-    axes.text(3.1, 4.2, "devices 2 to 6 likewise", va="center")
-    for y, d in ((1.1, 0), (2.5, 1), (4.9, 7)):
-        axes.text(0.1, y + 0.5, f"device {d}", va="center")
-        for k in range(K):
-            drawing.box(axes, 3.1 + 1.7 * k, y, str(k), device=d, width=1.6, height=1)
-        drawing.arrow(axes, (9.9, y + 0.5), (11.8, 3.4), device=d)
-        drawing.arrow(axes, (16.4, 3.4), (18.3, y + 0.5), device=d)
-        drawing.box(axes, 18.4, y, "update", device=d, width=2.8, height=1)
-    drawing.box(axes, 11.9, 2.8, "one all-reduce", width=4.4, height=1.2)
 
 
 @drawing.picture
@@ -38,3 +29,40 @@ def cuts() -> None:
             for i in range(ROWS // K):
                 row = row_of(k, i)
                 drawing.box(axes, left + 1.3 * i, y, str(row), device=row * N // ROWS, width=1.2, height=1)
+
+
+@drawing.picture
+def work_by_device(work: dict[str, float]) -> None:
+    """Bars of the operations of each device: four times as many if neighbouring rows are a micro-batch.
+
+    `work` in floating-point operations by the name of the cut.
+    """
+    plt.figure(figsize=(7, 1.6))
+    plt.barh(list(work), [flops / 1e9 for flops in work.values()], color=drawing.DEVICE_COLOURS[0], height=0.6)
+    plt.gca().invert_yaxis()
+    plt.gca().set(xlabel="billion operations on each device")
+
+
+@drawing.picture
+def memory_over_time(programs: dict[str, Any]) -> None:
+    """Memory of one device during an update: one high hill for the whole batch, K lower hills with K micro-batches.
+
+    `programs` are compiled, by name. Time is the number of instructions done.
+    """
+    for dashes, colour, (name, program) in zip(drawing.DASHES, (0, 1, 4), programs.items(), strict=False):
+        megabytes = memory.curve(program)
+        time = np.linspace(0, 1, len(megabytes))
+        plt.plot(time, megabytes, dashes, color=drawing.DEVICE_COLOURS[colour], label=name)
+    plt.gca().set(xlabel="one update, from start to end", ylabel="MB on one device", xticks=[], ylim=(0, None))
+    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+@drawing.picture
+def loss_by_dtype(curves: dict[str, Sequence[float]]) -> None:
+    """The loss falls in the same way in float32 and computed in bfloat16; with parameters in bfloat16 it falls more slowly."""
+    widths = (5, 1.5, 1.5)
+    for colour, width, (name, losses) in zip((4, 0, 1), widths, curves.items(), strict=True):
+        smooth = np.convolve(losses, np.ones(15) / 15, "valid")
+        plt.plot(smooth, color=drawing.DEVICE_COLOURS[colour], linewidth=width, label=name)
+    plt.gca().set(xlabel="update", ylabel="loss (mean of 15 updates)", ylim=(0, None))
+    plt.legend()

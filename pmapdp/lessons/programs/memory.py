@@ -1,0 +1,60 @@
+"""Memory over time, from the compiler's own schedule: lessons 13 and 16 draw it.
+
+curve(step.lower(state, batch).compile())
+"""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from pmapdp.compare.collectives import ARRAY, size
+
+INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)")
+NO_MEMORY_OF_ITS_OWN = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "copy-done"}
+
+
+def curve(compiled: Any) -> list[float]:
+    """Megabytes of temporary arrays on one device, after each instruction of a compiled program in its order.
+
+    An array counts from the instruction that makes it to the last one that reads it. The steps of a loop follow each
+    other. Results of a program that donates its arguments take their place. Other buffers that the compiler shares count
+    twice, so the curve may lie above its plan.
+    """
+    computations: dict[str, list[re.Match[str]]] = {}
+    entry = name = ""
+    for line in compiled.as_text().splitlines():
+        plain = re.sub(r"/\*.*?\*/", "", line)
+        if header := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", plain):
+            name = header[2]
+            entry, computations[name] = name if header[1] else entry, []
+        elif instruction := INSTRUCTION.match(re.sub(r"(?<=\])\{[\d,]*\}", "", plain).strip()):
+            computations[name].append(instruction)
+    root = computations[entry][-1]
+    in_place = set(re.findall(r"%([\w.-]+)", root[4])) if compiled.memory_analysis().alias_size_in_bytes else set()
+    return [each / 1e6 for each in bytes_over_time(entry, computations, in_place)]
+
+
+def bytes_over_time(
+    computation: str, computations: dict[str, list[re.Match[str]]], in_place: Collection[str] = ()
+) -> list[int]:
+    """Live bytes after each instruction of one computation, with those of its loops in their place."""
+    lines = computations[computation]
+    sizes, sources, last_use = {}, {}, {}
+    for time, (name, kind, operation, rest) in enumerate(line.groups() for line in lines):
+        operands = [each for each in re.findall(r"%([\w.-]+)", rest.partition(")")[0]) if each in sources]
+        writes_in_place = name in in_place or "dynamic-update-slice" in name
+        own = operation not in NO_MEMORY_OF_ITS_OWN and not writes_in_place
+        sizes[name] = sum(map(size, ARRAY.finditer(kind))) if own else 0
+        sources[name] = {name}.union(*[] if own else [sources[each] for each in operands])
+        for each in operands:
+            last_use |= dict.fromkeys(sources[each], time)
+    live, found = {}, []
+    for time, (name, _, operation, rest) in enumerate(line.groups() for line in lines):
+        live[name] = sizes[name]
+        if operation == "while":
+            body, repeats = re.search(r"body=%?([\w.-]+)", rest)[1], re.search(r'"n":"(\d+)"', rest)
+            inside = bytes_over_time(body, computations)
+            found += [sum(live.values()) + each for each in inside] * int(repeats[1] if repeats else 1)
+        found.append(sum(live.values()))
+        live = {each: live[each] for each in live if last_use.get(each, time) > time}
+    return found
