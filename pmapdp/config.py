@@ -1,7 +1,7 @@
 """The settings of a run, in one frozen dataclass: type, default, limits and help of each stand together.
 
-Lesson 14 teaches this file. `cli.py` makes the command line from it, and `Config()` is the recipe digits. A `Config`
-checks itself when it's made, also by `dataclasses.replace`.
+`cli.py` makes the command line from it, and `Config()` is the recipe digits. A `Config` checks itself when it's made,
+also by `dataclasses.replace`.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Metrics as sums on the host, read without stopping the devices. Lesson 14 teaches this file."""
+"""Metrics as sums on the host, read without stopping the devices."""
 
 import math
 import time

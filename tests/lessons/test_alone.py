@@ -48,13 +48,6 @@ def test_take_home_cell_runs_alone(number, tmp_path):
     assert runs_alone(take_home(build.source_of(number)), tmp_path), "it shows a result"
 
 
-@pytest.mark.slow
-def test_the_run_of_lesson_14_resumes_in_a_relative_folder_and_when_nothing_is_left_to_do(tmp_path):
-    program = take_home(LESSONS[14]).partition("with tempfile.TemporaryDirectory")[0]
-    *_, last = runs_alone(program + 'train("run")\nprint()\ntrain("run")\n', tmp_path).splitlines()
-    assert last == "starts after update 120, ends after update 120"
-
-
 def runs_alone(program: str, folder) -> str:
     """What `program` prints; it runs in `folder`, and itself asks for its devices."""
     variables = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "NPROC")

@@ -1,24 +1,52 @@
-"""The picture of lesson 14: two starts of one run."""
+"""Pictures of lesson 14."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
 
 from pmapdp.lessons import drawing
 
 
 @drawing.picture
-def two_starts() -> None:
-    """The first start saves a checkpoint at update 20 and is stopped at 25. The second start restores it and goes to update 40."""
-    axes = drawing.canvas(15, 4.4)
-    for y, name, steps in (
-        (0.2, "first start", ("update 0", "update 20", "stopped at 25")),
-        (3.4, "second start", (None, "update 20", "update 40")),
-    ):
-        axes.text(0.1, y + 0.4, name, va="center")
-        for number, text in enumerate(steps):
-            if text:
-                drawing.box(axes, 3 + 4 * number, y, text, width=3)
-            if text and number < 2:
-                drawing.arrow(axes, (6 + 4 * number, y + 0.4), (7 + 4 * number, y + 0.4))
-    drawing.box(axes, 5.6, 1.7, "checkpoint of update 20:\none copy, no device axis", width=5.8, height=1)
-    drawing.arrow(axes, (8.5, 1), (8.5, 1.7))
-    drawing.arrow(axes, (8.5, 2.7), (8.5, 3.4))
-    axes.text(8.7, 1.35, "save", va="center")
-    axes.text(8.7, 3.05, "restore", va="center")
+def timeline() -> None:
+    """Checkpoints are written while the next epoch trains. A kill in epoch 3 leaves checkpoint 1, because 2 isn't complete; the run resumes with epoch 2."""
+    axes = drawing.canvas(24, 6.6)
+    for y, name in ((0.9, "devices"), (2.3, "disk"), (5.3, "second start")):
+        axes.text(0, y, name, va="center")
+    for epoch in range(3):
+        drawing.box(axes, 5 + 4.2 * epoch, 0.5, f"epoch {epoch}", device=0, width=4.0)
+        name = f"write {epoch}" if epoch < 2 else "write 2 ..."
+        drawing.box(axes, 9.2 + 4.2 * epoch, 1.9, name, width=3.3)
+        drawing.arrow(axes, (9.0 + 4.2 * epoch, 1.3), (9.6 + 4.2 * epoch, 1.9))
+    drawing.box(axes, 17.6, 0.5, "epoch 3 ...", device=0, width=3.6)
+    axes.plot([21.3, 21.3], [0.2, 3.0], color=drawing.INK, linestyle=":")
+    axes.text(21.5, 1.6, "killed", va="center", weight="bold")
+    drawing.box(axes, 5, 4.9, "restore 1", width=4.0)
+    drawing.arrow(axes, (15, 2.7), (7, 4.9))
+    for epoch in range(2, 5):
+        drawing.box(axes, 5 + 4.2 * (epoch - 1), 4.9, f"epoch {epoch}", device=0, width=4.0)
+
+
+@drawing.picture
+def loss_curves(
+    never_killed: Sequence[float], resumed: Sequence[float], forgetful: Sequence[float], *, killed_at: int
+) -> None:
+    """The resumed run's loss lies on the loss of the run that wasn't killed; without the optimizer's state it is a little different."""
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 3.8), height_ratios=(2, 1))
+    start = len(never_killed) - len(resumed)
+    updates, later = np.arange(len(never_killed)), np.arange(start, len(never_killed))
+    above.plot(updates, never_killed, color=drawing.DEVICE_COLOURS[4], linewidth=5, label="never killed")
+    above.plot(later, resumed, color=drawing.INK, linewidth=1.5, label="resumed")
+    above.plot(
+        later, forgetful, "--", color=drawing.DEVICE_COLOURS[5], linewidth=1.5, label="resumed, half a checkpoint"
+    )
+    above.axvspan(start, killed_at, color=drawing.INK, alpha=0.2, linewidth=0)
+    above.text(start - 2, max(never_killed) * 0.85, "checkpoint", ha="right")
+    above.text(killed_at + 2, max(never_killed) * 0.85, "killed")
+    above.set(ylabel="loss", ylim=(0, None))
+    above.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    for losses, style, colour in ((resumed, "-", drawing.INK), (forgetful, "--", drawing.DEVICE_COLOURS[5])):
+        below.plot(later, np.subtract(losses, never_killed[start:]), style, color=colour)
+    below.set(xlabel="update", ylabel="difference")
+    figure.align_ylabels()

@@ -1,0 +1,69 @@
+"""Start Python in processes of its own: lesson 14 kills one, lesson 17 connects two."""
+
+import inspect
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+SECONDS_ALLOWED = 300  # for processes that connect, on a machine that others use, too
+IMPORTS = """
+import os
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+"""
+CONNECT = 'jax.distributed.initialize(os.environ["ADDRESS"], int(os.environ["PROCESSES"]), int(os.environ["NUMBER"]))'
+
+
+def take_home() -> str:
+    """The program of this notebook's take-home cell, as it was last run."""
+    from IPython.core.getipython import get_ipython
+
+    cells = get_ipython().user_ns["In"]
+    return next(text for text in reversed(cells) if text.startswith('"""Train a small network'))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(count: int, *arguments: str, devices: int = 8, **variables: str) -> list[subprocess.Popen[str]]:
+    """Start `count` Pythons, each with `devices / count` simulated devices.
+
+    They find the coordinator's ADDRESS, PROCESSES and their NUMBER in their environment; {address} and {number} in the
+    arguments are filled in.
+    """
+    address, started = f"127.0.0.1:{free_port()}", []
+    for number in range(count):
+        settings = {"ADDRESS": address, "PROCESSES": str(count), "NUMBER": str(number), "JAX_PLATFORMS": "cpu"}
+        settings |= {"JAX_NUM_CPU_DEVICES": str(devices // count), "NPROC": "16", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, *(each.replace("{address}", address) for each in arguments)]
+        command = [each.replace("{number}", str(number)) for each in command]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, env={**os.environ, **settings, **variables}, **streams))
+    return started
+
+
+def outputs(started: list[subprocess.Popen[str]]) -> list[list[str]]:
+    """The lines that each process has printed, when all have ended. If one failed, the error shows what all have said."""
+    said = [each.communicate(timeout=SECONDS_ALLOWED)[0] for each in started]
+    codes = [each.returncode for each in started]
+    assert not any(codes), f"exit statuses {codes}\n" + "\n".join(said)
+    # gloo, which carries the collectives between CPUs, and XLA print lines of their own.
+    return [[line for line in text.splitlines() if not line.startswith(("[Gloo]", "I0", "W0", "E0"))] for text in said]
+
+
+def run(function: Callable[[], Any], count: int = 2, *, connect: bool = True, **variables: str) -> None:
+    """Run a function of this notebook in `count` processes, connected if asked, and show what each of them prints.
+
+    It sees `jax`, `np`, `multihost_utils`, `Mesh`, `NamedSharding` and `PartitionSpec`, and nothing else of the notebook.
+    """
+    lines = [IMPORTS, CONNECT if connect else "", inspect.getsource(function), f"{function.__name__}()"]
+    code = "\n".join(lines)
+    for number, lines in enumerate(outputs(start(count, "-c", code, **variables))):
+        print(f"process {number}:", *lines, sep="\n  ")
