@@ -6,7 +6,7 @@ from jax import P
 from jax.sharding import Mesh, NamedSharding
 
 from pmapdp.compare.collectives import collectives
-from pmapdp.lessons.checks import require
+from pmapdp.lessons.checks import refuse, require
 
 N = 4
 
@@ -30,10 +30,8 @@ def born_in_place(answer):
     found = answer(build, place)
     require(isinstance(found, jax.Array) and found.shape == (8, 6), "return the array that build() makes, [8, 6]")
     require(bool(traced), "build was not called")
-    require(
-        found.sharding.is_equivalent_to(place, 2),
-        f"its sharding is {found.sharding}, not the one that was asked for",
-    )
+    placed = found.sharding.is_equivalent_to(place, 2)
+    require(placed, f"its sharding is {found.sharding}, not the one that was asked for")
     require(all(traced), "build() ran outside of jit: one device held all of its result before it was split")
     require(np.array_equal(found, build()), "the numbers are not those of build()")
 
@@ -55,17 +53,18 @@ def zero_step(answer):
     for _ in range(2):
         g = random.normal(size=(N, 8)).astype(np.float32)
         got_w, got_m = map(np.asarray, mapped(w, g.reshape(-1), m))
-        require(
-            not np.allclose(got_m, 0.9 * m + g.sum(0), atol=1e-4), "the gradient is the mean over devices: divide by N"
-        )
         own = np.concatenate([g[d].reshape(N, 2)[d] for d in range(N)])
-        require(not np.allclose(got_m, 0.9 * m + own, atol=1e-4), "only this device's gradient went in: psum_scatter")
+        known = {
+            "the gradient is the mean over devices: divide by N": 0.9 * m + g.sum(0),
+            "only this device's gradient went in: psum_scatter": 0.9 * m + own,
+        }
+        refuse(got_m, known, atol=1e-4)
         wanted_m = 0.9 * m + g.mean(0)
         require(np.allclose(got_m, wanted_m, atol=1e-4), "m is not 0.9 * m + the mean of the gradients")
         got_w = got_w.reshape(N, 8)
         require(np.allclose(got_w, got_w[0], atol=1e-6), "the devices have different weights: all_gather the shards")
         first = (w[:2] - 0.1 * wanted_m.reshape(N, 2)).reshape(-1)
-        require(not np.allclose(got_w[0], first, atol=1e-4), "every device took the first shard of w: use axis_index")
+        refuse(got_w[0], {"every device took the first shard of w: use axis_index": first}, atol=1e-4)
         w, m = w - 0.1 * wanted_m, wanted_m
         require(np.allclose(got_w[0], w, atol=1e-4), "w is not w - 0.1 * m")
     kinds = [each.kind for each in collectives(mapped.lower(w, g.reshape(-1), m).compile().as_text())]
