@@ -14,462 +14,314 @@
 # %% [markdown]
 # # 15. Split the model
 #
-# After this lesson you can split a network over devices by tensor parallelism, predict which collectives the compiler
-# inserts forward and backward, and change the layout in the middle of a run.
+# One layer of GPT-3 has 12,288 x 49,152 weights. With Adam's moments and the gradient that's 9.7 GB, and the model has 192
+# matrices like it. Up to now every device held the whole model, so you'd need a device that doesn't exist. In this lesson
+# you'll split the matrices themselves. Your program needs seventeen new lines for it, none of them in the training step, and
+# the compiler finds out who has to talk to whom. You'll learn to see that in advance, because a matrix that's split the wrong
+# way still gives the right result, and is slow.
 #
-# About 35 minutes · you need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the exercises
-# `shard_map` from [10 Three ways side by side](10_three_ways_side_by_side.ipynb) · previous: [14 A real training
-# run](14_a_real_training_run.ipynb) · next: [16 Born sharded](16_born_sharded.ipynb)
-#
-# So far each device held the whole model. A model that is too large for one device must be split as well. With `jit`,
-# only the shardings change, and the step stays as it is. This lesson compares three layouts:
-#
-# - **data**: *data parallelism*. Only the examples are split.
-# - **model**: *tensor parallelism*. The hidden units are split too, so each device holds some columns of the first
-#   matrix and the matching rows of the second.
-# - **two axes**: *2-D tensor parallelism*. The features of the input are split as well, over a mesh axis of their
-#   own.
-#
-# Letters: B examples in the global batch, D features, H hidden units, C classes.
+# **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
+# and say when all this sends less than data parallelism. 25 minutes, 45 with exercises. You need
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import P, lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp import devices  # simulates devices (lesson 00) and describes them
+from pmapdp import devices
+from pmapdp.lessons.pictures import lesson_15
 
 devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
-chosen = jax.devices()
-mesh = Mesh(np.array(chosen).reshape(2, 2, 2), ("data", "feature", "model"))
-print(devices.describe(chosen), "| jax", jax.__version__)
 
 # %% [markdown]
 # ## Two ways to split a product
 #
-# In `y = x @ w` two axes are *kept*: the rows of x and the columns of w. One axis is *summed over*: the columns of x,
-# which are the rows of w. (JAX calls it the *contracting* dimension.) Either kind of axis can be split. The smallest
-# case: `[1, 2, 3, 4]` times a column of four ones is 10, and with two such columns it is 10 twice. First we split the
-# four features in two, and then the two columns of w. **Predict:** what is the sum of each half of the features, and
-# which of the two splits needs a collective?
+# Look at `x @ w`. The columns of x and the rows of w are *summed over*. The rows of x and the columns of w are *kept*: they're
+# axes of the result. You can split either kind.
+#
+# `[1, 2, 3, 4]` times a 4 x 2 matrix of ones is `[10, 10]`. We have two devices. First we split the axis that's summed over, so
+# each device has two of the four numbers and two rows of w. Then we split w by its columns, and both devices have all of x.
+#
+# **Predict:** what does each device compute in the two cases? Which one needs a collective?
 
 # %% tags=["prediction"]
-from pmapdp.compare.collectives import collectives  # lists the collectives in the text of a compiled program
+from pmapdp.compare.collectives import collectives  # reads the collectives from a compiled program
 
-x, ones = np.float32([[1, 2, 3, 4]]), np.ones((4, 2), np.float32)
-kinds = []
-for name, x_spec, w_spec in (
-    ("summed over", P(None, "feature"), P("feature", None)),
-    ("kept", P(), P(None, "model")),
-):
-    arguments = jax.device_put(x, NamedSharding(mesh, x_spec)), jax.device_put(ones, NamedSharding(mesh, w_spec))
-    shapes = [each.addressable_shards[0].data.shape for each in arguments]
-    product = jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, P(None, w_spec[1])))
-    kinds.append([each.kind for each in collectives(product.lower(*arguments).compile().as_text())])
-    print(f"{name:12s} a device holds x {shapes[0]} and w {shapes[1]}; collectives: {kinds[-1]}")
+two = Mesh(jax.devices()[:2], ("model",))
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_array_equal(product(*arguments), [[10, 10]])
-assert kinds == [["all-reduce"], []]
-assert x[0, :2].sum() + x[0, 2:].sum() == 3 + 7 == 10
+
+def place(*axes):
+    return NamedSharding(two, PartitionSpec(*axes))
+
+
+x, w = np.array([[1.0, 2, 3, 4]]), np.ones((4, 2))
+cases = {
+    "summed over": (place(None, "model"), place("model", None), place()),
+    "kept": (place(), place(None, "model"), place(None, "model")),
+}
+kinds = {}
+for name, (of_x, of_w, of_result) in cases.items():
+    product = jax.jit(jnp.matmul, in_shardings=(of_x, of_w), out_shardings=of_result)
+    kinds[name] = [each.kind for each in collectives(product.lower(x, w).compile().as_text())]
+    print(f"{name:12s} result {np.asarray(product(x, w))}, collectives {kinds[name]}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Where the axis that is summed over is split, the devices hold the partial sums 3 and 7, and an **all-reduce** adds
-# them. Where a kept axis is split, no communication is needed.
+# If the summed axis is split, the devices compute 1 + 2 = 3 and 3 + 4 = 7 (for each column), and an **all-reduce** adds the
+# two. If w is split by its columns, each device computes one 10, and nobody has to talk.
 #
 # </details>
 #
-# ## Three layouts of one network
+# ## Columns, then rows
 #
-# The network is `relu(x @ W1) @ W2`, on a mesh of 2 x 2 x 2 devices. Each axis of each array gets a *logical name*,
-# which says what the axis means: "batch", "features", "hidden" or "classes". A layout is a table. It says over which
-# axes of the mesh a name is split. A name that is not in the table is not split.
+# A network has products in a row: `h = relu(x @ W1)`, then `y = h @ W2`. Split W1 by its columns. Then `h` is split by its
+# hidden units, without any communication, and the relu doesn't mind. Now split W2 by its *rows*: these are the same hidden
+# units. So each device multiplies its part of `h` with its rows of W2, and one all-reduce adds up the results.
+#
+# ```python
+# W1: PartitionSpec(None, "model")   # columns
+# W2: PartitionSpec("model", None)   # rows
+# ```
+#
+# **One all-reduce for two products.** This is **tensor parallelism** as in [Megatron-LM](https://arxiv.org/abs/1909.08053).
+# You can combine it with data parallelism, by a mesh of two axes. The picture shows both on eight devices. Each rectangle is
+# an array, and each box in it is a shard, with the colour and the number of the first device that holds it.
 
 # %%
-from pmapdp.lessons.pictures import lesson_15
-
-B, D, H, C = 64, 784, 512, 10
-NAMES = {
-    "x": ("batch", "features"),
-    "W1": ("features", "hidden"),
-    "h": ("batch", "hidden"),
-    "W2": ("hidden", "classes"),
-    "y": ("batch", "classes"),
+SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
+four_by_two = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+layouts = {  # a mesh, and which of its axes splits what
+    "data": (Mesh(jax.devices(), ("data",)), {"rows": "data"}),
+    "data and model": (four_by_two, {"rows": "data", "H": "model"}),
 }
-RULES = {
-    "data": {"batch": ("data", "feature", "model")},
-    "model": {"batch": ("data", "feature"), "hidden": "model"},
-    "two axes": {"batch": "data", "features": "feature", "hidden": "model"},
-}
-SHAPES = {"x": (B, D), "W1": (D, H), "h": (B, H), "W2": (H, C), "y": (B, C)}
+AXES = {"x": ("rows", "D"), "W1": ("D", "H"), "h": ("rows", "H"), "W2": ("H", "C"), "y": ("rows", "C")}
 
 
-def sharding_of(layout, name):
-    """The sharding of the array `name`: each of its axes as the rules of the layout say."""
-    return NamedSharding(mesh, P(*(RULES[layout].get(axis) for axis in NAMES[name])))
+def sharding_of(layout, array):
+    mesh, rules = layouts[layout]
+    return NamedSharding(mesh, PartitionSpec(*(rules.get(axis) for axis in AXES[array])))
 
 
-lesson_15.layouts(RULES, SHAPES, sharding_of)
+lesson_15.layouts(layouts, SHAPES, sharding_of)
 
 # %% [markdown]
-# Each large rectangle is an array, and its name and the shape of a shard are above it. Each box is a shard, with the
-# colour and the number of the first device that holds it. For each of the two products, look whether the axis that it
-# sums over is split. **Predict:** how many all-reduces does the forward pass have in each layout?
+# What about the backward pass? Here's the pair once more, with the gradients flowing back. The gradient for `x` is a product
+# that sums over the hidden units, and they're split. So there's an all-reduce at the other end of the pair, if anybody needs
+# the gradient for `x`: some layer before the pair that's trained.
+
+# %%
+lesson_15.pair()
+
+# %% [markdown]
+# **Predict:** a network has an embedding that's trained, and then one, two or three such pairs. How many all-reduces of
+# activations does it need forward? How many forward and backward?
 
 # %% tags=["prediction"]
-from pmapdp.registry import load_data  # the digits: images of 28 x 28 pixels, and labels
-
-random = np.random.default_rng(0)
-data = load_data("digits")
-images, labels = data.train.inputs[:B].reshape(B, D).astype(np.float32) / 255, data.train.labels[:B]
-weights = {
-    "W1": random.normal(0, 0.05, (D, H)).astype(np.float32),
-    "W2": random.normal(0, 0.05, (H, C)).astype(np.float32),
-}
+eight = Mesh(jax.devices(), ("model",))
+whole = NamedSharding(eight, PartitionSpec())
+columns = NamedSharding(eight, PartitionSpec(None, "model"))
+rows = NamedSharding(eight, PartitionSpec("model", None))
 
 
-def forward(weights, x):
-    return jax.nn.relu(x @ weights["W1"]) @ weights["W2"]
+def loss(params, x):
+    x = x @ params["embedding"]
+    for first, second in params["pairs"]:
+        x = x + jnp.tanh(x @ first) @ second
+    return jnp.square(x).sum()
 
 
-def put(layout):
-    """Weights and inputs, placed as the layout says."""
-    placed = {name: jax.device_put(weights[name], sharding_of(layout, name)) for name in weights}
-    return placed, jax.device_put(images, sharding_of(layout, "x"))
+def compile_pairs(function, pairs, B=64):
+    params = {"embedding": np.ones((32, 128), np.float32)}
+    params["pairs"] = [(np.ones((128, 512), np.float32), np.ones((512, 128), np.float32))] * pairs
+    places = {"embedding": whole, "pairs": [(columns, rows)] * pairs}
+    batch = jax.ShapeDtypeStruct((B, 32), np.float32)
+    return jax.jit(function, in_shardings=(places, whole)).lower(params, batch).compile().as_text()
 
 
 counts = {}
-for layout in RULES:
-    program = jax.jit(forward, out_shardings=sharding_of(layout, "y")).lower(*put(layout)).compile().as_text()
-    counts[layout] = [(each.kind, each.count, each.bytes) for each in collectives(program)]
-    print(f"{layout:8s} collectives: {counts[layout]}")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert counts["data"] == []
-assert counts["model"] == [("all-reduce", 1, 4 * (B // 4) * C)]  # y, of the 16 examples on a device
-assert counts["two axes"] == [("all-reduce", 2, 4 * (B // 2) * (H // 2 + C))]  # half of h, then y
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# There is none in *data*, one in *model* and two in *two axes*. In *model*, `h @ W2` sums over H, which is split. W1
-# is split along its columns and W2 along its rows, so the activation between them can stay split, and the pair needs
-# a single all-reduce in the forward pass (Shoeybi et al., ["Megatron-LM"](https://arxiv.org/abs/1909.08053)). In *two
-# axes*, `x @ W1` also sums over a split axis, D.
-#
-# </details>
-#
-# The backward pass of a pair needs one as well, because the gradient of its input sums over H. Only the first pair
-# needs none: its input is the data. **Predict:** how many all-reduces of activations has a training step with one,
-# two and three such pairs?
-
-# %% tags=["prediction"]
-line = Mesh(np.array(chosen[:4]), ("model",))
-columns, rows, everywhere = (NamedSharding(line, spec) for spec in (P(None, "model"), P("model", None), P()))
-
-
-def squared(pairs, x):
-    for first, second in pairs:
-        x = x + jnp.tanh(x @ first) @ second
-    return jnp.square(x).mean()
-
-
-activations = jax.device_put(np.ones((32, 64), np.float32), everywhere)
-of_pairs = {}
 for pairs in (1, 2, 3):
-    matrices = [(np.ones((64, 256), np.float32) / 64, np.ones((256, 64), np.float32) / 256)] * pairs
-    placed = jax.device_put(matrices, [(columns, rows)] * pairs)
-    found = []
-    for function in (squared, jax.value_and_grad(squared)):
-        text = jax.jit(function).lower(placed, activations).compile().as_text()
-        found.append(sum(each.bytes for each in collectives(text) if each.kind == "all-reduce") // activations.nbytes)
-    of_pairs[pairs] = found
-    print(f"pairs {pairs}: {found[0]} all-reduces of [32, 64] forward, {found[1]} forward and backward")
+    both = [collectives(compile_pairs(function, pairs)) for function in (loss, jax.value_and_grad(loss))]
+    counts[pairs] = [sum(each.bytes for each in found) // (64 * 128 * 4) for found in both]
+    forward, with_backward = counts[pairs]
+    print(f"{pairs} pairs: {forward} all-reduces of [64, 128] forward, {with_backward} forward and backward")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
-for pairs, found in of_pairs.items():
-    assert found == [pairs, 2 * pairs - 1]
+# The asserts behind the answers so far.
+assert kinds == {"summed over": ["all-reduce"], "kept": []}
+assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# L pairs need L all-reduces forward and L - 1 backward: the first pair's input needs no gradient here. With a layer before
-# the first pair, such as an embedding, it's L backward. Each has the size of the activations, and the next product waits
-# for it. So tensor parallelism wants the fastest links, such as those within a node.
+# One for each pair forward, and one for each pair backward. (If nothing before the first pair were trained, its backward
+# all-reduce would go.)
 #
 # </details>
 #
-# ## The training step
+# The next layer waits for each of them, and nothing hides them. That's why tensor parallelism stays inside a machine, where
+# links are fast.
 #
-# The step is that of lesson 09. Only its shardings change with the layout. We compare five updates with one device
-# (float32, tolerance 1e-5, because the sums are added up in another order). **Predict:** under *data*, each device
-# all-reduces the gradients of all weights. How much of that does it all-reduce under *model*?
+# ## Attention: split the heads
+#
+# A transformer has attention, too. Its heads work independently, so give each device some of the heads: split the matrices
+# that make queries, keys and values by their columns, and the output matrix by its rows.
+#
+# **Predict:** eight heads on eight devices. How many all-reduces does the forward pass have?
+
 
 # %% tags=["prediction"]
-import optax
+def attention(params, x):  # [B, T, 128]
+    q, k, v = ((x @ params[name]).reshape(*x.shape[:2], 8, 16) for name in "qkv")  # [B, T, heads, 16]
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 4)
+    return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ params["out"]
 
 
-def step(weights, x, labels):
-    def loss(weights):
-        return optax.softmax_cross_entropy_with_integer_labels(forward(weights, x), labels).mean()
-
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
-
-
-alone = weights
-for _ in range(5):
-    alone = jax.jit(step)(alone, images, labels)
-steps, reduced, after = {}, {}, {}
-for layout in RULES:
-    placed, x = put(layout)
-    y = jax.device_put(labels, NamedSharding(mesh, P(RULES[layout]["batch"])))
-    out = {name: sharding_of(layout, name) for name in weights}
-    steps[layout] = jax.jit(step, out_shardings=out)  # <- changed
-    found = collectives(steps[layout].lower(placed, x, y).compile().as_text())
-    for _ in range(5):
-        placed = steps[layout](placed, x, y)
-    after[layout] = placed
-    held = sum(w.addressable_shards[0].data.nbytes for w in placed.values())
-    reduced[layout] = sum(each.bytes for each in found if each.kind == "all-reduce")
-    print(f"{layout:8s} a device holds {held / 1e6:.2f} MB of weights and all-reduces {reduced[layout] / 1e6:.2f} MB")
+params = {name: np.eye(128, dtype=np.float32) for name in ("q", "k", "v", "out")}
+places = {"q": columns, "k": columns, "v": columns, "out": rows}
+block = jax.jit(attention, in_shardings=(places, whole), out_shardings=whole)
+of_attention = collectives(block.lower(params, np.ones((4, 16, 128), np.float32)).compile().as_text())
+print(*of_attention)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-for trained in after.values():
-    for name in weights:
-        np.testing.assert_allclose(trained[name], alone[name], rtol=0, atol=1e-5)
-assert reduced["data"] == 4 * (D * H + H * C)
-assert 0.5 < reduced["model"] / reduced["data"] < 0.51
-assert 0.25 < reduced["two axes"] / reduced["data"] < 0.35
+assert [(each.kind, each.count) for each in of_attention] == [("all-reduce", 1)]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Under *model*, each device holds half of the weights, so it all-reduces half as many bytes of gradients. Under *two
-# axes* it holds a quarter of W1, but it must also all-reduce activations of the hidden layer. Which layout is cheaper
-# depends on the size of the weights compared with the size of the batch.
+# One, for the output matrix, which sums over all heads. Attention is a pair like the others.
 #
 # </details>
 #
-# **A failure on purpose.** Split W2 along its columns, like W1. The result is still right. **Predict:** what must the
-# program then do with `h`, which is split along H?
+# ## When does it send less?
+#
+# Data parallelism all-reduces the gradients, whose size doesn't depend on the batch. Tensor parallelism all-reduces
+# activations, which grow with it. Take two pairs of 128 x 512 and 512 x 128 on eight devices. They have 262,144 weights. Each
+# pair has two all-reduces of `[B, 128]`.
+#
+# **Predict:** for which batch size B do both send the same?
 
 # %% tags=["prediction"]
-placed, x = put("model")
-placed["W2"] = jax.device_put(weights["W2"], NamedSharding(mesh, P(None, "model")))  # <- changed: columns
-out = NamedSharding(mesh, P(RULES["model"]["batch"], "model"))
-wasteful = jax.jit(forward, out_shardings=out)
-found = collectives(wasteful.lower(placed, x).compile().as_text())
-print(*found)
+sizes = (32, 64, 128, 256, 512, 1024, 2048)
+sent = {"tensor parallelism": [], "data parallelism": [4 * (2 * 2 * 128 * 512 + 32 * 128)] * len(sizes)}
+for B in sizes:
+    found = collectives(compile_pairs(jax.grad(loss), 2, B))
+    sent["tensor parallelism"].append(sum(each.bytes for each in found))
+lesson_15.bytes_by_batch(sizes, sent)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert [(each.kind, each.bytes) for each in found] == [("all-gather", 4 * (B // 4) * H)]
-np.testing.assert_allclose(wasteful(placed, x), forward(weights, images), rtol=0, atol=1e-5)
+np.testing.assert_allclose(sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
+np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism"][4], rtol=0.02)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Every device gathers all of `h` for its 16 examples, which is 16 x 512 numbers. An all-reduce of 16 x 10 numbers
-# would do. Nothing warns you, so read the collectives of the program.
+# At about 512: 4 x 512 x 128 = 262,144. Below that, tensor parallelism sends less.
 #
 # </details>
 #
-# ## Split images: halos
+# But bytes aren't everything. Data parallelism needs no more than one all-reduce, at the end, which may overlap with the
+# backward pass. So people use tensor parallelism if a layer doesn't fit, or if the per-device batch would become tiny, and
+# only over as many devices as are joined by fast links. (*Sequence parallelism* also splits the activations between the
+# pairs, along the tokens: a reduce-scatter and an all-gather take the place of each all-reduce.)
 #
-# A convolution needs the pixels beside each pixel. If the rows of an image are split over devices, which is called
-# *spatial parallelism*, each device needs the edge rows of its neighbours, a **halo**. The compiler inserts that
-# exchange. **Predict:** 8 images of 32 x 32 pixels with 4 channels, rows split over 4 devices, a kernel of 3 x 3. How
-# many rows of pixels does a device receive?
+# ## The mistake: columns, then columns
+#
+# Suppose you split both matrices by their columns. Each device still holds half of each, and the result is right.
+#
+# **Predict:** `h` is split by its hidden units. What must the program do before the second product?
 
 # %% tags=["prediction"]
-pixels = random.normal(size=(8, 32, 32, 4)).astype(np.float32)
-kernel = random.normal(size=(3, 3, 4, 4)).astype(np.float32)
-by_rows = NamedSharding(Mesh(np.array(chosen[:4]), ("rows",)), P(None, "rows"))
+random = np.random.default_rng(0)
+x, W1, W2 = (random.normal(size=SHAPES[name]).astype(np.float32) for name in ("x", "W1", "W2"))
 
 
-def convolve(images, kernel):
-    return lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def forward(x, W1, W2):
+    return jax.nn.relu(x @ W1) @ W2
 
 
-split_convolution = jax.jit(convolve, out_shardings=by_rows)
-placed = jax.device_put(pixels, by_rows), jax.device_put(kernel, NamedSharding(by_rows.mesh, P()))
-found = collectives(split_convolution.lower(*placed).compile().as_text())
-print(*found, "| one row of 8 images has", 4 * 8 * 32 * 4, "bytes")
+on_columns, on_rows = place(None, "model"), place("model", None)
+traffic, results = {}, {}
+for name, of_W2 in {"columns, then rows": on_rows, "columns, then columns": on_columns}.items():
+    program = jax.jit(forward, in_shardings=(place(), on_columns, of_W2), out_shardings=place())
+    results[name] = program(x, W1, W2)
+    (traffic[name],) = collectives(program.lower(x, W1, W2).compile().as_text())
+    print(f"{name:22s} {traffic[name].kind} of {traffic[name].bytes:,} bytes")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert [(each.kind, each.count, each.bytes) for each in found] == [("collective-permute", 2, 2 * 4 * 8 * 32 * 4)]
-np.testing.assert_allclose(split_convolution(*placed), convolve(pixels, kernel), rtol=0, atol=1e-4)
+np.testing.assert_allclose(*results.values(), rtol=1e-3, atol=1e-2)
+good, bad = traffic.values()
+assert good.kind == "all-reduce"
+assert bad.kind == "all-gather"
+assert bad.bytes > 40 * good.bytes
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two: one row from each neighbour.
+# It gathers all of `h` on both devices, 64 x 512 numbers (and the result, in the end). An all-reduce of 64 x 10 would do.
+# Nothing warns you, and in a large network this is the difference between fast and useless. So read the collectives of
+# your program.
 #
 # </details>
 #
-# ## One run through all three layouts
+# ## The program so far, and what changes
 #
-# The arrays of a program are global, whatever their shardings. So a run can change its layout between two updates:
-# place the weights anew. Here one run makes two updates in each layout. **Predict:** how much does its end differ
-# from that of a run on one device?
+# include program/09_jit.py
+#
+# Everything that changes for tensor parallelism:
+#
+# include the difference of 09_jit.py and 15_split.py
+#
+# - The mesh has two axes. The batch is split over four groups of devices, and each group of two splits the hidden units.
+# - `SPECS` says which parameters are split, and how. `shard` looks for their names in the path of each array. Adam's moments
+#   have the parameters' names in their paths, so they're split in the same way.
+# - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)` makes the
+#   state where it belongs. Lesson 16 is about these two.
+# - The training step hasn't changed.
+#
+# Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
+#
+# **Predict:** what does this one end with?
 
-# %% tags=["prediction"]
-running = weights
-for layout in RULES:
-    running = jax.device_put(running, {name: sharding_of(layout, name) for name in weights})  # <- new: another layout
-    x = jax.device_put(images, sharding_of(layout, "x"))
-    y = jax.device_put(labels, NamedSharding(mesh, P(RULES[layout]["batch"])))
-    for _ in range(2):
-        running = steps[layout](running, x, y)
-    print(f"{layout:8s} W1 in shards of {running['W1'].addressable_shards[0].data.shape}")
-single = weights
-for _ in range(6):
-    single = jax.jit(step)(single, images, labels)
-difference = max(float(np.abs(np.asarray(running[name]) - np.asarray(single[name])).max()) for name in weights)
-print(f"largest difference to one device: {difference:.1e}")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert difference < 1e-5
+# %% tags=["prediction", "take-home"]
+# include program/15_split.py
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It differs by rounding alone. A checkpoint holds global arrays as well, so pmapdp resumes a run in another layout in
-# the same way. Its models name their axes ([models/mlp.py](../pmapdp/models/mlp.py)), and
-# `--mesh data=4,model=2 --layout model` chooses the rules. (What this lesson calls *two axes* is `--layout spatial`
-# there.)
+# With the same numbers, up to rounding in the last digit. Shardings change who computes what, and never the result.
 #
 # </details>
 #
-# ## Take it home
+# A checkpoint doesn't know about layouts either. You can save here, and resume with another mesh.
 #
-# The next cell needs nothing from above and nothing from pmapdp. It trains a residual network whose blocks are pairs
-# of matrices, split over the mesh axis "model", while the examples are split over "data". To try other layouts,
-# change `RULES`.
-
-# %% tags=["take-home"]
-import os
-
-import jax
-import numpy as np
-import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-os.environ.setdefault("NPROC", "16")  # only to simulate: two threads for each device, which jax before 0.12 needs
-jax.config.update("jax_num_cpu_devices", 8)  # only to simulate: eight devices on this machine's CPU
-
-BATCH, EPOCHS, WIDTH, HIDDEN, BLOCKS = 512, 3, 64, 256, 3
-mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("data", "model"))
-RULES = {"batch": "data", "hidden": "model"}  # logical name -> mesh axis; a name without a rule is not split
-NAMES = {"first": (None, "width"), "up": ("width", "hidden"), "down": ("hidden", "width"), "last": ("width", None)}
-
-
-def sharding(*names):
-    """Of an array whose axes have these logical names."""
-    return NamedSharding(mesh, PartitionSpec(*(RULES.get(name) for name in names)))
-
-
-random = np.random.default_rng(0)  # put your own arrays in place of these
-inputs = random.normal(size=(20_000, 32)).astype(np.float32)
-labels = (inputs @ random.normal(size=(32, 10))).argmax(1).astype(np.int32)
-train, test = (inputs[:18_005], labels[:18_005]), (inputs[18_005:], labels[18_005:])
-features, classes = inputs.shape[1], int(labels.max()) + 1
-
-
-def create(key):
-    """The parameters; those of the blocks have their blocks along a first axis."""
-    keys = dict(zip(NAMES, jax.random.split(key, 4), strict=True))
-    return {
-        "first": jax.random.normal(keys["first"], (features, WIDTH)) * features**-0.5,
-        "up": jax.random.normal(keys["up"], (BLOCKS, WIDTH, HIDDEN)) * WIDTH**-0.5,
-        "down": jax.random.normal(keys["down"], (BLOCKS, HIDDEN, WIDTH)) * HIDDEN**-0.5,
-        "last": jax.random.normal(keys["last"], (WIDTH, classes)) * WIDTH**-0.5,
-    }
-
-
-def forward(params, x):
-    x = x @ params["first"]
-    for up, down in zip(params["up"], params["down"], strict=True):
-        x = x + jax.nn.relu(x @ up) @ down  # columns, then rows: one all-reduce for the two products
-    return x @ params["last"]
-
-
-def loss(params, x, y):
-    return optax.softmax_cross_entropy_with_integer_labels(forward(params, x), y).mean()
-
-
-optimizer = optax.adam(1e-3)
-
-
-def update(params, optimizer_state, x, y):
-    value, gradients = jax.value_and_grad(loss)(params, x, y)
-    changes, optimizer_state = optimizer.update(gradients, optimizer_state, params)
-    return optax.apply_updates(params, changes), optimizer_state, value
-
-
-params = create(jax.random.key(0))
-optimizer_state = optimizer.init(params)
-of_params = {name: sharding(*[None] * (params[name].ndim - 2), *axes) for name, axes in NAMES.items()}
-of_state = optax.tree_map_params(  # Adam's moments are placed like the parameters, its counter is replicated
-    optimizer, lambda _, place: place, optimizer_state, of_params, transform_non_params=lambda _: sharding()
-)
-params, optimizer_state = jax.device_put((params, optimizer_state), (of_params, of_state))
-places = (of_params, of_state, sharding("batch"), sharding("batch"))
-results = (of_params, of_state, sharding())
-train_step = jax.jit(update, in_shardings=places, out_shardings=results, donate_argnums=(0, 1))
-
-predict = jax.jit(lambda params, x: forward(params, x).argmax(1), in_shardings=(of_params, sharding("batch")))
-
-
-def accuracy(params):
-    """Over all test examples. Rows of padding make their number divide by the devices; they are cut off again."""
-    missing = -len(test[0]) % mesh.size
-    guesses = predict(params, np.pad(test[0], ((0, missing), (0, 0))))
-    return (np.asarray(guesses)[: len(test[0])] == test[1]).mean()
-
-
-print(f"{dict(mesh.shape)}: up {params['up'].shape} in shards of {params['up'].addressable_shards[0].data.shape}")
-for epoch in range(EPOCHS):
-    order = np.random.default_rng([1, epoch]).permutation(len(train[0]))
-    for start in range(0, len(order) - BATCH + 1, BATCH):  # what fills no batch has its turn in another epoch
-        rows = order[start : start + BATCH]
-        params, optimizer_state, value = train_step(params, optimizer_state, train[0][rows], train[1][rows])
-    print(f"epoch {epoch + 1}: loss {float(value):.3f}, test accuracy {accuracy(params):.3f}")
-assert accuracy(params) > 0.85
-
-# %% [markdown]
 # ## Exercises
 #
-# **1. `split_in_pairs`** (3 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]` such that each of the
-# two devices of the mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
-# <details><summary>Hint</summary>The axis that the two matrices share is H.</details>
+# Solutions, with reasons: [solutions/15_split_the_model.py](solutions/15_split_the_model.py).
 #
-# **2. `two_layers`** (10 minutes): the whole lesson, by hand. Write tensor parallelism in `shard_map` over the axis
-# "model". `x` `[B, D]` is replicated, `W1` `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return
-# `relu(x @ W1) @ W2` of the full matrices on every device, with a single collective.
-# <details><summary>Hint</summary>The ReLU works on each hidden unit alone. Which product sums over a split
-# axis?</details>
-#
-# **3. `fixed_layer`** (5 minutes): find the planted mistake. `broken_layer` is the second layer with a bias, in the
-# same `shard_map`: `h` `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On
-# one device it is right. On four it raises no error, and its result is wrong. Write it correctly for any number of
-# devices.
-# <details><summary>Hint</summary>Let h be 0, and compute the result in your head.</details>
-
+# 1. `split_in_pairs` (5 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]`, so that each of two devices of the
+#    mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
+#    <details><summary>Hint</summary>Which axis do the two matrices share?</details>
+# 2. `two_layers` (10 minutes): tensor parallelism by hand, in `shard_map` over the axis `"model"`. `x` `[B, D]` is replicated,
+#    `W1` `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return `relu(x @ W1) @ W2` of the whole matrices on
+#    every device, with a single collective. <details><summary>Hint</summary>The relu works on each hidden unit alone. Which
+#    product sums over a split axis?</details>
+# 3. `fixed_layer` (5 minutes, find the mistake): `broken_layer` is the second layer with a bias, in the same `shard_map`: `h`
+#    `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On one device it's right. On
+#    four it raises no error, and the result is wrong. <details><summary>Hint</summary>Let <code>h</code> be 0, and compute the
+#    result in your head.</details>
 
 # %%
+from jax import lax
+
 from pmapdp.lessons.checks import check
 
 
@@ -483,12 +335,12 @@ def split_in_pairs():
 
 
 def two_layers(x, W1, W2):
-    """[B, C], the same on every device."""
+    """`[B, C]`, the same on every device."""
     ...  # your code: 1 or 2 lines
 
 
 def fixed_layer(h, W2, bias):
-    """[B, C], the same on every device."""
+    """`[B, C]`, the same on every device."""
     ...  # your code: 1 line
 
 
@@ -496,17 +348,18 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
     check("15_split_the_model", exercise.__name__, exercise)
 
 # %% [markdown]
-# Solutions, with reasons: [solutions/15_split_the_model.py](solutions/15_split_the_model.py)
-#
 # ## Take away
 #
-# - A product that is split along a kept axis needs no communication. If it is split along the axis that is summed
-#   over, it needs an all-reduce.
-# - Split the first matrix along its columns and the next along its rows. L such pairs need L all-reduces forward and
-#   L backward, or L - 1 if nothing before the first pair is trained.
-# - Model and step stay as they are. Logical names and rules make a layout, and a run can resume in any layout.
+# - Split a kept axis, and nobody talks. Split the axis that's summed over, and you need an all-reduce.
+# - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained. Attention
+#   is a pair, too, if you split it by heads.
+# - Tensor parallelism sends activations, data parallelism sends gradients. A wrong split shows only in the collectives.
 #
-# [sharding/layout.py](../pmapdp/sharding/layout.py) does for every array what `sharding_of` did here, in
-# `MeshLayout.array`; `parse_layout` in the same file reads the rules. Read
-# on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next:
-# [16 Born sharded](16_born_sharded.ipynb).
+# | your program | in pmapdp | file |
+# | --- | --- | --- |
+# | `SPECS` | `--layout model`; the models name their axes | [sharding/layout.py](../pmapdp/sharding/layout.py), [models/mlp.py](../pmapdp/models/mlp.py) |
+# | `shard` | `MeshLayout.array` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
+# | the mesh of 4 x 2 | `--mesh data=4,model=2` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
+#
+# To read on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next, split what's only
+# a copy: [16 Born sharded](16_born_sharded.ipynb).

@@ -1,4 +1,8 @@
-"""The pictures of lesson 15. They read the shardings that they show from JAX."""
+"""Pictures of lesson 15. The layouts are read from JAX's shardings."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
 
 from pmapdp.lessons import drawing
 
@@ -7,36 +11,61 @@ HEIGHT = 3.5  # of an array, so that the number of a device fits into an eighth 
 
 @drawing.picture
 def layouts(names, shapes, sharding_of) -> None:
-    """The arrays x, W1, h, W2 and y in three layouts: data splits the rows, model also hidden units, two axes also features.
+    """The arrays x, W1, h, W2 and y in two layouts: data splits the rows over eight devices, data and model rows over four and hidden units over two.
 
     Args:
         names: of the layouts, from the top down.
         shapes: name of an array to its shape `[rows, columns]`, from left to right.
         sharding_of: (layout, array) to its `NamedSharding`.
     """
-    axes = drawing.canvas(22.6, 13.6, inches=9)
+    axes = drawing.canvas(23.4, 9.1, inches=9)
     for row, layout in enumerate(names):
         top = 0.7 + 4.5 * row
-        axes.text(0, top + HEIGHT / 2, layout, weight="bold", va="center")
-        for column, (name, shape) in enumerate(shapes.items()):
-            array(axes, 3.7 + 3.9 * column, top, name, shape, sharding_of(layout, name))
+        axes.text(0, top + HEIGHT / 2, layout.replace(" and ", "\nand "), weight="bold", va="center")
+        for column, (name, (n, m)) in enumerate(shapes.items()):
+            left, sharding, drawn = 4.1 + 3.9 * column, sharding_of(layout, name), set()
+            title = f"{name} {list(sharding.shard_shape((n, m)))}"
+            axes.text(left + 1.5, top - 0.15, title, ha="center", fontsize=9)
+            for device, (rows, columns) in sharding.devices_indices_map((n, m)).items():
+                (r0, r1, _), (c0, c1, _) = rows.indices(n), columns.indices(m)
+                place = left + 3 * c0 / m, top + HEIGHT * r0 / n
+                if place not in drawn:  # a shard that several devices hold is drawn for the first
+                    size = {"width": 3 * (c1 - c0) / m - 0.05, "height": HEIGHT * (r1 - r0) / n - 0.05}
+                    drawing.box(
+                        axes, *place, f"{device.id}", device=device.id, size=10 if r1 - r0 > n // 8 else 8, **size
+                    )
+                drawn.add(place)
 
 
-def array(axes, left, top, name, shape, sharding) -> None:
-    """One array; a shard that several devices hold has the number and the colour of the first."""
-    axes.text(left + 1.5, top - 0.15, f"{name} {list(sharding.shard_shape(shape))}", ha="center", fontsize=9)
-    (n, m), drawn = shape, set()
-    for device, (rows, columns) in sharding.devices_indices_map(shape).items():
-        (r0, r1, _), (c0, c1, _) = rows.indices(n), columns.indices(m)
-        if (r0, c0) not in drawn:
-            drawing.box(
-                axes,
-                left + 3 * c0 / m,
-                top + HEIGHT * r0 / n,
-                str(device.id),
-                device=device.id,
-                width=3 * (c1 - c0) / m - 0.05,
-                height=HEIGHT * (r1 - r0) / n - 0.05,
-                size=10 if r1 - r0 > n // 8 else 8,
-            )
-        drawn.add((r0, c0))
+@drawing.picture
+def pair() -> None:
+    """Two devices share a pair of matrices. Forward, an all-reduce after the second adds up y. Backward, one before the first adds up the gradient for x."""
+    axes = drawing.canvas(24, 6.4)
+    for d, y in enumerate((0.9, 3.1)):
+        axes.text(0, y + 0.5, f"device {d}", va="center")
+        for left, text, width in ((6.6, "columns\nof W1", 3.9), (11.6, "part of h", 3.0), (15.0, "rows\nof W2", 3.9)):
+            drawing.box(axes, left, y - 0.15, text, device=d, width=width, height=1.3, size=8)
+        drawing.box(axes, 3.2, y, "x", device=d, width=1.6, height=1)
+        drawing.box(axes, 21.6, y, "y", device=d, width=1.6, height=1)
+        for start, end in ((4.8, 6.6), (10.5, 11.6), (14.6, 15.0), (18.9, 21.6)):
+            drawing.arrow(axes, (start, y + 0.3), (end, y + 0.3), device=d)
+            drawing.arrow(axes, (end, y + 0.7), (start, y + 0.7), device=d, dashed=True)
+    for left, text in ((5.4, "all-reduce\nbackward"), (19.9, "all-reduce\nforward")):
+        axes.plot([left + 0.3] * 2, [0.6, 4.4], color=drawing.INK, linewidth=5, alpha=0.5)
+        axes.text(left + 0.3, 5.2, text, ha="center", va="center", weight="bold")
+    axes.text(12.8, 5.2, "forward \u2192, gradients \u2190 (dashed)", ha="center", va="center")
+
+
+@drawing.picture
+def bytes_by_batch(sizes: Sequence[int], sent: dict[str, Sequence[int]]) -> None:
+    """Bytes a device all-reduces in an update: constant for data parallelism, rising with the batch for tensor parallelism; they cross at 512.
+
+    `sent` in bytes by the batch sizes, by the name of the way.
+    """
+    for colour, (name, each) in zip((1, 0), sent.items(), strict=True):
+        plt.plot(sizes, [b / 1e6 for b in each], "o-", color=drawing.DEVICE_COLOURS[colour], markersize=4, label=name)
+    plt.gca().set(xscale="log", yscale="log", xlabel="batch size", ylabel="MB all-reduced", xticks=sizes)
+    plt.gca().set_xticklabels(sizes)
+    plt.yticks((0.1, 1), ("0.1", "1"))
+    plt.minorticks_off()
+    plt.legend()
