@@ -53,6 +53,11 @@ def place(line: int) -> str:
     return f"cell {cell} line {line}" if cell else str(line)
 
 
+def wrap(text: str, indent: str) -> str:
+    """Break a text into lines of at most 100 characters."""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def as_text(report: dict[str, Any], everything: bool) -> str:
     """Write the report to read. Without `everything`, lines that are fine are only counted."""
     out, path = list(report["unread"]), None
@@ -66,14 +71,15 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     out += ["", "What to write instead"] * bool(shown)
     for row in {each["construct"]: each for each in shown}.values():
         out.append(f"  {row['construct']}")
-        out += [f"    {part + ':':10} {row[part]}" for part in ("today", "shard_map", "jit", "link")]
+        out += [wrap(f"    {part + ':':10} {row[part]}", " " * 15) for part in ("today", "shard_map", "jit", "link")]
     statuses = [each["status"] for each in report["lines"]]
     counts = ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses))
     hint = " (--all lists those that are fine, and what becomes of them)" * (len(shown) < len(statuses))
     out += ["", f"Constructs: {counts}{hint}."]
-    out += [f"Mapped: {'; '.join(report['mapped'])}. docs/porting.md ports one at a time."] * bool(report["mapped"])
+    mapped = f"Mapped: {'; '.join(report['mapped'])}. docs/porting.md ports one at a time."
+    out += [wrap(mapped, " " * 8)] * bool(report["mapped"])
     if need := report["verify"]:
-        questions = [f"  - {question}" for question in need["questions"]]
+        questions = [wrap(f"  - {question}", " " * 4) for question in need["questions"]]
         then = "answer this first (docs/verify.md):" if questions else "save this as verify_step.py:"
         out += ["", f"To verify {need['step']} of {need['path']}, {then}", *(questions or ["", need["harness"]])]
     return "\n".join(out).lstrip()

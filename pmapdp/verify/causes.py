@@ -231,7 +231,8 @@ def mean_of_means(case: Case) -> Cause | None:
     names = means + [name for name in firsts if name not in means and case.has_parameters(besides=firsts)]
     if not names or (names != case.clear and all(case.update.values[name].size == 1 for name in names)):
         return None
-    return name_cause("mean of means" if any(map(case.matters, names)) else "local statistics", names)
+    are_statistics = not any(map(case.matters, names)) and case.has_parameters(besides=names)
+    return name_cause("local statistics" if are_statistics else "mean of means", names)
 
 
 def examples(case: Case) -> Cause | None:

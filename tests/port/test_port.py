@@ -154,17 +154,6 @@ class Experiment:
         "4 pmap, 6 pmean, 9 first-copy",
         "Where can _step be imported from?",
     ),
-    "reinforcement learning, a vmap inside pmap": (
-        """import jax
-def learn(state, env):
-    grads = jax.lax.pmean(jax.lax.pmean(grads, axis_name="batch"), axis_name="device")
-    return state, env
-learner = jax.pmap(jax.vmap(learn, axis_name="batch"), axis_name="device")
-keys = jax.random.split(key, n_devices * 4).reshape(n_devices, 4, -1)
-state, env = learner(state, env)""",
-        "3 pmean, 5 pmap, 6 prng-key",
-        "Which function makes one update?",
-    ),
     "a trainer on shard_map and pmap": (
         """import jax
 from jax.experimental.shard_map import shard_map
