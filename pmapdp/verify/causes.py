@@ -227,12 +227,22 @@ def mean_of_means(case: Case) -> Cause | None:
     """Find the mean of what each device does with its own examples, or a statistic of the first device's."""
     parts = {name: [part[name] for part in case.parts] for name in case.clear[:MOST_LEAVES] if case.parts}
     means = [n for n, each in parts.items() if n in case.fractions and case.is_near(n, [np.mean(each, 0)])]
-    firsts = [n for n, each in parts.items() if case.is_near(n, each[:1]) and not case.matters(n)]
-    names = means + [name for name in firsts if name not in means and case.has_parameters(besides=firsts)]
-    if not names or (names != case.clear and all(case.update.values[name].size == 1 for name in names)):
-        return None
-    are_statistics = not any(map(case.matters, names)) and case.has_parameters(besides=names)
-    return name_cause("local statistics" if are_statistics else "mean of means", names)
+    still = [n for n, each in parts.items() if (n in means or case.is_near(n, each[:1])) and not case.matters(n)]
+    statistics = [name for name in still if not follows_another(case, name)]
+    if statistics and case.has_parameters(besides=statistics):
+        return name_cause("local statistics", statistics)
+    several = any(case.update.values[name].size > 1 for name in means)
+    return name_cause("mean of means", means) if means and (several or means == case.clear) else None
+
+
+def follows_another(case: Case, name: str) -> bool:
+    """Tell if a leaf's error is a multiple of another's, as an average of the parameters has it."""
+    errors = {n: case.got[n][0] - case.update.values[n] for n in case.fractions if case.update.values[n].size > 1}
+    others = [
+        error for n, error in errors.items() if n != name and name in errors and error.shape == errors[name].shape
+    ]
+    found = [multiple(errors[name], other) for other in others]
+    return any(rest < EQUAL * abs(ratio) for ratio, rest in found)
 
 
 def examples(case: Case) -> Cause | None:

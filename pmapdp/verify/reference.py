@@ -184,7 +184,10 @@ class Reference:
             if trees.distance(x, np.broadcast_to(x[:1], x.shape)) > UNEQUAL * trees.distance(x)
             and not self.is_own(name)
         ]
-        if trained := [name for name in names if not self.is_metric(name) and self.matters(name, arguments)]:
+        others = [name for name in trees.named(arguments[0]) if name not in names and not self.is_own(name)]
+        is_alone = not any(self.matters(name, arguments) for name in others)  # then a parameter looks like a statistic
+        floats = [name for name in names if not self.is_metric(name) and found[name].dtype.kind == "f"]
+        if trained := [name for name in floats if is_alone or self.matters(name, arguments)]:
             raise ArgumentsError(
                 f"the groups of old_program return different values of {few(trained)}, on which the next update "
                 f"depends: an all-reduce is missing in the old program. Average the gradients with lax.pmean"
