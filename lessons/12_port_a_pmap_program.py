@@ -292,7 +292,7 @@ print("the old program:", str(report).splitlines()[-1].partition(",")[0])
 without_dropout = old.create_state(jax.random.key(0), updates, dropout=0.0)
 report = verify(step=shard_map_step, reference=plain_step, state=without_dropout, **case)
 print("one device:")
-show("\n".join(line for line in str(report).splitlines() if line.startswith("FAILED")))
+show("\n".join(map(str, report.failed)))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.

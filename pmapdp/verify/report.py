@@ -126,7 +126,7 @@ class Report(NamedTuple):
         unchecked = "; ".join(f"{c.name} ({c.sentence})" for c in self.checks if c.status == NOT_CHECKED)
         shown = [str(check) for check in self.checks if check.status != NOT_CHECKED]
         shown += [wrap(f"Not checked: {unchecked}.")] * bool(unchecked)
-        return "\n".join([*map(wrap, self.notes), *shown, str(self.compared), wrap(last)])
+        return "\n".join([*map(wrap, self.notes), *shown, str(self.compared), last])
 
     def to_json(self) -> str:
         """Return the report as JSON."""
