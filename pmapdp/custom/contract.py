@@ -25,22 +25,26 @@ from pmapdp.steps.shared import AXIS
 
 
 def check_loss(task: Task, example: Batch) -> None:
-    """Try loss and layers on a batch of a few examples, in evaluation and in training.
+    """Try loss and layers on a batch of n examples, in evaluation and in training, on n + 1 simulated devices.
 
     The sums must be the same if one device has all examples and if every device has one, and padding must add nothing.
     """
-    run, n = make_trial(task, example), len(example.indices)
-    padding = (range(n), 0)
-    together = [(range(n), n), *n * [padding]]
-    one_each = [*(([index], 1) for index in range(n)), padding]  # as many devices, so one program serves both
+    n = len(example.indices)
+    rows, weights = np.zeros((2, n + 1, n), np.int32), np.zeros((2, n + 1, n), np.float32)
+    rows[0], weights[0, 0] = range(n), 1
+    rows[1, :n, 0], weights[1, :n, 0] = range(n), 1  # the other rows of a device are padding, copies of example 0
+    together, one_each = (
+        jax.tree.map(lambda x, i=i: np.asarray(x)[rows[i]], example)._replace(weights=weights[i]) for i in (0, 1)
+    )
     for train in (False, True):
-        whole, written = run(together, train)
-        check_streams(task, functools.partial(run, together, train), whole["loss"])
+        run = make_trial(task, together, train)
+        whole, written = run(together)
+        check_streams(task, functools.partial(run, together), whole["loss"])
         if new := written.keys() - named_leaves(task.arrays_of(task.model)[1]).keys():
             raise UserError(
                 f"{task.name} makes the variable {min(new)} as it is called: make it in __init__, or leave nnx.sow out"
             )
-        apart, written_apart = run(one_each, train)
+        apart, written_apart = run(one_each)
         for name, values in written.items() if train else ():
             if not np.allclose(written_apart[name], values[:1], **tolerance(task, train), equal_nan=True):
                 raise UserError(
@@ -48,63 +52,48 @@ def check_loss(task: Task, example: Batch) -> None:
                     "weights of pmapdp.layers.current_context(), and add sums and counts up with jax.lax.psum over "
                     "its axis_name, unless that is None"
                 )
-        for name, (total, of_padding, *_) in whole.items():
-            check_sum(task, name, float(total), float(of_padding), apart[name], train=train)
+        for name, (total, padding, *_) in whole.items():
+            check_sum(task, name, float(total), float(padding), apart[name], train=train)
         check_correct(task, apart, getattr(example.labels, "ndim", 0))
 
 
-def make_trial(task: Task, example: Batch) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
-    """Return `run(shares, train)`, which calls the loss on one simulated device for each share of the examples.
+def make_trial(task: Task, batches: Batch, train: bool) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
+    """Return a function of batches `[devices, b, ...]` that calls the loss on each simulated device.
 
-    A share is (indices, number of them that are valid), and example 0 fills it up as padding. `jax.vmap` over a named
-    axis stands for the devices, as `pmap` maps over them. `run` returns the sums by name, `[devices]`, and what the
-    model writes by name, `[devices, ...]`. It refuses a training step that differs each time JAX traces it.
+    `jax.vmap` over a named axis stands for the devices, as `pmap` maps over them. The results are the sums by name,
+    `[devices]`, and what the model writes by name, `[devices, ...]`.
     """
     structure, constant_streams = task.constant
-    params, model_state = task.arrays_of(task.model)
+    arrays = task.arrays_of(task.model)
 
-    def devices(train: bool, streams: Any, params: Any, model_state: Any, batches: Batch) -> Any:
-        before = named_leaves(model_state)
+    def device(params: Any, model_state: Any, streams: Any, batch: Batch) -> Any:
+        model = nnx.merge(structure, *jax.tree.map(jnp.asarray, (params, streams, model_state)), copy=True)
+        context = Context()
+        if train:
+            keys = example_keys(task.seed, jnp.int32(0), batch.indices)
+            context = Context(batch.weights, keys, jnp.int32(0), train=True, axis_name=AXIS)
+        with use_context(context):
+            sums = task.loss(model, batch)
+        check_fields(task, sums)
+        before, after = named_leaves(model_state), named_leaves(task.arrays_of(model)[1])
+        return named_sums(sums), {name: leaf for name, leaf in after.items() if leaf is not before.get(name)}
 
-        def device(batch: Batch) -> Any:
-            model = nnx.merge(structure, *jax.tree.map(jnp.asarray, (params, streams, model_state)), copy=True)
-            context = Context()
-            if train:
-                keys = example_keys(task.seed, jnp.int32(0), batch.indices)
-                context = Context(batch.weights, keys, jnp.int32(0), train=True, axis_name=AXIS)
-            with use_context(context):
-                sums = task.loss(model, batch)
-            check_fields(task, sums)
-            after = named_leaves(task.arrays_of(model)[1])
-            return named_sums(sums), {name: leaf for name, leaf in after.items() if leaf is not before.get(name)}
+    def trace() -> Any:
+        devices = jax.vmap(device, (None, None, None, 0), axis_name=AXIS)
+        return jax.jit(lambda *values: devices(*values)).trace(*arrays, constant_streams, batches)  # each time anew
 
-        return jax.vmap(device, axis_name=AXIS)(batches)
-
-    programs: dict[bool, Any] = {}
-
-    def run(shares: Any, train: bool, streams: Any = constant_streams) -> Any:
-        n = len(example.indices)
-        rows = np.stack([[*indices, *[0] * (n - len(indices))] for indices, _ in shares])
-        weights = np.stack([np.arange(n) < valid for _, valid in shares]).astype(np.float32)
-        batches = jax.tree.map(lambda x: np.asarray(x)[rows], example)._replace(weights=weights)
-        values = streams, params, model_state, batches
-        with user_code_errors(
-            f"{task.name} fails in {'training' if train else 'evaluation'}",
-            "correct its __call__, its loss, metrics= or augment=",
-        ):
-            if train not in programs:
-                # A new function is traced anew. The first two traces of a training step are compared.
-                traced = [jax.jit(functools.partial(devices, train)).trace(*values) for _ in range(1 + train)]
-                if train and content(traced[0].jaxpr) != content(traced[1].jaxpr):
-                    raise UserError(
-                        f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the "
-                        "same in every update, and others in a run that resumes: draw with "
-                        "current_context().next_keys()"
-                    )
-                programs[train] = traced[0].lower().compile()
-            return jax.device_get(programs[train](*values))
-
-    return run
+    with user_code_errors(
+        f"{task.name} fails in {'training' if train else 'evaluation'}",
+        "correct its __call__, its loss, metrics= or augment=",
+    ):
+        traced = trace()
+        if train and content(traced.jaxpr) != content(trace().jaxpr):
+            raise UserError(
+                f"{task.name} draws random numbers of NumPy or Python as JAX traces it, which would be the same in "
+                "every update, and others in a run that resumes: draw with current_context().next_keys()"
+            )
+        compute = traced.lower().compile()
+        return lambda batches, streams=constant_streams: jax.device_get(compute(*arrays, streams, batches))
 
 
 def content(traced: Any) -> tuple[str, list[bytes]]:

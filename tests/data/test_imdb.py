@@ -1,10 +1,6 @@
-"""Reading IMDB's reviews: hostile and damaged archives, and the known facts of the real ones.
-
-The last run where PMAPDP_DATA names a folder that holds them; with PMAPDP_REQUIRE_IMDB=1 they may not skip.
-"""
+"""Reading IMDB's reviews from hostile and damaged archives. `test_real_data.py` reads the real one."""
 
 import io
-import json
 import os
 import re
 import tarfile
@@ -12,7 +8,6 @@ import tarfile
 import numpy as np
 import pytest
 from examples import parts
-from launch import train
 
 from pmapdp.data import imdb
 from pmapdp.errors import UserError
@@ -127,22 +122,3 @@ def test_other_mistakes(tmp_path):
 def test_a_missing_data_set_says_how_to_get_it(tmp_path):
     with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path))}: get aclImdb_v1.*--data-dir, or use .* reviews"):
         load_data("imdb", str(tmp_path))
-
-
-@pytest.mark.imdb
-def test_the_real_reviews(imdb_folder):
-    for texts in parts(load_data("imdb", str(imdb_folder))):
-        assert np.bincount(texts.labels).tolist() == [12_500, 12_500]
-        assert max(len(text.split()) for text in texts.texts) <= 2470
-        assert sum("<br />" in text for text in texts.texts) == pytest.approx(14_600, abs=200)
-
-
-@pytest.mark.imdb
-def test_dtensor_data_reaches_its_accuracy(imdb_folder, tmp_path):
-    """0.865 is what logistic regression and this network reach on one device, rounded down."""
-    metrics = tmp_path / "metrics.jsonl"
-    done = train("dtensor-data", "--data-dir", imdb_folder, "--metrics-file", metrics, timeout=600)
-    assert done.returncode == 0, done.stderr
-    epochs = [json.loads(line) for line in metrics.read_text().splitlines()][1:-1]
-    assert all(epoch["test"]["examples"] == 25_000 for epoch in epochs)
-    assert max(epoch["test"]["accuracy"] for epoch in epochs) >= 0.865
