@@ -145,10 +145,6 @@ class Wide(nnx.Module):
         return self.head(nnx.relu(self.middle(nnx.relu(self.hidden(x)))))
 
 
-def clipped_lion(schedule):
-    return optax.chain(optax.clip_by_global_norm(0.5), optax.lion(schedule, weight_decay=0.1))
-
-
 def changed(make):
     return {"data": DataSet(*(make(part) for part in (DATA.train, DATA.test)))}
 
@@ -162,7 +158,6 @@ CASES = {
     "read one by one, weighted, augmented": (Plain, READ, {"strategy": "shard_map", "devices": 4}),
     "the same with batch norm and dropout": (Weighted, READ, {"devices": 4}),
     "every layer": (Everything, {}, {"devices": 3, "dtype": "float32"}),
-    "clipped lion": (Wide, FALLING | {"optimizer": clipped_lion}, {"strategy": "jit", "devices": 8}),
     "Linen": (bridged, {}, {"devices": 3, "dtype": "float32"}),
     "tokens": (Tokens, {"data": DataSet(tokens(90, 1), tokens(30, 2))}, {"devices": 8}),
     "two targets": (TwoTargets, TARGETS, {"devices": 8}),

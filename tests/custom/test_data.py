@@ -177,19 +177,14 @@ SIX = np.arange(6)
 NO_NUMBERS = {
     "complex": SIX + 1j,
     "object": np.array([None] * 6),
-    "bytes": np.array([b"a"] * 6),
-    "datetime": SIX.astype("M8[s]"),
-    "record": np.zeros(6, [("a", "f4")]),
     "bfloat16": SIX.astype(ml_dtypes.bfloat16),
     "masked": np.ma.array(SIX, mask=[1, 0, 0, 0, 0, 0]),
     "nan": np.array([np.nan] * 6),
     "infinity": np.array([np.inf] * 6),
     "ragged": [[1], [1, 2]] * 3,
     "failing": Failing(),
-    "None": None,
     "generator": (each for each in range(6)),
     "one number": 3,
-    "nothing": np.zeros((0, 2)),
 }
 
 
@@ -240,13 +235,10 @@ REFUSED = {
     "a label that is missing": ((INPUTS, pd.Series([*NAMES[LABELS[1:]], None])), "have '(nan|None)', which is none"),
     "loader": (iter(PAIRS), "of a loader give its data set"),
     "text": ("mnist", "are no examples: give Split"),
-    "rows": ((INPUTS[:9], LABELS), r"have shapes \[\[9, 6\], \[21\]\]: give one row per example, at least one"),
-    "weight 0": (Split(INPUTS, LABELS, WEIGHTS - 0.5), r"weights .* above 0 .*inputs\[weights > 0\]"),
     "too few weights": (Split(INPUTS, LABELS, WEIGHTS[:9]), r"have shapes .*\[9\]\]: give one row"),
     "weights in a column": (Split(INPUTS, LABELS, WEIGHTS[:, None]), r"weights have shape \[21, 1\]"),
     "text in a table": ((pd.DataFrame({"a": ["x"] * N}), LABELS), "give whole numbers, real numbers"),
     "test labels": ({"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)}, "test labels have 'pig', which"),
-    "test shapes": ({"train": (INPUTS, LABELS), "test": (INPUTS[:, :5], LABELS)}, r"\[5\].*: only n may differ"),
     "two of one name": ({"train": (INPUTS, LABELS), "classes": ("a", "a", "b")}, "two classes have the name 'a'"),
     "number": ({"train": None}, "data=DataSet.* is no data set: give pmapdp.data.dataset.DataSet"),
 }
@@ -254,8 +246,7 @@ REFUSED = {
 
 def read_two_epochs(data):
     batches = Batches(part(data), 8)
-    for epoch in range(2):
-        list(batches.epoch(epoch))
+    return [list(batches.epoch(epoch)) for epoch in range(2)]
 
 
 @pytest.mark.parametrize(("data", "sentence"), REFUSED.values(), ids=REFUSED)
@@ -301,12 +292,6 @@ def test_files_of_arrays(tmp_path):
     np.testing.assert_array_equal(data.train.weights, WEIGHTS)
     np.savez(file, **arrays, classes="cats and dogs")
     assert load_npz(file).classes == ("cats and dogs",)
-    np.savez(file, train_inputs=INPUTS)
-    with pytest.raises(UserError, match=r"train_labels.*: write it with numpy.savez"):
-        load_npz(file)
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(UserError, match=r"points.npz cannot be read \(File is not a zip file\)"):
-        load_npz(file)
-    np.savez(file, train_inputs=np.array([{}]), train_labels=LABELS)
-    with pytest.raises(UserError, match=r"points.npz cannot be read \(Object arrays cannot be loaded"):
         load_npz(file)

@@ -2,11 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import entry
 import numpy as np
 import pytest
+import small_job
 from PIL import Image
 
 from pmapdp.custom.images import ImageFolder, load_folder
@@ -15,13 +15,13 @@ from pmapdp.errors import UserError
 COLOURS = {"red": (200, 10, 10), "blue": (10, 10, 200)}
 
 
-def write(folder, ending="png"):
-    """Eight images `[5, 6]` of each of two classes, and a file that is no image."""
+def write(folder, size=(6, 5), ending="png"):
+    """Eight images of each of two classes, and a file that is no image."""
     for name, colour in COLOURS.items():
         (folder / name).mkdir(parents=True)
         (folder / name / "notes.txt").write_text("no image")
         for index in range(8):
-            Image.new("RGB", (6, 5), tuple(each + index for each in colour)).save(folder / name / f"{index}.{ending}")
+            Image.new("RGB", size, tuple(each + index for each in colour)).save(folder / name / f"{index}.{ending}")
 
 
 def test_a_folder_for_each_class(tmp_path):
@@ -83,40 +83,14 @@ def test_what_is_refused(tmp_path):
             read()
 
 
-NET = """
-from flax import nnx
-
-class Net(nnx.Module):
-    def __init__(self, *, rngs):
-        self.out = nnx.Linear(3, 2, rngs=rngs)
-
-    def __call__(self, images):
-        return self.out(images.mean((1, 2)) / 255)
-"""
-MAKE = """
-import jax
-from pmapdp.data.dataset import DataSet
-from pmapdp.custom.images import ImageFolder
-
-def flip(image, key):
-    return jax.numpy.where(jax.random.bernoulli(key), image[:, ::-1], image)
-
-def make():
-    return DataSet(*(ImageFolder(f"photos/{part}", size=(4, 4)) for part in ("train", "test")), augment=flip)
-"""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset", ["photos/", "my_data.py:make"])
-def test_on_the_command_line(tmp_path, monkeypatch, dataset):
-    """A folder, and a function that returns one with augmentation; evaluation gives the figures of training again."""
-    monkeypatch.chdir(tmp_path)
+def test_on_the_command_line(tmp_path):
+    """Evaluation gives the figures of training again."""
     for part in ("train", "test"):
-        write(tmp_path / "photos" / part, ending="jpg")
-    Path("net.py").write_text(NET)
-    Path("my_data.py").write_text(MAKE)
-    flags = ["--model", "net.py:Net", "--dataset", dataset, "--global-batch-size", "6", "--learning-rate", "0.1"]
-    done = entry.run_command("train", *flags, "--epochs", 2, "--devices", 2, "--workdir", "run", "--no-compile-cache")
+        write(tmp_path / part, size=(8, 8), ending="jpg")
+    flags = ["--model", f"{small_job.NET}:OfPictures", "--dataset", f"{tmp_path}/", "--global-batch-size", 6]
+    run = ["--epochs", 2, "--devices", 2, "--workdir", tmp_path / "run", "--no-compile-cache"]
+    done = entry.run_command("train", *flags, *run)
     assert "16 to train, 16 to test, content" in done.out, done.err
-    tested = json.loads(entry.run_command("evaluate", "run", "--json", "--strategy", "single").out)
+    tested = json.loads(entry.run_command("evaluate", tmp_path / "run", "--json", "--strategy", "single").out)
     assert f"{tested['test']['accuracy']:.4f}" == re.search(r"last (\S+)", done.out)[1]

@@ -44,21 +44,6 @@ def test_without_the_weights_the_table_is_learnt_worse(tmp_path, monkeypatch):
     assert run_example(monkeypatch, "weighted_table", tmp_path, **settings)["loss"] > 0.035
 
 
-AFTER_ONE_DEVICE = """
-from pmapdp.devices import simulate
-simulate(4)
-print("losses", loss(strategy="single"), loss(devices=4), loss(devices=4))
-"""
-
-
-@pytest.mark.slow
-def test_one_device_and_then_four_after_simulate():
-    """A run on one device doesn't leave JAX with one."""
-    done = python("-c", PROGRAM + AFTER_ONE_DEVICE)
-    assert done.returncode == 0, done.stderr
-    assert len(set(done.stdout.splitlines()[-1].split()[1:])) == 1
-
-
 @pytest.mark.slow
 def test_a_line_of_jnp_before_train():
     """The run takes the device that JAX started with, and its header says how to have more."""
