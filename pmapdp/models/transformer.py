@@ -23,8 +23,12 @@ class Block(nnx.Module):
 
     def __init__(self, **options: Any):
         self.attention_norm = nnx.LayerNorm(EMBED, **NORM, **options)
-        names = {"kernel_metadata": named("embed", "heads", "head"), "bias_metadata": named("heads", "head")}
-        names |= {"out_kernel_metadata": named("heads", "head", "embed"), "out_bias_metadata": named("embed")}
+        names: dict[str, Any] = {
+            "kernel_metadata": named("embed", "heads", "head"),
+            "bias_metadata": named("heads", "head"),
+            "out_kernel_metadata": named("heads", "head", "embed"),
+            "out_bias_metadata": named("embed"),
+        }
         self.attention = nnx.MultiHeadAttention(HEADS, EMBED, decode=False, **names, **options)
         self.mlp_norm = nnx.LayerNorm(EMBED, **NORM, **options)
         self.hidden = nnx.Linear(EMBED, HIDDEN, **axes("embed", "hidden"), **options)
