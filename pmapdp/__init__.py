@@ -2,8 +2,8 @@
 
 The core, in the order in which to read it (about an hour):
 
-    config.py                what a run does: one dataclass
-    errors.py                a mistake of the user's: one sentence that says what works
+    config.py                every setting of a run, in one dataclass
+    errors.py                errors that you can correct: one sentence that says what works
     devices.py               simulate N devices, choose, describe
     data/dataset.py          a data set: arrays for training and testing
     data/digits.py           the data set that is built in
@@ -16,7 +16,7 @@ The core, in the order in which to read it (about an hour):
     steps/shared.py          what all strategies share: sums here, then the update
     steps/placing.py         arrays to the devices and back
     steps/single.py          one device
-    steps/pmap.py            one program per device and one all-reduce
+    steps/pmap.py            one program per device, and an all-reduce by name
     steps/shard_map.py       the same program on sharded arrays
     steps/jit.py             one program for the global batch, split by the compiler
     metrics.py               sums on the host, read without stopping the devices

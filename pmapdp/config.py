@@ -94,7 +94,7 @@ class Config:
 
     optimizer: str = fixed("optimization", "adam", "sgd, momentum (0.9), adam, adamw, or yours: my_file.py:make.")
     learning_rate: float = fixed(
-        "optimization", 5e-3, "Rate after the warm-up, which the schedule lowers.", (0, FLOAT32, "0.001")
+        "optimization", 5e-3, "Peak learning rate, where the schedule starts after a warm-up.", (0, FLOAT32, "0.001")
     )
     schedule: str = fixed("optimization", "cosine", "constant, piecewise, cosine (to 0), or yours: my_file.py:rate.")
     switch_epochs: tuple[int, ...] = fixed(

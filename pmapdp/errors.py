@@ -1,4 +1,4 @@
-"""Mistakes that are the user's to correct, each one sentence: the value given, why it won't do, and one that works.
+"""Errors that you can correct. Each message is one sentence: the bad value, the reason, and a value that works.
 
 `cli.py` prints them. From Python they are ordinary exceptions.
 """
@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-LOWER = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"  # advice, if training diverges
+DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"  # advice, if training diverges
 
 
 class UserError(Exception):
@@ -58,7 +58,7 @@ def in_one_line(text: str) -> str:
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
-    """Make the error for a name that doesn't exist, of a `kind` such as "strategy". It says the nearest that does."""
+    """Make the error for a name that doesn't exist, of a `kind` such as "strategy". It suggests a name that does."""
     choices = list(choices)
     near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -5,7 +5,7 @@ would depend on the number of devices. `exchange(model)` turns these layers of a
 as PyTorch's `convert_sync_batchnorm` does. Names, settings and parameters stay, and the model is called as before: the
 layers look up what they must know about the batch in the current context.
 
-Shapes: b examples on this device, C channels, h heads, d features a head.
+Shapes: b examples on this device, C channels, h heads, d features per head.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ class Context:
     """The facts about a batch that a layer can't see in its activations."""
 
     weights: Any = None  # [b], 0 for padding; None if all examples count alike
-    keys: Any = None  # [b] random keys, one an example; None in evaluation
+    keys: Any = None  # [b] random keys, one per example; None in evaluation
     step: Any = 0  # [] updates made so far
     train: bool = False
     axis_name: AxisName = None  # the mapped axis over which the batch is split; None if the arrays hold all of it
     draws: Iterator[int] = field(default_factory=itertools.count)  # numbers the calls of `next_keys`
 
     def next_keys(self, number: Any = 0) -> jax.Array:
-        """Return `[b]` random keys, one an example. Each call returns others, so no two layers draw the same mask.
+        """Return `[b]` random keys, one per example. Every call returns new ones, so no two layers draw the same mask.
 
         Layers in a scan share one call, so they give a `number` that tells them apart.
         """
@@ -72,9 +72,9 @@ class ExactBatchNorm(nnx.BatchNorm):
     soon as devices hold different numbers of valid examples. This one averages sums and counts, and divides afterwards.
 
     One pass over the activations and one all-reduce give mean and variance: the sums of 1, x - m and (x - m)², where m
-    is the running mean. The variance loses the more digits the further the batch's mean is from m. Its relative error
+    is the running mean. The further the batch mean is from m, the more digits the variance loses: its relative error
     is about (distance / standard deviation)² times the type's epsilon, so (mean / standard deviation)² times epsilon
-    while the layer is fresh and m is 0: 1e-3 at 100 in float32, and none that matters once m has come near.
+    while the layer is fresh and m is 0: 1e-3 at 100 in float32, and negligible once m is close to the mean.
     """
 
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None) -> jax.Array:
@@ -104,7 +104,7 @@ class ExactBatchNorm(nnx.BatchNorm):
         weights = jnp.ones(len(x)) if context.weights is None else context.weights
         if len(weights) != len(x):
             raise ValueError(
-                f"batch norm sees {list(x.shape)}, whose first axis is not that of the examples: leave it there"
+                f"batch norm sees {list(x.shape)}, whose first axis doesn't count the examples: leave it there"
             )
         pixels = tuple(axis for axis in range(1, x.ndim) if axis != self.axis % x.ndim)
         mean = x.mean(pixels)  # [b, C]
@@ -196,7 +196,7 @@ def layer_keys(layer: Any) -> jax.Array:
 def draw_masks(keys: jax.Array, keep: float, shape: list[int]) -> jax.Array:
     """Draw masks `[b, ...]`, each from its example's own key. They are True with the probability `keep`."""
     if shape[0] != len(keys):
-        raise ValueError(f"dropout sees {shape}, whose first axis is not that of the examples: move it to the front")
+        raise ValueError(f"dropout sees {shape}, whose first axis doesn't count the examples: move it to the front")
     return jax.vmap(lambda key: jax.random.bernoulli(key, keep, tuple(shape[1:])))(keys)
 
 

@@ -20,10 +20,10 @@ DIVISOR = " (divisor)"
 class MetricSums(NamedTuple):
     """Sums over examples, `[]` each. Added field by field, the sums of two batches are the sums over all examples."""
 
-    loss: Any  # of the losses; for the cross-entropy in natural logarithms
-    correct: Any  # how many examples have their highest logit at their class; None if there are no classes
-    count: Any  # of the weights: without weights the number of examples. It divides the gradient
-    others: Any = NONE  # further sums by name; their means over the count are shown; a pair of sums is a ratio
+    loss: Any  # weighted losses; the cross-entropy is in nats
+    correct: Any  # weights of the examples whose highest logit is at their class; None if there are no classes
+    count: Any  # weights, so the number of examples if each weighs 1. It divides the gradient
+    others: Any = NONE  # further metrics by name: a sum (shown is sum / count) or a pair (shown is first / second)
 
 
 def named_sums(sums: MetricSums) -> dict[str, Any]:

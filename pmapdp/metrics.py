@@ -11,7 +11,7 @@ from pmapdp.errors import DivergedError
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
 UPDATES_AHEAD = 2
-READ_TOGETHER = 16  # updates; counted, and not by a clock, because all processes must see a NaN after the same update
+READ_TOGETHER = 16  # updates. By a clock, processes would notice a NaN after different updates
 
 
 class Meter:
@@ -28,12 +28,12 @@ class Meter:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Time the updates from here on. The one that compiles comes before."""
+        """Start timing, which comes after the first update because that one compiles."""
         self.started, self.seconds = time.perf_counter(), 0.0
         self.timed_updates = self.timed_examples = 0
 
     def add(self, step: int, sums: MetricSums, examples: int) -> None:
-        """Add the metrics of update `step` over so many examples. The devices may still compute it.
+        """Add the metrics of update `step` over `examples` examples. The devices may still compute it.
 
         A `DivergedError` says that the loss of an earlier update is not finite.
         """

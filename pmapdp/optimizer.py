@@ -26,11 +26,11 @@ def peak_learning_rate(config: Config, global_batch_size: int) -> float:
     return config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
 
 
-def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
+def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, schedule_steps: int) -> optax.Schedule:
     """Make the learning rate, a function of the number of updates already made.
 
-    Switches and the end of the cosine are counted from the start of training, warm-up included. `total_steps` are the
-    updates in all epochs, also if the run is to stop early.
+    Switches and the end of the cosine are counted from the start of training, warm-up included. `schedule_steps` are
+    the updates in all epochs, even if the run stops early (`--steps`).
     """
     peak, warmup = peak_learning_rate(config, global_batch_size), config.warmup_steps
     if config.schedule == "piecewise":
@@ -38,7 +38,7 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
         switches = {step: config.switch_factor for step in steps if step <= MOST}  # no run gets to the others
         main = optax.piecewise_constant_schedule(peak, switches)
     elif config.schedule == "cosine":
-        main = optax.cosine_decay_schedule(peak, max(1, total_steps - warmup))
+        main = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))
     else:
         main = optax.constant_schedule(peak)
     if warmup == 0:

@@ -55,7 +55,7 @@ class Task:
 
     @property
     def classifies(self) -> bool:
-        """Tell if the loss is the cross-entropy, so that the model gives logits of classes."""
+        """Return True if the loss is the cross-entropy, so that the model gives logits of classes."""
         return getattr(self.loss, "func", self.loss) is cross_entropy
 
     def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
@@ -65,7 +65,7 @@ class Task:
 
     @functools.cached_property
     def constant(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
-        """Return the model's structure and its random streams. A layer that draws from one in training is refused."""
+        """Return the model's structure and its random streams, which no layer may advance (`custom/contract.py`)."""
         parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
         return parts[0], parts[2]
 
@@ -87,14 +87,14 @@ def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
     with use_host(), jax.transfer_guard("allow"):
-        # Not under jit, because Flax would take a constant that the model keeps for a part of its structure.
+        # Not under jit: there Flax would treat a constant array that the model keeps as part of its structure.
         built = model(rngs=nnx.Rngs(seed), **{name: each for name, each in types.items() if takes(model, name)})
         structure, arrays = nnx.split(built)
         return exchange(nnx.merge(structure, jax.device_get(arrays)))
 
 
 def takes(model: Callable[..., nnx.Module], name: str) -> bool:
-    """Tell if a class or function has an argument of this name."""
+    """Return True if a class or function has an argument of this name."""
     function: Any = model.func if isinstance(model, functools.partial) else model
     if isinstance(function, type):
         function = getattr(function, "__init__")  # noqa: B009 (a class of Flax itself seems to take any argument)
@@ -141,6 +141,6 @@ def count_parameters(params: Any) -> int:
 
 @jax.jit
 def is_finite(state: TrainState) -> jax.Array:
-    """Tell if the numbers that an update computes are finite, `[]`. A model may keep an infinite constant."""
+    """Return True if the numbers that an update computes are finite, `[]`. A model may keep an infinite constant."""
     computed = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.optimizer_state))]
     return jnp.stack([*computed, *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state))]).all()

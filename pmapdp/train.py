@@ -31,7 +31,7 @@ from pmapdp.custom.optimizer import check_best, check_optimizer, check_schedule,
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import SINGLE_PROCESS, Peers, ProcessesOptions, connect_processes, find_peers
-from pmapdp.errors import LOWER, DivergedError, UserError
+from pmapdp.errors import DIVERGED_ADVICE, DivergedError, UserError
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
 from pmapdp.optimizer import make_optimizer, make_schedule
@@ -55,8 +55,8 @@ class Result:
     """The outcome of a run."""
 
     state: TrainState  # the last one, on the host
-    # The results of every epoch of this start, as in the metrics file: {"epoch": 1, "step": 23, "train": {"loss": ...,
-    # "accuracy": ..., "examples": 1437}, "test": {...}, "learning_rate": ..., ...}
+    # The results of each epoch since this process started, as in the metrics file:
+    # {"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy": ..., "examples": 1437}, "test": {...}, ...}
     epochs: list[dict[str, Any]]
 
 
@@ -95,9 +95,9 @@ def train(
         metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
         optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
         schedule: a function of the number of updates made that returns the learning rate.
-        trainable: the parameters to train, a filter of Flax; the others stay, also if weights decay.
-        after_epoch: called after each epoch with its results and the state on the devices, whose memory the next
-            update takes; of several processes on each.
+        trainable: the parameters to train, a filter of Flax; the others stay fixed, even with weight decay.
+        after_epoch: called after each epoch as after_epoch(results, state). The state is on the devices, and the next
+            update overwrites it, so copy what you keep. With several processes, each one calls it.
         peers: the processes that take part; all call this function alike. Default: those that the program has connected
             by `jax.distributed.initialize`.
 
@@ -136,7 +136,7 @@ def train(
 
 
 def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
-    """Return the metrics of a placed state over exactly the examples of a part of the data set; {} for "train"."""
+    """Return the metrics of a placed state over exactly the examples of a part of the data set, {} for "train"."""
     if part == "train":
         return {}
     meter, batches = Meter(), job.batches[part]
@@ -147,7 +147,9 @@ def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
         meter.finish()
     except DivergedError as error:
         if not is_finite(state):
-            raise DivergedError(f"the last update left no finite state, though its loss was: {LOWER}") from None
+            raise DivergedError(
+                f"the last update left no finite state, though its loss was: {DIVERGED_ADVICE}"
+            ) from None
         first = (error.step - 1) * batches.batch_size
         there = f"{part} examples {first} to {min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
         raise DivergedError(f"the {part} loss is not finite, though the state is: look at {there}") from None
@@ -163,12 +165,12 @@ class Job:
     data: DataSet  # in arrays
     task: Task
     batches: dict[str, Batches]  # "train", and "test" and "validation" if the data set has them
-    total_steps: int  # updates after which the run ends
+    total_steps: int  # the most updates that the run makes
     schedule: Callable[[Any], Any]  # updates made to learning rate
     strategy: Strategy
     layout: MeshLayout  # which shard of every array each device holds
     peers: Peers  # the processes that own the devices
-    content: str | None  # a fingerprint of the data, if somebody compares it
+    content: str | None  # a fingerprint of the data; None without a workdir and with one process
 
     @property
     def evaluated_part(self) -> str:

@@ -269,7 +269,7 @@ class Sows(nnx.Module):
 @pytest.mark.parametrize(
     ("model", "shape", "fragments"),
     [
-        (TimeMajor, (5, 4), ["TimeMajor fails in training", "first axis is not that of the examples"]),
+        (TimeMajor, (5, 4), ["TimeMajor fails in training", "first axis doesn't count the examples"]),
         (Sows, (4,), ["Sows makes the variable seen.0", "leave nnx.sow out"]),
     ],
 )

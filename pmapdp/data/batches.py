@@ -1,6 +1,6 @@
 """The order of the examples as a pure function of (seed, epoch, step), with nothing dropped.
 
-Lesson 08 teaches this file. A run that starts again in the middle of an epoch asks for the same batch and gets it.
+So a run that resumes in the middle of an epoch gets the batches that it would have had. Lesson 08 teaches this file.
 """
 
 import math
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     """A global batch, padded so that it can be split evenly. Its arrays are on the host or on devices."""
 
     inputs: Any  # [B, ...] examples, or a dictionary of arrays
-    labels: Any  # [B] int32 classes
+    labels: Any  # [B] int32 classes, or what your loss takes
     indices: Any  # [B] int32 positions in the data set, from which dropout draws its masks
     weights: Any  # [B] float32 (float64 in a float64 run): 0 for padding, 1 or the data's weight for an example
 
@@ -36,7 +36,7 @@ class Batches:
         batch_size: int,  # B; the last batch of an epoch holds what is left
         *,
         devices: int = 1,  # N, over which a batch is split
-        here: range | None = None,  # the local devices, whose rows alone this process reads; None: all
+        here: range | None = None,  # this process's devices: it reads only their rows; None: all
         accumulate: int = 1,  # K, micro-batches per device and update
         shuffle_seed: int | None = None,  # None keeps the order of the data set, for evaluation
     ):
@@ -59,9 +59,9 @@ class Batches:
         """Lay the examples of a batch out over the devices: indices `[local devices, rows on each]`, -1 for padding."""
         K, N = self.accumulate, self.devices
         rows = np.full((K, N * self.share), -1, np.int32)
-        for micro_batch in range(K):
-            part = indices[micro_batch * self.micro_batch : (micro_batch + 1) * self.micro_batch]
-            rows[micro_batch, : len(part)] = part
+        for k in range(K):
+            part = indices[k * self.micro_batch : (k + 1) * self.micro_batch]
+            rows[k, : len(part)] = part
         by_device = rows.reshape(K, N, self.share).swapaxes(0, 1)  # [N, K, share]
         here = by_device[self.here.start : self.here.stop]
         return here.reshape(len(self.here), K * self.share)

@@ -11,7 +11,7 @@ import numpy as np
 class Split(NamedTuple):
     """The n examples of one part of a data set, as the model takes them.
 
-    Inputs stay of their type until they are on the device: `[n, 28, 28, 1]` uint8 images, `[n, 1200]` float32 tf-idf
+    Inputs keep their dtype until they reach the device: `[n, 28, 28, 1]` uint8 images, `[n, 1200]` float32 tf-idf
     weights, `[n, 128]` int32 token ids, or a dictionary of arrays.
     """
 
@@ -47,7 +47,7 @@ class DataSet:
     test: Any = None
     classes: tuple[str, ...] = ()  # their names, in the order of their numbers
     validation: Any = None  # evaluated after each epoch instead of the test set, which waits for `pmapdp.evaluate`
-    augment: Callable[[Any, jax.Array], Any] | None = None  # in training, of one example's inputs and a random key
+    augment: Callable[[Any, jax.Array], Any] | None = None  # (an example's inputs, a key) to new ones, in training
 
     @property
     def parts(self) -> dict[str, Any]:

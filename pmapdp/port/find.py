@@ -96,14 +96,14 @@ def find_stacked(node: Any) -> Any:
 
 
 def counts_devices(node: Any) -> bool:
-    """Tell if an expression has the number of devices in it, as a factor or in a shape."""
+    """Return True if an expression has the number of devices in it, as a factor or in a shape."""
     parts = [resolve(each) for each in ast.walk(node) if isinstance(each, ast.expr) and hasattr(each, "file")]
     texts = [ast.unparse(node), *(ast.unparse(each) for each in parts if isinstance(each, ast.expr))]
     return any(map(COUNT.search, texts)) and not any("/" in text for text in texts)
 
 
 def is_gradient_sum(node: Any) -> bool:
-    """Tell if a node adds up gradients over devices, going by their name."""
+    """Return True if a node adds up gradients over devices, going by their name."""
     is_sum = isinstance(node, ast.Call) and node.args and path_of(node.func) in ("jax.lax.pmean", "jax.lax.psum")
     return bool(is_sum) and "grad" in ast.unparse(node.args[0])
 
@@ -160,7 +160,7 @@ def row_of_path(path: str) -> str:
 
 @cache
 def is_missing(path: str) -> bool:
-    """Tell if the installed JAX, Flax or Optax lacks a name."""
+    """Return True if the installed JAX, Flax or Optax lacks a name."""
     with warnings.catch_warnings(action="ignore"):
         try:
             if path.split(".")[0] in ("jax", "flax", "optax"):
@@ -191,7 +191,7 @@ def rows_of(node: Any) -> Iterator[str]:
 
 
 def is_guarded(node: Any) -> bool:
-    """Tell if a program catches a name's error, or asks first if the name is there."""
+    """Return True if a program catches a name's error, or asks first if the name is there."""
     while node := getattr(node, "parent", None):
         test = ast.unparse(getattr(node, "test", ast.Pass()))
         if isinstance(node, ast.Try) or any(word in test for word in ("hasattr", "version", "TYPE_CHECKING")):
@@ -200,7 +200,7 @@ def is_guarded(node: Any) -> bool:
 
 
 def is_other_axis(node: Any, axes: set[Any]) -> bool:
-    """Tell if a collective is over an axis that no pmap has, such as a vmap's."""
+    """Return True if a collective is over an axis that no pmap has, such as a vmap's."""
     call = node if isinstance(node, ast.Call) else node.parent
     if not isinstance(call, ast.Call) or not path_of(call.func).startswith("jax.lax.") or None in axes:
         return False

@@ -23,7 +23,7 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 from pmapdp.cli import SIGNALS, catch_signals
 from pmapdp.data.batches import Batches
 from pmapdp.distributed import Peers, make_global
-from pmapdp.errors import LOWER, DivergedError, StoppedError
+from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import Meter
 from pmapdp.run import replicas
 from pmapdp.run.checkpoints import Checkpoints, load_weights
@@ -155,7 +155,7 @@ class Run:
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
-                raise DivergedError(f"the state is not finite after step {step}: {LOWER}")
+                raise DivergedError(f"the state is not finite after step {step}: {DIVERGED_ADVICE}")
             self.progress["belongs_to"] = self.identity | self.next_rate(step)
             self.checkpoints.save(step, state, self.progress)
 
@@ -165,7 +165,7 @@ class Run:
             return {"the schedule at the next update": float(f"{self.job.schedule(step):.6g}")}
 
     def ended_early(self) -> bool:
-        """Tell if the last `--patience` epochs were no better than the best."""
+        """Return True if the last `--patience` epochs were no better than the best."""
         last, best, patience = self.progress["last"], self.progress["best"], self.config.patience
         return bool(patience and last and last["epoch"] - best["epoch"] >= patience)
 
@@ -234,7 +234,7 @@ def find_first_not_finite(job: "Job", step: int) -> str:
                 for name, gradient in named_leaves(gradients).items():
                     if not np.isfinite(gradient).all():
                         return f"the first gradient of {name} is not finite for {there}: look at the model and the loss"
-    return LOWER
+    return DIVERGED_ADVICE
 
 
 def keep_compiled_programs() -> None:
@@ -291,7 +291,7 @@ class StopRequest:
             self.is_set = True
 
     def is_due(self, step: int) -> bool:
-        """Tell if the run is to stop after update `step`; waits while the processes are agreeing."""
+        """Return True if the run is to stop after update `step`; waits while the processes are agreeing."""
         if self.peers.count > 1 and not self.is_set and reached_preemption_sync_point(step):
             came = max(self.peers.exchange(int(self.signal or 0)))
             self.signal, self.is_set = signal.Signals(came or signal.SIGTERM), True

@@ -35,8 +35,8 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    # the wrapper. The all-reduce is in the compiled program alone, and comes from the sum over the split axis:
-    # out_shardings only says where the result lies.
+    # the wrapper. The all-reduce is only in the compiled program. It comes from the sum over the split axis:
+    # out_shardings just says where the result lies.
     train_step = jax.jit(train_step, out_shardings=replicated, donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)
     return Strategy(
@@ -56,7 +56,7 @@ def accumulated_sums(
 
     Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up its own,
     and gives its sums as one row of `[N, ...]`; adding the rows then takes a single all-reduce. `axes` are the mesh
-    axes over which the batch is split; others stay the compiler's.
+    axes over which the batch is split; the compiler handles all others.
     """
 
     def device_sums(state: TrainState, batch: Batch) -> tuple[Any, Any]:

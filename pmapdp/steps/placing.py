@@ -15,7 +15,7 @@ def place(rows: Any, sharding: Any) -> Any:
 
     Args:
         rows: pytree of `[rows, ...]`; of several processes each gives the rows of its own devices, in their order.
-        sharding: of the global arrays, whose shape follows from it: one for all, or a pytree of them like `rows`.
+        sharding: of the global arrays, one for all or a pytree like `rows`; with several processes it gives their shape
     """
     shardings = jax.tree.broadcast(sharding, rows)
     if jax.tree.leaves(shardings)[0].is_fully_addressable:

@@ -29,7 +29,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # the all-reduce: devices may hold different numbers of examples, so a mean of their mean gradients would be
-        # wrong. The mean of the sums over the mean of the counts is right.
+        # wrong. The mean of the sums over the mean of the counts is right, and so would be psum of both.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 

@@ -33,7 +33,7 @@ class Strategy(NamedTuple):
 def gradient_sums(
     task: Task, state: TrainState, batch: Batch, *, axis_name: AxisName = None
 ) -> tuple[Any, MetricSums, Any]:
-    """Return gradients of the summed loss over a device's examples, their metrics, and the model's new other arrays.
+    """Return gradients of the summed loss over a device's examples, the metric sums, and the new `model_state`.
 
     The batch is a device's share `[b, ...]`, or all of it. Batch norm needs moments over all devices in the middle of
     the model, so it's told the mapped axis over which the batch is split; None if the arrays hold the global batch.
@@ -46,11 +46,11 @@ def gradient_sums(
             sums = task.loss(model, batch)
         return sums.loss, (sums, task.arrays_of(model)[1])
 
-    gradients_of = jax.value_and_grad(summed_loss, has_aux=True)
+    gradients_of = jax.grad(summed_loss, has_aux=True)
 
     def add(carry: tuple[Any, Any], micro_batch: Batch) -> tuple[tuple[Any, Any], None]:
         model_state, totals = carry
-        (_, (sums, model_state)), gradients = gradients_of(state.params, model_state, micro_batch)
+        gradients, (sums, model_state) = gradients_of(state.params, model_state, micro_batch)
         added = (gradients, sums)
         return (model_state, added if totals is None else jax.tree.map(jnp.add, totals, added)), None
 

@@ -105,23 +105,23 @@ class Case:
         return {name: copies[0] for name, copies in got.items()}, self.reference(batch=batch)
 
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
-        """Tell if a wrong leaf of the state is as predicted for each device, or by a single array for all."""
+        """Return True if a wrong leaf of the state is as predicted for each device, or by a single array for all."""
         copies, (far, tolerance) = self.got[name], self.off[name]
         each = [*predicted] * (len(copies) if len(predicted) == 1 else 1)
         rest = max(map(distance, copies, each)) if len(each) == len(copies) else np.inf
         return rest <= max(NEAR * far, tolerance) and rest < far / 4
 
     def differs_between_devices(self, name: str) -> bool:
-        """Tell if the devices hold different values of a wrong leaf."""
+        """Return True if the devices hold different values of a wrong leaf."""
         copies, (far, tolerance) = self.got[name], self.off[name]
         return max(distance(copy, copies[0]) for copy in copies) > max(tolerance, EQUAL * min(far, 1e300))
 
     def matters(self, name: str) -> bool:
-        """Tell if the next update depends on a leaf, as on a parameter."""
+        """Return True if the next update depends on a leaf, as on a parameter."""
         return self.trial.reference.matters(name, self.update.arguments)
 
     def has_parameters(self, besides: Sequence[str]) -> bool:
-        """Tell if the next update depends on another leaf: without one, a parameter looks like a statistic."""
+        """Return True if the next update depends on another leaf: without one, a parameter looks like a statistic."""
         own = self.trial.reference.is_own
         others = [name for name in trees.named(self.update.state) if name not in besides and not own(name)]
         return any(map(self.matters, others[:MOST_LEAVES]))
@@ -162,7 +162,7 @@ def devices_differ(case: Case) -> Cause | None:
 
 
 def is_local(case: Case, name: str) -> bool:
-    """Tell if each device holds the result of its own examples.
+    """Return True if each device holds the result of its own examples.
 
     That is what the reference makes of them, or, as in Adam's moments, values that differ and have the right mean.
     """
@@ -236,7 +236,7 @@ def mean_of_means(case: Case) -> Cause | None:
 
 
 def follows_another(case: Case, name: str) -> bool:
-    """Tell if a leaf's error is a multiple of another's, as an average of the parameters has it."""
+    """Return True if a leaf's error is a multiple of another's, as an average of the parameters has it."""
     errors = {n: case.got[n][0] - case.update.values[n] for n in case.fractions if case.update.values[n].size > 1}
     others = [
         error for n, error in errors.items() if n != name and name in errors and error.shape == errors[name].shape

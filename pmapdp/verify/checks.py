@@ -86,7 +86,7 @@ def random_numbers_advance(cases: list[Case]) -> Cause | None:
 
 
 def drawn_anew(case: Case, a: Leaves, b: Leaves) -> bool:
-    """Tell if two results differ in what is drawn: in the metrics, or in the state if these draw nothing."""
+    """Return True if two results differ in what is drawn: in the metrics, or in the state if these draw nothing."""
     metrics = [name for name in case.drawn if case.trial.reference.is_metric(name)]
     changed = [n for n in metrics or case.drawn if distance(a[n], b[n]) > REDRAWN * case.drawn[n]]
     if metrics or not changed:

@@ -83,11 +83,11 @@ class Reference:
         self.prefix = "returned " * any(name.startswith("metrics/") for name in trees.named(form)) + "metrics/"
 
     def is_own(self, path: str) -> bool:
-        """Tell if each device has its own values of a leaf."""
+        """Return True if each device has its own values of a leaf."""
         return trees.matches(path, self.per_device)
 
     def is_metric(self, path: str) -> bool:
-        """Tell if a leaf is one of the metrics, and not of the state."""
+        """Return True if a leaf is one of the metrics, and not of the state."""
         return path.startswith(self.prefix)
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Reference:
         return self.values(found)
 
     def matters(self, name: str, arguments: tuple) -> bool:
-        """Tell if other leaves change with the old value of this one, as with a parameter, but not with a statistic."""
+        """Return True if other leaves change with the old value of this one: with a parameter, not with a statistic."""
 
         def shift(path: str, leaf: Any) -> Any:
             return np.asarray(leaf * 1.5 + 0.1, leaf.dtype) if path == name and trees.is_float(leaf) else leaf

@@ -33,7 +33,7 @@ def values(tree: Any) -> Leaves:
 
 
 def matches(path: str, names: Sequence[str]) -> bool:
-    """Tell if a path holds one of these names, `key` or `opt/key`, or begins with one that has a slash in front."""
+    """Return True if a path holds one of these names (`key`, `opt/key`), or begins with one that has a leading `/`."""
     full = f"/{path}/"
     return any(full.startswith(f"{name}/") if name.startswith("/") else f"/{name}/" in full for name in names)
 
@@ -50,17 +50,17 @@ def numbers(leaf: Any) -> np.ndarray:
 
 
 def is_key(leaf: Any) -> bool:
-    """Tell if this leaf is a typed PRNG key."""
+    """Return True if this leaf is a typed PRNG key."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def is_random(leaf: Any) -> bool:
-    """Tell if this leaf may drive random numbers: a key, or uint32 as in raw keys and the counters of `nnx.Rngs`."""
+    """Return True if this leaf may drive random numbers: a key, or uint32 like raw keys and `nnx.Rngs` counters."""
     return is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
 
 
 def is_float(leaf: Any) -> bool:
-    """Tell if this leaf holds fractions."""
+    """Return True if this leaf holds fractions."""
     return not is_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
