@@ -75,7 +75,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def user_code_errors(said: str, works: str) -> Iterator[None]:
-    """Make one sentence of an error in code of the user's: what `said` says, why, and what `works`."""
+    """Turn an error in the user's code into one sentence: `said` tells what failed, and `works` what to do."""
     try:
         yield
     except UserError:

@@ -116,7 +116,7 @@ class ExactBatchNorm(nnx.BatchNorm):
         count = sums[0]
         mean, squares = sums[1:] / jnp.where(count > 0, count, 1)
         variance = jnp.maximum(squares - jnp.square(mean), 0)
-        moved = jnp.where(count > 0, 1 - self.momentum, 0)  # padding alone moves nothing
+        moved = jnp.where(count > 0, 1 - self.momentum, 0)  # if all is padding, nothing moves
         self.mean[...] += (moved * mean).astype(self.mean.dtype)
         self.var[...] += (moved * (variance - self.var[...])).astype(self.var.dtype)
         return mean, variance

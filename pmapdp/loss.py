@@ -43,7 +43,7 @@ def cross_entropy(
     Args:
         model: called as `model(batch.inputs)`; returns logits `[b, C]`.
         batch: b examples; padding has weight 0.
-        label_smoothing: share of the target spread over all classes, in training alone.
+        label_smoothing: share of the target spread over all classes, only in training.
         metrics: a function of (logits, batch) that returns further sums by name, or None.
     """
     logits = model(batch.inputs)

@@ -50,7 +50,7 @@ class Task:
 
     @property
     def input_axes(self) -> tuple[str, ...]:
-        """Return the names of the axes of the model's inputs: its `input_axes`, or the examples alone."""
+        """Return the names of the axes of the model's inputs: its `input_axes`, or only the examples."""
         return getattr(self.model, "input_axes", ("batch",))
 
     @property
@@ -106,7 +106,7 @@ def use_host() -> contextlib.AbstractContextManager[Any]:
     """Put new arrays on a CPU, so that no accelerator has to hold a whole model."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS names accelerators alone
+    except RuntimeError:  # JAX_PLATFORMS names only accelerators
         return contextlib.nullcontext()
 
 
@@ -121,7 +121,7 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
 
     Args:
         task: what is trained.
-        sharding: one for all arrays, or a pytree of them like the state. Each device gets its shards alone.
+        sharding: one for all arrays, or a pytree of them like the state. Each device gets only its shards.
     """
     with use_host(), jax.transfer_guard("allow"):
         state = jax.device_get(initial_state(task))

@@ -113,7 +113,7 @@ def train(
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
-    # 64 bits for float64 alone, whatever the caller has set: with them JAX draws other random numbers.
+    # 64 bits only for float64, whatever the caller has set: with them JAX draws other random numbers.
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, Custom(model, data, loss, metrics, optimizer, schedule, trainable), peers)
         strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/
@@ -189,7 +189,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     number = 1 if config.strategy == "single" else number_of_devices(config.devices, config.mesh, peers.count)
     local_devices = devices.choose(number)
     all_devices = devices.extend_to_all_processes(local_devices)
-    rule = custom.optimizer or find_rule("optimizer", config.optimizer)  # None: one of ours
+    rule = custom.optimizer or find_rule("optimizer", config.optimizer)  # None: built in
     rate = custom.schedule or find_rule("schedule", config.schedule)
 
     # Data

@@ -1,4 +1,4 @@
-"""The convolutional network of the MirroredStrategy tutorial: 347,146 parameters. Lesson 03 teaches such a module."""
+"""The convolutional network of the MirroredStrategy tutorial: 347,146 parameters. Lesson 03 builds one like it."""
 
 from typing import Any
 

@@ -112,8 +112,8 @@ class Checkpoints:
         Args:
             step: one of `steps`.
             task: what was trained.
-            sharding: where to put the arrays, one sharding or a pytree of them like the state; each device reads its
-                shards alone. With None they become NumPy arrays on the host.
+            sharding: where to put the arrays, one sharding or a pytree of them like the state; each device reads only
+                its shards. With None they become NumPy arrays on the host.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
         progress = self.restore(step, progress=orbax().args.JsonRestore())
@@ -166,7 +166,7 @@ def shapes_of(state: TrainState) -> dict[str, list[int]]:
 
 
 def cause(error: Exception) -> str:
-    """Say in a few words what happened. TensorStore has the operating system's error behind its own long paths."""
+    """Say in a few words what happened. TensorStore puts the operating system's error after its own long paths."""
     code = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
     return os.strerror(int(code[1])) if code else reason(error)[:150]
 

@@ -1,4 +1,4 @@
-"""What happens around the updates of a run: resuming, checkpoints, progress, stopping. Lesson 14 teaches this file.
+"""Everything around the updates of a run: resuming, checkpoints, progress, stopping. Lesson 14 teaches this file.
 
 The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which they stand here.
 """
@@ -214,8 +214,8 @@ def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) 
 def find_first_not_finite(job: "Job", step: int) -> str:
     """Say what was not finite before the loss of update `step`, or advise another learning rate.
 
-    The data of every update are there to look at. The losses and gradients of single examples are known of the first
-    update alone, because they need the parameters before it.
+    The data of every update are there to look at. The losses and gradients of single examples need the
+    parameters before the update, which are known only for the first one.
     """
     batches, state = job.batches["train"], create_state(job.task)
     compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))

@@ -1,7 +1,7 @@
 """The devices compare their copies of the state, because an error of a device's memory raises no error by itself.
 
 Each device makes a checksum of its copy of every array, and only the checksums, a few bytes, are gathered. An array
-that is split over some devices and replicated over others is compared where it is replicated.
+that is split over some devices and replicated over others is compared between its replicas.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What a run shows and writes as it goes: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
+"""Everything a run shows and writes: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
 
 import contextlib
 import functools

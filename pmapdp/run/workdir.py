@@ -40,11 +40,11 @@ FORMAT = "pmapdp run 2"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 CONTENT = "the content of the data"
 FOLLOW_EPOCHS = "the schedule", "the optimizer"  # values that change if the run gets more epochs
-CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of the user's
+CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of yours
 
 
 def with_full_paths(config: Config, *, first: bool = True) -> Config:
-    """Make all paths of a configuration absolute, because code of the user's may change the current folder.
+    """Make all paths of a configuration absolute, because the user's code may change the current folder.
 
     The `first` process, which writes the metrics file, looks at it before any work.
     """
@@ -60,7 +60,7 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
 
 
 def is_path(name: str) -> bool:
-    """Tell the file or folder of a model, data set or rule from the name of one of ours."""
+    """Tell if a name is a file or folder of yours, and not a built-in model, data set or rule."""
     return ".py:" in name or name.endswith(".npz") or (name not in DATA_SETS and os.path.isdir(name))
 
 
@@ -132,7 +132,7 @@ def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, end
 
 @contextlib.contextmanager
 def lock_workdir(path: str, config: Config) -> Iterator[None]:
-    """Keep the folder of a run for this process alone. The folder and its config.json are made if they are missing.
+    """Keep the folder of a run for this process, and make it with its config.json if it's missing.
 
     Raises:
         UserError: it can't be written, holds somebody else's files under our names or a run of another configuration,
@@ -154,7 +154,7 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
             lock.truncate(0)
             os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
         if (folder / "config.json").exists():
-            # Whether it may be given more epochs is seen when its checkpoint is read.
+            # Reading its checkpoint tells if it may be given more epochs.
             theirs = identity(read_config(folder)) | {"epochs": config.epochs}
             require_same(f"the run in --workdir {path}", theirs, identity(config))
         else:

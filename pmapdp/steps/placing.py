@@ -1,4 +1,4 @@
-"""Host arrays to devices and back, also where the devices belong to several processes. Lesson 17 teaches this file."""
+"""Host arrays to devices and back, also if the devices belong to several processes. Lesson 17 teaches this file."""
 
 import contextlib
 from collections import deque
@@ -30,7 +30,7 @@ def place_ahead(batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead
         with place_ahead(batches, strategy.place_batch) as placed_batches:
             for batch in placed_batches: ...
 
-    An error of the thread is raised where its batch is asked for. The thread has ended when the `with` ends.
+    An error in the thread is raised when its batch is asked for. The thread has ended when the `with` ends.
     """
     source, end = iter(batches), object()
     x64 = jax.config.read("jax_enable_x64")  # each thread has its own setting
