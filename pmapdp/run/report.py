@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import platform
 import sys
 import time
 from collections import Counter
@@ -118,6 +119,7 @@ class Reporter:
         recipe = f"recipe {config.recipe}, " if same else ""
         layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
+        processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
         layers = [type(layer) for _, layer in nnx.iter_modules(job.task.model)]
         kinds = [f", {layers.count(kind)} {kind.__name__}" for kind in EXACT if kind in layers]
         content = [f"content {job.content}"] if job.content else []
@@ -130,8 +132,7 @@ class Reporter:
             "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
             "state": state_line(state),
             "data": ", ".join([config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items()), *content]),
-            "started": f"{job.peers.started}, {job.peers.count} process(es), jax {jax.__version__}, Python "
-            + sys.version.split()[0],
+            "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
         }
         self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
 
