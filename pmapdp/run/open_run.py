@@ -227,7 +227,7 @@ def find_first_not_finite(job: "Job", step: int) -> str:
             for name in ("inputs", "labels"):
                 if not all(np.isfinite(x).all() for x in jax.tree.leaves(getattr(batch, name))):
                     return f"the {name} of {there}, are not finite"
-            if update == 1:
+            if update == 1 and not job.config.init_from:
                 gradients, sums, _ = jax.device_get(compute(state, batch))
                 if not np.isfinite(sums.loss):
                     return f"the first loss of {there}, is {sums.loss}: look at its label, the model and the loss"
