@@ -316,9 +316,7 @@ def trained_task(config: Config, **yours: Any) -> Task:
 def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[str, Any]]:
     """Read the configuration of a run, its newest state (on the host), and the results of its last epoch.
 
-    Args:
-        path: its folder.
-        yours: `model`, `loss`, `metrics` and `optimizer`, if `train` was given them as Python values.
+    `path` is its folder. Give `model`, `loss`, `metrics` and `optimizer` again if `train` had them as Python values.
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FORMAT = "pmapdp run 2"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 CONTENT = "the content of the data"
-FOLLOW_EPOCHS = "the schedule", "the optimizer"  # values that change if the run gets more epochs
+FOLLOW_EPOCHS = "the schedule", "the optimizer in update 2"  # values that more epochs may change
 CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of yours
 
 

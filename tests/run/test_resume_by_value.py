@@ -69,6 +69,14 @@ def test_the_same_function_of_another_name_goes_on(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found.state, wanted.state)
 
 
+def test_more_epochs_do_not_let_another_optimizer_in(tmp_path):
+    settings = {"workdir": str(tmp_path / "run"), "strategy": "single", "devices": 1, "schedule": "cosine"}
+    run(own={"optimizer": optax.lion}, **settings)
+    with pytest.raises(UserError, match="differs in the optimizer in update 1 by a fixed gradient"):
+        run(own={"optimizer": lambda schedule: optax.lion(schedule, weight_decay=9.0)}, **settings, epochs=2)
+    assert int(run(own={"optimizer": optax.lion}, **settings, epochs=2).state.step) == 10
+
+
 def test_a_file_that_was_edited_is_noticed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rate.py").write_text("def rate(step):\n    return 0.01 / (1 + step)\n")
