@@ -58,14 +58,15 @@ class Checkpoints:
     """The checkpoints in a folder. A `UserError` says that one is damaged, or that the disk has no space for one.
 
     Of several processes all make the same calls, and each writes and reads its own shards.
-
-    Args:
-        folder: made if it is missing.
-        keep: number of the newest to keep, and the best one.
-        read_only: leave the folder as it is, also what a running process is writing there.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, *, read_only: bool = False):
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 3,  # the newest, besides the best
+        *,
+        read_only: bool = False,  # leave the folder as it is, also what a running process is writing there
+    ):
         self.folder = folder
         if not read_only:
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,10 +89,8 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
         """Start to write the state after update `step`, and return before the disk has it.
 
-        Args:
-            step: updates made.
-            state: arrays of all processes, whose memory may be used again when this returns.
-            progress: JSON that `read` gives back; `progress["best"]` are the results of the best epoch.
+        The state's memory may be used again when this returns. `progress` is JSON that `read` gives back, and
+        `progress["best"]` are the results of the best epoch.
         """
         needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         if shutil.disk_usage(self.folder).free < needed:  # if a write failed, Orbax's threads would wait for minutes
@@ -109,11 +108,8 @@ class Checkpoints:
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
         """Read the checkpoint after update `step`. A `UserError` says that it's damaged, or of another model.
 
-        Args:
-            step: one of `steps`.
-            task: what was trained.
-            sharding: where to put the arrays, one sharding or a pytree of them like the state; each device reads only
-                its shards. With None they become NumPy arrays on the host.
+        `sharding` says where to put the arrays, one for all or a pytree of them like the state, and each device reads
+        only its shards. Without one they become NumPy arrays on the host.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
         progress = self.restore(step, progress=orbax().args.JsonRestore())

@@ -49,9 +49,7 @@ def make_compare(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[[list
 def find_difference(state: TrainState, sharding: Any) -> tuple[str, jax.Device] | None:
     """Return the first array whose copies differ, and a device whose copy is not the majority's, or None.
 
-    Args:
-        state: on the devices. All processes call this function.
-        sharding: where its arrays are, one for all or a pytree like the state.
+    All processes call it. `sharding` says where the arrays are, one for all or a pytree like the state.
     """
     places = jax.tree.leaves(jax.tree.broadcast(sharding, state))
     if len(places[0].device_set) == 1:

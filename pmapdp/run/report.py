@@ -52,13 +52,7 @@ def open_lines(path: str | Path) -> TextIO:
 
 
 class Reporter:
-    """Reports a run. Of several processes only the first does.
-
-    Args:
-        config: of the run.
-        stack: closes the files.
-        first: this is the only process, or the first of several.
-    """
+    """Reports a run. Of several processes only the first does."""
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
         # A notebook's kernel asks for colours by a variable, and would keep every redraw of the bar in the notebook.
