@@ -1,31 +1,20 @@
 """Measurements of pmapdp, each a ratio within one run on one machine."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pmapdp.config import Config
+from pmapdp.data.dataset import Split
 
 
-class Work(NamedTuple):
-    """The training that a program of `benchmarks.run` does, from its command line."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    strategy: str
-    model: str
-    devices: int
-    batch: int  # over all devices
-    epochs: int
-
-
-def load_work(arguments: list[str]) -> Work:
-    """Read `DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS`."""
+def load_work(arguments: list[str]) -> tuple[Split, str, str, int, int, int]:
+    """Read `DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS`: the examples, and the other five."""
     path, strategy, model, *numbers = arguments
     devices, batch, examples, epochs = map(int, numbers)
     with np.load(path) as data:
-        images, labels = data["images"][:examples], data["labels"][:examples].astype(np.int32)
-    return Work(images, labels, strategy, model, devices, batch, epochs)
+        split = Split(data["images"][:examples], data["labels"][:examples].astype(np.int32))
+    return split, strategy, model, devices, batch, epochs
 
 
 def make_config(strategy: str, devices: int, batch: int, epochs: int, **options: Any) -> Config:

@@ -46,8 +46,8 @@ class Block(nnx.Module):
         self.conv1 = nnx.Conv(channels, features, (3, 3), strides=strides, **options)
         self.conv2 = nnx.Conv(features, features, (3, 3), **options)
         self.norm1, self.norm2 = (nnx.BatchNorm(features, rngs=rngs, **types) for _ in range(2))
-        shortcut = strides > 1 or channels != features
-        self.shortcut = nnx.Conv(channels, features, (1, 1), strides=strides, **options) if shortcut else None
+        is_equal = strides == 1 and channels == features
+        self.shortcut = None if is_equal else nnx.Conv(channels, features, (1, 1), strides=strides, **options)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[b, H, W, channels]` to `[b, H / strides, W / strides, features]`."""

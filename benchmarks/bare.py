@@ -81,15 +81,14 @@ def place(batch: tuple[Any, ...], split: Any, strategy: str) -> Any:
 
 def main() -> None:
     """Run the command."""
-    work = load_work(sys.argv[1:])
-    devices = choose(work.devices)  # before JAX starts
-    step, state, split = make_loop(build(MODELS[work.model]), work.strategy, devices, optax.adam(1e-3))
-    B, steps = work.batch, len(work.images) // work.batch
-    for epoch in range(work.epochs):
-        order = np.random.default_rng(epoch).permutation(len(work.images))[: steps * B].reshape(steps, B)
+    data, strategy, model, count, B, epochs = load_work(sys.argv[1:])
+    devices, steps = choose(count), data.examples // B  # before JAX starts
+    step, state, split = make_loop(build(MODELS[model]), strategy, devices, optax.adam(1e-3))
+    for epoch in range(epochs):
+        order = np.random.default_rng(epoch).permutation(data.examples)[: steps * B].reshape(steps, B)
         start = time.perf_counter()
         for rows in order.astype(np.int32):
-            state, loss = step(state, *place((work.images[rows], work.labels[rows], rows), split, work.strategy))
+            state, loss = step(state, *place((data.inputs[rows], data.labels[rows], rows), split, strategy))
         jax.block_until_ready(loss)
         print(json.dumps({"examples_per_second": steps * B / (time.perf_counter() - start)}), flush=True)
 

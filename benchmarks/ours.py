@@ -21,10 +21,10 @@ def print_speed(results: dict[str, Any], _: Any) -> None:
 
 def main() -> None:
     """Run the command."""
-    work = load_work(sys.argv[1:])
-    config = make_config(work.strategy, work.devices, work.batch, work.epochs, model=work.model)
-    test = Split(work.images[: work.batch], work.labels[: work.batch])
-    train(config, data=DataSet(Split(work.images, work.labels), test), after_epoch=print_speed)
+    data, strategy, model, devices, batch, epochs = load_work(sys.argv[1:])
+    test = Split(data.inputs[:batch], data.labels[:batch])
+    config = make_config(strategy, devices, batch, epochs, model=model)
+    train(config, data=DataSet(data, test), after_epoch=print_speed)
 
 
 if __name__ == "__main__":

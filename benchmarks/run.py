@@ -98,7 +98,7 @@ def main() -> None:
     python = peers_python(options.environment) if options.peers else None
     if python:
         machine["peers"] = peers_versions(python)
-    runs = list(dict.fromkeys(run for pair in comparisons(options.peers) for run in (pair.ours, pair.other)))
+    runs = list(dict.fromkeys(run for _, *pair, _ in comparisons(options.peers) for run in pair))
     speeds: dict[str, list[float]] = {run.name: [] for run in runs}
     results: dict[str, Any] = {"machine": machine, "examples_per_second": speeds}
     with tempfile.TemporaryDirectory() as name:

@@ -42,24 +42,14 @@ class Run(NamedTuple):
         return " ".join(map(str, filter(None, (self.who, self.strategy, self.model, self.devices, self.batch))))
 
 
-class Comparison(NamedTuple):
-    """Two runs of one work, and the least ratio of their examples/s."""
-
-    work: str
-    ours: Run
-    other: Run
-    target: float
-
-
-def comparisons(peers: bool) -> list[Comparison]:
-    """List the comparisons with the bare loops, and if `peers` those with other frameworks."""
+def comparisons(peers: bool) -> list[tuple[str, Run, Run, float]]:
+    """List (work, our run, the other, the least ratio), and if `peers` also with other frameworks."""
     found = []
     for work, model, strategies, devices, batch, targets in WORKS:
         for who, target in targets.items():
             for strategy in strategies if peers or who == "bare" else ():
-                ours = Run("pmapdp", model, strategy, devices, batch)
                 other = Run(who, model, strategy if who == "bare" else "", devices, batch)
-                found.append(Comparison(work, ours, other, target))
+                found.append((work, Run("pmapdp", model, strategy, devices, batch), other, target))
     return found
 
 
@@ -67,11 +57,11 @@ def table(results: dict[str, Any]) -> str:
     """Return the tables of `benchmarks.run` in Markdown."""
     speeds, machine = results["examples_per_second"], results["machine"]
     rows: dict[tuple[Any, ...], dict[str, str]] = {}
-    for pair in comparisons(peers=True):
-        if pair.ours.name in speeds and pair.other.name in speeds:
-            ours, other = median(speeds[pair.ours.name]), median(speeds[pair.other.name])
-            cells = rows.setdefault((pair.work, pair.ours.devices, OTHERS[pair.other.who], pair.target), {})
-            cells[pair.ours.strategy] = f"{ours:,.0f} ({ours / other:.2f})"
+    for work, run, against, target in comparisons(peers=True):
+        if run.name in speeds and against.name in speeds:
+            ours, other = median(speeds[run.name]), median(speeds[against.name])
+            cells = rows.setdefault((work, run.devices, OTHERS[against.who], target), {})
+            cells[run.strategy] = f"{ours:,.0f} ({ours / other:.2f})"
     strategies = ("single", *STRATEGIES)
     lines = [
         "Examples/s of pmapdp, and in brackets the ratio to the other program.",

@@ -29,15 +29,8 @@ def main() -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{device}" for device in range(devices)])
     with strategy.scope():
         layers = tf.keras.layers
-        model = tf.keras.Sequential(
-            [
-                layers.Conv2D(32, 3, activation="relu"),
-                layers.MaxPooling2D(),
-                layers.Flatten(),
-                layers.Dense(64, activation="relu"),
-                layers.Dense(10),
-            ]
-        )
+        convolution = [layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten()]
+        model = tf.keras.Sequential([*convolution, layers.Dense(64, activation="relu"), layers.Dense(10)])
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=tf.keras.optimizers.Adam(), loss=loss, metrics=["accuracy"])
     for _ in range(epochs):
