@@ -3,7 +3,7 @@
 from importlib import resources
 from typing import Any
 
-import jinja2
+from jinja2 import Environment, StrictUndefined
 from rich.filesize import decimal
 
 from pmapdp.compare import words
@@ -25,8 +25,7 @@ def make_page(report: dict[str, Any]) -> str:
     for section in report["code"]:
         lines = section["lines"]
         section["rows"] = {kind: align({name: lines[name] for name in names}) for kind, names in forms.items()}
-    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **options)
+    environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {each.__name__: each for each in (as_html, decimal, holdings, timeline)}
     template = resources.files("pmapdp.compare").joinpath("page.html").read_text(encoding="utf-8")
     longest = {

@@ -140,7 +140,8 @@ class Training:
                 phase = phase_of(given["hlo_op"], names.get(given["hlo_op"], ""))
                 start, end = event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000
                 found.append([int(given.get("device_ordinal", 0)), phase, start, end])
-        first, last = min(start for *_, start, _ in found), max(end for *_, end in found)
+        first = min((start for *_, start, _ in found), default=0.0)
+        last = max((end for *_, end in found), default=0.0)
         joined: list[list[Any]] = []
         for device, phase, start, end in sorted(found):
             if joined and joined[-1][:2] == [device, phase] and start - first - joined[-1][3] < (last - first) / 200:

@@ -61,8 +61,9 @@ def conclude(report: dict[str, Any]) -> str:
         return f"{', '.join(off)}: the parameters differ from a single device's, by more than rounding."
     largest = max(run["largest_difference"] for run in runs)
     said = f"All {len(runs)} end with the same parameters: rounding makes a difference of at most {largest:.1e}."
-    is_split = max(run["devices"] for run in runs) > 1
-    return said if is_split else f"{said} Nothing was split: try JAX_PLATFORMS=cpu, for 8 simulated devices."
+    if max(run["devices"] for run in runs) == 1:
+        said += " Nothing was split: try --devices 8, with JAX_PLATFORMS=cpu if you have one GPU."
+    return said
 
 
 def overlaps(runs: Sequence[Run]) -> str:
