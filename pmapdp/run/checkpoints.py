@@ -126,7 +126,8 @@ class Checkpoints:
             places = jax.tree.broadcast(sharding, wanted)
             wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
         state = self.restore(step, state=orbax().args.StandardRestore(wanted))
-        if progress.pop("checksum", None) != checksum(jax.device_put(state), progress):
+        on_devices = jax.device_put(state) if sharding is None else state  # several processes can't move their shards
+        if progress.pop("checksum", None) != checksum(on_devices, progress):
             raise self.damaged(step, "its numbers are not those that were written")
         return Checkpoint(state, step, progress)
 
