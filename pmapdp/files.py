@@ -21,12 +21,10 @@ import numpy as np
 
 from pmapdp.errors import UserError, reason
 
-LARGEST = 2**31  # bytes
 READ_ADVICE = "name another file"
 WRITE_ADVICE = "name a file in a folder that exists, is yours and has free space"
 
-# How the files that we write begin. LINES are appended to, the others are replaced. JSON is no config.json or
-# metrics.jsonl of a run.
+# Our files begin like this. LINES are appended to, the others are replaced. JSON is no config.json or metrics.jsonl.
 JSON, LINES, HTML, MODEL = rb'{(?!\s*"(format|event)")', rb'{"event": ', rb"<!doctype html>", rb"PK\x03\x04.{26}arrays/"
 
 
@@ -52,17 +50,21 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def open_file(path: str | Path, *, advice: str = READ_ADVICE) -> Iterator[BinaryIO]:
-    """Open a regular file to read bytes. A `UserError` says why it, or what is in it, can't be read."""
+    """Open a regular file to read bytes. A `UserError` says that it, or its content, can't be read, and why."""
     with file_errors(path, "read", advice), open(open_regular(path, os.O_RDONLY), "rb") as file:
         yield file
 
 
 def read_file(path: str | Path, *, advice: str = READ_ADVICE) -> bytes:
-    """Read a regular file of at most 2 GiB."""
+    """Read a regular file."""
     with open_file(path, advice=advice) as file:
-        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
-            raise ValueError(f"it has {size:,} bytes, more than {LARGEST:,}")
         return file.read()
+
+
+def read_json(path: str | Path, *, advice: str) -> Any:
+    """Read a JSON file."""
+    with open_file(path, advice=advice) as file:
+        return json.load(file)
 
 
 @contextlib.contextmanager
@@ -77,31 +79,11 @@ def open_arrays(path: str | Path, *, advice: str) -> Iterator[np.lib.npyio.NpzFi
             raise ValueError(reason(error)) from None
 
 
-def read_json(path: str | Path, *, advice: str) -> Any:
-    """Read a JSON file."""
-    with open_file(path, advice=advice) as file:
-        return json.load(file)
-
-
-def require_writable(path: str | Path, *, advice: str = WRITE_ADVICE, named: str | None = None) -> Path:
-    """Return the file that `write_file` will write, links followed. Called before long work.
-
-    A `UserError` calls it `named` (default: its path) and says that it is a folder, a device or a pipe, or that it or
-    its folder is missing or can't be written.
-    """
-    with file_errors(named or path, "written", advice):
-        target = Path(os.path.realpath(path))
-        with contextlib.suppress(FileNotFoundError):
-            os.close(open_regular(target, os.O_RDWR))
-        tempfile.TemporaryFile(dir=target.parent).close()
-        return target
-
-
 def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_ADVICE) -> None:
     """Write a file whole and to the disk, or leave the one that is there as it is and raise a `UserError`."""
-    target = require_writable(path, advice=advice)
-    temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
     with file_errors(path, "written", advice):
+        target = find_writable(path)
+        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             with open(temporary, "xb") as file:
                 with contextlib.suppress(FileNotFoundError):
@@ -114,15 +96,25 @@ def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_AD
             temporary.unlink(missing_ok=True)
 
 
+def find_writable(path: str | Path) -> Path:
+    """Follow links to the file, and try to open it and to make another one in its folder."""
+    target = Path(os.path.realpath(path))
+    with contextlib.suppress(FileNotFoundError):
+        os.close(open_regular(target, os.O_RDWR))
+    tempfile.TemporaryFile(dir=target.parent).close()
+    return target
+
+
 def check_output(name: str, path: str | None, kind: bytes, inputs: Iterable[str | None] = ()) -> Path | None:
     """Return the full path of a file that a command will write, or None if it was not asked for.
 
-    Called before code of the user's is run, which may change the current folder. A `UserError` says that the file is
-    one of the `inputs`, doesn't begin like our files of this `kind`, or can't be written.
+    Called before long work, and before your code runs, which may change the current folder. A `UserError` says that the
+    file is one of the `inputs`, doesn't begin like our files of this `kind`, or can't be written.
     """
     if path is None:
         return None
-    target = require_writable(path, named=f"{name} {path or repr('')}")
+    with file_errors(f"{name} {path or repr('')}", "written", WRITE_ADVICE):
+        target = find_writable(path)
     if str(target) in {os.path.realpath(each) for each in inputs if each}:
         raise UserError(f"{name} {path} is also a file that this command reads or writes: name another file")
     with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
@@ -132,11 +124,11 @@ def check_output(name: str, path: str | None, kind: bytes, inputs: Iterable[str 
 
 
 class UserFile(importlib.machinery.SourceFileLoader):
-    """Loads a Python file of the user's. Their code is recognized by it in a traceback."""
+    """Loads a Python file of yours, and marks its frames in a traceback."""
 
 
 def from_first_user_frame(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an error from the first frame in a file of the user's, or None if there is none."""
+    """Return the traceback of an error from the first frame in a file of yours, or None if there is none."""
     frames = error.__traceback__
     while frames and not isinstance(frames.tb_frame.f_globals.get("__loader__"), UserFile):
         frames = frames.tb_next
@@ -148,7 +140,7 @@ def load_from_file(name: str, given: str) -> Callable[..., Any]:
 
     Args:
         name: FILE.py:NAME.
-        given: how it was given, for the sentence, for example `--model my_file.py:Net`.
+        given: the same as in the command, for the sentence, for example `--model my_file.py:Net`.
 
     Raises:
         UserError: there is no such file or name in it, or it is no Python. Its own errors come as they are.
@@ -158,17 +150,16 @@ def load_from_file(name: str, given: str) -> Callable[..., Any]:
         example = f"my_file.py:{attribute or 'Net'}"
         raise UserError(f"{given or repr('')}: there is no file {path} of Python: name one, for example {example}")
     loader = UserFile(Path(path).stem, path)
-    try:
-        loader.get_code(loader.name)
-    except Exception as error:  # of Python's parser, or because the file cannot be read
-        line = getattr(error, "lineno", 1) or 1
-        raise UserError(f"{given}: {path} cannot be read at line {line} ({reason(error)}): fix that line") from error
     spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(loader.name, module)  # dataclasses of the file look for their module here
     sys.path.insert(0, str(Path(path).resolve().parent))  # as `python FILE.py` does
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except SyntaxError as error:
+        where = f"{error.filename} cannot be read at line {error.lineno} ({error.msg})"
+        raise UserError(f"{given}: {where}: fix that line") from error
     if not callable(found := getattr(module, attribute, None)):
         names = sorted(each for each, value in vars(module).items() if getattr(value, "__module__", "") == spec.name)
         raise UserError(f"{given}: {path} has no {attribute!r}: use one of {', '.join(names) or 'its names'}")

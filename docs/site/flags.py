@@ -15,9 +15,8 @@ from pmapdp.recipes import RECIPES
 TOP = """# Flags
 
 This page is made by `python docs/site/flags.py` from the settings in [config.py](../pmapdp/config.py) and in the
-commands, whose `--help` says the same. You can write a flag of several words with hyphens or underscores, and
-give flags and arguments in any order. A flag that is on by default is turned off by its form with `--no-`. From
-Python, a flag of the trainer is a field of `pmapdp.config.Config`, with underscores.
+commands, whose `--help` says the same. Give flags and arguments in any order. A flag that is on by default is turned
+off by its form with `--no-`. From Python, a flag of the trainer is a field of `pmapdp.config.Config`, with underscores.
 """
 SHARED = {
     "compare": "It takes the recipes and the flags of the trainer's sections data, model and optimization, too.",

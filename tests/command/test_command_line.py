@@ -1,53 +1,56 @@
 """Command lines: what people type works, and --help and --version say what they need. Mistakes: test_mistakes.py."""
 
-import subprocess
+import os
 import sys
 import types
 
+import entry
 import jax
 import pytest
-from launch import environment, python
+from launch import python
 
 from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.distributed import ProcessesOptions
 from pmapdp.recipes import RECIPES
-from pmapdp.train import main
 
 
 def parse(*arguments: str) -> Config:
     return cli.parse_with_recipe(ProcessesOptions, list(arguments), "    python -m pmapdp.train")[0]
 
 
-def error_of(capsys, *arguments: str) -> str:
-    """The one line on stderr with which `pmapdp.train` ends."""
-    assert cli.run(main, ["--no-compile-cache", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
-def test_more_devices_than_accelerators(capsys, monkeypatch):
+def test_more_devices_than_accelerators(monkeypatch):
     accelerators = [types.SimpleNamespace(platform="gpu", device_kind="H200")] * 2
     on_cpu = jax.local_devices(backend="cpu")
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: on_cpu if backend == "cpu" else accelerators)
-    line = error_of(capsys, "--devices", "4")
-    assert "--devices 4 is more than the 2 gpu device(s) here: use at most --devices 2" in line
+    done = entry.run_command("train", "--no-compile-cache", "--devices", 4)
+    assert done.status == 2
+    assert "--devices 4 is more than the 2 gpu device(s) here: use at most --devices 2" in done.err
 
 
-def test_mnist_without_torchvision(capsys, monkeypatch, tmp_path):
+def test_mnist_without_torchvision(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    line = error_of(capsys, "--dataset", "mnist", "--data-dir", str(tmp_path))
-    assert 'pip install "pmapdp[torchvision]"' in line
-    assert "--dataset digits" in line
+    done = entry.run_command("train", "--no-compile-cache", "--dataset", "mnist", "--data-dir", tmp_path)
+    assert done.status == 2
+    assert 'pip install "pmapdp[torchvision]"' in done.err
+    assert "--dataset digits" in done.err
+
+
+def test_a_user_without_a_home(monkeypatch, tmp_path):
+    """As in many containers: there is neither HOME nor an entry for the user's number."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    done = entry.run_command("train", "--model", "mlp", "--steps", 1, "--no-progress", "--devices", 1)
+    assert done.status == 0, done.err
+    assert os.listdir() == []
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_fits_a_terminal_and_shows_examples(name):
-    """One process each, because --help must work before JAX starts."""
-    done = python("-m", f"pmapdp.{name}", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    done = entry.run_command(name, "--help")
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
     assert lines[0].startswith(f"usage: python -m pmapdp.{name} ")
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith(("    python -m", "    srun python -m")) for line in lines) >= 3
@@ -55,9 +58,8 @@ def test_help_fits_a_terminal_and_shows_examples(name):
     assert not [line for line in lines if "(default: (" in line or "default: True" in line]
 
 
-def test_help_shows_the_defaults_of_the_recipe(capsys):
-    assert cli.run(main, ["mirrored", "--help"]) == 0
-    text = capsys.readouterr().out
+def test_help_shows_the_defaults_of_the_recipe():
+    text = entry.run_command("train", "mirrored", "--help").out
     assert "(default: piecewise)" in text
     assert "(default: 3 7)" in " ".join(text.split())
     assert all(f"  {recipe}: " in text for recipe in RECIPES)
@@ -74,11 +76,10 @@ def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
     "arguments",
     [
         ["mirrored", "--data-dir", "x", "--no-progress", "--switch-epochs", "3", "5"],
-        ["--data_dir", "x", "mirrored", "--no_progress", "--switch_epochs", "3", "--switch-epochs=5"],
-        ["--switch-epochs", "3", "5", "--progress", "--data_dir=x", "--no-progress", "mirrored"],
+        ["--switch-epochs", "3", "--progress", "--data-dir=x", "--no-progress", "mirrored", "--switch-epochs=5"],
     ],
 )
-def test_what_users_type(arguments):
+def test_flags_and_arguments_in_any_order(arguments):
     config = parse(*arguments)
     assert (config.recipe, config.data_dir, config.progress, config.switch_epochs) == ("mirrored", "x", False, (3, 5))
 
@@ -90,41 +91,26 @@ def test_a_batch_size_replaces_the_recipes_of_either_kind():
     assert (of_mirrored.global_batch_size, of_mirrored.per_device_batch_size) == (256, None)
 
 
-def test_version_prints_what_a_report_needs():
-    code = "import sys; sys.argv = ['pmapdp', 'train', '--version']; from pmapdp.cli import main; main()"
-    done = python("-c", code, env={"JAX_NUM_CPU_DEVICES": "3", "NPROC": "6", "XLA_FLAGS": ""})
+CONSOLE = "import sys; sys.argv = ['pmapdp', '{}', '--{}']; from pmapdp.cli import main; main()"
+
+
+def test_the_console_script_and_its_version():
+    done = python("-c", CONSOLE.format("train", "version"), env={"JAX_NUM_CPU_DEVICES": "3", "NPROC": "6"})
     assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-    assert ["jax", jax.__version__] in lines
-    assert ["devices", "3 x cpu (cpu)"] in lines
-    assert ["NPROC=6"] in lines
-    assert not any(line[0].startswith("PATH") for line in lines)
-
-
-def test_version_also_if_jax_cannot_start(capsys, monkeypatch):
-    def devices():
-        raise RuntimeError("no such backend")
-
-    monkeypatch.setattr(jax, "devices", devices)
-    assert cli.run(main, ["--version"]) == 0
-    assert "devices          none, JAX cannot start: no such backend" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "said"), [("port", 0, "usage: python -m pmapdp.port"), ("prt", 2, "'port'")]
-)
-def test_the_console_script(name, status, said):
-    code = f"import sys; sys.argv = ['pmapdp', '{name}', '--help']; from pmapdp.cli import main; main()"
-    done = python("-c", code)
-    assert done.returncode == status
-    assert said in done.stdout + done.stderr
+    facts = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert {f"jax: {jax.__version__}", "NPROC: 6", "JAX_NUM_CPU_DEVICES=3"} <= {*facts}
+    assert any(fact.startswith("device info: cpu-3") for fact in facts)
+    assert not any("PATH" in fact for fact in facts)
+    mistake = python("-c", CONSOLE.format("prt", "help"))
+    assert (mistake.returncode, mistake.stderr.partition(":")[0]) == (2, "error")
+    assert "'port'" in mistake.stderr
 
 
 def test_parsing_starts_no_device():
     code = (
-        "import sys, jax, pmapdp.train as t; from pmapdp import cli, devices;"
+        "import jax, pmapdp.train as t; from pmapdp import cli, devices;"
         "cli.parse_with_recipe(t.ProcessesOptions, ['--devices', '3'], '');"
         "devices.simulate(3); print(len(jax.devices()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False)
+    done = python("-c", code, env={"XLA_FLAGS": ""})
     assert done.stdout == "3\n", done.stderr
