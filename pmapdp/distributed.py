@@ -1,7 +1,7 @@
-"""Several processes that train together: they connect, agree, stop together, and end if one of them is lost.
+"""Let several processes train together: they connect, agree, stop together, and end if one of them is lost.
 
-`jax.distributed` does the work, and process 0 runs its coordination service. What the processes tell each other travels
-as arrays do: over gloo between CPUs, over NCCL between GPUs. Lesson 17 teaches this file.
+`jax.distributed` does the work, and process 0 runs its coordination service. Messages travel as arrays do: over gloo
+between CPUs, over NCCL between GPUs. Lesson 17 teaches this file.
 """
 
 import contextlib
@@ -50,9 +50,9 @@ class ProcessesOptions:
         None,
         "Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it.",
     )
-    num_processes: int | None = setting("processes", None, "Without those: how many processes there are.")
+    num_processes: int | None = setting("processes", None, "Without those: the number of processes.")
     process_id: int | None = setting(
-        "processes", None, "Without those: which one this is, from 0; process 0 writes logs and metrics."
+        "processes", None, "Without those: the number of this one, from 0; process 0 writes logs and metrics."
     )
     heartbeat_timeout: int = setting(
         "processes", 60, "Seconds without a sign of life of one process after which the others have ended."
@@ -73,15 +73,11 @@ class Peers:
         process: number of this process, from 0.
         count: number of processes.
         started: who started them, for the header.
+        first: true of process 0, which writes logs and metrics.
     """
 
     def __init__(self, process: int = 0, count: int = 1, started: str = "by hand"):
-        self.process, self.count, self.started = process, count, started
-
-    @property
-    def first(self) -> bool:
-        """Whether this process writes logs and metrics."""
-        return self.process == 0
+        self.process, self.count, self.started, self.first = process, count, started, process == 0
 
     def exchange(self, value: Any) -> list[Any]:
         """Return the values of all processes, each JSON, in the order of their numbers."""
@@ -95,13 +91,8 @@ class Peers:
     def require_same(self, facts: dict[str, Any]) -> None:
         """Raise a `UserError` on all processes if a fact differs on one. All give the same names."""
         first, *others = self.exchange(facts)
-        for process, other in enumerate(others, start=1):
-            for fact, value in first.items():
-                if other[fact] != value:
-                    raise UserError(
-                        f"process {process} differs from process 0 in {fact} ({other[fact]!r} there, {value!r} here): "
-                        "start all processes with the same command and the same files"
-                    )
+        for fact, value in first.items():
+            require_equal(fact, [value, *(other[fact] for other in others)])
 
     def wait(self, name: str) -> None:
         """Wait until all processes make this call."""
@@ -131,8 +122,18 @@ class Peers:
 SINGLE_PROCESS = Peers()
 
 
+def require_equal(fact: str, values: list[Any]) -> None:
+    """Raise a `UserError` if a fact differs from process to process."""
+    for process, value in enumerate(values):
+        if value != values[0]:
+            raise UserError(
+                f"process {process} differs from process 0 in {fact} ({value!r} there, {values[0]!r} here): start all "
+                "processes with the same command, the same files and the same kind of machine"
+            )
+
+
 def explain_lost_connection(error: BaseException) -> BaseException:
-    """Return a sentence about an error that JAX raised because another process is lost, or any other error as it is."""
+    """Make a sentence of an error that JAX raises because another process is lost. Any other is returned as it is."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, JaxRuntimeError) and CONNECTION.search(str(cause)):
@@ -179,17 +180,9 @@ def agree(config: Config, number: int | None, started: str) -> Peers:
     """Start JAX with `number` devices, and return the connected processes if all do the same run on like devices."""
     devices.choose(number)
     peers = Peers(jax.process_index(), jax.process_count(), started)
-    # Before any collective: JAX's own between processes don't work with different devices.
-    owners: dict[int, list[str]] = {}
-    for device in jax.devices():
-        owners.setdefault(device.process_index, []).append(device.device_kind)
-    for process, kinds in owners.items():
-        if kinds != owners[0]:
-            raise UserError(
-                f"process {process} differs from process 0 in its devices ({len(kinds)} x {kinds[0]} there, "
-                f"{len(owners[0])} x {owners[0][0]} here): start all processes with the same command on machines of "
-                "one kind"
-            )
+    # Before any collective, because JAX's own between processes don't work with different devices.
+    kinds = [[d.device_kind for d in jax.devices() if d.process_index == p] for p in range(peers.count)]
+    require_equal("its devices", [f"{len(kind)} x {kind[0]}" for kind in kinds])
     same = {flag(name): value for name, value in vars(config).items() if name not in MAY_DIFFER}
     peers.require_same({"the version of jax": jax.__version__} | same)
     return peers
@@ -228,13 +221,14 @@ def connect(options: ProcessesOptions) -> None:
             "--distributed finds neither Slurm, Open MPI, Kubernetes (with pip install jax[k8s]) nor Cloud TPU "
             f"here ({reason(error)}): start with srun or mpirun, or give {BY_HAND}"
         ) from error
-    timer.cancel()
+    finally:
+        timer.cancel()
 
 
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     """Return the address on which process 0 listens, None for all, and raise a `UserError` if its port is in use.
 
-    That is the coordinator's alone if it is a number or localhost. A name may stand for another address elsewhere.
+    A number or localhost is listened at alone. A name may stand for another address elsewhere.
     """
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
@@ -245,10 +239,8 @@ def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
         try:
             socket.create_server((host.strip("[]") if numeric else "", int(port)), family=family).close()
         except (OSError, OverflowError) as error:
-            raise UserError(
-                f"process 0 cannot listen at {coordinator} ({reason(error)}): give all processes another "
-                "--coordinator, an address of its machine and a free port"
-            ) from None
+            works = "give all processes another --coordinator, an address of its machine and a free port"
+            raise UserError(f"process 0 cannot listen at {coordinator} ({reason(error)}): {works}") from None
     return coordinator if numeric else None
 
 
@@ -265,22 +257,17 @@ def warn_of_launcher(workdir: str | None) -> None:
 
 def check_options(options: ProcessesOptions, config: Config) -> None:
     """Refuse flags that don't go together, and a run that several processes can't share."""
-    by_hand = (options.coordinator, options.num_processes, options.process_id)
-    if by_hand != (None, None, None) and None in by_hand:
+    address, count, number = options.coordinator, options.num_processes, options.process_id
+    by_hand = address is not None and count is not None and number is not None and 0 <= number < count
+    if not by_hand and (address, count, number) != (None, None, None):
         raise UserError(
-            f"--coordinator, --num-processes and --process-id need each other: give all three, for example {BY_HAND}"
-        )
-    if options.num_processes is not None and not 0 <= (options.process_id or 0) < options.num_processes:
-        raise UserError(
-            f"--process-id {options.process_id} does not go with --num-processes {options.num_processes}: processes "
-            "are numbered from 0, for example --num-processes 2 with --process-id 0 and 1"
+            "--coordinator, --num-processes and --process-id need each other, and processes are numbered from 0: give "
+            f"all three, for example {BY_HAND}"
         )
     if not options.distributed and options.coordinator is None:
         return
     if config.strategy == "single":
-        raise UserError(
-            "--strategy single runs on one device of one process: leave --distributed out, or use --strategy pmap"
-        )
+        raise UserError("--strategy single runs on one device of one process: use --strategy pmap")
     if config.strategy == "pmap" and config.shard_state != "none":
         raise UserError(
             f"--shard-state {config.shard_state} works with --strategy pmap in one process only: use --strategy "

@@ -17,7 +17,7 @@ HEARTBEAT = 10  # seconds; short, so that the tests of faults are
 
 
 class Ended(NamedTuple):
-    """How a process ended. Its messages come without the lines that gloo prints, and C++'s warnings."""
+    """The end of a process. Its messages come without gloo's lines and C++'s warnings."""
 
     status: int
     out: str
@@ -72,7 +72,7 @@ def end_of(process: subprocess.Popen, timeout: float = 240) -> Ended:
 
 
 def train_together(*job: object, hands: list[list[str]] | None = None, status: int = 0, **options) -> list[Ended]:
-    """Run a job with two processes, or those of `hands`, which must all end with `status`."""
+    """Run a job with two processes, or with `hands`, and require that all end with `status`."""
     with running(*([*job, *hand] for hand in hands or by_hand()), **options) as processes:
         ended = [end_of(process) for process in processes]
     assert [each.status for each in ended] == [status] * len(ended), ended

@@ -1,10 +1,11 @@
-"""What is in deploy/ is valid, and starts commands that pmapdp takes."""
+"""The files in deploy/ are valid, and start commands that pmapdp takes."""
 
 import json
 import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from pmapdp import cli
@@ -17,8 +18,9 @@ def documents() -> list[dict]:
     return list(yaml.safe_load_all((DEPLOY / "jobset.yaml").read_text()))
 
 
+@pytest.mark.slow
 def test_kubernetes_manifest_is_valid():
-    """Against the published schemas; a JobSet's own fields, of which there are few, against its v1alpha2 definition."""
+    """Against the published schemas; a JobSet's few fields of its own against its v1alpha2 definition."""
     import kubernetes_validate  # takes a second, in every process of pytest
 
     *others, jobset = documents()
@@ -37,7 +39,7 @@ def test_kubernetes_manifest_is_valid():
 
 
 def test_command_lines_in_deploy_are_right():
-    """What Kubernetes starts is a command that pmapdp.train takes, and the image starts it."""
+    """Kubernetes starts a command that pmapdp.train takes, and so does the image."""
     pod = documents()[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     config, options = cli.parse_with_recipe(ProcessesOptions, pod["containers"][0]["args"], None)
     assert options.distributed

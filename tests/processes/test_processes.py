@@ -1,13 +1,12 @@
 """Several real processes give the result of one, write once, refuse what differs, and end if one is lost."""
 
-import contextlib
 import json
 import re
 import signal
 import socket
-import threading
 import time
 
+import entry
 import flipped_bit
 import jax
 import numpy as np
@@ -16,7 +15,6 @@ from examples import random_split
 from launch import python
 from own_program import PROGRAM
 from processes import HEARTBEAT, by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
-from running import run
 
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
@@ -25,7 +23,8 @@ from pmapdp.errors import UserError
 from pmapdp.train import load_run
 
 MLP = ["--model", "mlp", "--no-progress"]
-FIVE = [*MLP, "--dtype", "float64", "--epochs", 1, "--global-batch-size", 297]  # the last of five batches is ragged
+FLOAT64 = [*MLP, "--dtype", "float64"]
+FIVE = [*FLOAT64, "--epochs", 1, "--global-batch-size", 297]  # the last of five batches is ragged
 OWN = """
 import jax
 import numpy as np
@@ -53,6 +52,13 @@ def make():
 """
 
 
+def train_here(*flags: object) -> str:
+    """Run `pmapdp.train` in this process, and return its output."""
+    done = entry.run_command("train", *flags)
+    assert done.status == 0, done.err
+    return done.out
+
+
 def require_close(*folders, tolerance: float = 1e-10) -> None:
     """The states and the last epochs of runs are the same, within a tolerance."""
     first, *others = (jax.tree.leaves(load_run(folder)[1]) for folder in folders)
@@ -66,29 +72,82 @@ def events(folder, name: str) -> list[dict]:
     return [line for line in lines if line["event"] == name]
 
 
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+OPEN_MPI = {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:1", "OMPI_COMM_WORLD_SIZE": "2"}
+RANKS = {
+    "SLURM_PROCID": SLURM,
+    "SLURM_LOCALID": SLURM,
+    "OMPI_COMM_WORLD_RANK": OPEN_MPI,
+    "OMPI_COMM_WORLD_LOCAL_RANK": OPEN_MPI,
+}
+
+
+def launched(launcher: dict[str, str]) -> dict[str, list]:
+    """Two processes with the variables that srun or mpirun sets."""
+    shared = launcher | {"JAX_COORDINATOR_PORT": str(free_port())}
+    env = [shared | {name: str(rank) for name, each in RANKS.items() if each is launcher} for rank in (0, 1)]
+    return {"hands": [["--distributed", "--heartbeat-timeout", HEARTBEAT]] * 2, "env": env}
+
+
+def require_lost(ended) -> None:
+    """A process ended because of another one: with our sentence if a collective failed, or by JAX or gloo."""
+    if ended.status == 4:
+        assert ended.err.splitlines()[-1].startswith("error: another process is lost, see its own messages ("), ended
+    else:
+        assert ended.status == -signal.SIGABRT, ended
+        theirs = "Terminating process because the JAX distributed service detected fatal errors", "instance of 'gloo::"
+        assert any(words in ended.err for words in theirs), ended
+
+
+def test_two_processes_that_are_killed_and_stopped_and_resumed_equal_one_device(tmp_path):
+    """Promises 1 and 4 over processes: one is killed, both start again, one is asked to stop, one process ends it."""
+    job = [*FLOAT64, "--epochs", 40, "--global-batch-size", 297, "--checkpoint-every", 3]
+    one, two = tmp_path / "one", tmp_path / "two"
+    both = [*job, "--devices", 2, "--workdir", two]
+    slurm = launched(SLURM)
+    with running(*([*both, *hand] for hand in slurm["hands"]), env=slurm["env"]) as processes:
+        wait_for_checkpoint(two, processes)
+        processes[1].kill()
+        require_lost(end_of(processes[0]))
+    steps = entry.checkpoint_steps(two)
+    with running(*([*both, *hand] for hand in by_hand())) as processes:
+        while entry.checkpoint_steps(two) == steps:
+            assert all(process.poll() is None for process in processes), [*map(end_of, processes)]
+            time.sleep(0.02)
+        processes[1].send_signal(signal.SIGTERM)
+        first, second = map(end_of, processes)
+    assert (first.status, second.status, first.err) == (143, 143, second.err), second
+    assert all("connected" in line for line in second.out.splitlines()), second
+    stopped = re.match("stopped by SIGTERM after step ([0-9,]+): a checkpoint is in", first.err)
+    assert entry.checkpoint_steps(two)[-1] == int(stopped[1].replace(",", ""))
+    assert "restored from the checkpoint of step" in first.out
+    assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
+    train_here(*job, "--devices", 4, "--workdir", two)
+    train_here(*job, "--strategy", "single", "--workdir", one)
+    require_close(one, two)
+    theirs, ours = (events(folder, "epoch")[-1] for folder in (one, two))
+    assert theirs["train"]["examples"] == ours["train"]["examples"] == 1437
+    for name in ("train", "test"):
+        assert theirs[name] == pytest.approx(ours[name], rel=1e-10)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "flags"),
     [
-        ("pmap", FIVE),
-        pytest.param("jit", FIVE, marks=pytest.mark.slow),
-        pytest.param("shard_map", [*FIVE, "--model", "convnet"], marks=pytest.mark.slow),
-        pytest.param("shard_map", [*FIVE, "--model", "FILE:Net", "--dataset", "FILE:make", "--global-batch-size", 18],
-                     marks=pytest.mark.slow),  # examples that are read, and augmented, one by one
+        ("jit", FIVE),
+        ("shard_map", [*FIVE, "--model", "convnet"]),
+        # examples that are read, and augmented, one by one
+        ("shard_map", [*FIVE, "--model", "FILE:Net", "--dataset", "FILE:make", "--global-batch-size", 18]),
     ],
-)  # fmt: skip
+)
 def test_two_processes_equal_one_device(tmp_path, strategy, flags):
-    """Promise 1 over processes: at least five updates, with a ragged batch, in float64."""
+    """At least five updates, with a ragged batch, in float64."""
     (tmp_path / "own.py").write_text(OWN)
     flags = [str(flag).replace("FILE", str(tmp_path / "own.py")) for flag in flags]
-    run(*flags, "--strategy", "single", "--workdir", tmp_path / "one")
-    first, second = train_together(*flags, "--devices", 2, "--strategy", strategy, "--workdir", tmp_path / "two")
-    assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
-    assert not [line for line in second.out.splitlines() if line and "connected" not in line and "Gloo" not in line]
+    train_here(*flags, "--strategy", "single", "--workdir", tmp_path / "one")
+    train_together(*flags, "--devices", 2, "--strategy", strategy, "--workdir", tmp_path / "two")
     require_close(tmp_path / "one", tmp_path / "two")
-    (one,), (two,) = (events(tmp_path / name, "epoch") for name in ("one", "two"))
-    assert one["train"]["examples"] == two["train"]["examples"] >= 101
-    for name in ("train", "test"):
-        assert one[name] == pytest.approx(two[name], rel=1e-10)
 
 
 def test_the_parts_of_all_processes_make_up_the_batch():
@@ -104,32 +163,15 @@ def test_the_parts_of_all_processes_make_up_the_batch():
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
     """Two processes, then one, then four continue each other's checkpoints and end as one process without a stop."""
-    job = [*MLP, "--optimizer", "momentum", "--learning-rate", 0.05, "--dtype", "float64", "--epochs", 3]
+    job = [*FLOAT64, "--optimizer", "momentum", "--learning-rate", 0.05, "--epochs", 3]
     straight, switched = tmp_path / "straight", tmp_path / "switched"
-    run(*job, "--devices", 4, "--workdir", straight)
-    train_together(*job, "--devices", 2, "--workdir", switched, "--steps", 30)
-    run(*job, "--devices", 3, "--workdir", switched, "--steps", 50, "--strategy", "jit")
+    train_here(*job, "--devices", 4, "--workdir", straight)
+    train_together(*job, "--devices", 2, "--workdir", switched, "--steps", 30, **launched(OPEN_MPI))
+    train_here(*job, "--devices", 3, "--workdir", switched, "--steps", 50, "--strategy", "jit")
     train_together(*job, "--devices", 1, "--workdir", switched, "--strategy", "shard_map", hands=by_hand(4))
     assert [line["step"] for line in events(switched, "resume")] == [30, 50]
     assert len(list(switched.glob("events.out.tfevents.*"))) == 3
     require_close(straight, switched)
-
-
-SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
-OPEN_MPI = {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:1", "OMPI_COMM_WORLD_SIZE": "2"}
-RANKS = {"SLURM_PROCID": SLURM, "SLURM_LOCALID": SLURM, "OMPI_COMM_WORLD_RANK": OPEN_MPI} | {
-    "OMPI_COMM_WORLD_LOCAL_RANK": OPEN_MPI
-}
-
-
-@pytest.mark.parametrize("launcher", [SLURM, pytest.param(OPEN_MPI, marks=pytest.mark.slow)], ids=["slurm", "open mpi"])
-def test_the_variables_of_a_launcher_are_enough(launcher):
-    """As srun and mpirun set them."""
-    shared = launcher | {"JAX_COORDINATOR_PORT": str(free_port())}
-    env = [shared | {name: str(rank) for name, each in RANKS.items() if each is launcher} for rank in (0, 1)]
-    hands = [["--distributed"]] * 2
-    first, _ = train_together(*MLP, "--devices", 1, "--steps", 1, hands=hands, env=env)
-    assert "by a launcher, 2 processes" in first.out
 
 
 @pytest.mark.parametrize("launcher", [SLURM, OPEN_MPI], ids=["slurm", "open mpi"])
@@ -175,7 +217,7 @@ def test_a_program_that_has_connected_its_processes(tmp_path):
         (["--seed", 1], "process 1 differs from process 0 in --seed (1 there, 0 here)"),
         pytest.param(
             ["--devices", 3],
-            "process 1 differs from process 0 in its devices (3 x cpu there, 2 x cpu here)",
+            "process 1 differs from process 0 in its devices ('3 x cpu' there, '2 x cpu' here)",
             marks=pytest.mark.slow,
         ),
     ],
@@ -189,15 +231,17 @@ def test_a_process_that_differs_is_refused(tmp_path, other, sentence):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_not_all_come():
-    """Process 0 alone, and process 1 alone, whose coordinator does not listen."""
-    with running(*([*hand, "--join-timeout", 3] for hand in (by_hand()[0], by_hand()[1]))) as alone:
-        for ended in map(end_of, alone):
-            assert ended.status == 2, ended
-            assert ended.err.startswith("error: not all processes have reached the coordinator (waited 3 s)"), ended
-            assert ended.err.count("\n") == 0, ended
+@pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_not_all_come(process):
+    """Process 0 alone, or process 1 alone, whose coordinator does not listen."""
+    with running([*by_hand()[process], "--join-timeout", 3]) as (alone,):
+        ended = end_of(alone)
+    assert ended.status == 2, ended
+    assert ended.err.startswith("error: not all processes have reached the coordinator (waited 3 s)"), ended
+    assert ended.err.count("\n") == 0, ended
 
 
+@pytest.mark.slow
 def test_no_launcher():
     with running(["--distributed"]) as (alone,):
         ended = end_of(alone)
@@ -212,8 +256,8 @@ def hand(coordinator="127.0.0.1:9876", count=2, process=0) -> ProcessesOptions:
 @pytest.mark.parametrize(
     ("options", "config", "sentence"),
     [
-        (hand(process=2), {}, "--process-id 2 does not go with --num-processes 2: processes are numbered from 0"),
-        (hand(process=-1), {}, "--process-id -1 does not go with --num-processes 2"),
+        (hand(process=2), {}, "processes are numbered from 0: give all three, for example --coordinator 127"),
+        (hand(process=-1), {}, "processes are numbered from 0: give all three, for example --coordinator 127"),
         (ProcessesOptions(coordinator="localhost:9876"), {}, "give all three, for example --coordinator 127"),
         (ProcessesOptions(process_id=0), {}, "give all three, for example --coordinator 127.0.0.1:9876"),
         (hand(), {"strategy": "single", "devices": 1}, "--strategy single runs on one device"),
@@ -234,13 +278,10 @@ def test_the_coordinator_listens_no_wider_than_it_must(host, alone):
     assert find_bind_address(address, 0) == (address if alone else None)
 
 
-@pytest.mark.parametrize("address", ["here", "here:", ":80", "here:80/there"])
-def test_addresses_that_cannot_be(address):
-    with pytest.raises(UserError, match=f"--coordinator {address} is not HOST:PORT: try --coordinator localhost:9876"):
-        find_bind_address(address, 0)
-
-
-def test_a_port_in_use():
+def test_addresses_that_cannot_be():
+    for address in ("here", "here:", ":80", "here:80/there"):
+        with pytest.raises(UserError, match=f"--coordinator {address} is not HOST:PORT: try --coordinator localhost"):
+            find_bind_address(address, 0)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(UserError, match=r"process 0 cannot listen at 127.0.0.1:\d+ \(Address already in use"),
@@ -251,89 +292,24 @@ def test_a_port_in_use():
 # Faults
 
 
-class Network:
-    """A network between process 1 and the coordinator, which can break down: nothing more arrives, nothing closes."""
-
-    def __init__(self, coordinator: int):
-        self.up = threading.Event()
-        self.up.set()
-        self.coordinator = coordinator
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            client, _ = self.server.accept()
-            while True:
-                try:
-                    server = socket.create_connection(("127.0.0.1", self.coordinator))
-                    break
-                except OSError:  # process 0 does not listen yet
-                    time.sleep(0.1)
-            for pair in ((client, server), (server, client)):
-                threading.Thread(target=self.carry, args=pair, daemon=True).start()
-
-    def carry(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the other side has closed
-            while data := source.recv(1 << 16):
-                self.up.wait()
-                target.sendall(data)
-        source.close()
-        target.close()
-
-
-def require_lost(ended) -> None:
-    """A process ended because of another one: with our sentence if a collective failed, or by JAX or gloo."""
-    if ended.status == 4:
-        assert ended.err.splitlines()[-1].startswith("error: another process is lost, see its own messages ("), ended
-    else:
-        assert ended.status == -signal.SIGABRT, ended
-        theirs = "Terminating process because the JAX distributed service detected fatal errors", "instance of 'gloo::"
-        assert any(words in ended.err for words in theirs), ended
-
-
 LONG = [*MLP, "--devices", 2, "--checkpoint-every", 5, "--epochs", 1000]  # never done by itself
 
 
-@pytest.mark.parametrize(
-    ("number", "victims"),
-    [
-        (signal.SIGKILL, [1]),
-        pytest.param(signal.SIGKILL, [0], marks=pytest.mark.slow),  # the coordinator
-        pytest.param(signal.SIGSTOP, [1], marks=pytest.mark.slow),
-        pytest.param(signal.SIGSTOP, [0], marks=pytest.mark.slow),
-        pytest.param(None, [], marks=pytest.mark.slow),  # process 1 loses its network
-    ],
-)
-def test_a_lost_process_ends_the_others_and_the_same_command_resumes(tmp_path, number, victims):
-    port = free_port()
-    network = Network(port)
-    first, second = by_hand(coordinator=f"127.0.0.1:{port}")
-    if number is None:
-        second[1] = network.address
-    with running(*([*LONG, "--workdir", tmp_path, *each] for each in (first, second))) as processes:
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)])  # 0 is the coordinator
+def test_a_lost_process_ends_the_others_and_the_same_command_resumes(tmp_path, number, victim):
+    with running(*([*LONG, "--workdir", tmp_path, *hand] for hand in by_hand())) as processes:
         wait_for_checkpoint(tmp_path, processes)
         started = time.monotonic()
-        network.up.clear()
-        for victim in victims:
-            processes[victim].send_signal(number)
-        for process in {0, 1} - {*victims}:
-            require_lost(end_of(processes[process]))
+        processes[victim].send_signal(number)
+        require_lost(end_of(processes[1 - victim]))
         assert time.monotonic() - started < HEARTBEAT + 5  # for the test itself, on a machine with much to do
-    steps = max(int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*") if path.name.isdigit())
-    out, _ = run(*LONG, "--workdir", tmp_path, "--steps", steps + 1, "--devices", 4)
-    assert "restored from the checkpoint of step" in out
+    steps = entry.checkpoint_steps(tmp_path)[-1]
+    assert "restored from the checkpoint of step" in train_here(*LONG, "--workdir", tmp_path, "--steps", steps + 1)
 
 
-@pytest.mark.parametrize(
-    ("number", "asked"),
-    [
-        (signal.SIGTERM, [1]),
-        pytest.param(signal.SIGINT, [1], marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, [0, 1], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "asked"), [(signal.SIGINT, [1]), (signal.SIGHUP, [0, 1])])
 def test_a_signal_saves_and_stops_all(tmp_path, number, asked):
     with running(*([*LONG, "--workdir", tmp_path, *each] for each in by_hand())) as processes:
         wait_for_checkpoint(tmp_path, processes)
