@@ -1,34 +1,31 @@
 """Named configurations: every setting of a published system in one place. Flags on the command line override them."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError, unknown
 
 
-class Reported(NamedTuple):
-    """A figure that the source of a recipe reports, and our metric beside it."""
-
-    name: str
-    value: float
-    key: str  # as in TensorBoard, for example test/accuracy
-    epoch: int = 0  # after which epoch, from 1; 0 stands for the last
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration, what it stands for, and the figures that its source reports."""
+    """A configuration, and the figures that its source reports.
+
+    Attributes:
+        summary: one line for `--help`.
+        config: every setting.
+        reported: {metric: {epoch, from 1: figure}}, for example {"test/accuracy": {12: 0.9879}}.
+    """
 
     summary: str
     config: Config
-    reported: tuple[Reported, ...] = ()
+    reported: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
-# "Distributed training with DTensor", TensorFlow's tutorial, which reports no figures. It steps by 0.01 along the
-# gradient of the summed loss, which is 0.64 along that of the mean at batch 64, and keeps that rate; ours falls to 0
-# along a cosine, so that the accuracy does not depend on where the last updates happen to lead.
+# "Distributed training with DTensor", TensorFlow's tutorial, which reports no figures. It takes the gradient of the
+# summed loss times 0.01, which at batch 64 is the mean's times 0.64, and keeps this rate. Ours falls to 0 along a
+# cosine, so that the accuracy doesn't depend on the last few updates.
 DTENSOR = Config(
     recipe="dtensor-data",
     dataset="imdb",
@@ -68,21 +65,16 @@ ALL = (
             base_batch_size=64,
             label_smoothing=0.1,
         ),
-        (
-            Reported("train accuracy, epoch 1", 0.9401, "train/accuracy", 1),
-            Reported("train accuracy, epoch 2", 0.9813, "train/accuracy", 2),
-            Reported("train accuracy, epoch 3", 0.9864, "train/accuracy", 3),
-            Reported("train accuracy, epoch 4", 0.9933, "train/accuracy", 4),
-            Reported("train accuracy, epoch 12", 0.9967, "train/accuracy", 12),
-            Reported("train loss, epoch 12 (here: with label smoothing)", 0.0144, "train/loss", 12),
-            Reported("test loss (here: after label smoothing)", 0.0373, "test/loss"),
-            Reported("test accuracy", 0.9879, "test/accuracy"),
-        ),
+        {
+            "train/accuracy": {1: 0.9401, 2: 0.9813, 3: 0.9864, 4: 0.9933, 12: 0.9967},
+            "train/loss": {12: 0.0144},
+            "test/accuracy": {12: 0.9879},
+            "test/loss": {12: 0.0373},
+        },
     ),
-    # "Multi-GPU distributed training with JAX", Keras's guide. It reports the loss of the last batch of an epoch; ours
-    # is the mean over the epoch. It neither shuffles nor evaluates, and drops the last batch; we do not drop any. It
-    # keeps the learning rate constant; then the test accuracy after two epochs depends on where the last updates happen
-    # to lead, so ours falls to 0 along a cosine.
+    # "Multi-GPU distributed training with JAX", Keras's guide. It reports the loss of an epoch's last batch, and ours
+    # is the epoch's mean. It neither shuffles nor evaluates, and it drops the last batch, which we don't. Its learning
+    # rate is constant. Ours falls to 0 along a cosine, so that the accuracy doesn't depend on the last few updates.
     Recipe(
         "the batch-norm convnet of the Keras-on-JAX guide on MNIST",
         Config(
@@ -98,10 +90,7 @@ ALL = (
             draw_sharding=True,
             label_smoothing=0.0,
         ),
-        (
-            Reported("train loss, epoch 1 (reported: last batch)", 0.286, "train/loss", 1),
-            Reported("train loss, epoch 2 (reported: last batch)", 0.237, "train/loss", 2),
-        ),
+        {"train/loss": {1: 0.286, 2: 0.237}},
     ),
     # "JAX for PyTorch users", a blog in three parts: three linear layers, weights scaled by 0.01, plain SGD.
     Recipe(
@@ -118,8 +107,8 @@ ALL = (
             label_smoothing=0.0,
         ),
     ),
-    # Ours: 99 % on MNIST in as few seconds as two cores of a CPU allow. All was chosen without the test set, on the
-    # last 10,000 examples of the training set.
+    # Ours: 99 % on MNIST in as few seconds as two cores of a CPU allow. Everything was chosen on the last 10,000
+    # examples of the training set, without the test set.
     Recipe(
         "a small network that reaches 99 % on MNIST in a few seconds",
         Config(
@@ -137,7 +126,7 @@ ALL = (
         ),
     ),
     Recipe("the MLP of TensorFlow's DTensor tutorial on the tf-idf weights of IMDB's reviews", DTENSOR),
-    # The same network and step on other meshes, as the tutorial has them; only the layout differs.
+    # The same network and step on the tutorial's other meshes. Only the layout differs.
     Recipe(
         "the same on 4 x 2 devices, the hidden units split over two",
         dataclasses.replace(DTENSOR, recipe="dtensor-model", mesh="data=4,model=2", layout="model"),
@@ -146,7 +135,7 @@ ALL = (
         "the same on 2 x 2 x 2 devices, the features split over two as well",
         dataclasses.replace(DTENSOR, recipe="dtensor-spatial", mesh="data=2,feature=2,model=2", layout="spatial"),
     ),
-    # Ours: to show that what holds for networks of a few matrices holds for a transformer.
+    # Ours: to show that a transformer gives one result too.
     Recipe(
         "a small transformer on the words of IMDB's reviews",
         Config(
@@ -162,8 +151,8 @@ ALL = (
             label_smoothing=0.0,
         ),
     ),
-    # "Scale up Flax NNX on multiple devices", Flax's guide: a regression on random numbers (`models/dot_relu_dot.py`).
-    # JAX's random generator has changed since, so that the losses are others, on one device too.
+    # "Scale up Flax NNX on multiple devices", Flax's guide: a regression on random numbers (`models/dot_relu_dot.py`),
+    # an update an epoch. JAX's random generator has changed since, so the losses differ, on one device too.
     Recipe(
         "two matrices on a 2x4 mesh, from Flax's guide to scaling up, on random numbers",
         Config(
@@ -181,44 +170,36 @@ ALL = (
             schedule="constant",
             label_smoothing=0.0,
         ),
-        (
-            Reported("loss of update 1 (reported: with other random numbers)", 1.455, "train/loss", 1),
-            Reported("loss of update 2", 0.765, "train/loss", 2),
-            Reported("loss of update 3", 0.510, "train/loss", 3),
-            Reported("loss of update 4", 0.378, "train/loss", 4),
-            Reported("loss of update 5", 0.281, "train/loss", 5),
-            Reported("ms an update (reported: on the guide's machine)", 57.6, "step_ms"),
-        ),
+        {"train/loss": {1: 1.455, 2: 0.765, 3: 0.510, 4: 0.378, 5: 0.281}},
     ),
 )
 RECIPES = {recipe.config.recipe: recipe for recipe in ALL}
 
 
 def require_recipe(config: Config) -> None:
-    """Refuse the name of a recipe whose settings are not there: from Python it chooses nothing."""
+    """Refuse a recipe's name without its settings: from Python the name alone chooses nothing."""
     if config.recipe not in RECIPES:
         raise unknown("recipe", config.recipe, RECIPES)
-    recipe, usual = vars(RECIPES[config.recipe].config), vars(Config())
-    own = [name for name, value in recipe.items() if value != usual[name] and name != "recipe"]
-    if own and all(getattr(config, name) != recipe[name] for name in own):
+    recipe, usual = vars(RECIPES[config.recipe].config), vars(Config(recipe=config.recipe))
+    special = [name for name, value in recipe.items() if value != usual[name]]
+    if special and all(getattr(config, name) != recipe[name] for name in special):
         raise UserError(
             f"recipe={config.recipe!r} alone chooses no settings: give pmapdp.recipes.RECIPES[{config.recipe!r}].config"
         )
 
 
 def compare_with_reported(config: Config, epochs: list[dict[str, Any]]) -> list[str]:
-    """Lines of the figures that the recipe's source reports beside those of a run's epochs, as far as it got; none
-    where it trained something else than the recipe does."""
-    recipe = RECIPES[config.recipe]
+    """Print the recipe's reported figures beside those of a run's epochs, a line each, as far as the run got.
+
+    A run of another data set, model or length has nothing to compare.
+    """
+    recipe, here = RECIPES[config.recipe], {epoch["epoch"]: epoch for epoch in epochs}
     if any(getattr(config, name) != getattr(recipe.config, name) for name in ("dataset", "model", "epochs")):
         return []
-    here = {epoch["epoch"]: epoch for epoch in epochs}
-    rows = [(figure, here.get(figure.epoch or config.epochs)) for figure in recipe.reported]
-    table = [f"{each.name:<60}{each.value:9.4f}{figure_of(epoch, each.key):11.4f}" for each, epoch in rows if epoch]
-    return ["", f"{'reported':>69}{'here':>11}", *table] if table else []
-
-
-def figure_of(epoch: dict[str, Any], key: str) -> float:
-    """Return a figure of an epoch's results by its key."""
-    part, _, name = key.partition("/")
-    return epoch[part][name] if name else epoch[part]
+    table = []
+    for metric, figures in recipe.reported.items():
+        part, name = metric.split("/")
+        for epoch, figure in figures.items():
+            if epoch in here:
+                table.append(f"{f'{part} {name}, epoch {epoch}':<40}{figure:9.4f}{here[epoch][part][name]:11.4f}")
+    return ["", f"{'reported':>49}{'here':>11}", *table] if table else []
