@@ -1,4 +1,4 @@
-"""Layouts: which axis of each array is split over which axis of the mesh. Lessons 15 and 16 teach this file.
+"""A layout splits axes of arrays over axes of a mesh of devices. Lessons 15 and 16 teach this file.
 
     --mesh data=4,model=2               mesh axes and their sizes
     --layout model                      a named layout
@@ -23,7 +23,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, unknown
+from pmapdp.errors import UserError, reason, unknown
 from pmapdp.state import Task, TrainState, initial_state, named_leaves
 
 Rules = dict[str, tuple[str, ...]]
@@ -124,32 +124,25 @@ def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
 class MeshLayout:
     """The shardings of all arrays: axes of the mesh split the logical axes that have rules.
 
-    `shard_state` says what is split over the axes of the batch too, although all devices of that axis need it:
-    `optimizer` is stage 1 of Rajbhandari et al., "ZeRO", SC 2020, `parameters` stage 3.
+    Attributes:
+        mesh: the devices.
+        rules: mesh axes by logical axis.
+        shard_state: says if the state is split over the batch's axes too, although their devices all need it:
+            `optimizer` is stage 1 of Rajbhandari et al., "ZeRO", SC 2020, `parameters` stage 3.
+        batch_axes: the mesh axes over which the examples are split.
+        batch_shards: number of shards of the batch.
+        splits_state: true if anything besides the batch is split.
+        replicated: the sharding of a copy on every device.
     """
 
     mesh: Mesh
     rules: Rules = field(default_factory=lambda: {BATCH: (DATA,)})
     shard_state: str = "none"
 
-    @property
-    def batch_axes(self) -> tuple[str, ...]:
-        """The mesh axes over which the examples are split."""
-        return self.rules.get(BATCH, ())
-
-    def shards(self, name: str | None) -> int:
-        """Number of shards of a logical axis."""
-        return math.prod(self.mesh.shape[axis] for axis in self.rules.get(name or "", ()))
-
-    @property
-    def batch_shards(self) -> int:
-        """Number of shards of the batch."""
-        return self.shards(BATCH)
-
-    @property
-    def splits_state(self) -> bool:
-        """True if it splits anything besides the batch."""
-        return self.shard_state != "none" or not set(self.rules) <= {BATCH}
+    batch_axes = property(lambda self: self.rules.get(BATCH, ()))
+    batch_shards = property(lambda self: self.shards(BATCH))
+    splits_state = property(lambda self: self.shard_state != "none" or not set(self.rules) <= {BATCH})
+    replicated = property(lambda self: NamedSharding(self.mesh, PartitionSpec()))
 
     @property
     def text(self) -> str:
@@ -157,16 +150,12 @@ class MeshLayout:
         rules = [f"{name} over {'+'.join(axes)}" for name, axes in self.rules.items() if axes]
         return f"mesh {mesh_text(dict(self.mesh.shape))}: {', '.join(rules)}"
 
-    @property
-    def replicated(self) -> NamedSharding:
-        """A copy on every device."""
-        return NamedSharding(self.mesh, PartitionSpec())
+    def shards(self, name: str | None) -> int:
+        """Return the number of shards of a logical axis."""
+        return math.prod(self.mesh.shape[axis] for axis in self.rules.get(name or "", ()))
 
     def array(self, axes: Axes, *, split: bool = False) -> NamedSharding:
-        """The sharding of an array. With `split` the batch's axes split the first axis that they divide as well.
-
-        An array that has no such axis is left as it is.
-        """
+        """Make the sharding of an array. With `split` the batch's axes split the first axis that they divide."""
         entries = [self.rules.get(name or "", ()) for name in axes.names]
         sizes = [size // self.shards(name) for name, size in zip(axes.names, axes.shape, strict=True)]
         first = next((axis for axis, size in enumerate(sizes) if size and size % self.batch_shards == 0), None)
@@ -175,19 +164,19 @@ class MeshLayout:
         return NamedSharding(self.mesh, PartitionSpec(*(entry or None for entry in entries)))
 
     def batch(self, task: Task) -> Batch:
-        """The `NamedSharding` of each array of a batch."""
+        """Make the `NamedSharding` of each array of a batch."""
         rows = NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None))
         inputs = [self.rules.get(name, ()) or None for name in task.input_axes]
         return Batch(NamedSharding(self.mesh, PartitionSpec(*inputs)), rows, rows, rows)
 
     def params(self, task: Task, *, split: bool) -> Any:
-        """The `NamedSharding` of each parameter; with `split` also over the batch's axes."""
+        """Make the `NamedSharding` of each parameter; with `split` also over the batch's axes."""
         return jax.tree.map(lambda axes: self.array(axes, split=split), logical_axes(task)[0])
 
     def state(self, task: Task) -> Any:
-        """The `NamedSharding` of each array of the train state, or one for all of them.
+        """Make the `NamedSharding` of each array of the train state, or one for all of them.
 
-        What optax keeps for a parameter is split as the parameter is, if it has its shape.
+        An array that optax keeps for a parameter is split as the parameter is, if it has its shape.
         """
         if not self.splits_state:
             return self.replicated
@@ -262,9 +251,13 @@ def fit_layout(
     default = {BATCH: (DATA,)} if DATA in sizes else {}
     rules = {name: axes for name, axes in (default | in_model | asked).items() if name in known}
     check_mesh(layout, rules, sizes, works)
-    for name, axes in arrays.items():
-        check_array(layout, rules, name, axes, sizes, works)
     fitted = MeshLayout(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)), rules, shard_state)
+    for name, axes in arrays.items():
+        try:
+            fitted.array(axes).shard_shape(axes.shape)
+        except Exception as error:  # JAX has two, for unequal shards and for a mesh axis that splits two axes
+            what = f"{name} {[*axes.shape]} on {mesh_text(sizes)}"
+            raise UserError(f"--layout {layout} does not fit {what} ({reason(error)}): {works}") from None
     shards = fitted.batch_shards
     if shard_state != "none" and (shards == 1 or fitted.params(task, split=True) == fitted.params(task, split=False)):
         raise UserError(
@@ -292,33 +285,13 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], works: str) -> 
             )
 
 
-def check_array(layout: str, rules: Rules, array: str, axes: Axes, sizes: dict[str, int], works: str) -> None:
-    """Refuse unequal shards of an array, and two of its axes over one mesh axis, where a device has one place."""
-    taken: dict[str, str | None] = {}
-    for name, size in zip(axes.names, axes.shape, strict=True):
-        over = rules.get(name or "", ())
-        shards = math.prod(sizes[axis] for axis in over)
-        if size % shards:
-            raise UserError(
-                f"--layout {layout} splits {name} of {array} over the mesh axis {'+'.join(over)} of "
-                f"{mesh_text(sizes)}, but its size {size} does not divide by {shards}: {works}"
-            )
-        for axis in over:
-            if axis in taken:
-                raise UserError(
-                    f"--layout {layout} splits both {taken[axis]} and {name} of {array} over the mesh axis {axis}, "
-                    f"which can split only one of them: try {name}=none"
-                )
-            taken[axis] = name
-
-
 def bytes_on_a_device(tree: Any) -> int:
     """Count the bytes of a placed pytree on one of its devices, whose shards are equal in size."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def state_line(state: TrainState) -> str:
-    """Say for a header which share of the state each device holds, and how many bytes."""
+    """Say for a header how much of the state each device holds."""
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
     held = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
     share = sum(held.values()) / max(sum(leaf.nbytes for leaf in jax.tree.leaves(trees)), 1)

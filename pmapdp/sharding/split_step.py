@@ -1,6 +1,6 @@
 """The training step of `jit` for a layout that splits more than the batch. Lessons 15 and 16 teach this file.
 
-`pmapdp/steps/jit.py` is the step without one.
+`pmapdp/steps/jit.py` splits the batch alone.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ def make_strategy(task: Task, layout: MeshLayout) -> Strategy:
     """Make the step of the global batch `[B, ...]`. Batch and state are split as the layout says; the step stays."""
     replicated, split, state_sharding = layout.replicated, layout.batch(task), layout.state(task)
 
-    # Every device of the batch's axes needs what `shard_state` splits. So the parameters are gathered for the model,
-    # and the gradients are split like the optimizer state: each device updates the shard that it keeps.
+    # `shard_state` splits arrays that every device of the batch's axes needs. So the parameters are gathered for the
+    # model, and the gradients are split like the optimizer state: each device updates the shard that it keeps.
     used = layout.params(task, split=False)
     updated = layout.params(task, split=layout.shard_state != "none")
 

@@ -1,9 +1,10 @@
-"""ZeRO, stage 1, written out for pmap and shard_map: each device keeps a shard of the optimizer state, and updates that
-shard of the parameters. Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC
-2020. Lesson 16 teaches this file.
+"""ZeRO, stage 1, for pmap and shard_map: each device keeps a shard of the optimizer state, and updates its shard of the
+parameters. Lesson 16 teaches this file.
 
-The all-reduce of the gradients becomes a reduce-scatter and an all-gather; the update comes in between. An array is
-split along its first axis that divides by N; one that has none is replicated, and updated on every device.
+The all-reduce of the gradients becomes a reduce-scatter and an all-gather, with the update in between. An array is
+split along its first axis that is divisible by N. If it has none, it is replicated, and updated on every device.
+
+Source: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 """
 
 import dataclasses
@@ -24,13 +25,13 @@ REPLICATED = -1  # in place of the axis along which an array is split
 
 
 def make_train_step(strategy: str, task: Task, layout: MeshLayout) -> Callable[..., Any]:
-    """Make the training step of pmap or shard_map. Outside of what one device does, no array has a device axis."""
+    """Make the training step of pmap or shard_map. Its arrays are global and have no device axis."""
     on_devices = {"pmap": map_by_pmap, "shard_map": map_by_shard_map}[strategy]
     specs = jax.tree.map(lambda sharding: sharding.spec, layout.params(task, split=True))
     axes = jax.tree.map(lambda spec: next((axis for axis, over in enumerate(spec) if over), REPLICATED), specs)
 
     def gradient_shards(state: TrainState, batch: Batch) -> tuple[Any, MetricSums, Any]:
-        """On one device: its shard of the gradients' sum over all devices, the metrics, the model's other arrays."""
+        """Return, on one device, its shard of the sum of all gradients, the metrics, and the model's other arrays."""
 
         def reduce_scatter(g: jax.Array, axis: int) -> jax.Array:
             if axis == REPLICATED:
@@ -41,7 +42,7 @@ def make_train_step(strategy: str, task: Task, layout: MeshLayout) -> Callable[.
         return jax.tree.map(reduce_scatter, gradients, axes), lax.psum(sums, AXIS), model_state
 
     def whole_params(params: Any) -> Any:
-        """On one device: the parameters, from the shards of all."""
+        """Return, on one device, the parameters from the shards of all."""
 
         def all_gather(p: jax.Array, axis: int) -> jax.Array:
             return p if axis == REPLICATED else lax.all_gather(p, AXIS, axis=axis, tiled=True)
@@ -63,7 +64,7 @@ def make_train_step(strategy: str, task: Task, layout: MeshLayout) -> Callable[.
 
 
 def map_by_shard_map(mesh: Mesh, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any) -> Any:
-    """Make a function of global arrays of `function`, which one device runs.
+    """Make a function of global arrays from `function`, the program of one device.
 
     The trees `inputs`, one for each argument, and `outputs` have the axis along which the devices split each array.
     """
@@ -78,7 +79,7 @@ def map_by_shard_map(mesh: Mesh, function: Callable[..., Any], inputs: tuple[Any
 def map_by_pmap(mesh: Mesh, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any) -> Any:
     """Do the same with pmap, which maps over a device axis: `[784, 512]` in 8 shards is `[8, 98, 512]` for it.
 
-    Making the one from the other moves nothing.
+    Reshaping one into the other moves nothing.
     """
     in_axes, out_axes = jax.tree.map(lambda axis: None if axis == REPLICATED else axis, (inputs, outputs))
     mapped = jax.pmap(function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=list(mesh.devices))

@@ -1,11 +1,10 @@
-"""The recipe nnx-mesh, and what a state costs that is made in parts."""
+"""The recipe nnx-mesh: the losses and the places of the guide."""
 
 import contextlib
-import json
 import re
 
+import entry
 import jax
-import launch
 import numpy as np
 import pytest
 from examples import regression
@@ -26,36 +25,41 @@ REPORTED = [1.455, 0.765, 0.510, 0.378, 0.281]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], pytest.param(["--mesh", "data=4,model=2"], marks=pytest.mark.slow)])
-def test_five_updates_on_the_mesh_as_on_one_device(flags):
-    out = launch.train("nnx-mesh", "--no-progress", *flags)
-    assert out.returncode == 0, out.stderr
-    assert "batch over data, hidden over model" in out.stdout
-    assert [round(float(loss), 3) for loss in re.findall(r"train loss (\S+)", out.stdout)] == ONE_DEVICE
-    rows = [line.split()[-2:] for line in out.stdout.splitlines() if line.startswith("loss of update")]
+@pytest.mark.parametrize("flags", [[], ["--mesh", "data=4,model=2"]])
+def test_five_updates_on_the_mesh_as_on_one_device_evaluated_and_exported(flags, tmp_path):
+    run, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
+    done = entry.run_command("train", "nnx-mesh", "--no-progress", "--workdir", run, *flags)
+    assert done.status == 0, done.err
+    assert "batch over data, hidden over model" in done.out
+    assert [round(float(loss), 3) for loss in re.findall(r"train loss (\S+)", done.out)] == ONE_DEVICE
+    rows = [line.split()[-2:] for line in done.out.splitlines() if line.startswith("train loss, epoch")]
     assert [float(reported) for reported, _ in rows] == REPORTED
     assert [round(float(here), 3) for _, here in rows] == ONE_DEVICE
+    # The model brings its own loss.
+    (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", done.out)}
+    assert evaluate_run(run)[0]["loss"] == pytest.approx(test_loss, abs=1e-4)
+    export_run(run, file)
+    data = random_numbers().test
+    errors = (load_exported(file).outputs(data.inputs)["outputs"] - data.labels) ** 2
+    assert errors.mean() == pytest.approx(test_loss, abs=1e-4)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trained():
-    """The guide's task, its mesh, the state after the five updates, and their losses."""
+    """The guide's task, its mesh, the state after the first update, and its loss."""
     task, devices = regression(), jax.devices()[:8]
     layout = fit_layout(devices, task, (1024,), mesh="data=2,model=4", layout="model")
     steps = make_strategy("jit", task, devices, layout)
     (batch,) = Batches(random_numbers().train, 8, devices=2).epoch(0)
-    state, losses = create_state(task, steps.state_sharding), []
-    for _ in range(5):
-        state, sums = steps.train_step(state, steps.place_batch(batch))
-        losses.append(float(sums.loss / sums.count))
-    return task, layout, state, losses
+    state, sums = steps.train_step(create_state(task, steps.state_sharding), steps.place_batch(batch))
+    return task, layout, state, float(sums.loss / sums.count)
 
 
 def test_first_loss_equals_numpy(trained):
     start, data = create_state(trained[0]), random_numbers().train
     first, second = (np.float64(start.params[name]) for name in ("first", "second"))
     loss = np.mean((np.maximum(np.float64(data.inputs) @ first, 0) @ second - np.float64(data.labels)) ** 2)
-    assert trained[3][0] == pytest.approx(loss, rel=1e-5)
+    assert trained[3] == pytest.approx(loss, rel=1e-5)
 
 
 def test_places_are_as_the_guide_has_them(trained):
@@ -78,42 +82,12 @@ def test_places_are_as_the_guide_has_them(trained):
 def test_restored_straight_into_other_shards(trained, tmp_path):
     task, _, state, _ = trained
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        checkpoints.save(5, state, {})
+        checkpoints.save(1, state, {})
         checkpoints.wait()
         for size in (1, 2, 4, 8):
             mesh = f"data={size},model={8 // size}"
             other = fit_layout(jax.devices()[:8], task, (1024,), mesh=mesh, layout="model").state(task)
-            found = checkpoints.read(5, task, other).state
+            found = checkpoints.read(1, task, other).state
             for one, same in zip(jax.tree.leaves(state), jax.tree.leaves(found), strict=True):
                 np.testing.assert_array_equal(one, same)
             assert bytes_on_a_device(found.params) == 2 * 4 * 1024**2 * size // 8
-
-
-@pytest.mark.slow
-def test_a_state_made_in_parts_never_is_there_as_a_whole():
-    """One process simulates all devices: made whole on each of the eight, the state takes more than eight times its
-    size; made in parts about once, and the temporary arrays of the random generator as much again.
-    """
-    split, whole = (
-        json.loads(launch.python("sharding/memory_worker.py", 2048, mesh).stdout)
-        for mesh in ("data=1,model=8", "data=8")
-    )
-    assert split["state"] == whole["state"] == 6 * 4 * 2048**2 + 8  # two matrices, twice as much for Adam, two counts
-    assert split["largest_shard"] * 8 == whole["largest_shard"] == 4 * 2048**2
-    assert split["grown"] < 2.5 * split["state"]
-    assert whole["grown"] > 4 * whole["state"]  # eight copies, less what was free before and what NumPy holds already
-
-
-@pytest.mark.slow
-def test_a_run_is_evaluated_and_exported_like_any_other(tmp_path):
-    """The model brings its own loss."""
-    run, file = str(tmp_path / "run"), str(tmp_path / "model.zip")
-    out = launch.train("nnx-mesh", "--no-progress", "--workdir", run)
-    assert out.returncode == 0, out.stderr
-    (test_loss,) = {float(each) for each in re.findall(r"epoch 5.* test loss (\S+)", out.stdout)}
-    totals, _ = evaluate_run(run)
-    assert totals["loss"] == pytest.approx(test_loss, abs=1e-4)
-    export_run(run, file)
-    data = random_numbers().test
-    errors = (load_exported(file).outputs(data.inputs)["outputs"] - data.labels) ** 2
-    assert errors.mean() == pytest.approx(test_loss, abs=1e-4)

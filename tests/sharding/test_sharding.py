@@ -10,12 +10,13 @@ from examples import random_split_for
 from marks import quick
 
 from pmapdp.compare.collectives import collectives
+from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.errors import UserError
 from pmapdp.registry import MODELS
-from pmapdp.sharding.layout import MeshLayout, bytes_on_a_device, fit_layout, number_of_devices
+from pmapdp.sharding.layout import MeshLayout, bytes_on_a_device, check_sharding, fit_layout, number_of_devices
 from pmapdp.state import Task, build, create_state
-from pmapdp.train import make_strategy
+from pmapdp.train import load_run, make_strategy, train
 
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}
@@ -89,10 +90,31 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
 
 
 @pytest.mark.parametrize(
+    ("mesh", "layout", "shard_state", "strategy", "message"),
+    [
+        ("data=8", "data", "none", "pmap", "--strategy jit, because --strategy pmap splits the batch alone"),
+        (None, "model", "none", "single", "--strategy jit, because --strategy single splits the batch"),
+        ("data:8", "data", "none", "jit", "--mesh 'data:8' is not a list of different axes with their sizes"),
+        ("data=2,data=4", "data", "none", "jit", "is not a list of different axes"),
+        ("data=" + "9" * 5000, "data", "none", "jit", "...9999999999999' is not a list of different axes"),
+        (None, "modle", "none", "jit", "did you mean 'model'?"),
+        (None, "hidden=", "none", "jit", "unknown layout 'hidden='"),
+        (None, "model,hidden=none", "none", "jit", "contradicts itself, because hidden=model and hidden="),
+        (None, "data", "parameters", "pmap", "does not work with --strategy pmap: use --strategy jit"),
+        (None, "data", "optimizer", "single", "does not work with --strategy single"),
+    ],
+)
+def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_sharding(mesh, layout, shard_state, strategy)
+
+
+@pytest.mark.parametrize(
     ("options", "message", "works"),
     [
-        ({"mesh": "data=4,model=3"}, "of data=4,model=3, but its size 512 does not divide by 3",
+        ({"mesh": "data=4,model=3"}, "does not fit hidden1.bias [512] on data=4,model=3 (",
          {"mesh": "data=12", "layout": "data"}),
+        ({"mesh": "data=4,model=2", "devices": 4}, "has 8 places for 4 device(s): try", {}),
         ({"mesh": "data=8"}, "no axis of the mesh data=8: try --mesh data=4,model=2", {"mesh": "data=4,model=2"}),
         ({"devices": 8, "layout": "spatial"}, "try --mesh data=2,model=2,feature=2",
          {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}),
@@ -104,12 +126,12 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made(layout):
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=4,model=2", "layout": "hidden=modle"}, "modle, which is no axis of the mesh data=4", {}),
         ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?", {"mesh": "data=4,model=2"}),
-        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "both hidden and embed of hidden2.kernel",
+        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "not fit hidden2.kernel [512, 512]",
          {"mesh": "data=4,model=2", "layout": "hidden=model,embed=none"}),
         ({"mesh": "data=4,model=2", "layout": "hidden=model,batch=model"}, "data of data=4,model=2 splits nothing",
          {"mesh": "data=8", "layout": "data"}),
-        ({"mesh": "data=2,model=4", "layout": "features=model,batch=data+model"}, "both batch and features", {}),
-        ({"mesh": "data=1,model=8", "layout": "features=model"}, "features of the inputs over the mesh axis model",
+        ({"mesh": "data=2,model=4", "layout": "features=model,batch=data+model"}, "not fit the inputs [0, 28]", {}),
+        ({"mesh": "data=1,model=8", "layout": "features=model"}, "not fit the inputs [0, 28]",
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "over the 1 device(s)", {"mesh": "data=1,model=8"}),
         ({"devices": 3, "layout": "data", "shard_state": "optimizer"}, "nothing of this model over the 3", {}),
@@ -142,7 +164,7 @@ def test_the_optimizer_computes_shards_only(strategy):
 
 
 def test_a_process_reads_the_rows_of_its_devices():
-    """As if each process owned some of the 8 devices; real processes train in test_many_processes.py."""
+    """As if each process owned some of the 8 devices; real processes train in test_processes.py."""
     task = Task(build(MODELS["mlp"]), optax.sgd(0.1))
 
     def rows(mesh: str, layout: str, owned: range) -> range:
@@ -156,3 +178,30 @@ def test_a_process_reads_the_rows_of_its_devices():
     assert rows("data=2,feature=2,model=2", "spatial", range(4, 8)) == range(1, 2)
     with pytest.raises(UserError, match="name the axes of the batch first"):
         rows("data=2,feature=2,model=2", "spatial", range(2))
+
+
+def test_the_header_says_how_much_a_device_holds(capsys):
+    train(Config(model="mlp", devices=8, shard_state="optimizer", steps=1, compile_cache=False))
+    header = capsys.readouterr().out
+    assert "each device holds 41.7 % of it: parameters 2.68 MB + optimizer state 0.67 MB" in header
+
+
+@pytest.mark.slow
+def test_data_then_model_then_spatial_then_split_equals_the_run_that_never_changed(tmp_path, capsys):
+    """Each layout goes on from the checkpoint of the one before."""
+
+    def run(name: str, steps: int, **options: str) -> None:
+        settings = {"optimizer": "momentum", "learning_rate": 0.1, "epochs": 1, "compile_cache": False} | options
+        train(Config(model="mlp", strategy="jit", devices=8, steps=steps, workdir=str(tmp_path / name), **settings))
+
+    run("straight", 12)
+    run("changing", 3)
+    run("changing", 6, **MODEL)
+    run("changing", 9, **SPATIAL)
+    run("changing", 12, **MODEL, shard_state="parameters")
+    printed = capsys.readouterr().out
+    assert all(f"restored from the checkpoint of step {step}" in printed for step in (3, 6, 9))
+    straight, changing = (load_run(tmp_path / name)[1] for name in ("straight", "changing"))
+    assert int(changing.step) == 12
+    for a, b in zip(jax.tree.leaves(straight), jax.tree.leaves(changing), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
