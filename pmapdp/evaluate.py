@@ -26,11 +26,11 @@ from pmapdp.custom.data import make_part
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError
 from pmapdp.export import Exported, describe_arrays, load_exported
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
-from pmapdp.registry import DATA_SETS, load_data
+from pmapdp.registry import DATA_SETS, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
@@ -50,17 +50,15 @@ class Options:
         place="MODEL",
     )
     strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
-        "options",
-        None,
-        "Who splits the batch and adds up; default: as in training. An exported model runs on one device.",
+        "options", None, "Of a run: how the batch is split and added up; default: as in training."
     )
-    devices: int | None = setting("options", None, "Number of devices; default: as in training.")
+    devices: int | None = setting("options", None, "Of a run: number of devices; default: as in training.")
     best: bool = setting("options", False, "Of a run: the checkpoint of its best epoch instead of the newest.")
     dataset: str | None = setting(
-        "options", None, "Of an exported model: data of your own, as in training; default: the built-in data set."
+        "options", None, "Of an exported model: your data, as in training; default: the built-in data set."
     )
     data_dir: str | None = setting(
-        "options", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else a cache folder in your home."
+        "options", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else in your home."
     )
     json: bool = setting("options", False, "Print the result as one JSON object.")
 
@@ -78,11 +76,11 @@ def evaluate_run(
 
     Args:
         workdir: its folder.
-        strategy, devices, data_dir: as in `Options`.
-        best: whether to take the checkpoint of the best epoch.
+        strategy, devices, data_dir, best: as in `Options`.
         yours: `model`, `data` and the like, if `train` was given them as Python values.
     """
     config = read_config(workdir)
+    require_python_values(config, f'pmapdp.evaluate import evaluate_run; evaluate_run("{workdir}"', yours)
     if strategy or devices:
         # A mesh is for one number of devices, and the other settings don't go with every strategy.
         spread: dict[str, Any] = {"mesh": None, "layout": "data", "shard_state": "none", "check_replicas": None}
@@ -90,15 +88,20 @@ def evaluate_run(
         spread["strategy"] = strategy or config.strategy
         config = dataclasses.replace(config, **spread)
     config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
-    workdir = os.path.abspath(workdir)  # before code of the user's, which may change the current folder
+    workdir = os.path.abspath(workdir)  # before your code runs, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, Custom(**yours))
         state = load_state(workdir, job.task, best=best).state
-        if "test" not in job.batches:
-            raise UserError(f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)")
+        require_test_set(config.dataset, job.batches.get("test"))
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
         return evaluate(job, job.strategy.place_state(state), "test"), facts
+
+
+def require_test_set(dataset: str, test: Any) -> None:
+    """Refuse a data set without one."""
+    if test is None:
+        raise UserError(f"{dataset} has no test set to evaluate on: give one, DataSet(train, test)")
 
 
 def evaluate_file(path: str, dataset: str | None = None, data_dir: str | None = None) -> tuple[Means, dict[str, Any]]:
@@ -110,8 +113,7 @@ def evaluate_file(path: str, dataset: str | None = None, data_dir: str | None = 
     if dataset is None and (dataset := exported.metadata.get("dataset")) not in DATA_SETS:
         raise UserError(f"{path} was trained on data of yours, {dataset}: name it, as in --dataset my_data.npz")
     data = load_data(dataset, data_dir)
-    if data.test is None:
-        raise UserError(f"{dataset} has no test set to evaluate on: give one, DataSet(train, test)")
+    require_test_set(dataset, data.test)
     facts = {"dataset": dataset, "step": exported.metadata.get("step", 0), "strategy": "exported"}
     return evaluate_exported(exported, data.test), facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
 
@@ -129,10 +131,7 @@ def evaluate_exported(exported: Exported, split: Any) -> Means:
         arrays, sums, meter = jax.device_put(exported.arrays), jax.jit(exported.loss.call), Meter()
         batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
         for step, batch in enumerate(batches.epoch(0)):
-            try:
-                found = sums(arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
-            except (TypeError, ValueError) as error:
-                raise UserError(f"the loss of this model does not take these labels ({reason(error)})") from None
+            found = sums(arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
             named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)
             meter.add(step + 1, named, batches.examples_in(step))
         meter.finish()
@@ -152,13 +151,8 @@ def main(arguments: list[str]) -> None:
     elif options.dataset:
         raise UserError(f"{options.model} is a run, which knows its data: leave out --dataset")
     else:
-        means, facts = evaluate_run(
-            options.model,
-            strategy=options.strategy,
-            devices=options.devices,
-            data_dir=options.data_dir,
-            best=options.best,
-        )
+        spread: dict[str, Any] = {"strategy": options.strategy, "devices": options.devices}
+        means, facts = evaluate_run(options.model, **spread, data_dir=options.data_dir, best=options.best)
     if options.json:
         print(json.dumps({"test": means} | facts))
         return

@@ -4,41 +4,9 @@
     python -m pmapdp.export runs/first model.zip --best  # its best epoch
     python -m pmapdp.export runs/texts model.zip --data-dir data
 
-The file holds a program, so give people only files that they have a reason to trust. JAX and NumPy can read it without
-this package: `pmapdp/export.py` says how.
+The file holds a program, so give people only files that they have a reason to trust. docs/export.md says what else is
+in it, and how JAX and NumPy read it without this package.
 """
-
-# The file is a zip without compression, and NumPy takes it for one of its own (.npz):
-#
-#     metadata.json    labels, metrics, shapes and types, versions
-#     model.jax        the network as `jax.export` serialized it: StableHLO for CPU, CUDA and TPU, any batch size
-#     loss.jax         the sums of its loss and metrics, from the arrays, inputs, labels and weights of examples
-#     arrays/*.npy     parameters and running statistics
-#     view.json        of a text model: the vocabulary and, for tf-idf weights, the idf weights
-#
-# Nothing in it is a pickle, but the network is a program: run it only if you trust whoever made the file. JAX (with
-# flatbuffers) and NumPy are enough:
-#
-#     import json
-#     import jax
-#     import jax.export
-#     import numpy as np
-#
-#     with np.load("model.zip") as file:
-#         metadata = json.loads(file["metadata.json"])
-#         model = jax.export.deserialize(bytearray(file["model.jax"]))
-#         arrays = {name: file["arrays/" + name] for name in metadata["arrays"]}
-#     outputs = jax.jit(model.call)(arrays, images)  # uint8 [n, 28, 28, 1], as metadata["input"] says
-#     classes = [metadata["labels"][number] for number in outputs["logits"].argmax(-1)]
-#
-# `outputs` also has "probabilities" `[n, C]`. A model that is no classifier has what its method `predict(inputs)`
-# returns, or else its call: one array as "outputs", several by their names. A model trained in float64
-# (metadata["dtype"]) first needs `jax.config.update("jax_enable_x64", True)`. A text model takes what its view makes of
-# strings: "tfidf" is scikit-learn's `TfidfVectorizer` with the vocabulary and `idf_` of view.json, its columns filled
-# up with zeros, and `pmapdp/data/tokens.py` shows "tokens".
-#
-# JAX promises that a program runs on a JAX up to six months newer and up to three weeks older than the one that
-# exported it (docs.jax.dev, "Exporting and serializing staged-out computations"). For longer keep the checkpoint.
 
 import contextlib
 import dataclasses
@@ -60,12 +28,13 @@ import numpy as np
 from pmapdp import __version__, cli
 from pmapdp.config import setting
 from pmapdp.custom.data import make_data_set
+from pmapdp.custom.model import any_batch, not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, reason
 from pmapdp.files import MODEL, check_output, read_file, write_file
 from pmapdp.loss import named_sums
-from pmapdp.registry import DATA_SETS, FEATURIZERS, featurize, featurizer_of, load_data
+from pmapdp.registry import DATA_SETS, FEATURIZERS, featurize, featurizer_of, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState, count_parameters
@@ -76,25 +45,25 @@ METADATA, PROGRAM, LOSS, ARRAYS, VIEW = "metadata.json", "model.jax", "loss.jax"
 PLATFORMS = ("cpu", "cuda", "tpu")
 EXAMPLES_PER_CALL = 256
 ADVICE = "name a file made with python -m pmapdp.export, or export the model again"
-# JAX notes for every operation where in the source it comes from, with the folders. That says much about the machine
-# that trained, and would make two exports of one model differ.
-LOCATIONS = "jax_traceback_in_locations_limit"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model, ready to be called."""
+    """An exported model, ready to be called.
 
-    metadata: dict[str, Any]  # `labels`, `metrics`, `input` (shape and type) and more
-    model: jax.export.Exported  # the network, of the arrays and the inputs
-    arrays: dict[str, np.ndarray]  # parameters and running statistics
-    loss: jax.export.Exported  # the sums of its loss and metrics
-    view: Any = None  # of a text model: turns n strings into its inputs
+    Attributes:
+        metadata: `labels`, `metrics`, `input` (shape and type), `classifies` and more.
+        model: the network, a function of the arrays and the inputs.
+        arrays: parameters and running statistics.
+        loss: the sums of its loss and metrics.
+        view: of a text model, turns n strings into its inputs.
+    """
 
-    @property
-    def classifies(self) -> bool:
-        """Whether the outputs are logits and probabilities."""
-        return bool(self.metadata["classifies"])
+    metadata: dict[str, Any]
+    model: jax.export.Exported
+    arrays: dict[str, np.ndarray]
+    loss: jax.export.Exported
+    view: Any = None
 
     @cached_property
     def compiled(self) -> Any:
@@ -139,7 +108,7 @@ def load_exported(path: str | Path) -> Exported:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
-            # Then what is read is not larger than the file: a few kilobytes cannot unpack to gigabytes.
+            # Only this much is read, so a few kilobytes cannot unpack to gigabytes.
             if any(each.compress_type for each in members) or sum(each.file_size for each in members) > len(content):
                 raise ValueError("it is compressed, or not as long as it says")
             metadata = json.loads(archive.read(METADATA))
@@ -147,16 +116,8 @@ def load_exported(path: str | Path) -> Exported:
                 raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
             programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS)]
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
-            view = None
-            if VIEW in archive.namelist():
-                view = FEATURIZERS[metadata["view"]](**json.loads(archive.read(VIEW)))
-                view(["a text"])  # shows whether its vocabulary is one
-        labels = metadata["labels"]
-        if not all(isinstance(label, str) for label in labels) or len(set(labels)) != len(labels):
-            raise ValueError("its labels are not texts that all differ")
-    except UserError:
-        raise
-    except Exception as error:  # zipfile, NumPy and scikit-learn have several for what is not as it should be
+            fitted = json.loads(archive.read(VIEW)) if VIEW in archive.namelist() else None
+    except Exception as error:  # zipfile and NumPy have several for damaged bytes
         raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
     try:
         model, loss = map(jax.export.deserialize, programs)
@@ -166,20 +127,12 @@ def load_exported(path: str | Path) -> Exported:
             f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
             f"({reason(error)}): use jax {metadata['jax']}, or export the model again with this one"
         ) from None
-    exported = Exported(metadata, model, arrays, loss, view)
-    if exported.classifies and len(labels) != model.out_avals[0].shape[-1]:
-        raise UserError(f"{path} names {len(labels)} labels for {model.out_avals[0].shape[-1]} classes: {ADVICE}")
-    return exported
+    view = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)
+    return Exported(metadata, model, arrays, loss, view)
 
 
 def export_run(
-    workdir: str,
-    path: str | Path,
-    data_dir: str | None = None,
-    *,
-    best: bool = False,
-    data: Any = None,
-    **yours: Any,
+    workdir: str, path: str | Path, data_dir: str | None = None, *, best: bool = False, data: Any = None, **yours: Any
 ) -> dict[str, Any]:
     """Write the model of the newest checkpoint of a run, or of its best epoch, and return the file's metadata.
 
@@ -191,8 +144,10 @@ def export_run(
         data, yours: `data`, `model`, `loss`, `metrics` and `optimizer`, if `train` was given them as Python values.
     """
     config = read_config(workdir)
+    require_python_values(
+        config, f'pmapdp.export import export_run; export_run("{workdir}", "{path}"', {"data": data} | yours
+    )
     file, folder = check_output("FILE", str(path), MODEL), os.path.abspath(workdir)
-    assert file is not None
     with jax.enable_x64(config.dtype == "float64"):
         data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)
         task = trained_task(config, **yours)
@@ -206,11 +161,11 @@ def export_run(
         "dataset": config.dataset if config.dataset in DATA_SETS else os.path.basename(config.dataset),
         "labels": arrays.classes,
         "step": step,
-        # A checkpoint from the middle of an epoch has none of its own, only those of the epoch before.
+        # A checkpoint from the middle of an epoch was not evaluated.
         "metrics": {name: last[name] for name in ("validation", "test") if name in last and last["step"] == step},
         "measured": [next((name for name in ("test", "validation") if name in last), None), last.get("step", 0)],
     }
-    export_model(task, state, file, examples=arrays.train.take(np.arange(1)), metadata=metadata, view=view)
+    export_model(task, state, file or path, examples=arrays.train.take(np.arange(1)), metadata=metadata, view=view)
     return metadata
 
 
@@ -220,21 +175,19 @@ def export_model(
     """Write the model of `state` to the zip `path`, which is there whole or not at all.
 
     Args:
-        task: what was trained.
+        task: the model and its loss.
         state: `TrainState` on the host.
         path: overwritten if it exists.
         examples: one or more as the model takes them; it is asked, to see whether it answers with numbers.
         metadata: JSON to keep with the model; `labels` are the names of the C classes, empty for their numbers.
-        view: of a text model, what was fitted to the texts of the training set.
+        view: of a text model, the vocabulary that was fitted to the training texts.
 
     Raises:
-        UserError: `path` can't be written, the model can't be exported, or its numbers are not finite.
+        UserError: `path` can't be written, the model can't be exported, or its answers are not finite.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise UserError("parameters of this model are infinite or nan: train it again with a lower --learning-rate")
 
     def build(arrays: dict[str, jax.Array]) -> Any:
         return task.model_with(*jax.tree.unflatten(tree, [arrays[name] for name in names]))
@@ -254,34 +207,25 @@ def export_model(
         indices = jnp.zeros(weights.shape, jnp.int32)  # they matter in training alone
         return named_sums(task.loss(build(arrays), Batch(inputs, labels, indices, weights)))
 
-    def any_batch(array: np.ndarray) -> jax.ShapeDtypeStruct:
-        shape = ", ".join(["batch", *map(str, array.shape[1:])])
-        return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), array.dtype)
-
-    scope, locations = jax.export.SymbolicScope(), getattr(jax.config, LOCATIONS)
-    inputs, labels, weights = jax.tree.map(any_batch, (examples.inputs, examples.labels, np.ones(1, np.float32)))
-    jax.config.update(LOCATIONS, 0)
+    inputs, labels, weights = any_batch((examples.inputs, examples.labels, np.ones(1, np.float32)))
+    # JAX notes the file of every operation, which says much about the machine and differs from export to export.
+    limit = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, limit)
+    jax.config.update(limit, 0)
     try:
         with jax.enable_x64(task.dtype == "float64"):
             model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
             loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(arrays, inputs, labels, weights)
-            programs = {PROGRAM: bytes(model.serialize()), LOSS: bytes(loss.serialize())}
     except Exception as error:
-        raise UserError(
-            f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, "
-            "inputs.shape[0] in it instead of len(inputs)"
-        ) from error
+        raise UserError(not_exportable(error)) from error
     finally:
-        jax.config.update(LOCATIONS, locations)
+        jax.config.update(limit, before)
     for output in model.out_avals:
         if output.shape[:1] != jax.tree.leaves(inputs)[0].shape[:1]:
             raise UserError(
                 f"the model answers {[*output.shape]}, not one row for each example: return [n, ...] arrays"
             )
     C = model.out_avals[0].shape[-1] if task.classifies else 0
-    classes = list(map(str, metadata.get("labels", ()))) or [str(number) for number in range(C)]
-    if task.classifies and len(classes) != C:
-        raise UserError(f"the model has {C} classes, and the data set names {len(classes)}: name all of them, or none")
     metadata = {
         "format": FORMAT,
         "pmapdp": __version__,
@@ -294,17 +238,19 @@ def export_model(
         "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
-        "labels": classes,
+        "labels": [*map(str, metadata.get("labels") or range(C))],
     }
     Exported(metadata, model, arrays, loss).outputs(examples.inputs)  # finite parameters may give infinite answers
-    files = {METADATA: json.dumps(metadata, indent=2).encode(), **programs}
+    files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: model.serialize(), LOSS: loss.serialize()}
     if view is not None:
-        files[VIEW] = json.dumps(dataclasses.asdict(view), ensure_ascii=False).encode()
+        files[VIEW] = json.dumps(dataclasses.asdict(view)).encode()
     zipped = io.BytesIO()
     np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
     with zipfile.ZipFile(zipped, "a") as archive:
         for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980 like NumPy's: the same model, the same bytes
+            archive.writestr(
+                zipfile.ZipInfo(name), bytes(content)
+            )  # dated 1980 like NumPy's: the same model, the same bytes
     write_file(path, zipped.getvalue())
 
 
@@ -315,7 +261,7 @@ class Options:
     workdir: str = setting(
         "arguments",
         dataclasses.MISSING,
-        "Folder of the run (what --workdir of python -m pmapdp.train named); its newest checkpoint is taken.",
+        "Folder of the run, the --workdir of python -m pmapdp.train; its newest checkpoint is taken.",
         place="WORKDIR",
     )
     file: str = setting(
@@ -326,9 +272,7 @@ class Options:
     )
     best: bool = setting("options", False, "The checkpoint of its best epoch instead of the newest.")
     data_dir: str | None = setting(
-        "options",
-        None,
-        "For a text model: folder of the data set, whose vocabulary goes into the file; default: as in training.",
+        "options", None, "For a text model, which needs the vocabulary: folder of data sets; default: as in training."
     )
 
 

@@ -1,15 +1,15 @@
-"""Ask an exported model about files or texts: which class is each of, or which numbers does the model give.
+"""Ask an exported model about files or texts: it answers with the class of each, or with the model's numbers.
 
     python -m pmapdp.predict model.zip digit.png
-    python -m pmapdp.predict model.zip *.png --json  # a JSON object a line
-    python -m pmapdp.predict model.zip images.npy   # several in an array
-    python -m pmapdp.predict prices.zip houses.csv  # a row of a table each
+    python -m pmapdp.predict model.zip *.png --json     # a JSON object a line
+    python -m pmapdp.predict model.zip images.npy       # an array of several
+    python -m pmapdp.predict prices.zip houses.csv      # each row of a table
     python -m pmapdp.predict sentiment.zip "a wonderful film"
     python -m pmapdp.predict sentiment.zip --lines reviews.txt
 
-A model of uint8 images takes PNG and JPEG files of the size that it was trained on, as they are: digits must be light
-on a dark ground, as in the data set. A model of grey images makes colours grey. A model of rows of numbers takes .csv
-files, whose first line may name the columns. Every model takes .npy arrays of one example or of several.
+A model of uint8 images takes PNG and JPEG files of its own size, as they are: digits must be light on a dark ground, as
+in the data set. A model of grey images makes colours grey. A model of rows of numbers takes .csv files, whose first
+line may name the columns. Every model takes .npy arrays of one example or of several.
 """
 
 import csv
@@ -18,7 +18,6 @@ import io
 import json
 import sys
 import textwrap
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +28,12 @@ from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import UserError, in_one_line, reason
 from pmapdp.export import load_exported
-from pmapdp.files import read_file
+from pmapdp.files import file_errors, read_file
 
 
 @dataclass(frozen=True)
 class Options:
-    """The model and what it is asked about."""
+    """The model and the questions."""
 
     model: str = setting(
         "arguments",
@@ -64,8 +63,7 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     content = read_file(path, advice=advice)
     try:
         if content.startswith(b"\x93NUMPY"):
-            with warnings.catch_warnings(action="ignore"):  # of headers that Python 2 wrote
-                array = np.load(io.BytesIO(content))  # reads no pickle, which is code
+            array = np.load(io.BytesIO(content))  # reads no pickle, which is code
         elif len(shape) == 1 and path.lower().endswith(".csv"):
             array = read_table(content, shape[0])
         elif pictures:
@@ -77,54 +75,59 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
             raise ValueError(f"its shape is {[*array.shape]}")
         if wanted == np.uint8 != array.dtype:
             raise ValueError(f"it holds {array.dtype}; numpy.rint(255 * array).astype('uint8') makes pixels of 0 to 1")
-        with np.errstate(all="ignore"):
-            result = array.astype(wanted) if array.dtype.kind in "biuf" else None
-        if result is None or (wanted.kind != "f" and not np.array_equal(result, array)):
+        if array.dtype.kind not in "biuf":
             raise ValueError(f"it holds {array.dtype}")
-        result = result.reshape(-1, *shape)
+        with np.errstate(all="ignore"):
+            result = array.astype(wanted).reshape(-1, *shape)
+        if wanted.kind != "f" and not np.array_equal(result.ravel(), array.ravel()):
+            raise ValueError(f"it holds numbers that are not {dtype}")
         if bad := np.argwhere(~np.isfinite(result.reshape(len(result), -1)).all(1)).ravel().tolist():
             raise ValueError(f"example {bad[0]}, counted from 0, is not finite in {dtype}")
-    except Exception as error:  # Pillow, csv and NumPy's header have several for damaged bytes
+    except Exception as error:  # Pillow, csv and NumPy have several for damaged bytes
         raise UserError(f"{path} is nothing for this model ({reason(error)}): {advice}") from None
     return result
 
 
 def read_table(content: bytes, columns: int) -> np.ndarray:
-    """Return the rows `[n, columns]` of a table in UTF-8 with commas, the first line of which may name the columns."""
-    rows = [row for row in csv.reader(io.StringIO(content.decode("utf-8-sig")), strict=True) if row]
-    numbers = [[to_number(each) for each in row] for row in rows]
-    named = bool(numbers) and all(each is None for each in numbers[0])
-    for number, row in enumerate(numbers[named:], 1 + named):
+    """Return the rows `[n, columns]` of a table with commas, the first line of which may name the columns."""
+    rows = [row for row in csv.reader(io.StringIO(decode(content)), strict=True) if row]
+    names = bool(rows) and not any(map(is_number, rows[0]))
+    for number, row in enumerate(rows[names:], 1 + names):
         if len(row) != columns:
             raise ValueError(f"row {number} has {len(row)} columns, and the model takes {columns}, without a label")
-        if None in row:
-            raise ValueError(f"row {number} has {rows[number - 1][row.index(None)]!r}, which is no number")
-    table = np.array(numbers[named:], float).reshape(-1, columns)
-    return table.astype(np.int64) if (np.abs(table) < 2**53).all() and (table == np.rint(table)).all() else table
+        if wrong := [each for each in row if not is_number(each)]:
+            raise ValueError(f"row {number} has {wrong[0]!r}, which is no number")
+    return np.array(rows[names:], float).reshape(-1, columns)
 
 
-def to_number(text: str) -> float | None:
-    """Return a field of a table as a number, or None if it is none."""
+def is_number(text: str) -> bool:
+    """Tell if a field of a table is one."""
     try:
-        return float(text)
+        float(text)
     except ValueError:
-        return None
+        return False
+    return True
+
+
+def decode(content: bytes) -> str:
+    """Return a text in UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8: convert it first, for example with iconv") from None
 
 
 def read_picture(content: bytes, height: int, width: int, channels: int) -> np.ndarray:
     """Return a PNG or JPEG image as `[1, height, width, channels]` uint8.
 
-    Colours become their luma, 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601). What is transparent becomes black, the
+    Colours become their luma, 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601). Transparent pixels become black, the
     background of the data sets.
     """
     try:
         from PIL import Image
     except ImportError:
         raise ValueError('Pillow is not installed: pip install "pmapdp[images]"') from None
-    with (
-        warnings.catch_warnings(action="ignore"),  # of very large images, which are refused here
-        Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image,
-    ):
+    with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
         if image.size != (width, height):
             raise ValueError(f"it is {image.width} x {image.height} pixels, and the model takes {width} x {height}")
         if image.mode.startswith("I"):
@@ -136,14 +139,13 @@ def read_picture(content: bytes, height: int, width: int, channels: int) -> np.n
 
 def read_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 file, or of standard input if the path is `-`, without empty ones."""
-    content = sys.stdin.buffer.read() if path == "-" else read_file(path, advice="name a file with one text a line")
-    try:
-        lines = content.decode("utf-8-sig").split("\n")  # str.splitlines also splits at characters inside of a text
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no text in UTF-8: convert it first, for example with iconv") from None
-    if texts := [line.removesuffix("\r") for line in lines if line.strip()]:
-        return texts
-    raise UserError(f"{path} holds no text: write one text a line")
+    advice = "name a file in UTF-8 with one text a line"
+    content = sys.stdin.buffer.read() if path == "-" else read_file(path, advice=advice)
+    with file_errors(path, "read", advice):
+        lines = decode(content).split("\n")  # str.splitlines also splits at characters inside of a text
+        if not (texts := [line.removesuffix("\r") for line in lines if line.strip()]):
+            raise ValueError("it holds no text")
+    return texts
 
 
 def in_digits(answer: Any) -> str:
@@ -180,28 +182,21 @@ def main(arguments: list[str]) -> None:
     if inputs is None:
         raise UserError(f"INPUT is missing: name a file, or a text in quotes, after {options.model}")
     outputs, names = exported.outputs(inputs), [in_one_line(name) for name in names]
-    if not exported.classifies:
-        for number, (about, name) in enumerate(zip(known, names, strict=True)):
-            answers = {key: each[number].tolist() for key, each in outputs.items()}
-            alone = list(answers) == ["outputs"]
-            if options.json:
-                print(json.dumps(about | ({"output": answers["outputs"]} if alone else {"outputs": answers})))
-            else:
-                written = [in_digits(each) if alone else f"{key} {in_digits(each)}" for key, each in answers.items()]
-                print("  ".join([name, *written]))
-        return
-    labels = exported.metadata["labels"]
-    columns = max(map(len, names)), max(map(len, labels))
-    chosen = zip(known, names, outputs["logits"].argmax(-1), outputs["probabilities"].tolist(), strict=True)
-    for about, name, number, row in chosen:
-        label, probability, shown = labels[number], row[number], in_one_line(labels[number])
-        if options.json:
-            answer = {"class": label, "probability": probability, "probabilities": dict(zip(labels, row, strict=True))}
-            print(json.dumps(about | answer))
-        elif exported.view:  # texts are long and differ in length: they come last
-            print(f"{shown:<{columns[1]}}  {probability:.4f}  {name}")
+    labels, width = exported.metadata["labels"], max(map(len, names))
+    for number, (about, name) in enumerate(zip(known, names, strict=True)):
+        answers = {key: each[number].tolist() for key, each in outputs.items()}
+        if exported.metadata["classifies"]:
+            best, probabilities = int(np.argmax(answers["logits"])), answers["probabilities"]
+            label, probability = in_one_line(labels[best]).ljust(max(map(len, labels))), f"{probabilities[best]:.4f}"
+            # Texts are long and differ in length, so they come last.
+            line = [label, probability, name] if exported.view else [name.ljust(width), label, probability]
+            answer = {"class": labels[best], "probability": probabilities[best]}
+            answer["probabilities"] = dict(zip(labels, probabilities, strict=True))
+        elif list(answers) == ["outputs"]:
+            line, answer = [name, in_digits(answers["outputs"])], {"output": answers["outputs"]}
         else:
-            print(f"{name:<{columns[0]}}  {shown:<{columns[1]}}  {probability:.4f}")
+            line, answer = [name, *(f"{key} {in_digits(each)}" for key, each in answers.items())], {"outputs": answers}
+        print(json.dumps(about | answer) if options.json else "  ".join(line))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Names on the command line: a new model or data set takes its file and one line here."""
+"""The names on the command line. A new model or data set takes its file and one line here."""
 
 import dataclasses
 import functools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flax import nnx
 
+from pmapdp.config import Config
 from pmapdp.custom.data import load_npz, make_data_set
 from pmapdp.custom.images import load_folder
 from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
@@ -65,6 +66,17 @@ def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
     if name not in ours:
         raise unknown(kind, name, [*ours, f"my_file.py:make (yours; from Python {kind}=...)"])
     return None
+
+
+def require_python_values(config: Config, call: str, given: Mapping[str, Any]) -> None:
+    """Refuse to read a run without the Python values that it was made from. The `UserError` has the `call` to make."""
+    needed = {"model": config.model not in MODELS and ".py:" not in config.model, "data": config.dataset == "arrays"}
+    if missing := [name for name, needs in needed.items() if needs and given.get(name) is None]:
+        values = ", ".join(f"{name}=..." for name in missing)
+        raise UserError(
+            f"this run was given its {' and '.join(missing)} in Python, where no command finds them: "
+            f"from {call}, {values})"
+        )
 
 
 def featurizer_of(model: Any) -> str:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 from flax import nnx
 
@@ -13,7 +15,7 @@ from pmapdp.custom.contract import check_loss
 from pmapdp.custom.data import Examples, describe
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError, shown, user_code_errors
+from pmapdp.errors import UserError, reason, shown, user_code_errors
 from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 from pmapdp.state import Task, build, takes
@@ -76,6 +78,29 @@ def check_task(task: Task, data: DataSet, *, custom: bool) -> None:
         )
     if custom or data.augment is not None:
         check_loss(augment_task(task, data.augment), example)
+        try:
+            jax.eval_shape(call, params, model_state, any_batch(example))
+        except Exception as error:  # better now than after training
+            print(f"warning: {not_exportable(error)}", file=sys.stderr)
+
+
+def any_batch(arrays: Any) -> Any:
+    """Describe arrays `[n, ...]` to JAX as those of a batch of any size."""
+    scope = jax.export.SymbolicScope()
+
+    def any_size(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        shape = ", ".join(["batch", *map(str, x.shape[1:])])
+        return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), x.dtype)
+
+    return jax.tree.map(any_size, arrays)
+
+
+def not_exportable(error: Exception) -> str:
+    """Say why a model is good for one size of a batch alone."""
+    return (
+        f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, inputs.shape[0] "
+        "in it instead of len(inputs)"
+    )
 
 
 def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:

@@ -4,6 +4,7 @@ An optimizer is a function of the schedule that returns an update rule of optax,
 a function of the number of updates made that returns the learning rate.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,12 @@ def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, tas
         jax.eval_shape(rule.update, params, state, params)
     if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
         raise UserError(f"{given} keeps random keys, and a checkpoint holds numbers alone: leave out what draws them")
+    if "ScheduleFreeState" in str(jax.tree.structure(state)):
+        print(
+            f"warning: {given} has other parameters for evaluation, but this run evaluates, keeps and exports those of "
+            "training: get them from Python with optax.contrib.schedule_free_eval_params",
+            file=sys.stderr,
+        )
     if not steps:  # the run would show a learning rate that is not the optimizer's
         raise UserError(f"{given} does not use its schedule, so --learning-rate would have no effect: use {EXAMPLE}")
 

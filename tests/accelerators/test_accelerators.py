@@ -36,7 +36,7 @@ JOB = ["--model", f"{NET}:Net", "--epochs", 2, "--checkpoint-every", 3, "--globa
 
 @pytest.fixture(scope="module")
 def devices() -> int:
-    """How many there are; a test fails where JAX does not find the platform that was named."""
+    """Count the accelerators. A test fails if JAX does not find the platform."""
     done = python("-c", "import jax; print(jax.device_count(), jax.default_backend())", env=HERE)
     assert done.returncode == 0, done.stderr
     count, platform = done.stdout.split()
@@ -105,7 +105,7 @@ def test_a_run_goes_from_accelerators_to_cpus_and_back(devices, tmp_path):
 
 
 def test_the_other_commands_read_a_run_of_accelerators(devices, tmp_path):
-    """evaluate's accuracy and loss are those of a CPU, the loss within 1e-5 of itself."""
+    """evaluate gives a CPU's accuracy, and its loss within 1e-5 of itself."""
     on_accelerators("--epochs", 1, "--devices", devices, "--workdir", tmp_path / "run")
     found = [run(tmp_path / "run", "--json", module="pmapdp.evaluate", env=env)[0] for env in (HERE, CPU)]
     there, here = (json.loads(text.splitlines()[-1]) for text in found)

@@ -1,6 +1,5 @@
 """Command lines: what people type works, and --help and --version say what they need. Mistakes: test_mistakes.py."""
 
-import os
 import sys
 import types
 
@@ -34,16 +33,6 @@ def test_mnist_without_torchvision(monkeypatch, tmp_path):
     assert done.status == 2
     assert 'pip install "pmapdp[torchvision]"' in done.err
     assert "--dataset digits" in done.err
-
-
-def test_a_user_without_a_home(monkeypatch, tmp_path):
-    """As in many containers: there is neither HOME nor an entry for the user's number."""
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.chdir(tmp_path)
-    done = entry.run_command("train", "--model", "mlp", "--steps", 1, "--no-progress", "--devices", 1)
-    assert done.status == 0, done.err
-    assert os.listdir() == []
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

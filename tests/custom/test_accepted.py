@@ -271,7 +271,7 @@ def test_your_loss_is_evaluated_exported_and_asked(tmp_path, monkeypatch):
     for command in (["evaluate", "run"], ["export", "run", "other.zip"], ["evaluate", "model.zip"]):
         done = entry.run_command(*command)
         assert done.status == 2
-        assert re.search("dataset 'arrays'|data of yours, arrays", done.err)
+        assert re.search("given its model and data in Python|data of yours, arrays", done.err)
     np.save("rows.npy", DATA.test.inputs)
     lines = entry.run_command("predict", "model.zip", "rows.npy", "--json").out.splitlines()
     answers = np.array([json.loads(line)["outputs"]["probability"] for line in lines])
@@ -335,3 +335,25 @@ def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
         run(**settings)
     with pytest.raises(UserError, match=r"unknown optimizer 'lion': .*from Python optimizer=..."):
         evaluate_run(settings["workdir"], model=Net, data=DATA)
+
+
+class OfOneSize(Net):
+    """Runs, and can't be exported for any number of inputs."""
+
+    def __call__(self, x):
+        return super().__call__(x).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model": OfOneSize}, "warning: the model cannot be exported for any number of inputs ("),
+        ({"optimizer": lambda rate: optax.contrib.schedule_free(optax.sgd(rate), rate, 0.9)}, "schedule_free_eval_par"),
+        ({}, ""),
+    ],
+)
+def test_before_training_a_warning_says_what_will_be_missing(capsys, values, said):
+    run(own=values, steps=1)
+    warning = capsys.readouterr().err
+    assert said in warning
+    assert bool(said) == bool(warning)
