@@ -80,7 +80,7 @@ def evaluate_run(
         yours: `model`, `data` and the like, if `train` was given them as Python values.
     """
     config = read_config(workdir)
-    require_python_values(config, f'pmapdp.evaluate import evaluate_run; evaluate_run("{workdir}"', yours)
+    require_python_values(config, yours, "pmapdp.evaluate.evaluate_run", workdir)
     if strategy or devices:
         # A mesh is for one number of devices, and the other settings don't go with every strategy.
         spread: dict[str, Any] = {"mesh": None, "layout": "data", "shard_state": "none", "check_replicas": None}

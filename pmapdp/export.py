@@ -144,9 +144,7 @@ def export_run(
         data, yours: `data`, `model`, `loss`, `metrics` and `optimizer`, if `train` was given them as Python values.
     """
     config = read_config(workdir)
-    require_python_values(
-        config, f'pmapdp.export import export_run; export_run("{workdir}", "{path}"', {"data": data} | yours
-    )
+    require_python_values(config, {"data": data} | yours, "pmapdp.export.export_run", workdir, str(path))
     file, folder = check_output("FILE", str(path), MODEL), os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
         data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)

@@ -68,14 +68,22 @@ def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
     return None
 
 
-def require_python_values(config: Config, call: str, given: Mapping[str, Any]) -> None:
-    """Refuse to read a run without the Python values that it was made from. The `UserError` has the `call` to make."""
+def require_python_values(config: Config, given: Mapping[str, Any], reader: str, *arguments: str) -> None:
+    """Refuse to read a run without the Python values that it was made from. The `UserError` shows the call to make.
+
+    Args:
+        config: of the run.
+        given: values by name.
+        reader: module and name of the function that reads the run.
+        arguments: of that function.
+    """
     needed = {"model": config.model not in MODELS and ".py:" not in config.model, "data": config.dataset == "arrays"}
     if missing := [name for name, needs in needed.items() if needs and given.get(name) is None]:
-        values = ", ".join(f"{name}=..." for name in missing)
+        module, _, function = reader.rpartition(".")
+        call = f"{function}({', '.join([*map(repr, arguments), *(f'{name}=...' for name in missing)])})"
         raise UserError(
-            f"this run was given its {' and '.join(missing)} in Python, where no command finds them: "
-            f"from {call}, {values})"
+            f"this run was given its {' and '.join(missing)} in Python, where no command finds them: from {module} "
+            f"import {function}; {call}"
         )
 
 

@@ -1,13 +1,11 @@
 """Every ending of a command: its exit status, and one sentence or a traceback."""
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 from launch import environment
-from running import start
 
 from pmapdp import cli
 from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError
@@ -106,17 +104,3 @@ def test_under_nohup_a_terminal_that_closes_changes_nothing():
         assert cli.run(lambda _: signal.raise_signal(signal.SIGHUP), []) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_stops_after_its_update_with_a_checkpoint(tmp_path, number):
-    flags = ["--model", "mlp", "--strategy", "single", "--no-progress", "--epochs", "100000", "--workdir"]
-    process = start(*flags, tmp_path / "run")
-    while not process.stdout.readline().startswith("epoch"):
-        assert process.poll() is None
-    os.kill(process.pid, number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert err.startswith(f"stopped by {number.name} after step ")
-    assert list((tmp_path / "run" / "checkpoints").iterdir())
