@@ -135,12 +135,10 @@ def test_the_command_says_what_was_measured_and_when(folder, monkeypatch, part, 
         shutil.rmtree(f"run/checkpoints/{removed}")
     metadata = export_run("run", "model.zip", data=data)
     assert metadata["dataset"] == "arrays"
-    for read, call in (
-        (export_run, 'export_run("run", "x.zip", data=...)'),
-        (evaluate_run, 'evaluate_run("run", data'),
-    ):
-        with pytest.raises(UserError, match=re.escape(f"import {call.partition('(')[0]}; {call}")):
-            read("run", *(["x.zip"] if read is export_run else []))
+    for read, arguments in ((export_run, ("run", "x.zip")), (evaluate_run, ("run",))):
+        call = f"import {read.__name__}; {read.__name__}({', '.join(map(repr, arguments))}, data=...)"
+        with pytest.raises(UserError, match=re.escape(call)):
+            read(*arguments)
     monkeypatch.setattr(export, "export_run", lambda *_, **__: metadata)  # a command can't be given Python values
     assert said in entry.run_command("export", "run", "model.zip").out
 

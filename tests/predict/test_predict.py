@@ -249,7 +249,7 @@ class Colours(nnx.Module):
 
 def exported(model, inputs, **metadata):
     """A model, untrained, in model.zip."""
-    own = {"loss": model.loss} if hasattr(model, "loss") else {}
+    own = {"loss": type(model).loss} if hasattr(model, "loss") else {}
     task, labels = Task(model, **own), np.zeros(len(inputs), np.float32 if own else np.int32)
     export_model(task, create_state(task), "model.zip", examples=Split(inputs, labels), metadata=metadata)
 
