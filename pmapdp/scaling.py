@@ -1,8 +1,8 @@
 """Predict step time, waiting and efficiency from 1 to 4,096 devices.
 
-    python -m pmapdp.scaling                         # ResNet-50 with 64 images per device
+    python -m pmapdp.scaling                         # ResNet-50, 64 images each
     python -m pmapdp.scaling --devices 8 512 --hardware h100 --dtype bfloat16
-    python -m pmapdp.scaling --parameters 124000000 --flops 8e11 --utilization 0.4 --per-device-batch-size 4
+    python -m pmapdp.scaling --parameters 124000000 --flops 8e11    # your model
 
 All figures are predictions from published data of the hardware, for training that splits the batch.
 """
