@@ -6,17 +6,19 @@ from jax import P
 
 
 def typed(function, x):
-    """Tracing is enough: shardings are part of types."""
+    """The PartitionSpec of function(x)."""
+    # Tracing is enough: shardings are part of types.
     return jax.eval_shape(function, x).sharding.spec
 
 
 def fixed_gram(x):
-    """The product sums over the examples, which are split: replicated means an all-reduce."""
+    """[D, D], replicated."""
+    # The product adds up over the examples, which are split. To have the result replicated takes an all-reduce.
     return jnp.matmul(x.T, x, out_sharding=P())
 
 
 def normalized_step(w, x, y):
-    """The moments are over the global batch by themselves, because x is the global batch."""
+    """The new w [D]."""
     assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"
-    z = (x - x.mean(0)) / x.std(0)
+    z = (x - x.mean(0)) / x.std(0)  # x is the global batch, so these are its moments
     return w - 0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)

@@ -1,13 +1,7 @@
-"""The pictures of lesson 10: the three ways, and the sources of a step in columns."""
+"""Pictures of lesson 10."""
 
-import ast
-import difflib
-import html
-import inspect
+import matplotlib.pyplot as plt
 
-from IPython.display import HTML
-
-from pmapdp.compare.code import align, kind_of, plain_lines
 from pmapdp.lessons import drawing
 
 
@@ -31,51 +25,31 @@ def three_ways() -> None:
             drawing.arrow(axes, (x, top + 0.4), (x + 0.85, top + 0.4))
 
 
-def changed(old, new) -> set[int]:
-    """The numbers of the lines of the function `new` that are not in `old`."""
-    lines = [inspect.getsource(function).splitlines()[1:] for function in (old, new)]
-    blocks = difflib.SequenceMatcher(None, *lines, autojunk=False).get_matching_blocks()
-    same = {row for block in blocks for row in range(block.b, block.b + block.size)}
-    return {row + 1 for row in range(len(lines[1])) if row not in same}
+@drawing.picture
+def trap() -> None:
+    """One w, eight arrows out to the devices, and eight gradients from 0.5 to 14.5 summed back: 60, which a pmean leaves as it is."""
+    axes = drawing.canvas(19, 7.6)
+    drawing.box(axes, 7.4, 0, "w: one weight", width=4.2)
+    for d in range(8):
+        left = 2.4 * d
+        drawing.box(
+            axes, left, 2.4, f"x: {2 * d}, {2 * d + 1}\ngrad {2 * d + 0.5}", device=d, width=2.1, height=1.4, size=8
+        )
+        drawing.arrow(axes, (9.5, 0.8), (left + 1.05, 2.4), device=d)
+        drawing.arrow(axes, (left + 1.05, 3.8), (9.5, 5.2), device=d, dashed=True)
+    drawing.box(axes, 4.9, 5.2, "jax.grad adds them up: 60 on every device", width=9.2)
+    drawing.arrow(axes, (9.5, 6.0), (9.5, 6.7))
+    drawing.box(axes, 4.9, 6.7, "pmean of eight times 60: still 60", width=9.2)
 
 
-def columns(**ways) -> HTML:
-    """The sources beside each other, as in the page of `pmapdp.compare`: the step, the placing, the wrapper.
-
-    Lines that all have stand once. The all-reduce is marked.
-    """
-    parts = {name: by_role(way) for name, way in ways.items()}
-    rows = ""
-    for role in next(iter(parts.values())):
-        rows += f'<div style="margin:0.8em 0 0.2em;border-top:1px solid #76767666"><b>{role}</b></div>'
-        for same, cells in align({name: found[role] for name, found in parts.items()}):
-            shown = {"": next(iter(cells.values()))} if same else cells
-            grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:0 1.2em;text-align:left"
-            heads = '<b style="color:#767676;font-size:0.9em">{}</b>'
-            inner = "".join(
-                f"<div>{heads.format(html.escape(name)) * bool(name)}{lines(cell)}</div>"
-                for name, cell in shown.items()
-            )
-            rows += f'<div style="{grid}">{inner}</div>'
-    return HTML(f"<div>{rows}</div>")
-
-
-def by_role(way) -> dict[str, list[str]]:
-    """The lines of a function that returns a step and how to place a batch."""
-    source = inspect.getsource(way)
-    body = ast.parse(source).body[0].body
-    step, place = (each for each in body if isinstance(each, ast.FunctionDef))
-    rest = [each for each in body if each not in (step, place)]
-    parts = {"The step": [step], "Place a batch": [place], "The wrapper": rest}
-    return {role: plain_lines(*nodes) for role, nodes in parts.items()}
-
-
-def lines(found) -> str:
-    """Lines; one that is too long is wrapped below its own beginning, and the all-reduce is marked."""
-    shown = ""
-    for line in found:
-        text = line.lstrip()
-        mark = ";background:#d9770640" if kind_of(line) == "reduce" else ""
-        style = f"padding-left:{len(line) - len(text) + 2}ch;text-indent:-2ch;white-space:pre-wrap{mark}"
-        shown += f'<div style="{style}">{html.escape(text)}</div>'
-    return f'<div style="font:10px/1.4 monospace">{shown}</div>'
+@drawing.picture
+def loss_curves(losses: dict[str, dict[str, list[float]]]) -> None:
+    """Loss over 39 updates: with SGD the trapped step has a curve of its own, with Adam its curve lies on the right one."""
+    _, panels = plt.subplots(1, len(losses), sharey=True)
+    colours = drawing.DEVICE_COLOURS[4], drawing.INK
+    for axes, (rule, curves) in zip(panels, losses.items(), strict=True):
+        for (name, curve), colour, width in zip(curves.items(), colours, (6, 1.5), strict=True):
+            axes.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=width, label=name)
+        axes.set(title=rule, xlabel="update", ylim=(0, None))
+    panels[0].set_ylabel("loss")
+    panels[1].legend()

@@ -1,4 +1,10 @@
-"""The picture of lesson 11: shapes with shardings through a network."""
+"""Pictures of lesson 11."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import to_rgb
 
 from pmapdp.lessons import drawing
 
@@ -28,3 +34,18 @@ def types() -> None:
     for start, end in WAYS:
         (x0, y0, _), (x1, y1, _) = ARRAYS[start], ARRAYS[end]
         drawing.arrow(axes, (x0 + 10.9, y0 + 0.85), (x1 - 0.1, y1 + 0.85))
+
+
+@drawing.picture
+def shardings(arrays: dict[str, Any]) -> None:
+    """Six matrices in the colours of their devices: stripes of rows or of columns, and one in grey that all devices hold."""
+    _, grid = plt.subplots(2, 3, figsize=(7, 4), layout="constrained")
+    for axes, (name, array) in zip(grid.flat, arrays.items(), strict=True):
+        pixels = np.zeros((*array.shape, 3))
+        for device, part in array.sharding.devices_indices_map(array.shape).items():
+            replicated = array.sharding.is_fully_replicated
+            pixels[part] = to_rgb(drawing.INK if replicated else drawing.DEVICE_COLOURS[device.id])
+        axes.imshow(pixels, extent=(0, array.shape[1], array.shape[0], 0))
+        axes.set(xticks=[], yticks=[], xlim=(0, 16), ylim=(16, 0))
+        axes.set_title(name, fontsize=8)
+        axes.spines[:].set_visible(False)
