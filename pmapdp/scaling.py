@@ -8,7 +8,7 @@ All figures are predictions from published data of the hardware, for training th
 """
 
 # A step of data parallelism is forward and backward pass, one all-reduce of the gradients, and the update by Adam.
-# Lesson 18 builds this model. It leaves out what `LEFT_OUT` lists.
+# Lesson 18 explains this model. It leaves out what `LEFT_OUT` lists.
 #
 # Letters: n bytes of the full array on one device, N devices, b examples on each.
 

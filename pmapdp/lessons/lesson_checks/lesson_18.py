@@ -1,6 +1,7 @@
 """Checks of lesson 18's exercises. Time is pretended, so that a busy machine changes no verdict."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -8,24 +9,18 @@ from pmapdp.lessons.checks import require
 
 
 class PretendedDevice:
-    """A function on a device that works through a queue; `now` is the time in seconds.
+    """A jitted function that compiles for 5 s and then works through a queue, with its own time `now` in seconds."""
 
-    Args:
-        compile_seconds: of the first call, in which Python waits.
-        dispatch_seconds: of every call, in Python.
-        step_seconds: of the work of a call, on the device.
-    """
-
-    def __init__(self, compile_seconds: float, dispatch_seconds: float, step_seconds: float):
-        self.compile_seconds, self.dispatch_seconds, self.step_seconds = compile_seconds, dispatch_seconds, step_seconds
+    def __init__(self, dispatch: float, step: float):
+        self.dispatch, self.step = dispatch, step
         self.now, self.idle_from, self.calls, self.readings = 100.0, 0.0, 0, 0
 
     def __call__(self, x):
-        """Put the work into the queue; its result can be waited for."""
-        self.now += self.dispatch_seconds + (self.compile_seconds if self.calls == 0 else 0)
+        """Put the work into the queue, and return what can be waited for."""
+        self.now += self.dispatch + (5 if self.calls == 0 else 0)
         self.calls += 1
-        self.idle_from = max(self.idle_from, self.now) + self.step_seconds
-        return PretendedResult(self, self.idle_from)
+        self.idle_from = ready = max(self.idle_from, self.now) + self.step
+        return SimpleNamespace(block_until_ready=lambda: setattr(self, "now", max(self.now, ready)))
 
     def clock(self) -> float:
         """The time."""
@@ -33,23 +28,11 @@ class PretendedDevice:
         return self.now
 
 
-class PretendedResult:
-    """What a call returns at once; `block_until_ready` waits until the work is done."""
-
-    def __init__(self, device: PretendedDevice, ready: float):
-        self.device, self.ready = device, ready
-
-    def block_until_ready(self):
-        """Wait."""
-        self.device.now = max(self.device.now, self.ready)
-        return self
-
-
 def fixed_timer(answer):
     """Dispatch and work of a warm call, and nothing else."""
     random = np.random.default_rng()
     step, dispatch = float(random.uniform(0.1, 0.2)), float(random.uniform(0.001, 0.002))
-    device = PretendedDevice(compile_seconds=5.0, dispatch_seconds=dispatch, step_seconds=step)
+    device = PretendedDevice(dispatch, step)
     found = answer(device, 0, device.clock)
     require(device.readings >= 2, "read `clock()` before the call and after it")
     require(device.calls >= 2, "the only call was the first, which also compiles: call once before the clock starts")
@@ -107,17 +90,12 @@ def least_examples(answer):
         seconds = ring / (2 / 3) / (least - 0.5)
         found = answer(n, N, latency, bandwidth, seconds)
         require(np.shape(found) == () and float(found) == int(found), f"examples are whole: yours is {found}")
-        for wrong, words in (
-            (least - 1, "one example more is needed: round up"),
-            (
-                math.ceil(ring / seconds),
-                "the forward pass comes before the gradients: only the backward pass hides anything",
-            ),
-            (
-                math.ceil(ring / 2 / (2 / 3) / seconds),
-                "this hides a reduce-scatter alone: a ring all-reduce has 2 (N - 1) messages",
-            ),
-        ):
+        whole_example, half_ring = math.ceil(ring / seconds), math.ceil(ring / 2 / (2 / 3) / seconds)
+        for words, wrong in {
+            "one example more is needed: round up": least - 1,
+            "the forward pass comes before the gradients: only the backward pass hides anything": whole_example,
+            "this hides a reduce-scatter alone: a ring all-reduce has 2 (N - 1) messages": half_ring,
+        }.items():
             require(found != wrong, f"{found} is not it: {words}")
         require(
             found == least,
@@ -125,7 +103,4 @@ def least_examples(answer):
             f"{least - 1} are not, yours is {found}",
         )
     found = answer(8, 2, 1e-9, 1e12, 1.0)
-    require(
-        found == 1,
-        f"an all-reduce that is shorter than one backward pass is hidden from 1 example on, yours is {found}",
-    )
+    require(found == 1, f"an all-reduce shorter than one backward pass is hidden from 1 example on, yours is {found}")

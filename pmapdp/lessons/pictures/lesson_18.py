@@ -1,11 +1,14 @@
-"""The picture of lesson 18: what a clock sees."""
+"""Pictures of lesson 18."""
+
+import matplotlib.pyplot as plt
+import numpy as np
 
 from pmapdp.lessons import drawing
 
 
 @drawing.picture
 def three_durations() -> None:
-    """Over time, Python traces, compiles and calls, and a device runs two steps. A clock can see the first call, dispatch, or a step."""
+    """Over time, Python traces, compiles and calls, and a device runs two steps. A clock can see the first call with its step, dispatch, or a step."""
     axes = drawing.canvas(21, 5.4)
     rows = {
         "Python": (2.6, [("trace", 2.2), ("compile", 4.6), ("call", 1.4), ("call", 1.4)]),
@@ -16,7 +19,42 @@ def three_durations() -> None:
         for text, width in pieces:
             drawing.box(axes, left, 1.2 + 1.5 * row, text, device=0 if row else None, width=width - 0.1)
             left += width
-    spans = ((0.6, 2.6, 10.8, "first call"), (4.2, 10.8, 12.2, "without waiting"), (5, 14.2, 17.6, "a step"))
+    spans = ((0.6, 2.6, 14.2, "first call"), (4.2, 10.8, 12.2, "without waiting"), (5, 14.2, 17.6, "a step"))
     for y, start, end, name in spans:
         axes.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "<->", "color": drawing.INK})
         axes.text(end + 0.2, y, name, va="center")
+
+
+@drawing.picture
+def roofline(b: np.ndarray, attainable: np.ndarray, peak: float) -> None:
+    """Attainable speed against examples: it rises in proportion up to about 165 examples, limited by memory, and is flat at 156 TFLOP/s from there."""
+    plt.plot(b, attainable / 1e12, "o-", color=drawing.DEVICE_COLOURS[0], markersize=4)
+    plt.axhline(peak / 1e12, color=drawing.INK, linestyle=":")
+    plt.axvline(165, color=drawing.INK, linestyle=":")
+    plt.text(6, 12, "memory is the limit", rotation=27)
+    plt.text(300, 90, "arithmetic is the limit")
+    plt.gca().set(xscale="log", yscale="log", xlabel="examples on one A100", ylabel="TFLOP/s at most", ylim=(0.8, 300))
+    plt.xticks(b[::2], [f"{each:.0f}" for each in b[::2]])
+    plt.yticks((1, 10, 100), ("1", "10", "100"))
+    plt.minorticks_off()
+
+
+@drawing.picture
+def predicted_against_found(runs: dict[str, tuple[float, float]]) -> None:
+    """Bars of efficiency for three published runs. Found: 90, 97 and 84 %. Predicted: 88, 100 and 99 %. Naive: 100 % each.
+
+    `runs`: predicted and found, by name.
+    """
+    _, axes = plt.subplots(figsize=(7, 2.4))
+    predicted, found = zip(*runs.values(), strict=True)
+    series = {"naive": [1.0] * len(runs), "predicted": predicted, "found": found}
+    for place, (colour, (name, values)) in enumerate(zip((7, 4, 0), series.items(), strict=True)):
+        rows = np.arange(len(runs)) + 0.27 * (place - 1)
+        axes.barh(rows, values, height=0.25, color=drawing.DEVICE_COLOURS[colour], label=name)
+        for row, value in zip(rows, values, strict=True):
+            axes.text(value + 0.005, row, f"{value:.0%}", va="center", size=8)
+    axes.set_yticks(range(len(runs)), runs)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1.1), xticks=(0, 0.5, 1), xlabel="speed of each GPU, compared with the smaller run")
+    axes.set_xticklabels(("0", "50 %", "100 %"))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
