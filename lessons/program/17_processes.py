@@ -1,10 +1,9 @@
-"""Train a small network on the devices of several processes: `python 17_processes.py ADDRESS PROCESSES NUMBER`.
+"""Train a small network on the devices of all processes: `python 17_processes.py`.
 
-Two processes on one machine: `... 127.0.0.1:1234 2 0` in one terminal and `... 127.0.0.1:1234 2 1` in another.
+Two processes: `ADDRESS=127.0.0.1:1234 PROCESSES=2 NUMBER=0 python 17_processes.py`, and in another terminal NUMBER=1.
 """
 
 import os
-import sys
 
 import jax
 import numpy as np
@@ -15,9 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
-address, processes, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-jax.config.update("jax_num_cpu_devices", 8 // processes)  # simulated
-jax.distributed.initialize(address, processes, number)
+processes = int(os.environ.get("PROCESSES", "1"))
+jax.config.update("jax_num_cpu_devices", 8 // processes)  # simulated, unless there are GPUs or TPUs
+if processes > 1:
+    jax.distributed.initialize(os.environ["ADDRESS"], processes, int(os.environ["NUMBER"]))
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
@@ -107,5 +107,5 @@ for epoch in range(EPOCHS):
         state, sums = train_step(state, place_batch(batch))
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
-    if number == 0:
+    if jax.process_index() == 0:
         print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")

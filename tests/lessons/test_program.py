@@ -117,7 +117,8 @@ def printed_by(number: str, folder: Path) -> str:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    return "".join(output(each) for each in [start("17", folder, address, "2", process) for process in "01"])
+    both = [start("17", folder, ADDRESS=address, PROCESSES="2", NUMBER=number) for number in "01"]
+    return "".join(output(each) for each in both)
 
 
 @pytest.fixture(scope="module")

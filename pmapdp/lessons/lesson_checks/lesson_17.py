@@ -1,5 +1,7 @@
 """Checks of lesson 17's exercises: eight devices of one process stand for those of several."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -23,20 +25,13 @@ def assemble(answer):
         require(np.array_equal(shard.data, wanted), f"the rows on {shard.device} are not those that belong there")
 
 
-class Gpu:
-    """What `by_node` sees of a device."""
-
-    def __init__(self, process_index: int, number: int):
-        self.process_index, self.id = process_index, number
-
-
 def by_node(answer):
     """Each row holds the devices of one node, and each device is there once."""
     random = np.random.default_rng()
     nodes, each = int(random.integers(2, 5)), int(random.integers(2, 5))
     # Neighbours in the list and in the numbers are of different nodes, as on some clusters.
     by_turns = np.arange(nodes * each).reshape(nodes, each).T.ravel()
-    listed = [Gpu(int(process), number) for number, process in enumerate(by_turns)]
+    listed = [SimpleNamespace(process_index=int(process), id=number) for number, process in enumerate(by_turns)]
     listed = listed[(start := int(random.integers(nodes))) :] + listed[:start]
     found = np.asarray(answer(list(listed), each), dtype=object)
     require(found.shape == (nodes, each), f"the shape is [nodes, each], here {(nodes, each)}; yours is {found.shape}")

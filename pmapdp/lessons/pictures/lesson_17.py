@@ -1,4 +1,4 @@
-"""The picture of lesson 17."""
+"""Pictures of lesson 17."""
 
 from pmapdp.lessons import drawing
 
@@ -15,3 +15,20 @@ def one_array() -> None:
         drawing.box(axes, 0.7 + 6.4 * process, 1.8, text, width=6, height=1)
         for device in (2 * process, 2 * process + 1):
             drawing.arrow(axes, (2.2 + 3.2 * device, 1.8), (2.2 + 3.2 * device, 1.2), device=device)
+
+
+@drawing.picture
+def who_holds_what() -> None:
+    """Eight places of a mesh: process 0 owns the two at each end. By process number they hold 0 1 4 5 6 7 2 3, by the sharding 0 to 7."""
+    axes = drawing.canvas(21, 5.2)
+    owners = (0, 0, 1, 1, 1, 1, 0, 0)
+    contents = {"by process number": (0, 1, 4, 5, 6, 7, 2, 3), "by the sharding": range(8)}
+    axes.text(0, 0.4, "place in the mesh", va="center")
+    for row, (name, numbers) in enumerate(contents.items()):
+        axes.text(0, 1.6 + 1.4 * row, name, va="center")
+        for place, number in enumerate(numbers):
+            drawing.box(axes, 5.2 + 1.95 * place, 1.1 + 1.4 * row, f"{number}", device=4 * owners[place], height=1)
+    for place in range(8):
+        axes.text(6.1 + 1.95 * place, 0.4, f"{place}", ha="center", va="center")
+    for process in range(2):
+        drawing.box(axes, 5.2 + 7.8 * process, 4.2, f"devices of process {process}", device=4 * process, width=7.5)

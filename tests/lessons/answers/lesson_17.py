@@ -1,114 +1,44 @@
 """Answers to the exercises of lesson 17; see ../test_exercises.py."""
 
-import jax
-import numpy as np
-
-
-def assembled_by_callback(sharding, shape, rows, mine):
-    return jax.make_array_from_callback(shape, sharding, lambda index: rows[index])
-
-
-def assembled_from_the_map(sharding, shape, rows, mine):
-    indices = sharding.devices_indices_map(shape)
-    parts = [jax.device_put(rows[indices[device]], device) for device in mine]
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
-
-
-def assembled_from_behind(sharding, shape, rows, mine):
-    parts = [jax.device_put(part, each) for part, each in zip(np.split(rows, len(mine)), reversed(mine), strict=True)]
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
-
-
-def by_id(found, each):
-    return np.array(sorted(found, key=lambda device: device.id)).reshape(-1, each)
-
-
-def across_the_nodes(found, each):
-    return np.array(sorted(found, key=lambda device: device.process_index)).reshape(each, -1).T
-
-
-def one_node_again_and_again(found, each):
-    node = sorted(found, key=lambda device: device.process_index)[:each]
-    return np.array([node] * (len(found) // each))
-
-
-def in_lists(found, each):
-    nodes = [[device for device in found if device.process_index // each == n] for n in range(len(found) // each)]
-    return nodes
-
-
-def last_node_first(found, each):
-    return np.array(sorted(found, key=lambda device: -device.process_index)).reshape(-1, each)
-
-
-def planted(process, mean_loss, say):
-    if process == 0:
-        say(mean_loss())
-    return 0.25
-
-
-def everybody_says(process, mean_loss, say):
-    value = mean_loss()
-    say(value)
-    return value
-
-
-def computes_twice(process, mean_loss, say):
-    if process == 0:
-        say(mean_loss())
-    return mean_loss()
-
-
-def returns_on_process_0(process, mean_loss, say):
-    value = mean_loss()
-    if process == 0:
-        say(value)
-        return value
-    return float("nan")
-
-
-def returns_early(process, mean_loss, say):
-    value = mean_loss()
-    if process:
-        return value
-    say(value)
-    return value
-
-
-def says_by_table(process, mean_loss, say):
-    value = mean_loss()
-    {0: say}.get(process, lambda _: None)(value)
-    return value
-
+ASSEMBLED = "jax.make_array_from_single_device_arrays(shape, sharding, parts)"
+PARTS = "[jax.device_put(part, device) for part, device in zip(np.split(rows, len(mine)), mine, strict=True)]"
+SORTED = "sorted(found, key=lambda device: device.process_index)"
+ANSWER = f"np.array({SORTED}).reshape(-1, each)"
+IN_LISTS = "[[device for device in found if device.process_index // each == n] for n in range(len(found) // each)]"
+FIRST_SAYS = "if process == 0:\n        say(value)"
 
 WRONG = {
     "assemble": [
-        ("return a jax.Array", lambda sharding, shape, rows, mine: rows),
-        ("its sharding is", lambda sharding, shape, rows, mine: jax.device_put(rows, mine[0])),
-        ("that belong there", lambda sharding, shape, rows, mine: jax.device_put(rows[::-1], sharding)),
-        ("that belong there", assembled_from_behind),
-        ("the global shape", lambda sharding, shape, rows, mine: jax.device_put(rows[: len(mine)], sharding)),
+        ("return a jax.Array", ASSEMBLED, "rows"),
+        ("its sharding is", ASSEMBLED, "jax.device_put(rows, mine[0])"),
+        ("that belong there", ASSEMBLED, "jax.device_put(rows[::-1], sharding)"),
+        ("that belong there", "len(mine)), mine,", "len(mine)), reversed(mine),"),
+        ("the global shape", ASSEMBLED, "jax.device_put(rows[: len(mine)], sharding)"),
     ],
     "by_node": [
-        ("the shape is [nodes, each]", lambda found, each: np.array(found)),
-        ("must stay inside a node", by_id),
-        ("must stay inside a node", across_the_nodes),
-        ("each device comes once", one_node_again_and_again),
+        ("the shape is [nodes, each]", ANSWER, "np.array(found)"),
+        ("must stay inside a node", "process_index", "id"),
+        ("must stay inside a node", ".reshape(-1, each)", ".reshape(each, -1).T"),
+        ("each device comes once", ANSWER, f"np.array([{SORTED}[:each]] * (len(found) // each))"),
     ],
     "fixed_log": [
-        ("those that do wait in vain", planted),
-        ("process 0 alone", everybody_says),
-        ("computed the loss 2 times", computes_twice),
-        ("on every process", returns_on_process_0),
+        ("end it with a return statement", "return value", "pass"),
+        ("those that do wait in vain", "value = mean_loss()", "value = 0.25", "say(value)", "say(mean_loss())"),
+        ("process 0 alone", "if process == 0:", "if True:"),
+        ("computed the loss 2 times", "say(value)", "say(mean_loss())"),
+        ("on every process", "return value", "return value if process == 0 else float('nan')"),
     ],
 }
 
 RIGHT = {
     "assemble": [
-        assembled_by_callback,
-        assembled_from_the_map,
-        lambda sharding, shape, rows, mine: jax.device_put(rows, sharding),
+        (ASSEMBLED, "jax.make_array_from_callback(shape, sharding, lambda index: rows[index])"),
+        (PARTS, "[jax.device_put(rows[sharding.devices_indices_map(shape)[each]], each) for each in mine]"),
+        (ASSEMBLED, "jax.device_put(rows, sharding)"),
     ],
-    "by_node": [in_lists, last_node_first],
-    "fixed_log": [says_by_table, returns_early],
+    "by_node": [(ANSWER, IN_LISTS), ("device.process_index", "-device.process_index")],
+    "fixed_log": [
+        (FIRST_SAYS, "{0: say}.get(process, lambda _: None)(value)"),
+        (FIRST_SAYS, "if process:\n        return value\n    say(value)"),
+    ],
 }
