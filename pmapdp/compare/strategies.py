@@ -86,8 +86,7 @@ class Training:
         strategy: Any = "pmap" if name == STACKED else name
         self.job = job = prepare(replace(config, strategy=strategy))
         if job.total_steps < GROUPS:
-            few = f"--steps {job.total_steps} is too few to time, because the time of a single update varies"
-            raise UserError(f"{few}: try --steps 20, with a smaller batch")
+            raise UserError(f"--steps {job.total_steps} is too few to time, because updates vary: try --steps 20")
 
         def noted_loss(model: Any, batch: Any) -> Any:
             self.sees = list(batch.inputs.shape)  # when it's traced
