@@ -49,7 +49,8 @@ def make_data_set(data: Any) -> DataSet:
     if twice := {name for name in classes if classes.count(name) > 1}:
         raise UserError(f"two classes have the name {shown(min(twice))}: give each its own")
     parts: dict[str, Any] = {name: make_part(PARTS[name], part, classes) for name, part in data.parts.items()}
-    shapes = {name: shape_of_example(part) for name, part in parts.items() if not isinstance(part, Texts)}
+    first = {name: part.take(np.arange(1))[:2] for name, part in parts.items() if not isinstance(part, Texts)}
+    shapes = jax.tree.map(lambda x: list(x.shape[1:]), first)
     for name, shape in shapes.items():
         if shape != shapes["train"]:
             raise UserError(
@@ -250,11 +251,6 @@ def every_kth(array: np.ndarray) -> tuple[np.ndarray, int]:
     """Return an array and 1; of a large one every k-th row, and k."""
     every = math.ceil(array.nbytes / SAMPLE) if array.nbytes > LARGE else 1
     return array[::every], every
-
-
-def shape_of_example(part: Any) -> Any:
-    """Return the shapes of the inputs and of the label of one example."""
-    return jax.tree.map(lambda x: list(x.shape[1:]), part.take(np.arange(1))[:2])
 
 
 def load_npz(path: Path) -> DataSet:
