@@ -44,7 +44,7 @@ def bytes_over_time(
         operands = [each for each in re.findall(r"%([\w.-]+)", rest.partition(")")[0]) if each in sources]
         writes_in_place = name in in_place or "dynamic-update-slice" in name
         own = operation not in NO_MEMORY_OF_ITS_OWN and not writes_in_place
-        sizes[name] = sum(map(size, ARRAY.finditer(kind))) if own else 0
+        sizes[name] = sum(size(*array) for array in ARRAY.findall(kind)) if own else 0
         sources[name] = {name}.union(*[] if own else [sources[each] for each in operands])
         for each in operands:
             last_use |= dict.fromkeys(sources[each], time)
