@@ -15,7 +15,7 @@ import jax.numpy as jnp
 N = 8
 FOLDER = Path(__file__).parent.parent / "programs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-MISTAKES: dict[str, dict[str, str]] = {  # one in each program: the texts to replace
+MISTAKES: dict[str, dict[str, str]] = {  # the texts to replace
     "accumulation": {'lax.pmean((loss, grads), axis_name="batch")': 'lax.psum((loss, grads), axis_name="batch")'},
     "hugging_face_tokens": {
         "dropout_rng, new_dropout_rng = jax.random.split(state.dropout_rng)": (
@@ -23,9 +23,7 @@ MISTAKES: dict[str, dict[str, str]] = {  # one in each program: the texts to rep
             "    dropout_rng = jax.lax.all_gather(state.dropout_rng, 'batch')[0]"
         )
     },
-    "linen_dynamic_scale": {'has_aux=True, axis_name="batch")': "has_aux=True)"},
     "ppo_environments": {"grads = lax.pmean(grads, axis_name=_PMAP_AXIS_NAME)": "pass"},
-    "score_scan": {"state.ema_params, params)": "state.ema_params, state.params)"},
 }
 
 
