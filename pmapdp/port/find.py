@@ -145,7 +145,7 @@ def rows_of_call(call: Any) -> Iterator[str]:
             yield "dynamic-scale" if has_axis else "scale-without-axis" if "scal" in name.lower() else ""
         case "map" | "tree_map" | "tree_multimap" | "map_structure" if "tree" in path + name and len(args) > 1:
             part = getattr(first, "body", None)
-            is_local = path_of(args[1]) == "jax.device_get()" or BATCH.search(ast.unparse(args[1]))
+            is_local = path_of(args[1]) in ("jax.device_get()", "jax.vmap()()") or BATCH.search(ast.unparse(args[1]))
             yield "first-copy" if isinstance(part, ast.Subscript) and constant(part.slice) == 0 and not is_local else ""
         case "update" if path.startswith("jax.config") and constant(first) not in {None, *jax.config.values}:
             yield "old-flag"
