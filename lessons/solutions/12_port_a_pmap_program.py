@@ -7,15 +7,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def unstacked(tree, mesh):
-    """On the host an index is a view. On the devices it would send one device's copy to all others."""
+    """The tree without its device axis, replicated over the mesh."""
+    # On the host an index is a view. On the devices it would send one device's copy to all others.
     return jax.device_put(jax.tree.map(lambda x: x[0], tree), NamedSharding(mesh, PartitionSpec()))
 
 
 def ported(mesh):
-    """Under jit the sum over the devices, divided by their number, is the mean over the whole batch."""
+    """A compiled step: (w, x, y) to (w, loss)."""
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
 
     def step(w, x, y):
+        # The sum over the devices, divided by their number, is the mean over the whole batch.
         value, gradient = jax.value_and_grad(lambda w: jnp.square(x @ w - y).mean())(w)
         return w - 0.1 * gradient, value
 
@@ -23,7 +25,7 @@ def ported(mesh):
 
 
 def corrected_variance(x):
-    """The distances must be those from the mean of the global batch. The mean of the devices' variances leaves out how
-    far their means lie apart."""
+    """[D], the variance over the rows of all devices."""
+    # Take the distances from the global mean. A mean of the devices' variances misses how far their means lie apart.
     mean = lax.pmean(x.mean(0), "batch")
     return lax.pmean(jnp.square(x - mean).mean(0), "batch")

@@ -1,31 +1,42 @@
-"""The picture of lesson 12: where state and batch are, before and after the port."""
+"""Pictures of lesson 12."""
+
+import matplotlib.pyplot as plt
 
 from pmapdp.lessons import drawing
 
 ROWS = (
-    ("pmap", "[8, 784, 64]", "[8, 32, 784]"),
-    ("shard_map", "[784, 64]", "[256, 784]"),
-    ("jit", "[784, 64]", "[256, 784]"),
+    ("pmap", "[8, 64, 32]", "[8, 16, 64]"),
+    ("shard_map", "[64, 32]", "[128, 64]"),
+    ("jit", "[64, 32]", "[128, 64]"),
 )
 
 
 @drawing.picture
 def before_and_after() -> None:
-    """A kernel is [8, 784, 64] under pmap, [784, 64] and replicated under shard_map and jit; images lose their device axis, too."""
-    axes = drawing.canvas(35.6, 8.6, inches=10)
-    for x, text in ((6.6, "state (a kernel)"), (16.4, "batch (images)"), (25, "inside the step")):
+    """A kernel is [8, 64, 32] under pmap, [64, 32] and replicated under shard_map and jit; inputs lose their device axis, too."""
+    axes = drawing.canvas(35.6, 8.6, inches=8)
+    for x, text in ((5.4, "state (a kernel)"), (15.4, "batch (inputs)"), (25.4, "the step")):
         axes.text(x, 0.5, text, weight="bold")
-    for row, (name, kernel, images) in enumerate(ROWS):
+    for row, (name, kernel, inputs) in enumerate(ROWS):
         y = 2 + 2.4 * row
         axes.text(0, y + 0.4, name, weight="bold", va="center", fontsize=9)
-        axes.text(6.6, y - 0.3, f"{kernel}" + (", split" if row == 0 else ", replicated"))
-        axes.text(16.4, y - 0.3, f"{images}, split")
-        for d in range(4):
-            drawing.box(axes, 6.6 + 1.7 * d, y, "w", device=d, width=1.6)
-            drawing.box(axes, 16.4 + 1.7 * d, y, "x", device=d, width=1.6)
+        axes.text(5.4, y - 0.3, f"{kernel}" + (", split" if row == 0 else ", replicated"))
+        axes.text(15.4, y - 0.3, f"{inputs}, split")
+        axes.text(25.4, y - 0.3, "one device's, no pmean" if row == 2 else "one of eight devices', pmean", size=9)
+        for d in range(8):
+            drawing.box(axes, 5.4 + 1.1 * d, y, "w", device=d, width=1.0)
+            drawing.box(axes, 15.4 + 1.1 * d, y, "x", device=d, width=1.0)
+            if row < 2:
+                drawing.box(axes, 25.4 + 1.1 * d, y, "f", device=d, width=1.0)
         if row == 2:
-            drawing.box(axes, 25, y, "the plain step", width=9.2)
-        else:
-            axes.text(25, y - 0.3, "pmean of gradients")
-            for d in range(4):
-                drawing.box(axes, 25 + 2.35 * d, y, "step", device=d, width=2.25)
+            drawing.box(axes, 25.4, y, "f", width=8.7)
+
+
+@drawing.picture
+def loss_curves(losses: dict[str, list[float]]) -> None:
+    """Loss over two epochs: the curve of shard_map lies on the old pmap program's, and the curve of jit is near them."""
+    looks = ((drawing.DEVICE_COLOURS[4], 6, "-"), (drawing.INK, 1.5, "-"), (drawing.DEVICE_COLOURS[5], 1.5, "--"))
+    for (name, curve), (colour, width, dashes) in zip(losses.items(), looks, strict=True):
+        plt.plot(range(1, len(curve) + 1), curve, dashes, color=colour, linewidth=width, label=name)
+    plt.gca().set(xlabel="update", ylabel="loss", ylim=(0, None))
+    plt.legend()
