@@ -219,7 +219,11 @@ VALUES = [
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of JAX, about float64
-@pytest.mark.parametrize(("values", "sentence"), [*LOSSES, *MODELS, *VALUES], ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [*LOSSES, *MODELS, *VALUES],
+    ids=lambda value: value[:60] if isinstance(value, str) else "-".join(value),
+)
 def test_what_would_break_a_promise_is_one_sentence(values, sentence):
     with pytest.raises(UserError, match=sentence) as error:
         run(own=values, global_batch_size=None)
