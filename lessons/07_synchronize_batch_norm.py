@@ -45,7 +45,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Device 0 has the values 0 and 2, and device 1 has 10 and 12.
 #
-# **Predict:** what comes out without the average? And with it, what are the mean and the variance?
+# **Predict:** which four numbers does `standardize` return without the average? And with it, which mean and which
+# variance does it use?
 
 
 # %% tags=["prediction"]
@@ -70,7 +71,7 @@ for synchronize in (False, True):
 # it, both use the mean 6 and the variance 26.
 #
 # Why do we average the squares, and not the variances? Each device's own variance is 1, and so is their average. It misses
-# that the two devices have different means, and that's most of the 26.
+# that the two devices have different means, and that's 25 of the 26.
 #
 # </details>
 #
@@ -134,10 +135,10 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # devices compute the same moments, so all copies of the running averages stay equal.
 #
 # **Digits.** `E[x²] - E[x]²` is the small difference of two large numbers if the mean is large, and float32 has seven
-# digits. So the layer subtracts its running mean first, which changes no variance. While the layer is fresh and its
-# running mean is still 0, that doesn't help yet: a batch whose mean is d standard deviations away loses about 2 log₁₀(d)
-# of the seven digits: two at d = 10, six at d = 1,000. Each update closes a tenth of the gap, so after 40 updates 1.5 % of
-# d is left.
+# digits. So the layer subtracts its running mean first, which doesn't change the variance. In the first update that
+# doesn't help yet, because the running mean is still 0. If the batch's mean is d standard deviations away from it, you
+# lose about 2 log₁₀(d) of the seven digits: two at d = 10, six at d = 1,000. But each update closes a tenth of the gap,
+# so after 40 updates 1.5 % of it is left.
 #
 # ## The program so far
 #
@@ -157,9 +158,9 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 lesson_07.all_reduces()
 
 # %% [markdown]
-# Three all-reduces stand in the way of an update. The first one is in your layer. You didn't write the second: JAX
-# differentiates through `pmean`, and finds that the mean depends on the examples of all devices. The third is lesson
-# 05's. Here is the whole program.
+# Each update has to wait for three all-reduces. The first one is in your layer. You didn't write the second: the mean
+# depends on the examples of all devices, so JAX needs an all-reduce to differentiate through `pmean`. The third is
+# lesson 05's. Here is the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -261,22 +262,23 @@ assert np.ptp(right_means, axis=1).max() == 0
 assert local[1]["norm"]["mean"][...].is_fully_replicated
 
 # %% [markdown]
-# Your checkpoint keeps one of these eight curves, so the accuracy you report depends on which device you evaluate on. And
-# the parameters aren't one device's either, because each device normalized with its own 16 examples.
+# Your checkpoint keeps one of these eight curves, so the accuracy you report depends on which one it is. And one device
+# would have trained other parameters, because here each device normalized with its own 16 examples.
 #
-# Some programs do this on purpose. Local batch norm needs no all-reduce in the forward pass, and with many examples on each
-# device its moments are close to the global ones. Such a program has to average the running averages before it evaluates or saves.
-# PyTorch's DDP does it differently: batch norm is local unless you convert it, and every forward pass begins with process
-# 0's running averages on all processes.
+# Some programs do this on purpose. Local batch norm needs no all-reduce in the forward pass, and with many examples on
+# each device its moments are close to the global ones. But such a program has to average the running averages before it
+# evaluates or saves. In PyTorch's DDP batch norm is local, too, unless you convert it. There every forward pass in
+# training begins with a broadcast, so that all processes start from process 0's running averages.
 #
 # Under `jit` (lesson 09) the problem goes away. There the layer sees the global batch, so plain `nnx.BatchNorm` is
 # synchronized, and its `mask` is right for ragged batches, too.
 #
 # ## What it costs
 #
-# The layer after batch norm has to wait for the all-reduce, so nothing hides it.
+# The layer after batch norm can't start before the all-reduce is done, so the devices have nothing to compute
+# meanwhile.
 #
-# **Predict:** how many all-reduces more does the synchronized step have than the local one?
+# **Predict:** how many more all-reduces does the synchronized step have than the local one?
 
 # %% tags=["prediction"]
 counts = {}
@@ -347,7 +349,7 @@ for exercise in (global_variance, standardize_backward, fixed_centre):
 #
 # - A layer that mixes examples needs an all-reduce in the forward pass. JAX adds the one in the backward pass.
 # - Average sums and counts, and divide once. `nnx.BatchNorm(axis_name=...)` averages means, so it needs equal counts.
-# - Running averages are state. Every device must hold the same ones, and JAX doesn't check it.
+# - Running averages are state. All devices must hold the same ones, and `pmap` doesn't check that they do.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

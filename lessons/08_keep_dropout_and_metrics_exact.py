@@ -15,13 +15,14 @@
 # # 08. Keep dropout and metrics exact
 #
 # Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on,
-# although neither has a mistake: they drew different masks. So when a loss looks odd on eight devices, you can't ask one device
-# whether it's your fault. And when devices break, you can't go on with four and get the run you had. In this lesson
-# you'll tie each mask to its example, and the runs agree again. Then you'll meet a mean that's wrong in many programs
-# today, because their examples have different lengths.
+# although neither has a mistake: they drew different masks. So when a loss looks odd on eight devices, a run on one
+# device can't tell you whether there's a mistake. And when four devices break, you can't go on with the other four and
+# get the run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a
+# mean that many programs get wrong today, because their examples have different lengths.
 #
-# **You will** draw dropout masks that don't depend on the number of devices, and compute a mean over exactly the examples,
-# or tokens, that there are. 20 minutes, 40 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
+# **You will** draw dropout masks that don't depend on the number of devices, and compute means that count every
+# example, or every token, exactly once. 20 minutes, 40 with exercises. You need
+# [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -90,8 +91,8 @@ lesson_08.masks(masks)
 # device, which is how you find out that everything *else* is right.
 #
 # One caveat. A key per example gives equal masks with JAX's default generator, threefry. Some people switch to `rbg` or
-# `unsafe_rbg`, because it's faster on TPUs. These two draw different numbers when `vmap` gets fewer keys at once, so with
-# them even a key per example depends on the number of devices.
+# `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` their numbers depend on how many keys come at
+# once. So a key per example doesn't help there: the masks still depend on the number of devices.
 #
 # All this is about `pmap` and `shard_map`, where your function sees one device's rows. Under `jit` it sees the global
 # batch.
@@ -135,9 +136,10 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 #
 # - `batches` hands out the indices of the examples, too.
 # - The state counts the updates, because every update needs new masks.
-# - `example_keys` makes a key from the seed, the update and the example, and folds in one after the other. Don't add
-#   them up: with `key(seed + step)`, seed 1 would repeat all the masks of seed 0, one update earlier.
-# - The network gets its keys as an argument. Without keys there's no dropout, and that's evaluation.
+# - `example_keys` makes a key from the seed, and then folds in the update and the example, one after the other. Don't
+#   add the seed and the update instead: with `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0,
+#   one update earlier.
+# - The network gets its keys as an argument. In evaluation it gets none, and then there's no dropout.
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask.
 # If you call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`, it has no state, but that's one key for
@@ -149,8 +151,8 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # %% [markdown]
 # ## Proof, and what a key per device does
 #
-# Now train for an epoch on 1, 2 and 8 devices: once with `example_keys`, and once with a key per device, as most programs
-# have it. SGD replaces Adam again. The parameters must agree within 1e-5.
+# Now train for an epoch on 1, 2 and 8 devices: once with `example_keys`, and once with a key per device, as in most
+# programs. SGD replaces Adam again. If the masks are the same, the parameters must agree within 1e-5.
 #
 # **Predict:** in which of the two do the losses agree with one device's, and how well?
 
@@ -197,8 +199,8 @@ assert apart["device_keys"] > 1e-2
 # <details><summary>Answer</summary>
 #
 # With a key per example, they agree as well as without dropout: the difference is float32's rounding. With a key per
-# device, the loss differs from the first update on, in the second decimal place. Nothing is wrong with it. But a real mistake of
-# the same size would hide behind it.
+# device, the loss differs from the first update on, in the second decimal place. That isn't a mistake. But if you also
+# made a real mistake of that size, you couldn't tell the two apart.
 #
 # </details>
 #
@@ -249,11 +251,11 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #
 # </details>
 #
-# The gradient of such a mean of means is wrong in the same way, and no batch has to be ragged for it. With gradient
-# accumulation you get it on a single device, too: there the means of micro-batches are averaged. Hugging Face's Trainer
-# did just that [until October 2024](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: sums
-# and counts, added up over devices *and* batches, and one division at the end. If a device holds nothing but padding, its
-# own mean is even 0 / 0, and one NaN is enough to spoil the average.
+# The gradient of a mean of means is wrong in the same way, even if every batch is full. With gradient accumulation it
+# happens on a single device, too, if you average the means of the micro-batches. Hugging Face's Trainer did just that
+# [until October 2024](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums and
+# counts over devices *and* batches, and divide once, at the end. It also saves you from NaN. If a device holds nothing
+# but padding, its own mean is 0 / 0, and one NaN is enough to spoil the average.
 #
 # ## Exercises
 #
@@ -302,9 +304,9 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # %% [markdown]
 # ## Take away
 #
-# - Make each example's key from the seed, the update and its index. Then the number of devices changes no mask.
-# - Weigh what you average: examples or tokens. Add up sums and counts over devices and batches, and divide once.
-# - Randomness that depends on the devices isn't wrong. It takes away the test that would show what is.
+# - Make each example's key from the seed, the update and its index. Then no mask depends on the number of devices.
+# - Decide what a mean is over, examples or tokens. Add up sums and counts over devices and batches, and divide once.
+# - Randomness that depends on the devices isn't a mistake. But it takes away the test that would find one.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

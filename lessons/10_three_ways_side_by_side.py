@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 10. Three ways side by side
 #
-# You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where the
-# compiler finds out. There's a third way, and pmap itself is built on it: `shard_map` takes jit's arrays and runs pmap's
-# step. You'll want it when you have a pmap program to port, or when you need to decide yourself what the devices send. It
-# also has a trap. Copy pmap's line for the gradient, and every gradient is eight times too large. Nothing raises an error,
-# and with Adam your loss curve looks perfect.
+# You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
+# the compiler works it out. There's a third way, and pmap itself is built on it: `shard_map` takes jit's arrays and
+# runs pmap's step. You'll want it when you have a pmap program to port, or when you need to decide yourself what the
+# devices send. It also has a trap. Copy pmap's line for the gradient, and every gradient is eight times too large.
+# Nothing raises an error, and with Adam your loss curve looks perfect.
 #
 # **You will** write the step with `shard_map`, see the trap and three ways around it, and choose between pmap, jit and
 # shard_map. 20 minutes, 35 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -39,8 +39,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Three ways in one picture
 #
-# The three differ in what you pass, in how much of it your function sees, and in who adds up. Four devices, one colour
-# each; the global batch has B rows, and each device has b of them.
+# The three differ in what you pass, in how much of it your function sees, and in who adds up the gradients. The picture
+# has four devices, each in its own colour. The global batch has B rows, and b of them are on each device.
 
 # %%
 lesson_10.three_ways()
@@ -73,7 +73,7 @@ lesson_10.three_ways()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers, up to the last digit. It's the same step, in different packaging.
+# With the same numbers, down to the last digit. It's the same step in different packaging.
 #
 # </details>
 #
@@ -116,9 +116,9 @@ for name, value, shape in zip(("pmap", "jit", "shard_map"), (by_pmap, by_jit, by
 #
 # ## The trap
 #
-# Now the gradient. Under pmap you take the gradient of this device's loss, and then you average it. Here's that function,
-# and two more that average in a different place. `shard_map` has an option, `check_vma`, which is on unless you switch it
-# off.
+# Now the gradient. Under pmap you take the gradient of this device's loss, and then you average it. Here's that
+# function, and two variations: one averages the loss instead, and the other casts `w` first. `shard_map` has an option,
+# `check_vma`, which is on unless you switch it off.
 #
 # **Predict:** the right answer is 7.5. Which of these six find it?
 
@@ -165,9 +165,10 @@ lesson_10.trap()
 # something that's used in eight places is the sum of eight gradients. So `jax.grad` adds them up for you, and you never
 # see that all-reduce. The `pmean` that follows averages eight equal sums, which changes nothing.
 #
-# **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w` doesn't
-# vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what varies, `pvary`
-# is a cast that JAX put in, and `psum` is the sum that belongs to it.
+# **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
+# doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
+# varies. The first `pvary` is JAX's cast of `w`, and `psum_invariant` adds up the gradients of all devices: that's the
+# all-reduce you didn't write.
 
 # %%
 jaxpr = jax.make_jaxpr(on_devices(jax.grad(loss)))(w, x)
@@ -180,8 +181,8 @@ print(jaxpr.pretty_print(use_color=False))
 #
 # ## Why you want the check
 #
-# You could also turn it off. But then you lose the best part. Lesson 05's worst mistake was to forget the all-reduce, and
-# nobody noticed. Let's forget it here.
+# You could also turn the check off, and write what you wrote under pmap. But then you'd lose the best thing about it.
+# In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too.
 #
 # **Predict:** does JAX notice?
 
@@ -221,17 +222,18 @@ assert "can't be statically inferred" in refusal
 # **So keep the check on in new code**, and either cast first, as your program does, or take the gradient of the averaged
 # loss.
 #
-# pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns it off, with `check_vma=False` and pmap's `pmean`, and
-# you should know why. It has to run *your* model, whatever is in it. A loop that starts from zeros, as `nnx.RNN` does,
-# begins with a carry that doesn't vary and goes on with one that does, and with the check on JAX refuses it. The price is
-# that a forgotten all-reduce would pass there. So the tests compare every update with one device's, on one to eight
-# devices.
+# pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns it off, with `check_vma=False` and pmap's
+# `pmean`, and you should know why. It has to run *your* model, whatever is in it, and JAX's check refuses some models
+# that are right. `nnx.RNN`, for example, loops over time and starts from zeros. Its state doesn't vary before the first
+# step, and it does after it, so JAX refuses the loop. The price is that a forgotten all-reduce would pass there. So the
+# tests compare every update with one device's, on one to eight devices.
 #
 # ## What the trap does to a run
 #
-# Here's your program's step without the cast, and 39 updates with each: with SGD, and with Adam.
+# Here's your program's step without the cast. We make 39 updates with it, and 39 with the right step, first with SGD
+# and then with Adam.
 #
-# **Predict:** in which of the two will you notice the trap?
+# **Predict:** with which optimizer will you notice the trap?
 
 
 # %% tags=["prediction"]
@@ -269,9 +271,9 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With SGD you may, because it acts like a learning rate that's eight times too high. On this easy problem that even looks
-# like a good idea. With Adam you can't: it divides the gradient by its own size, and the factor cancels. Until you clip,
-# or add weight decay to the gradient, or read the gradient's norm in your log.
+# With SGD you may, because the trap acts like a learning rate that's eight times too high. On this easy problem that
+# even looks like a good idea. With Adam you won't: it divides the gradient by its own size, so the factor cancels. It
+# would only show if you clip the gradient, add weight decay to it, or read its norm in your log.
 #
 # </details>
 #
@@ -354,7 +356,7 @@ for exercise in (fixed_gradient, make_step):
 # %% [markdown]
 # ## Take away
 #
-# - `shard_map` takes jit's arrays and runs pmap's step. `in_specs` cut, `out_specs` put together.
+# - `shard_map` takes jit's arrays and runs pmap's step. `in_specs` says how to cut, `out_specs` how to put together.
 # - With the check on, `jax.grad` of a replicated weight is already summed over the devices. Cast first, or average the loss.
 # - The check finds a forgotten all-reduce before anything runs. Without it, compare one update with one device's.
 #
@@ -364,5 +366,6 @@ for exercise in (fixed_gradient, make_step):
 # | `place_state`, `place_batch`, `eval_step` | the same names | [steps/shard_map.py](../pmapdp/steps/shard_map.py) |
 #
 # To read on: JAX's pages on [shard_map](https://docs.jax.dev/en/latest/201/shard-map.html) and on
-# [the new pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next: [11 Explicit sharding](11_explicit_sharding.ipynb),
-# or [12 Port a pmap program](12_port_a_pmap_program.ipynb), if you have one.
+# [the new pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:
+# [11 Use explicit sharding](11_explicit_sharding.ipynb), or [12 Port a pmap program](12_port_a_pmap_program.ipynb), if
+# you have one.

@@ -44,8 +44,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - `jax.make_mesh` makes a mesh whose axis is *Explicit*. (`Mesh(...)` makes an *Auto* axis, and so did all lessons so far.)
-#   `jax.set_mesh` makes it the current one.
+# - `jax.make_mesh` makes a mesh whose axis is *Explicit*. (`Mesh(...)`, which you've used so far, makes an *Auto*
+#   axis.) `jax.set_mesh` makes it the current one.
 # - The shardings of `jit` go, because the arguments' types already have them.
 # - `train_step` asserts that its batch is split.
 # - `weights @ losses` becomes a sum. You'll see why in a minute.
@@ -60,13 +60,15 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. It does the same work in the same places. The difference shows when something isn't in its place.
+# With the same numbers. It does the same work in the same places. You'll see the difference when an array isn't where
+# it should be.
 #
 # </details>
 #
 # ## The mistake, caught
 #
-# Let's forget to place the batch again. Lesson 09's step computed it eight times over, and said nothing.
+# Let's forget to place the batch again. In lesson 09, without `in_shardings`, every device then computed the whole
+# batch, and JAX said nothing.
 
 # %%
 host = next(batches(*train_data, seed=0))  # NumPy arrays, nowhere yet
@@ -97,13 +99,15 @@ for name, type_ in types.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `float32[16@data,4]` and `float32[16@data]` stay split as `x` is. `x.sum(0)` is a plain `float32[4]`, replicated: it adds
-# up over the split axis, so it needs an all-reduce.
+# `2 * x` is `float32[16@data,4]` and `x.sum(1)` is `float32[16@data]`: they stay split, as `x` is. `x.sum(0)` is a
+# plain `float32[4]`, replicated. It adds up over the split axis, so it needs an all-reduce.
 #
 # </details>
 #
-# So every operation has a rule that makes the result's type from the types that go in. Here's a network on a mesh of two
-# axes, with the examples split over "data" and the hidden units over "model".
+# So operations have rules that make the type of the result from the types of the arguments. Here's a network on a mesh
+# with two axes. The examples are split over "data" and the hidden units over "model". For `hidden` the rule is enough.
+# The product for `logits` adds up over the split hidden units, so it needs an all-reduce, and there you have to say
+# which type you want. You'll see how in the next section.
 
 # %%
 lesson_11.types()
@@ -141,8 +145,9 @@ for name, function in questions.items():
 # - The sum can be split by rows or by columns, but one mesh axis can't split both.
 # - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be replicated, or split again.
 #
-# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go: it's a
-# product over the split axis, while `.sum()` has just one rule.
+# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. JAX
+# asks about every product that adds up over a split axis, even if the result is a single number. It doesn't ask about
+# `.sum()`.
 #
 # </details>
 #
@@ -161,8 +166,8 @@ answers = {
 lesson_11.shardings(answers)
 
 # %% [markdown]
-# Each square is an array of 16 x 16 numbers (the last has 8 x 16), in the colours of the devices that hold them. The third,
-# in one dark grey, is on all of them as a whole.
+# Each square is an array of 16 x 16 numbers (the last has 8 x 16), in the colours of the devices that hold them. The
+# third is dark grey, because every device holds the whole array.
 #
 # ## Which Flax layers work?
 #
@@ -200,10 +205,10 @@ for name, call in calls.items():
 #
 # </details>
 #
-# The layers take your answer as an argument: `Embed` has `out_sharding`, and `RNN` takes an `initial_carry` that's split. For
-# everything else there's `auto_axes`. It makes the axes Auto inside one function, as in lesson 09, and you only say how the
-# result is sharded. That also works for a layer of a library that you can't change. Pass the arrays as arguments, the
-# layer's own among them.
+# The layers take your answer as an argument: `Embed` has `out_sharding`, and `RNN` takes an `initial_carry` that's
+# split. For everything else there's `auto_axes`. It makes the axes Auto inside one function, as in lesson 09, and you
+# only say how the result is sharded. That also works for a library's layer that you can't change. Pass all arrays as
+# arguments, and the layer, too, because it holds arrays.
 
 # %%
 from jax.sharding import AxisType, auto_axes
@@ -222,8 +227,8 @@ for name, array in fixed.items():
 # %% [markdown]
 # ## Proof: the same update
 #
-# One update of the Explicit program, and one of lesson 09's on a mesh with an Auto axis. The models must agree within 1e-6
-# (float32), and each device must do the same number of operations.
+# Let's make one update with the Explicit program, and one with lesson 09's step on a mesh with an Auto axis. The models
+# must agree within 1e-6 (float32), and the operations on each device within 2 %.
 
 
 # %%
@@ -270,7 +275,7 @@ np.testing.assert_array_equal(fixed["embed inside auto_axes"], fixed["embed(toke
 # | data parallelism for a model that you have | Auto axes (lesson 09): every library works, and one check of the batch is enough |
 # | to know every sharding, and an error for each surprise | Explicit axes |
 # | a model split over several axes, where a wrong guess is expensive (lesson 15) | Explicit axes |
-# | Explicit axes, but not inside that one function | `auto_axes` around it |
+# | Explicit axes everywhere except in one function | `auto_axes` around it |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
 # Explicit axes don't make a step faster. They make it predictable. pmapdp uses Auto axes everywhere
@@ -321,7 +326,7 @@ for exercise in (typed, fixed_gram, normalized_step):
 # ## Take away
 #
 # - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
-# - Where several shardings are possible, JAX asks. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
+# - If several shardings are possible, JAX asks. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
 # - Auto and Explicit axes do the same work. Choose by whether you'd rather be asked or be left alone.
 #
 # pmapdp has no file for this, because its steps use Auto axes. To read on:

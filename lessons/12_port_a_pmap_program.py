@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is only maintained, and
-# JAX's developers [recommend shard_map for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you move the
-# program without changing its results? In this lesson you'll change some twenty lines, and the new program prints the old
-# one's numbers, dropout masks and all. You'll learn something that the old program never told you. And you'll forget a line
-# on purpose, because JAX can now tell you.
+# Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is in maintenance,
+# and JAX's developers [recommend shard_map for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
+# move the program without changing its results? In this lesson you'll change some twenty lines, and the new program
+# prints the old one's numbers, dropout masks and all. You'll also find out something that the old program never told
+# you. And you'll forget a line on purpose, because this time JAX notices.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
 # device. 25 minutes, 45 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -45,7 +45,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics and
 #   the optimizer's state.
-# - `replicate` makes N copies of the state, so every array in it is `[N, ...]`. `shard` makes `[N, b, ...]` of a batch.
+# - `replicate` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
+#   `[N, b, ...]`.
 # - Each device folds its number into the dropout key (lesson 08).
 # - Each device has batch statistics of its own (lesson 07). They are averaged once an epoch.
 # - Batches that aren't full are dropped, in the evaluation, too: it looks at 896 of 1,000 examples.
@@ -54,9 +55,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # include program/12_old_pmap.py
 
 # %% [markdown]
-# Does anything in it hurt today? JAX's guide has a list of what fails or crawls since pmap was rebuilt on shard_map, and
-# [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program, in the line
-# `metrics['loss'][0]`. Here's the same with a parameter of 4 MB, a copy of which is on each device.
+# Does anything in it hurt today? JAX's guide lists what fails or crawls now that pmap is built on shard_map, and
+# [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program, in the
+# line with `metrics['loss'][0]`. Here's the same with a parameter of 4 MB that every device has a copy of.
 #
 # **Predict:** what does it take to get copy 0 with `x[0]`?
 
@@ -87,8 +88,8 @@ lesson_12.before_and_after()
 # ## The port to shard_map
 #
 # There's one thing to think about before you start. The old state has eight sets of batch statistics, and the new one
-# has one. So the step must average them in every update, and not once an epoch. Doesn't that change the result? Try it
-# in your head, with `running = (running + batch) / 2`:
+# has one. So the step must average them in every update, instead of once an epoch. Doesn't that change the result? Try
+# it in your head, with `running = (running + batch) / 2`:
 #
 # | | device 0 | device 1 | averaged in each update |
 # | --- | --- | --- | --- |
@@ -122,8 +123,8 @@ old_train_step, old_p_train_step = train_step, p_train_step  # the next cell def
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same, and so did every epoch before it. Even the dropout masks are the old ones, because each device still folds
-# its number into the same key.
+# With the same numbers, and every epoch before it agrees as well. Even the dropout masks are the old ones, because each
+# device still folds its number into the same key.
 #
 # </details>
 #
@@ -131,7 +132,7 @@ old_train_step, old_p_train_step = train_step, p_train_step  # the next cell def
 #
 # Suppose you port the step line by line, and average only what the old one averaged.
 #
-# **Predict:** what happens with the check, and what without?
+# **Predict:** what happens with the check, and what happens without it?
 
 
 # %% tags=["prediction"]
@@ -146,7 +147,7 @@ def careless_step(state, batch, key):
 specs = {"mesh": mesh, "in_specs": (whole, rows, whole), "out_specs": whole}
 arguments = jax.device_put(init_state(), replicated), jax.device_put(batch, split), key
 try:
-    jax.shard_map(careless_step, **specs)(*arguments)
+    jax.jit(jax.shard_map(careless_step, **specs))(*arguments)
 except ValueError as error:
     refusal = str(error)
     print("with the check:", *(textwrap.fill(line, 100) for line in refusal.splitlines()), sep="\n")
@@ -158,14 +159,15 @@ print("\nwithout: one unit's running mean, by device:", np.round(means, 3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the check, JAX refuses the step before anything runs: some result may differ from device to device. Without it you
-# have eight different running means in an array that JAX calls replicated, and your checkpoint gets device 0's.
+# With the check, JAX refuses the step before anything runs: some result may differ from device to device. Without the
+# check you have eight different running means in an array that JAX calls replicated, and your checkpoint gets device
+# 0's.
 #
 # </details>
 #
-# The same happens to a metric without its `pmean`, and to a dropout key that's kept in the state: after the first update all
-# devices would have device 0's. The [page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how a state
-# keeps one key per device.
+# The same happens to a metric without its `pmean`, and to a dropout key that's kept in the state: your log and your
+# checkpoint get device 0's, and a run that resumes from the checkpoint draws the same masks on all devices. The
+# [page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how a state keeps one key per device.
 #
 # ## Is it the old program? Is it right?
 #
@@ -206,7 +208,7 @@ for failure in right.failed:
 # <details><summary>Answer</summary>
 #
 # Batch norm. Each device normalizes with its own 16 examples, so this network isn't the one that a single device would
-# train, and it never was. It may be what you want, but you should know it.
+# train, and it never was. That may be what you want, but you should know it.
 #
 # </details>
 #
@@ -252,14 +254,14 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit goes its own way, to
-# about the same place. So if you go to jit, compare final accuracies with the old program, and single numbers with one
-# device.
+# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit is different, but
+# it ends in about the same place. So if you go to jit, compare the final accuracy with the old program's, and the exact
+# numbers with one device's.
 #
 # ## What else is in such a program
 #
-# - **Evaluation.** Don't drop the last batch: pad it, give the padding weight 0, and divide by the sum of the weights, as
-#   your own program does since lesson 03.
+# - **Evaluation.** Don't drop the last batch: pad it, give the padding weight 0, and divide by the sum of the weights,
+#   as your own program has done since lesson 03.
 # - **Checkpoints.** A checkpoint of `unreplicate(state)` loads as it is. If the device axis was saved, take copy 0 of each
 #   array on the host.
 # - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
@@ -322,7 +324,7 @@ for exercise in (unstacked, ported, corrected_variance):
 #   what you forgot.
 # - Verify twice: against the old program, and against one device. The old program may not pass the second one either.
 #
-# In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your program. To
-# read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html), and the pages
-# [Porting](../docs/porting.md) and [verify](../docs/verify.md). Next: [13 More batch than
-# memory](13_more_batch_than_memory.ipynb).
+# In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your
+# program. To read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html), and the pages
+# [Porting](../docs/porting.md) and [verify](../docs/verify.md). Next:
+# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb).

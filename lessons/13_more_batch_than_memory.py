@@ -20,8 +20,8 @@
 # cut the batch in a way that gives the right numbers at four times the work. And if that isn't enough, there are two
 # other ways to save memory.
 #
-# **You will** accumulate gradients, see memory over time, say what batch norm makes of it, compute in bfloat16, and
-# compute again what you don't want to keep. 28 minutes, 48 with exercises. You need
+# **You will** accumulate gradients, watch memory over an update, see why batch norm is an exception, compute in
+# bfloat16, and recompute activations instead of storing them. 28 minutes, 48 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -79,8 +79,8 @@ print(f"by hand {12 * 1024 * 128 * 4 / 1e6:.1f} MB of activations, planned {plan
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The compiler's plan is a little larger, because it has
-# the gradients in it, too.
+# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The compiler's plan is a little larger, because it also
+# contains the gradients.
 #
 # </details>
 #
@@ -154,8 +154,9 @@ assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fo
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They do the same work as the two. Each micro-batch is copied to all devices, so your eight devices are as fast as two.
-# Nothing warns you, because the result is right. (With the Explicit axes of lesson 11, JAX refuses this cut.)
+# They repeat the work of the other two. The compiler copies each micro-batch to all devices, and every device computes
+# all of its rows. So your eight devices are only as fast as two. Nothing warns you, because the result is right. (With
+# the Explicit axes of lesson 11, JAX refuses this cut.)
 #
 # </details>
 #
@@ -223,18 +224,18 @@ np.testing.assert_allclose(*outputs, rtol=1e-3, atol=1e-3 * np.abs(outputs[0]).m
 #
 # </details>
 #
-# Accumulation saves memory and never time. The work stays the same, small pieces keep a GPU less busy, and XLA for CPUs
-# even all-reduces after every micro-batch instead of once. (You avoid that with a `shard_map` around the loop and one
-# `pmean` after it: exercise 1, and `no_sync` in PyTorch.) So take the smallest K that fits. The learning rate belongs to
-# B, as before, not to B / K.
+# Accumulation saves memory, but it doesn't make an update faster. The work stays the same, small micro-batches keep a
+# GPU less busy, and XLA for CPUs even all-reduces after every micro-batch instead of once. (To all-reduce only once,
+# put a `shard_map` around the loop and one `pmean` after it, as in exercise 1. In PyTorch you'd use `no_sync`.) So take
+# the smallest K that fits. Choose the learning rate for B, as before, not for B / K.
 #
 # `optax.MultiSteps(optimizer, K)` also accumulates, over K calls of your step. It needs no change in the step, but the
 # devices communicate in every call, and its mean of means is wrong for padded batches.
 #
 # ## Batch norm sees the micro-batch
 #
-# There's one layer for which the gradients of the parts don't add up to the gradient of the whole. Batch norm subtracts
-# the batch's mean and divides by its standard deviation.
+# So far, the gradients of the micro-batches have added up to the gradient of the whole batch. With batch norm they
+# don't. It subtracts the batch's mean and divides by the batch's standard deviation.
 #
 # **Predict:** the batch is 0, 1, 2, 3. Does batch norm give the same four numbers if the halves come one after the other?
 
@@ -257,7 +258,7 @@ assert not np.allclose(one_batch, two_halves)
 # <details><summary>Answer</summary>
 #
 # No: -1, 1, -1, 1. The 0 and the 2 have become the same number. Each micro-batch has its own mean and its own standard
-# deviation, so the network computes something else, and you get the gradients of another loss.
+# deviation, so the network's outputs are different, and you get the gradient of a different loss.
 #
 # </details>
 #
@@ -267,8 +268,8 @@ assert not np.allclose(one_batch, two_halves)
 #
 # ## bfloat16
 #
-# The second way to save is to compute with numbers of two bytes. A bfloat16 has the range of a float32, but only 8 bits
-# of precision instead of 24. Activations take half the memory on GPUs and TPUs, and an A100 multiplies 312 TFLOP/s
+# The second way to save memory is to compute with two-byte numbers. A bfloat16 has the range of a float32, but only 8
+# bits of precision instead of 24. Activations take half the memory on GPUs and TPUs, and an A100 does up to 312 TFLOP/s
 # instead of 156 in TF32 or 19.5 in float32. In a Flax layer you write `dtype=jnp.bfloat16`: it computes in bfloat16 and
 # keeps its parameters in float32. You could also store the parameters in bfloat16, and save even more.
 #
@@ -324,16 +325,16 @@ assert stalled > 1.3 * full
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The update is lost. Next to 1, the smallest step of a bfloat16 is 1/128. That's the curve on top: the network does learn,
-# from the updates that are large enough, and you'd look for the mistake in your learning rate. The other two curves lie
+# The update is lost. Next to 1, the smallest step of a bfloat16 is 1/128. That's why the top curve falls so slowly: the
+# network learns only from the updates that are large enough. You'd blame your learning rate. The other two curves lie
 # on top of each other.
 #
 # </details>
 #
-# So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 isn't the same. Its
-# smallest number is 6e-8, so small gradients become 0, and people multiply the loss by 2¹⁵ or so (PyTorch's
-# `GradScaler`). bfloat16 goes down to 1e-38 and doesn't need that. (XLA for CPUs
-# multiplies in float32 and rounds afterwards, so here you see the rounding, but neither the memory nor the speed.)
+# So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes,
+# but its smallest number is 6e-8. So small gradients become 0, and people multiply the loss by 2¹⁵ or so (PyTorch's
+# `GradScaler`). bfloat16 goes down to 1e-38 and doesn't need that. (XLA for CPUs multiplies in float32 and rounds
+# afterwards, so here you see the rounding, but neither the memory nor the speed.)
 #
 # ## Compute again instead of keeping
 #
@@ -379,13 +380,14 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# If you keep only the inputs, you pay a fourth product for the three, a third more work, and need the least memory.
-# Keeping the products adds no product, because only the cheap functions after it are computed again.
+# Keeping only the inputs needs the least memory, but each layer then computes four products instead of three, which is
+# a third more work. Keeping the products adds none, because only the cheap functions after each product are computed
+# again.
 #
 # </details>
 #
-# Use it in a loop over layers. In straight code, XLA for CPUs notices that you compute something twice and merges the
-# two again; on GPUs and TPUs it's told not to.
+# Use it in a loop over layers. Without a loop, XLA for CPUs notices that you compute something twice, and merges the
+# two computations, so nothing is saved. JAX asks XLA not to do that, but only XLA for GPUs and TPUs obeys.
 #
 # ## Exercises
 #
@@ -438,7 +440,8 @@ for exercise in (global_gradient, cut_rows, fixed_gradient):
 #
 # - Add up the sums of K micro-batches, and divide once. Under jit, cut with `reshape(-1, K)` and a swap, so that every
 #   device works on every micro-batch.
-# - Accumulation and rematerialization cost time and change nothing else, except that batch norm sees the micro-batch.
+# - Accumulation and rematerialization save memory, cost time, and leave the gradients the same. The exception is batch
+#   norm: with accumulation it sees only the micro-batch.
 # - Compute in bfloat16. Keep parameters, optimizer state and sums in float32.
 #
 # | your program | in pmapdp | file |

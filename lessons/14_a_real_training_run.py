@@ -71,9 +71,9 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 # - the optimizer's state, which for Adam is twice as large as the parameters,
 # - how far you are: here the number of the epoch.
 #
-# What's a function of the seed and the epoch needn't be saved. Our `batches` shuffle with `default_rng(seed)`, and
-# the seed is the epoch, so the order is there again. If your data loader draws its order from a generator that lives as
-# long as the run, save the loader's state, too.
+# You don't have to save the order of the examples, because you can compute it again: our `batches` shuffle with
+# `default_rng(seed)`, and the seed is the number of the epoch. But if your data loader draws its order from a generator
+# that lives as long as the run, save the loader's state, too.
 #
 # ## The program so far, and what changes
 #
@@ -83,9 +83,10 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 #
 # include the difference of 09_jit.py and 14_resume.py
 #
-# [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder; it's installed with Flax. `restore` wants
-# to know shapes, dtypes and shardings, and takes them from the state that you've just made. `save` copies the state to
-# the host and returns. A thread writes the copy while the devices train on, under a temporary name until it's complete.
+# [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder; it's installed with Flax. `restore`
+# needs shapes, dtypes and shardings, and reads them off the state that you've just made. `save` copies the state to the
+# host and returns. While the devices train on, a thread writes the copy. The folder has a temporary name until
+# everything is in it.
 
 # %%
 lesson_14.timeline()
@@ -107,8 +108,8 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # %% [markdown]
 # ## Kill it
 #
-# Now the same program in a process of its own, with another folder. As soon as it prints the line of epoch 2, we send it
-# SIGKILL, which no program can catch. Then we start it again.
+# Now we start the same program in a separate process, with another folder. As soon as it has printed the line of
+# epoch 2, we send it SIGKILL, which no program can catch. Then we start it again.
 #
 # **Predict:** after which epoch does it resume? Do the last lines differ from the ones above?
 
@@ -143,9 +144,9 @@ for a, b in zip(*(jax.tree.leaves(newest_state(name)) for name in ("never_killed
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# After epoch 1, or after 2 if the thread was quick enough. What the killed process had done since then is lost, and done
-# again. The lines that follow are the same to the last digit, and the final parameters are the same bits: the folded
-# cell compares them. (Exit status -9 means killed by signal 9.)
+# After epoch 1, or after 2 if the thread was quick enough. What the killed process had done since that checkpoint is
+# lost, so the second process does it again. The lines that follow are the same to the last digit, and the final
+# parameters are the same bits: the folded cell compares them. (Exit status -9 means killed by signal 9.)
 #
 # </details>
 #
@@ -195,9 +196,10 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# There's no error, and this time the loss is even a little lower: Adam's moments start again from 0, and its first steps are
-# larger. Nobody would complain. But it's another model, it could as well be worse, and no one can repeat your result. So
-# test it once for every program: kill a run, resume it, and compare the bits with a run that wasn't killed.
+# There's no error, and this time the loss is even a little lower: Adam's moments start again from 0, and its first
+# steps are larger. Nobody would complain. But it's a different model, next time it may be a worse one, and nobody who
+# trains without a break can repeat your result. So test every program once: kill a run, resume it, and compare the bits
+# with a run that wasn't killed.
 #
 # </details>
 #
@@ -207,22 +209,23 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # something breaks every M seconds, save about every √(2 s M) seconds
 # ([Young, 1974](https://doi.org/10.1145/361147.361115)). With 10 s and one failure a day that's every 22 minutes.
 #
-# Slurm and Kubernetes warn you before they kill: they send SIGTERM. Let a handler note it, save after the current update,
-# and stop. Then you lose nothing:
+# Slurm and Kubernetes warn you before they kill: they send SIGTERM. Let a handler note it, save after the current
+# update, and stop. If that's done before they kill you (30 seconds later, by default), you lose nothing:
 #
 # ```python
 # asked = []
 # signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 # ```
 #
-# Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN. Orbax has
-# preservation policies for that, and you pass `metrics=` to `save`. And don't change a setting halfway. The
-# result would belong to neither setting, so pmapdp refuses it.
+# Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN. In Orbax you choose
+# what to keep by a preservation policy, and you give it the loss with `metrics=` in `save`. And don't change a setting
+# in the middle of a run. Afterwards you couldn't say which setting gave the result, so pmapdp refuses it.
 #
 # ## Give the model away
 #
-# A checkpoint is of no use without your code. `jax.export` turns a jitted function into bytes: here the network with its
-# parameters, for any number n of inputs, on CPUs, NVIDIA GPUs and TPUs. Another process gets these bytes and five inputs.
+# A checkpoint contains only numbers. Without your code, nobody knows what to compute with them. `jax.export` turns a
+# jitted function into bytes: here the network with its parameters, for any number n of inputs, on CPUs, NVIDIA GPUs and
+# TPUs. Another process gets these bytes and five inputs.
 #
 # **Predict:** it has none of your code. Does it have to import Flax?
 
@@ -254,8 +257,8 @@ assert answer == [f"{here} Flax is imported: False"]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. The bytes are a compiled function's program, with the parameters as constants. JAX alone runs it, and the classes are
-# the same.
+# No. The bytes contain the function's program, with the parameters as constants. It isn't compiled yet (the format is
+# called StableHLO): JAX compiles it where it runs, without your code. The classes are the same.
 #
 # </details>
 #
@@ -315,8 +318,8 @@ for exercise in (fixed_batches, resumable, exported):
 #
 # - A checkpoint holds everything that training changes: parameters, optimizer state, running statistics, and how far you
 #   are.
-# - Make the order and the random keys functions of the seed and the update. Then there's nothing to save of them, and a
-#   killed run ends with the same bits.
+# - Make the order and the random keys functions of the seed and the update. Then you don't have to save them, and a run
+#   that was killed and resumed ends with the same bits.
 # - Test it: kill, resume, compare bits. Half a checkpoint raises no error.
 #
 # This program is nearly pmapdp's trainer. Read it now; you'll recognize it:

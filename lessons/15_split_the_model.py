@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 15. Split the model
 #
-# One layer of GPT-3 has 12,288 x 49,152 weights. With Adam's moments and the gradient that's 9.7 GB, and the model has 192
-# matrices like it. Up to now every device held the whole model, so you'd need a device that doesn't exist. In this lesson
-# you'll split the matrices themselves. Your program needs seventeen new lines for it, none of them in the training step, and
-# the compiler finds out who has to talk to whom. You'll learn to see that in advance, because a matrix that's split the wrong
-# way still gives the right result, and is slow.
+# One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
+# the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this one.
+# In this lesson you'll split the matrices themselves. Your program needs seventeen new lines for it, none of them in
+# the training step, and the compiler finds out which devices have to communicate. You'll learn to predict that, because
+# a matrix that's split the wrong way still gives the right result, only more slowly.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
 # and say when all this sends less than data parallelism. 25 minutes, 45 with exercises. You need
@@ -89,9 +89,10 @@ for name, (of_x, of_w, of_result) in cases.items():
 # W2: PartitionSpec("model", None)   # rows
 # ```
 #
-# **One all-reduce for two products.** This is **tensor parallelism** as in [Megatron-LM](https://arxiv.org/abs/1909.08053).
-# You can combine it with data parallelism, by a mesh of two axes. The picture shows both on eight devices. Each rectangle is
-# an array, and each box in it is a shard, with the colour and the number of the first device that holds it.
+# **One all-reduce for two products.** This is **tensor parallelism** as in
+# [Megatron-LM](https://arxiv.org/abs/1909.08053). You can combine it with data parallelism on a mesh with two axes. The
+# picture shows both on eight devices. Each rectangle is an array, and each box in it is a shard, with the colour and
+# the number of the first device that holds it.
 
 # %%
 SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
@@ -111,9 +112,9 @@ def sharding_of(layout, array):
 lesson_15.layouts(layouts, SHAPES, sharding_of)
 
 # %% [markdown]
-# What about the backward pass? Here's the pair once more, with the gradients flowing back. The gradient for `x` is a product
-# that sums over the hidden units, and they're split. So there's an all-reduce at the other end of the pair, if anybody needs
-# the gradient for `x`: some layer before the pair that's trained.
+# What about the backward pass? Here's the pair once more, with the gradients flowing back. The gradient for `x` is a
+# product that sums over the hidden units, and they're split. So there's an all-reduce at the other end of the pair,
+# too. It's needed only if some layer before the pair is trained, because only then do you need the gradient for `x`.
 
 # %%
 lesson_15.pair()
@@ -164,8 +165,8 @@ assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 #
 # </details>
 #
-# The next layer waits for each of them, and nothing hides them. That's why tensor parallelism stays inside a machine, where
-# links are fast.
+# The next layer can't start until its input has been added up, so it's hard to hide these all-reduces behind
+# computation. That's why people keep tensor parallelism inside a machine, where links are fast.
 #
 # ## Attention: split the heads
 #
@@ -205,7 +206,7 @@ assert [(each.kind, each.count) for each in of_attention] == [("all-reduce", 1)]
 # activations, which grow with it. Take two pairs of 128 x 512 and 512 x 128 on eight devices. They have 262,144 weights. Each
 # pair has two all-reduces of `[B, 128]`.
 #
-# **Predict:** for which batch size B do both send the same?
+# **Predict:** for which batch size B do both send the same number of bytes?
 
 # %% tags=["prediction"]
 sizes = (32, 64, 128, 256, 512, 1024, 2048)
@@ -227,10 +228,11 @@ np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism
 #
 # </details>
 #
-# But bytes aren't everything. Data parallelism needs no more than one all-reduce, at the end, which may overlap with the
-# backward pass. So people use tensor parallelism if a layer doesn't fit, or if the per-device batch would become tiny, and
-# only over as many devices as are joined by fast links. (*Sequence parallelism* also splits the activations between the
-# pairs, along the tokens: a reduce-scatter and an all-gather take the place of each all-reduce.)
+# But it also matters when the bytes are sent. Data parallelism can send the gradients of the last layers while the
+# backward pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So people use
+# tensor parallelism if a layer doesn't fit, or if the per-device batch would become tiny, and only over as many devices
+# as are joined by fast links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens:
+# a reduce-scatter and an all-gather take the place of each all-reduce.)
 #
 # ## The mistake: columns, then columns
 #
@@ -266,9 +268,9 @@ assert bad.bytes > 40 * good.bytes
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It gathers all of `h` on both devices, 64 x 512 numbers (and the result, in the end). An all-reduce of 64 x 10 would do.
-# Nothing warns you, and in a large network this is the difference between fast and useless. So read the collectives of
-# your program.
+# It gathers all of `h` on both devices, 64 x 512 numbers, and in the end the result, too. An all-reduce of 64 x 10
+# numbers would be enough. Nothing warns you, and in a deep network you'd pay for it in every layer. So read the
+# collectives of your program.
 #
 # </details>
 #
@@ -283,8 +285,8 @@ assert bad.bytes > 40 * good.bytes
 # - The mesh has two axes. The batch is split over four groups of devices, and each group of two splits the hidden units.
 # - `SPECS` says which parameters are split, and how. `shard` looks for their names in the path of each array. Adam's moments
 #   have the parameters' names in their paths, so they're split in the same way.
-# - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)` makes the
-#   state where it belongs. Lesson 16 is about these two.
+# - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
+#   makes the state where it belongs. Lesson 16 explains both.
 # - The training step hasn't changed.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
@@ -297,11 +299,12 @@ assert bad.bytes > 40 * good.bytes
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers, up to rounding in the last digit. Shardings change who computes what, and never the result.
+# With the same numbers, up to rounding in the last digit. A sharding decides which device computes what. It doesn't
+# change the result.
 #
 # </details>
 #
-# A checkpoint doesn't know about layouts either. You can save here, and resume with another mesh.
+# A checkpoint doesn't tie you to a layout, either. You can save it on this mesh and resume on another one.
 #
 # ## Exercises
 #
@@ -350,7 +353,8 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # %% [markdown]
 # ## Take away
 #
-# - Split a kept axis, and nobody talks. Split the axis that's summed over, and you need an all-reduce.
+# - If you split a kept axis, no device has to communicate. If you split the axis that's summed over, you need an
+#   all-reduce.
 # - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained. Attention
 #   is a pair, too, if you split it by heads.
 # - Tensor parallelism sends activations, data parallelism sends gradients. A wrong split shows only in the collectives.
@@ -361,5 +365,5 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # | `shard` | `MeshLayout.array` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 # | the mesh of 4 x 2 | `--mesh data=4,model=2` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 #
-# To read on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next, split what's only
-# a copy: [16 Born sharded](16_born_sharded.ipynb).
+# To read on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next, stop
+# keeping a copy of the state on every device: [16 Born sharded](16_born_sharded.ipynb).

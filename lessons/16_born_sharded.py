@@ -16,14 +16,15 @@
 #
 # You want to train a model with seven billion parameters. You have eight GPUs with 80 GB each, 640 GB in all. Data
 # parallelism can't do it, on eight GPUs or on a thousand: each of them holds a copy of everything, and a copy takes
-# 112 GB. In this lesson you'll change nine lines of your program, none in the training step, and each device holds an
-# eighth. Then you'll look at memory over time, because most of that saving can be lost again inside the step.
+# 112 GB. In this lesson you'll change nine lines of your program, none in the training step, and then each device will
+# hold an eighth. After that you'll look at memory over time, because inside the step you can lose most of that saving
+# again.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
 # FSDP), and keep the peak low. 25 minutes, 45 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and the section on `jax.checkpoint` in
-# [13 More batch than memory](13_more_batch_than_memory.ipynb).
+# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb).
 
 # %%
 # In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
@@ -48,11 +49,11 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # In data parallelism, every device holds the same 112 GB. **ZeRO** ([Rajbhandari et al.,
 # 2020](https://arxiv.org/abs/1910.02054)) splits them over the devices, in three stages:
 #
-# - **Stage 1** splits the optimizer's state. Each device updates its part of the parameters, and an all-gather puts
-#   them together.
+# - **Stage 1** splits the optimizer's state. Each device updates its part of the parameters, and an all-gather puts the
+#   parts together again.
 # - **Stage 2** also splits the gradients.
-# - **Stage 3** splits the parameters, too. The devices gather them when they need them. PyTorch calls this fully sharded
-#   data parallel, FSDP.
+# - **Stage 3** splits the parameters, too. The devices gather the parameters of a layer when they need them. PyTorch
+#   calls this fully sharded data parallel, FSDP.
 #
 # **Predict:** with eight devices, how many GB does each stage take on a device? Which is the first that fits into 80 GB?
 
@@ -118,8 +119,8 @@ for step in (all_reduced, zero_1):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Weight 3, which was 3 and becomes 3 - 2.8 = 0.2. Both functions give the same eight weights. With the second one, a device
-# updates a single weight, so it needs the optimizer's state of that one only.
+# Weight 3, which was 3 and becomes 3 - 2.8 = 0.2. Both functions give the same eight weights. With the second one, a
+# device updates a single weight, so it needs the optimizer's state for that weight only.
 #
 # </details>
 #
@@ -137,8 +138,9 @@ for step in (all_reduced, zero_1):
 # - `shard` decides for each array: split the first axis, if the number of devices divides it.
 # - `jax.eval_shape` runs `init_state` on shapes alone. It computes nothing and needs no memory. We need the shapes, because
 #   the shardings have to be known before there's a state.
-# - `jax.jit(init_state, out_shardings=...)` is how the state is **born sharded**: each device makes its own part. If you
-#   made the state first and split it then, one device would have to hold all 112 GB for a moment.
+# - `jax.jit(init_state, out_shardings=...)` is how the state is **born sharded**: each device makes its own part. If
+#   you made the state first and split it afterwards, one device would have to hold all parameters and moments for a
+#   moment: 84 GB for our seven billion parameters.
 # - Parameters and gradients come back in the same shardings. The training step hasn't changed at all.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
@@ -151,7 +153,7 @@ for step in (all_reduced, zero_1):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. Where an array is changes who computes what, never the result.
+# With the same numbers. Where you put an array decides which device computes what. It doesn't change the result.
 #
 # </details>
 #
@@ -179,12 +181,14 @@ assert whole_parts == [(10,)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# About an eighth, from the moment it's born. It's a little more, because the bias `[10]` of the last layer isn't divisible by
-# 8 and stays whole. If you moved it, the first device would have held all of it.
+# About an eighth, from the moment it's born. It's a little more, because the bias `[10]` of the last layer isn't
+# divisible by 8 and stays whole. If you had moved the result of `init_state()`, the first device would have held all of
+# it.
 #
 # </details>
 #
-# Pad such arrays if they're large. A vocabulary of 50,257 words becomes 50,304, for example.
+# If such an array is large, pad it, so that it can be split. For example, people pad GPT-2's vocabulary of 50,257
+# tokens to 50,304.
 #
 # ## The peak is inside the step
 #
@@ -260,17 +264,18 @@ for each in after:
 # - *Replicated* holds everything, all the time.
 # - *Gathered first* keeps all layers to the end. It saves something here only because Adam's moments are split. With plain
 #   SGD it would be worse than no ZeRO at all.
-# - *Gathered in the layer* isn't much better. Your constraint makes the gathered layer a value of the program. The backward
-#   pass needs it, so it's kept, sixteen times.
+# - *Gathered in the layer* still takes more than twice the memory of the best. Your constraint makes the gathered layer
+#   a value of the program, and the backward pass needs this value. So all sixteen gathered layers are kept until then.
 # - *Gathered again* drops it and gathers it once more, and computes the layer once more, too. (A policy as in lesson 13
 #   avoids the second computation.)
 # - *Left to the compiler*, the shards are kept and gathered where they're used.
 #
 # </details>
 #
-# So don't gather by hand. Scan over the layers, say where the state is, and look at the plan: `memory_analysis()` gives you
-# the peak without running anything. (To hide the
-# gathers, XLA for GPUs and TPUs may fetch the next layer while the current one is being computed. Then it holds two.)
+# So don't gather by hand. Scan over the layers, say where the state is, and look at the plan: `memory_analysis()` gives
+# you the peak without running anything. Look again on your GPUs, because this plan was made by XLA for CPUs. (To hide
+# the gathers, XLA for GPUs and TPUs may fetch the next layer while the current one is being computed. Then it holds
+# two.)
 #
 # ## The mistake: a norm of a part
 #
@@ -338,8 +343,9 @@ with ocp.StandardCheckpointer() as checkpointer:
 # %% [markdown]
 # All three have the same bits.
 #
-# **When is it worth it?** If the state fits without ZeRO, leave it alone. Stage 1 costs nothing, so take it first. Take stage
-# 3 if you must, and combine it with tensor parallelism (lesson 15) if a single layer is too large, by a mesh of two axes.
+# **When is it worth it?** If the state fits without ZeRO, you don't need it. If it doesn't fit, try stage 1 first,
+# because it sends no more bytes than data parallelism. If that isn't enough, take stage 3. And if even a single layer
+# is too large, combine it with tensor parallelism (lesson 15) on a mesh with two axes.
 #
 # ## Exercises
 #
@@ -383,8 +389,9 @@ for exercise in (born_in_place, zero_step, fixed_clip):
 # ## Take away
 #
 # - Training with Adam takes 16 bytes for each parameter. ZeRO splits them: moments, then gradients, then parameters.
-# - Shapes first, then shardings, then numbers: `eval_shape`, `jit(init, out_shardings=...)`. The step stays as it is.
-# - The saving is real only if each layer is gathered by itself. Scan over layers, and read the compiler's plan.
+# - Find the shapes with `eval_shape`, choose the shardings, and make the numbers last, with
+#   `jit(init, out_shardings=...)`. The training step stays as it is.
+# - You keep the saving only if one layer at a time is gathered. Scan over layers, and read the compiler's plan.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -39,14 +39,14 @@ lesson_17.one_array()
 # %% [markdown]
 # ## One array, two processes
 #
-# In PyTorch, each process has its own tensors. In JAX, all processes run the same program and work on **global arrays**.
-# Each of them holds some shards of an array. The picture shows 16 rows on four devices of two processes. Both
+# In PyTorch, each process has its own tensors. In JAX, all processes run the same program and work on **global
+# arrays**. Each process holds some shards of an array. The picture shows 16 rows on four devices of two processes. Both
 # processes know that there are 16 rows. Process 0 can read the first eight, and it can't read the others.
 #
 # Let's see that with eight numbers on eight devices. `started.run` starts two new Pythons on this machine, with four
 # simulated devices each, connects them, and lets both call our function.
 #
-# **Predict:** which numbers does each process print as its own? And who can print all eight?
+# **Predict:** which of the eight numbers does each process hold? And can it print all eight?
 
 
 # %% tags=["prediction"]
@@ -71,8 +71,8 @@ started.run(eight_numbers)
 #
 # </details>
 #
-# `make_array_from_callback` is how you make such an array. JAX looks at the sharding, and calls you back for the rows
-# of each device that belongs to your process. No row is sent anywhere.
+# `make_array_from_callback` is how you make such an array. JAX looks at the sharding, and calls your function for the
+# rows of each device that belongs to your process. No row is sent from one process to another.
 #
 # ## The program so far, and what changes
 #
@@ -83,15 +83,16 @@ started.run(eight_numbers)
 # include the difference of 09_jit.py and 17_processes.py
 #
 # - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the
-#   address: it's the *coordinator*. From then on, `jax.devices()` is the list of everybody's devices, and so the mesh
-#   has all of them.
+#   address: it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes, so the mesh has
+#   all of them.
 # - `place_batch` gives each device its rows. Here every process makes the whole batch, because the data is small. If
 #   yours is in files, read only the rows that the callback asks for.
 # - The state is made on all devices at once, by the same program with the same seed. So it's the same everywhere.
 # - Process 0 alone prints.
 #
-# Slurm, Open MPI 4 and Cloud TPU tell JAX who the others are, and there you call `jax.distributed.initialize()` without
-# arguments. (JAX 0.10 doesn't recognize Open MPI 5.) The training step doesn't know about any of this.
+# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so there you call
+# `jax.distributed.initialize()` without arguments. (JAX 0.10 doesn't recognize Open MPI 5.) The training step doesn't
+# know about any of this.
 #
 # Run alone, as in this notebook, the program is one process with eight devices. Lesson 09's ended with loss 0.2486,
 # accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
@@ -128,10 +129,10 @@ np.testing.assert_allclose(numbers[0], [float(word) for word in here if "." in w
 #
 # ## The mistake: rows by process number
 #
-# Many programs do without the callback. They say: there are two processes, so process 0 takes the first half of the
-# batch, and process 1 takes the second half. That's right only if the mesh lists the devices process by process. On
-# TPUs it often doesn't, because `jax.make_mesh` looks for short ways between the chips. For 4 x 2 chips of a TPU v5e on
-# two hosts, JAX's own function puts the processes in the order 0 0 1 1 1 1 0 0.
+# Many programs don't use the callback. With two processes, they simply let process 0 take the first half of the batch
+# and process 1 the second half. That's right only if the mesh lists the devices process by process. On TPUs it often
+# doesn't, because `jax.make_mesh` tries to put chips next to each other that are directly connected. For 4 x 2 chips of
+# a TPU v5e on two hosts, JAX's own function puts the processes in the order 0 0 1 1 1 1 0 0.
 #
 # **Predict:** on such a mesh, process 0 gives the numbers 0 to 3, and process 1 gives 4 to 7. What does the global
 # array contain? Is there an error?
@@ -159,9 +160,10 @@ lesson_17.who_holds_what()
 #
 # </details>
 #
-# As long as inputs and labels are mixed up in the same way, the loss doesn't even notice. But gather the predictions and
-# compare them with the labels of your test set, which aren't mixed up. We can act that out here, with the network that
-# you just trained: its test set in eight parts, in the order above.
+# As long as inputs and labels are mixed up in the same way, the loss stays the same. But suppose you gather the
+# predictions and compare them with the labels of your test set, which are still in their old order. You can try that in
+# this notebook, with the network that you've just trained: we cut the test set into eight parts and put them in the
+# order above.
 #
 # **Predict:** the network classifies 87 % of the test set correctly. How many of the eight parts are still in their place?
 # So what accuracy do you find?
@@ -202,7 +204,8 @@ assert accuracies[1] < 0.35
 # process 0 print what came out.
 #
 # If a run hangs, find out which line each process is in. Put `faulthandler.dump_traceback_later(600, repeat=True)` at
-# the top of your program, or call `py-spy dump --pid ...` from outside. The process whose line differs is your suspect.
+# the top of your program, or call `py-spy dump --pid ...` from outside. If one process is in a different line than all
+# the others, start looking there.
 #
 # ## One GPU or all GPUs
 #
@@ -242,8 +245,9 @@ started.run(connect_twice, 1, connect=False, **slurm)
 # | Open MPI 4 | `mpirun --map-by ppr:8:node` | `mpirun --map-by ppr:1:node` |
 # | in the program | `initialize()` | `initialize(local_device_ids=range(8))` |
 #
-# Don't combine the first column with Slurm's `--gpus-per-task=1`. Each task would then see one GPU, called 0, while JAX
-# asks for the numbers 1 to 7. And whatever you start, assert what you expect: `assert jax.device_count() == 16`.
+# Don't combine the first column with Slurm's `--gpus-per-task=1`. Each task would then see only one GPU, and its number
+# would be 0. But JAX asks for GPU k in the k-th task. And whatever you start, assert what you expect:
+# `assert jax.device_count() == 16`.
 #
 # **Which devices should be neighbours?** Inside a machine, an H100 sends 450 GB/s by NVLink. To another machine it's
 # about 50 GB/s (a network card of 400 Gbit/s). So keep the busiest mesh axis inside the machines. If you shard the state
@@ -297,9 +301,10 @@ assert both[0].returncode in (4, -signal.SIGABRT), said
 # <details><summary>Answer</summary>
 #
 # No, it ends as well. A collective between CPUs fails as soon as its connection closes: pmapdp then says that another
-# process is lost and exits with status 4, or gloo aborts (status -6). A process that waits for NCCL notices nothing. For that case, every
-# process sends a *heartbeat* to the coordinator. If there's none for a while, JAX ends all the others by SIGABRT
-# (exit status -6). The `heartbeat_timeout_seconds` of `initialize` are 100; we set 15.
+# process is lost and exits with status 4, or gloo aborts (status -6). But on GPUs, a process that waits for NCCL may
+# notice nothing. For that case, every process sends a *heartbeat* to the coordinator. If the heartbeat of one process
+# stops for too long, JAX ends all the others by SIGABRT (exit status -6). "Too long" is 100 s, unless you set
+# `heartbeat_timeout_seconds` in `initialize`; we set 15.
 #
 # </details>
 #
@@ -325,9 +330,9 @@ print(f"largest difference to the run without an accident, in one process: {diff
 assert difference < 1e-10
 
 # %% [markdown]
-# The resumed run ends with the same state, to within 1e-10 in float64. (The training loss is above the test loss because
-# this recipe smooths the labels.) A checkpoint doesn't know how many processes wrote it, so
-# you may even go on with another number of them. If Slurm warns you first, with SIGTERM, you lose nothing at all:
+# The resumed run ends with the same state, to within 1e-10 in float64. (The training loss is above the test loss
+# because this recipe smooths the labels.) You may even resume with more or fewer processes, because a checkpoint
+# contains global arrays. If Slurm warns you first, with SIGTERM, you lose nothing at all:
 # `multihost_utils.reached_preemption_sync_point(step)` is true in all processes after the same update.
 #
 # ## Exercises

@@ -14,14 +14,14 @@
 # %% [markdown]
 # # 18. Measure and predict
 #
-# Your program trains on one GPU, and somebody offers you 64. How much faster will it be? You can answer that without having
-# the 64. Time a step on one device, read in the compiled program what it computes and sends, and calculate how long the
-# all-reduce takes. In this lesson you'll do that, and then you'll hold such predictions against published runs. It's a
-# sobering picture: on two of three runs the prediction is hardly better than saying "nothing is lost".
+# Your program trains on one GPU, and somebody offers you 64. How much faster will it be? You can answer that without
+# having the 64. Time a step on one device, look up in the compiled program what it computes and sends, and calculate
+# how long the all-reduce takes. In this lesson you'll do that, and then you'll compare such predictions with published
+# runs. The result is sobering: for two of three runs the prediction is hardly better than saying "nothing is lost".
 #
-# **You will** time a step without fooling yourself, count operations and bytes, find out whether memory or arithmetic is
-# the limit, read a profile, and predict many devices with an honest error. 28 minutes, 53 with exercises. You need
-# [06 Communicate between devices](06_communicate_between_devices.ipynb) and
+# **You will** time a step without fooling yourself, count operations and bytes, find out whether memory or arithmetic
+# is the limit, read a profile, predict the speed of many devices, and say how wrong the prediction was. 28 minutes, 53
+# with exercises. You need [06 Communicate between devices](06_communicate_between_devices.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -78,11 +78,11 @@ print(f"waiting {1000 * waiting:.1f} ms")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Without waiting. You'd report a step that's ten or a hundred times too fast.
+# Without waiting. You'd report a step that's hundreds or even thousands of times too fast.
 #
 # </details>
 #
-# Here's a mistake that many timings have in them. The last batch of an epoch is smaller, and nobody pads it.
+# Many timings contain a second mistake: the last batch of an epoch is smaller, and nobody pads it.
 #
 # **Predict:** four calls with 64, 64, 64 and 29 rows. How many times does JAX trace the function?
 
@@ -101,8 +101,9 @@ print("traced for", traced[1:])
 # So warm up, keep the shapes, wait for the result, and repeat. Report the median and the range. In a training loop, time
 # groups of steps. If you wait after every step, Python can't prepare the next one meanwhile.
 #
-# Don't time several simulated devices. They share the cores of your machine, so their times say nothing about
-# real devices. What a compiled program computes, keeps and sends doesn't depend on that, and you can read it.
+# Don't time several simulated devices. They share the cores of your machine, so their times say nothing about real
+# devices. But you can count what a compiled program computes, keeps and sends, and these counts don't depend on your
+# machine's cores.
 #
 # ## What it computes
 #
@@ -144,16 +145,17 @@ for name, flops in counted.items():
 #
 # </details>
 #
-# So count by hand what the *model* needs. Divide it by the time and by the peak in the data sheet of your device, and you
-# have the **model FLOPs utilization**, MFU. If you count what the hardware does, you get a larger number for a program with
-# rematerialization (HFU), and nothing is faster.
+# So count by hand what the *model* needs. Divide it by the time and by the peak in the data sheet of your device, and
+# you have the **model FLOPs utilization**, MFU. If you count what the hardware does instead (HFU), rematerialization
+# gives you a larger number, although it makes nothing faster.
 #
 # ## What it sends
 #
 # You can compile a program for many devices without running it. Here's a data-parallel step on 2, 4 and 8 devices, with 32
 # examples on each.
 #
-# **Predict:** how do the bytes that a device sends into the all-reduce change? And the operations of a device?
+# **Predict:** how does the number of bytes in the all-reduce change with the number of devices? And the number of
+# operations on a device?
 
 # %% tags=["prediction"]
 import optax
@@ -205,8 +207,8 @@ assert found.count == 1
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Neither changes: a device sends one gradient, whatever the number of devices. What grows is the number of messages that
-# carry it.
+# Neither changes, because every device puts exactly one gradient into the all-reduce. What does grow is the number of
+# messages that carry it.
 #
 # </details>
 #
@@ -217,9 +219,9 @@ assert found.count == 1
 #
 # ## Memory or arithmetic?
 #
-# A device is busy with two things: it computes, and it fetches numbers from its memory. The slower one decides. An A100 does
-# 156 TFLOP/s (TF32) and reads 2.04 TB/s, so it can do 76 operations for each byte that it reads. A layer reads each of its
-# weights once, 4 bytes, and uses it for b examples, 2 operations for each.
+# A device computes, and meanwhile it fetches numbers from its memory. Whichever takes longer decides how long the step
+# takes. An A100 does 156 TFLOP/s (TF32) and reads 2.04 TB/s, so it can do 76 operations for each byte that it reads. A
+# layer reads each of its weights once, 4 bytes, and uses it for b examples, 2 operations for each.
 #
 # **Predict:** from how many examples on is the arithmetic the limit?
 
@@ -240,8 +242,8 @@ assert attainable[7] < a100.peak["float32"] == attainable[8]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# From 2 b / 4 = 76 on, so from about 153 examples. (It's 165 for this layer, because inputs and results are read and written,
-# too.) To the left, twice the examples cost no more time.
+# From 2 b / 4 = 76 on, so from about 153 examples. (It's 165 for this layer, because inputs and results are read and
+# written, too.) To the left of that, twice as many examples take hardly any more time.
 #
 # </details>
 #
@@ -277,8 +279,9 @@ with jax.profiler.trace(str(folder), create_perfetto_trace=True):
 print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5), sep="\n")
 
 # %% [markdown]
-# Five calls of each: one in a step. `dot` is a matrix product, and a `fusion` is several operations in one loop. Open the file
-# at [ui.perfetto.dev](https://ui.perfetto.dev) to see them over time, with the names of your scopes in the details.
+# Each operation was called five times, once in each step. A `dot` is a matrix product, and a `fusion` is several
+# operations that the compiler has merged into one. Open the file at [ui.perfetto.dev](https://ui.perfetto.dev) to see
+# them over time, with the names of your scopes in the details.
 #
 # In a profile of several GPUs, look at the all-reduce. Its bar starts on each device when that device is ready, and ends on
 # all at the same time. If the bars start at different times, the early devices wait for the slowest one. If they start
@@ -286,8 +289,8 @@ print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5
 #
 # ## Predict the all-reduce
 #
-# In a ring (lesson 06), each device sends 2 (N - 1) messages, each with an N-th of the n bytes. A message takes a latency L,
-# and its bytes over the bandwidth W:
+# In a ring (lesson 06), each device sends 2 (N - 1) messages, each with an N-th of the n bytes. A message takes a fixed
+# latency L, plus its bytes divided by the bandwidth W:
 #
 # ```
 # seconds = 2 (N - 1) (L + n / (N W))
@@ -384,12 +387,13 @@ assert 0.17 < runs["8 A100 over 1, mixed"][0] / runs["8 A100 over 1, mixed"][1] 
 #
 # </details>
 #
-# So it isn't a bound, in neither direction. It tells you whether *communication* will be a problem. If your run is slower
-# than that, it's something else: loading data, launching kernels, the slowest device. Then look at a profile.
-# [docs/scaling.md](../docs/scaling.md) has all errors.
+# So your run may turn out faster or slower than the prediction. But the prediction tells you whether *communication*
+# will be a problem. If your run is slower, something else takes the time: loading data, launching kernels, or waiting
+# for the slowest device. Then look at a profile. [docs/scaling.md](../docs/scaling.md) has all errors.
 #
-# A larger per-device batch hides more, because computing grows with it and the all-reduce doesn't. But an epoch then has fewer
-# updates, and the loss after an epoch may be worse. More examples per second isn't always more learning per hour.
+# With a larger per-device batch you lose less, because the computation takes longer and the all-reduce doesn't. But an
+# epoch then has fewer updates, and the loss after an epoch may be worse. More examples per second isn't always more
+# learning per hour.
 #
 # ## Take it home
 #
@@ -540,7 +544,7 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - You can calculate what the all-reduce costs. Many devices lose time to other things, too, so check your prediction, and
 #   say how wrong it was.
 #
-# The model is in [scaling.py](../pmapdp/scaling.py), and `python -m pmapdp.train --workdir runs/first --profile` writes the
-# trace of a run. To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
-# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). This was the last lesson. Next comes work of your own; the
-# [list of lessons](README.md) helps you to find things again.
+# The model is in [scaling.py](../pmapdp/scaling.py), and `python -m pmapdp.train --workdir runs/first --profile` writes
+# the trace of a run. To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling
+# book on [rooflines](https://jax-ml.github.io/scaling-book/roofline/). This was the last lesson. Now it's your turn. To
+# look things up, use the [list of lessons](README.md).

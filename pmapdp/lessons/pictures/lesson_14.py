@@ -17,7 +17,7 @@ def timeline() -> None:
     for epoch in range(3):
         drawing.box(axes, 5 + 4.2 * epoch, 0.5, f"epoch {epoch}", device=0, width=4.0)
         name = f"write {epoch}" if epoch < 2 else "write 2 ..."
-        drawing.box(axes, 9.2 + 4.2 * epoch, 1.9, name, width=3.3)
+        drawing.box(axes, 9.2 + 4.2 * epoch, 1.9, name, width=3.3 if epoch < 2 else 3.5)
         drawing.arrow(axes, (9.0 + 4.2 * epoch, 1.3), (9.6 + 4.2 * epoch, 1.9))
     drawing.box(axes, 17.6, 0.5, "epoch 3 ...", device=0, width=3.6)
     axes.plot([21.3, 21.3], [0.2, 3.0], color=drawing.INK, linestyle=":")

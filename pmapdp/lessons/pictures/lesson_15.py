@@ -43,11 +43,11 @@ def pair() -> None:
     axes = drawing.canvas(24, 6.4)
     for d, y in enumerate((0.9, 3.1)):
         axes.text(0, y + 0.5, f"device {d}", va="center")
-        for left, text, width in ((6.6, "columns\nof W1", 3.9), (11.6, "part of h", 3.0), (15.0, "rows\nof W2", 3.9)):
+        for left, text, width in ((6.6, "columns\nof W1", 3.4), (11.2, "part of h", 2.6), (15.0, "rows\nof W2", 3.9)):
             drawing.box(axes, left, y - 0.15, text, device=d, width=width, height=1.3, size=8)
         drawing.box(axes, 3.2, y, "x", device=d, width=1.6, height=1)
         drawing.box(axes, 21.6, y, "y", device=d, width=1.6, height=1)
-        for start, end in ((4.8, 6.6), (10.5, 11.6), (14.6, 15.0), (18.9, 21.6)):
+        for start, end in ((4.8, 6.6), (10.0, 11.2), (13.8, 15.0), (18.9, 21.6)):
             drawing.arrow(axes, (start, y + 0.3), (end, y + 0.3), device=d)
             drawing.arrow(axes, (end, y + 0.7), (start, y + 0.7), device=d, dashed=True)
     for left, text in ((5.4, "all-reduce\nbackward"), (19.9, "all-reduce\nforward")):
