@@ -1,18 +1,14 @@
-"""Every notebook runs alone, and again in the same kernel; its take-home cell with jax, flax, optax and numpy alone."""
+"""Every notebook runs alone, and again in the same kernel. `test_program.py` runs the take-home cells as scripts."""
 
 import ast
-import os
-import subprocess
 import sys
 
 import build
 import pytest
-from launch import IN_COMMANDS
 from marks import quick
 from notebooks import source
 
 LESSONS = build.sources()
-QUICK = ("05", "09")  # pmap and jit; plain `pytest` runs their take-home cells, and the shortest notebook
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
 TWICE = ("00", "06")
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
@@ -40,21 +36,3 @@ def test_take_home_cell_imports_the_four_libraries_alone(lesson):
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
     assert {name.split(".")[0] for name in modules} <= LIBRARIES | sys.stdlib_module_names
-
-
-@pytest.mark.parametrize("number", QUICK)
-def test_take_home_cell_runs_alone(number, tmp_path):
-    """Those of the other lessons run in their notebooks."""
-    assert runs_alone(take_home(build.source_of(number)), tmp_path), "it shows a result"
-
-
-def runs_alone(program: str, folder) -> str:
-    """What `program` prints; it runs in `folder`, and itself asks for its devices."""
-    variables = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "NPROC")
-    environment = {name: value for name, value in os.environ.items() if name not in variables}
-    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": IN_COMMANDS}
-    (folder / "program.py").write_text(program)
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "program.py"]
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()

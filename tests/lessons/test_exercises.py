@@ -32,7 +32,7 @@ EXERCISES = [(lesson, exercise) for lesson, functions in SOLUTIONS.items() for e
 ANSWERS = {  # WRONG and RIGHT of each lesson
     lesson: runpy.run_path(str(Path(__file__).parent / "answers" / f"lesson_{lesson[:2]}.py")) for lesson in SOLUTIONS
 }
-QUICK = ("05", "09")  # as in test_alone.py: their solutions are tried by plain `pytest`
+QUICK = ("05", "09")  # plain `pytest` tries their solutions
 FIRST_SLOW = "06"  # plain `pytest` tries the other answers of the lessons before this one
 
 

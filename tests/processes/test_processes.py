@@ -99,6 +99,7 @@ def require_lost(ended) -> None:
         assert any(words in ended.err for words in theirs), ended
 
 
+@pytest.mark.slow
 def test_two_processes_that_are_killed_and_stopped_and_resumed_equal_one_device(tmp_path):
     """Promises 1 and 4 over processes: one is killed, both start again, one is asked to stop, one process ends it."""
     job = [*FLOAT64, "--epochs", 100, "--global-batch-size", 297]  # five updates an epoch; never done by itself

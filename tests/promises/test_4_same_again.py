@@ -79,7 +79,7 @@ def kill_when(process, folder, moment):
     os.kill(process.pid, signal.SIGKILL)
 
 
-ANY_MOMENT = [random.Random(0).uniform(0, 3) for _ in range(int(os.environ.get("PMAPDP_ROUNDS", 6)))]
+ANY_MOMENT = [random.Random(0).uniform(0, 3) for _ in range(int(os.environ.get("PMAPDP_ROUNDS", 3)))]
 
 
 @quick(1, "moments", [["writing"], ["written", 0.5], *([each] for each in ANY_MOMENT)])
