@@ -14,13 +14,13 @@ ARRAYS = {
     "W1": (0.2, 5.2, "[784,64@model]"),
     "hidden = relu(x @ W1)": (12.8, 3.3, "[512@data,64@model]"),
     "W2": (12.8, 7.1, "[64@model,10]"),
-    'matmul(hidden, W2, out_sharding=P("data"))': (25.4, 5.2, "[512@data,10]"),
+    "logits: JAX asks you": (25.4, 5.2, "[512@data,10]"),
 }
 WAYS = (
     ("x", "hidden = relu(x @ W1)"),
     ("W1", "hidden = relu(x @ W1)"),
-    ("hidden = relu(x @ W1)", 'matmul(hidden, W2, out_sharding=P("data"))'),
-    ("W2", 'matmul(hidden, W2, out_sharding=P("data"))'),
+    ("hidden = relu(x @ W1)", "logits: JAX asks you"),
+    ("W2", "logits: JAX asks you"),
 )
 
 

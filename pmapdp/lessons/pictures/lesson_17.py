@@ -20,15 +20,15 @@ def one_array() -> None:
 @drawing.picture
 def who_holds_what() -> None:
     """Eight places of a mesh: process 0 owns the two at each end. By process number they hold 0 1 4 5 6 7 2 3, by the sharding 0 to 7."""
-    axes = drawing.canvas(21, 4.6)
+    axes = drawing.canvas(21, 4.8)
     owners = (0, 0, 1, 1, 1, 1, 0, 0)
-    contents = {"by process number": (0, 1, 4, 5, 6, 7, 2, 3), "by the sharding": range(8)}
+    contents = {"by process\nnumber": (0, 1, 4, 5, 6, 7, 2, 3), "by the\nsharding": range(8)}
     axes.text(0, 0.4, "place in the mesh", va="center")
     for row, (name, numbers) in enumerate(contents.items()):
-        axes.text(0, 1.6 + 1.4 * row, name.replace("y ", "y\n"), va="center")
+        axes.text(0, 1.6 + 1.5 * row, name, va="center")
         for place, number in enumerate(numbers):
-            drawing.box(axes, 5.2 + 1.95 * place, 1.1 + 1.4 * row, f"{number}", device=4 * owners[place], height=1)
+            drawing.box(axes, 5.2 + 1.95 * place, 1.1 + 1.5 * row, f"{number}", device=4 * owners[place], height=1)
     for place, owner in enumerate(owners):
         axes.text(6.1 + 1.95 * place, 0.4, f"{place}", ha="center", va="center")
-        axes.text(6.1 + 1.95 * place, 4.1, f"process {owner}", ha="center", va="center", fontsize=7)
-    axes.text(0, 4.1, "belongs to", va="center")
+        axes.text(6.1 + 1.95 * place, 4.4, f"process {owner}", ha="center", va="center", fontsize=7)
+    axes.text(0, 4.4, "belongs to", va="center")
