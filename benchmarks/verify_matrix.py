@@ -1,4 +1,4 @@
-"""How often `pmapdp.verify` names a planted mistake, by mistake, update rule, key, type and kind of metrics.
+"""Count how often `pmapdp.verify` names a planted mistake, by mistake, update rule, key, type and metrics.
 
     PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 8      # every eighth combination; 1: all
     PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 1 --lines rows.jsonl     # goes on after a stop

@@ -18,7 +18,7 @@ def loss(weights, batch):
 
 
 def step(weights, batch):
-    """What one device does."""
+    """One device's part of the step."""
     value, gradient = jax.value_and_grad(loss)(weights, batch)
     gradient = lax.psum(gradient, "devices")  # the mistake
     return weights - 0.01 * gradient, {"loss": lax.pmean(value, "devices")}

@@ -152,7 +152,7 @@ def parse_with_recipe(
         raise unknown("recipe", recipe, RECIPES)
     names = {field.name for field in dataclasses.fields(options)}  # type: ignore[arg-type]
     chosen = options(**{name: values.pop(name) for name in names & values.keys()})
-    # A batch size on the command line replaces the recipe's, also if that is of the other kind.
+    # A batch size on the command line replaces the recipe's, even if that is of the other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
         values |= dict.fromkeys(sizes - values.keys())

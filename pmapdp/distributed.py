@@ -101,7 +101,7 @@ class Peers:
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
-        """End this process at once if it alone fails. The others see its connections close, and end as well.
+        """End this process at once if only this one fails. The others see its connections close, and end as well.
 
         An exception would not do: on its way up, cleaning up waits for the others, which wait in their next collective.
         """
@@ -228,7 +228,7 @@ def connect(options: ProcessesOptions) -> None:
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     """Return the address on which process 0 listens, None for all, and raise a `UserError` if its port is in use.
 
-    A number or localhost is listened at alone. A name may stand for another address elsewhere.
+    For a number or localhost, listen only there. A name may stand for another address elsewhere.
     """
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():

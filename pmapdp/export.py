@@ -155,7 +155,7 @@ def export_run(
     metadata = {
         "model": os.path.basename(config.model),
         "recipe": config.recipe,
-        # The name alone of a file of yours: its folder is nobody's business.
+        # Only the name of a file of yours: its folder is nobody's business.
         "dataset": config.dataset if config.dataset in DATA_SETS else os.path.basename(config.dataset),
         "labels": arrays.classes,
         "step": step,
@@ -202,7 +202,7 @@ def export_model(
         return outputs if isinstance(outputs, dict) else {"outputs": outputs}
 
     def sums(arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array) -> dict[str, Any]:
-        indices = jnp.zeros(weights.shape, jnp.int32)  # they matter in training alone
+        indices = jnp.zeros(weights.shape, jnp.int32)  # they matter only in training
         return named_sums(task.loss(build(arrays), Batch(inputs, labels, indices, weights)))
 
     inputs, labels, weights = any_batch((examples.inputs, examples.labels, np.ones(1, np.float32)))

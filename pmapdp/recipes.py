@@ -177,7 +177,7 @@ RECIPES = {recipe.config.recipe: recipe for recipe in ALL}
 
 
 def require_recipe(config: Config) -> None:
-    """Refuse a recipe's name without its settings: from Python the name alone chooses nothing."""
+    """Refuse a recipe's name without its settings: from Python the name by itself chooses nothing."""
     if config.recipe not in RECIPES:
         raise unknown("recipe", config.recipe, RECIPES)
     recipe, usual = vars(RECIPES[config.recipe].config), vars(Config(recipe=config.recipe))

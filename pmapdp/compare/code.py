@@ -72,7 +72,7 @@ def kind_of(line: str) -> str:
 
 
 def as_html(lines: Sequence[str], plain: bool = False) -> Markup:
-    """Colour lines of Python. Each wraps at spaces, below its own beginning. `plain` marks the all-reduce alone."""
+    """Colour lines of Python. Each wraps at spaces, below its own beginning. `plain` marks only the all-reduce."""
     html = Markup("")
     for line in lines:
         body = line.lstrip()

@@ -39,7 +39,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
     def fetch(tree: Any) -> Any:
-        # The first copy alone: x[0] would send it to every device first.
+        # Only the first copy: x[0] would send it to every device first.
         return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), tree))
 
     train_step = jax.pmap(train_step, axis_name=AXIS, devices=devices, donate_argnums=0)

@@ -96,7 +96,7 @@ def any_batch(arrays: Any) -> Any:
 
 
 def not_exportable(error: Exception) -> str:
-    """Say why a model is good for one size of a batch alone."""
+    """Say why a model works for only one batch size."""
     return (
         f"the model cannot be exported for any number of inputs ({reason(error)}): use, for example, inputs.shape[0] "
         "in it instead of len(inputs)"

@@ -1,1 +1,1 @@
-"""What the lessons share: drawings, and the checks of their exercises."""
+"""The parts that the lessons share: drawings, and the checks of their exercises."""

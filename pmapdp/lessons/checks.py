@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Verdict(NamedTuple):
-    """What a check found: `solved`, and the sentence that was printed."""
+    """The result of a check: `solved`, and the sentence that was printed."""
 
     solved: bool
     message: str
@@ -65,7 +65,7 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
 
 
 def is_stub(answer: Callable[..., Any]) -> bool:
-    """Whether the body of a function is still `...`, as in the notebook."""
+    """Return True if the body of a function is still `...`, as in the notebook."""
     code = getattr(answer, "__code__", None)
     return code is not None and len(code.co_code) <= len((lambda: None).__code__.co_code)
 

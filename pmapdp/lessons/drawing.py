@@ -1,4 +1,4 @@
-"""How the lessons draw: on a transparent ground, readable on light and dark pages; a colour means a device.
+"""The lessons' drawings: transparent, so that light and dark pages show them; a colour means a device.
 
 What is on no device (a layer, a curve) is grey, and curves differ in their dashes.
 """

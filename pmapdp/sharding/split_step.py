@@ -1,6 +1,6 @@
 """The training step of `jit` for a layout that splits more than the batch. Lessons 15 and 16 teach this file.
 
-`pmapdp/steps/jit.py` splits the batch alone.
+`pmapdp/steps/jit.py` splits only the batch.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Host arrays to devices and back, also if the devices belong to several processes. Lesson 17 teaches this file."""
+"""Host arrays to devices and back, even if several processes own the devices. Lesson 17 teaches this file."""
 
 import contextlib
 from collections import deque

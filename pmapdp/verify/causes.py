@@ -1,6 +1,6 @@
-"""Name the cause of a difference, if the outputs show it: by experiments with compiled functions alone.
+"""Name the cause of a difference, if the outputs show it: by experiments that only call compiled functions.
 
-- parts: the reference on each device's examples alone, what a device does without an all-reduce;
+- parts: the reference on each device's own examples, as if there were no all-reduce;
 - influence: each example is replaced in turn, and the moves of step and reference are compared;
 - the same examples on every device, which shows one set of random numbers.
 
@@ -61,7 +61,7 @@ class Case:
 
     @functools.cached_property
     def parts(self) -> list[Leaves]:
-        """What the reference makes of each device's examples alone; empty if it can't."""
+        """The results of the reference on each device's own examples; empty if it can't."""
         update = self.update
         if update.batch is not None and update.examples % self.N:
             return []
@@ -85,7 +85,7 @@ class Case:
 
     @functools.cached_property
     def drawn(self) -> dict[str, float]:
-        """How far each leaf moves that changes with other random numbers."""
+        """The distance that each leaf moves with other random numbers, if it does."""
         a, b = self.update.values, self.reseeded.values
         return {name: distance(a[name], b[name]) for name in self.differing(a, b)}
 

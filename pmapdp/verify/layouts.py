@@ -1,4 +1,4 @@
-"""How a step wants its state and its batch: three ready layouts, or functions of your own."""
+"""Layouts place the state and the batch as a step wants them: three ready ones, or your own functions."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,7 +48,7 @@ def stack(tree: Any, devices: Devices) -> Any:
 
 
 class Layout(NamedTuple):
-    """How a step wants its arguments: functions from host arrays, as one device has them, to the devices."""
+    """Functions that place a step's arguments: from host arrays, as one device has them, to the devices."""
 
     place_state: Callable[[Any, Devices], Any]
     place_batch: Callable[..., Any]  # from `[B, ...]`

@@ -50,7 +50,7 @@ class Check(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """How the leaves of the state and of the metrics were compared, in which updates, on how many devices."""
+    """The comparison: which leaves of state and metrics, in which updates, on how many devices."""
 
     leaves: tuple[str, ...]  # each within its own tolerance
     exactly: tuple[str, ...]  # keys, whole numbers and truth values
@@ -66,7 +66,7 @@ class Compared(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `verify` found."""
+    """The findings of `verify`."""
 
     checks: list[Check]
     compared: Compared
@@ -86,7 +86,7 @@ class Report(NamedTuple):
 
     @property
     def missing(self) -> list[Check]:
-        """What could not be compared, so that nothing is proven of it."""
+        """The leaves that couldn't be compared, so that nothing is proven about them."""
         return [check for check in self.checks if check.status == NOT_COMPARED]
 
     @property

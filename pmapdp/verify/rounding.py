@@ -32,7 +32,7 @@ STILL = 1e-6  # of the largest change of the state: what changes less, and only 
 
 
 class Allowed(NamedTuple):
-    """How far a leaf may be off."""
+    """The distance that a leaf may be off."""
 
     tolerance: float
     change: float  # its own in the update; of a metric its size

@@ -83,7 +83,7 @@ def make_step(answer):
 
 
 def close(tree, other, tolerance):
-    """Whether the arrays of two pytrees are equal within `tolerance`."""
+    """Return True if the arrays of two pytrees are equal within `tolerance`."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     return all(np.allclose(a, b, atol=tolerance) for a, b in pairs)
 

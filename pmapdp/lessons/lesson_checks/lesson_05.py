@@ -29,7 +29,7 @@ def close(found, expected):
 
 
 def on_devices(answer, N, w, *arrays):
-    """What each of N devices returns, `[N, D]`; rejects other shapes."""
+    """Return the results of N devices, `[N, D]`; reject other shapes."""
     axes = {"axis_name": "data", "in_axes": (None, *[0] * len(arrays)), "devices": jax.devices()[:N]}
     found = np.asarray(jax.pmap(answer, **axes)(w, *arrays))
     require(

@@ -23,7 +23,7 @@ def loss(params: Any, batch: Any) -> Any:
 
 
 def old_step(state: Any, batch: Any) -> tuple[Any, Any]:
-    """What one of the devices does: `batch` holds its own examples."""
+    """One device's part: `batch` holds its own examples."""
     params, moments = state
     value, gradients = jax.value_and_grad(loss)(params, batch)
     value, gradients = lax.pmean((value, gradients), "batch")
@@ -32,7 +32,7 @@ def old_step(state: Any, batch: Any) -> tuple[Any, Any]:
 
 
 def new_step(state: Any, batch: Any) -> tuple[Any, Any]:
-    """What a single device would do: `batch` is the global batch."""
+    """The same on a single device: `batch` is the global batch."""
     params, moments = state
     value, gradients = jax.value_and_grad(loss)(params, batch)
     updates, moments = optimizer.update(gradients, moments, params)
