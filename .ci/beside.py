@@ -31,7 +31,7 @@ class Net(nnx.Module):
 
 
 def points(n: int, seed: int) -> Split:
-    """Points whose class is that of the largest of three sums."""
+    """Make points of three classes: the class is the largest of three sums."""
     x = np.random.default_rng(seed).normal(size=(n, 6)).astype(np.float32)
     return Split(x, x.reshape(n, 3, 2).sum(2).argmax(1).astype(np.int32))
 
