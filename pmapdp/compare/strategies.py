@@ -86,7 +86,7 @@ class Training:
         strategy: Any = "pmap" if name == STACKED else name
         self.job = job = prepare(replace(config, strategy=strategy))
         if job.total_steps < GROUPS:
-            raise UserError(f"--steps {job.total_steps} is too few: a single update's time varies, so try --steps 20")
+            raise UserError(f"--steps {job.total_steps} is too few to time, as a single update varies: try --steps 20")
 
         def noted_loss(model: Any, batch: Any) -> Any:
             self.sees = list(batch.inputs.shape)  # when it's traced

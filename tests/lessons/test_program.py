@@ -187,7 +187,9 @@ def test_all_ways_give_the_figures_of_pmap(number, folder):
 
 @pytest.mark.slow
 def test_the_port_prints_what_the_old_program_prints(folder):
-    np.testing.assert_allclose(*(figures(printed_by(number, folder)) for number in (OLD, "12")), atol=2e-4)
+    old, port = (figures(printed_by(number, folder)) for number in (OLD, "12"))
+    np.testing.assert_allclose(port[:, 0], old[:, 0], atol=2e-4)  # losses
+    np.testing.assert_allclose(port[:, 1], old[:, 1], atol=1.5 / 896)  # rounding may tip one of the 896 examples
 
 
 @pytest.mark.slow
