@@ -201,8 +201,7 @@ def test_one_device_and_pmap_agree_to_14_digits_in_float64(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("number", ["07", "08"])
+@pytest.mark.parametrize(("number", "devices"), [("07", 1), ("08", 4)])
 def test_the_number_of_devices_changes_nothing(number, devices, folder, tmp_path):
     count = [('"jax_num_cpu_devices", 8', f'"jax_num_cpu_devices", {devices}')]
     found = figures(output(start(number, tmp_path, edits=count)))

@@ -117,7 +117,7 @@ def test_a_signal_to_stop_leaves_a_checkpoint_and_its_status(undisturbed, tmp_pa
         np.testing.assert_array_equal(found[shape], array)
 
 
-@quick(1, ("strategy", "devices"), [("jit", 3), ("single", 1), ("shard_map", 7), ("pmap", 8)])
+@quick(1, ("strategy", "devices"), [("jit", 3), ("single", 1), ("shard_map", 7)])
 def test_on_other_devices_or_with_another_strategy_it_ends_within_promise_1(tmp_path, strategy, devices):
     """float64, so that rounding cannot hide a difference."""
     wanted = small_job.train(dtype="float64")
