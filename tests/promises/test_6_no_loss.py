@@ -247,6 +247,7 @@ LINUX_ALONE = (
 )
 WITHOUT = f"""
 import os, sys
+os.process_cpu_count = os.cpu_count  # as on macOS, from Python 3.13 on
 for name in {LINUX_ALONE}:
     if hasattr(os, name):
         delattr(os, name)
@@ -265,6 +266,7 @@ def test_a_run_with_a_folder_needs_nothing_that_linux_alone_has(tmp_path, monkey
         done = python("-c", WITHOUT, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
     else:
+        monkeypatch.setattr(os, "process_cpu_count", os.cpu_count, raising=False)  # as on macOS
         for name in filter(str.islower, LINUX_ALONE):  # Python's own modules have looked for the others
             monkeypatch.delattr(os, name, raising=False)
         assert entry.run_command("train", *flags).status == 0
