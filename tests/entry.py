@@ -60,7 +60,7 @@ def examples_for(model: str, n: int, seed: int) -> Examples:
 
 
 def data_set(train: Examples, test: Examples | None = None, validation: Examples | None = None, **others: Any) -> Any:
-    """What `train` takes as `data`."""
+    """Return data as `train` takes them."""
     from pmapdp.data.dataset import DataSet, Split
 
     parts = (None if part is None else Split(*part) for part in (train, test))
@@ -211,7 +211,7 @@ def leave_out_all_reduce(monkeypatch: Any, strategy: str) -> None:
 
 
 def count_calls(monkeypatch: Any, strategy: str) -> Counter[str]:
-    """How often the training and the evaluation step that a strategy's file makes are called from now on."""
+    """Count how often the training and the evaluation step that a strategy's file makes are called from now on."""
     from pmapdp.steps import STRATEGIES
 
     make, calls = STRATEGIES[strategy], Counter[str]()
@@ -283,7 +283,7 @@ def module_of(name: str) -> str:
 
 
 def run_in_child(name: str, arguments: list[str], output: str) -> None:
-    """What a child of `forks.py` does: a command, with its output in a file, until it ends or is killed."""
+    """Do the work of a child of `forks.py`: a command, with its output in a file, until it ends or is killed."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)

@@ -77,7 +77,7 @@ def test_metrics_are_read_together_and_counted_one_by_one():
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
 @pytest.mark.parametrize("last", [9, READ_TOGETHER + UPDATES_AHEAD])
 def test_a_loss_that_is_not_finite_names_its_step(loss, last):
-    """Whether it is read at the end or on the way."""
+    """It may be read at the end or on the way."""
     meter = Meter()
     with pytest.raises(DivergedError, match=f"the loss is {loss} at step 7") as error:
         [meter.add(step, sums(loss if step == 7 else 1), 2) for step in range(1, last + 1)] and meter.finish()

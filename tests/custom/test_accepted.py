@@ -308,7 +308,7 @@ def test_parameters_that_are_not_trained_stay_also_under_weight_decay(tmp_path, 
 
 
 def top_two(logits, batch):
-    """How often the class is among the two highest logits, and the recall of class 2, a ratio of two sums."""
+    """Count how often the class is among the two highest logits, and the recall of class 2, a ratio of two sums."""
     right = (jnp.argsort(logits)[:, -2:] == batch.labels[:, None]).any(1)
     twos = batch.weights * (batch.labels == 2)
     recall = (twos * (logits.argmax(1) == 2)).sum(), twos.sum()

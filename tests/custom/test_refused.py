@@ -1,4 +1,4 @@
-"""What would break a promise is refused before the first update, in a sentence that says what to do instead.
+"""A part that would break a promise is refused before the first update, in a sentence that says what to do instead.
 
 `test_8_your_parts.py` and `test_mistakes.py` have more.
 """
