@@ -34,7 +34,7 @@ from pmapdp.distributed import SINGLE_PROCESS, Peers, ProcessesOptions, connect_
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, UserError
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
-from pmapdp.optimizer import make_optimizer, make_schedule
+from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
 from pmapdp.recipes import compare_with_reported, require_recipe
 from pmapdp.registry import MODELS, featurize, find_model, find_rule, load_data
 from pmapdp.run.checkpoints import load_state
@@ -274,7 +274,8 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
         names["trainable"] = tuple(named_leaves(task.arrays_of(task.model)[0]))
     for kind, value in {"optimizer": custom.optimizer, "schedule": custom.schedule}.items():
         if value is not None:
-            names[kind] = getattr(value, "__name__", type(value).__name__)
+            name = getattr(value, "__name__", type(value).__name__)
+            names[kind] = f"your {name}" if name in (*OPTIMIZERS, *SCHEDULES) else name
     return names
 
 

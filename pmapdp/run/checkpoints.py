@@ -36,7 +36,7 @@ def orbax() -> ModuleType:
 
 
 def literal_path(folder: Path) -> Any:
-    """Make a path for Orbax, which lists files by patterns, and would take the brackets of `run[1]` for one."""
+    """Make a path for Orbax, which lists files by patterns, and would take the brackets in `run[1]` for one."""
     from etils.epath.gpath import PosixGPath
 
     class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
@@ -47,26 +47,22 @@ def literal_path(folder: Path) -> Any:
 
 
 class Checkpoint(NamedTuple):
-    """A train state without any device axis, the updates made before it, and the JSON that its run needs to go on."""
+    """A checkpoint."""
 
-    state: TrainState
-    step: int
-    progress: dict[str, Any]
+    state: TrainState  # without any device axis
+    step: int  # updates made
+    progress: dict[str, Any]  # JSON: the open epoch's sums, the best and the last results, and `identity`
 
 
 class Checkpoints:
-    """The checkpoints in a folder. A `UserError` says that one is damaged, or that the disk has no space for one.
+    """The checkpoints in a folder: the `keep` newest, and the best epoch's.
 
-    Of several processes all make the same calls, and each writes and reads its own shards.
+    All processes make the same calls, and each writes and reads its own shards. With `read_only` the folder stays as it
+    is, even what a running process is writing there. A `UserError` says that a checkpoint is damaged, or that the disk
+    has no space for one.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int = 3,  # the newest, besides the best
-        *,
-        read_only: bool = False,  # leave the folder as it is, also what a running process is writing there
-    ):
+    def __init__(self, folder: Path, keep: int = 3, *, read_only: bool = False):
         self.folder = folder
         if not read_only:
             folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +85,7 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
         """Start to write the state after update `step`, and return before the disk has it.
 
-        The state's memory may be used again when this returns. `progress` is JSON that `read` gives back, and
-        `progress["best"]` are the results of the best epoch.
+        The state's memory may be used again when this returns.
         """
         needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         if shutil.disk_usage(self.folder).free < needed:  # if a write failed, Orbax's threads would wait for minutes
@@ -108,8 +103,11 @@ class Checkpoints:
     def read(self, step: int, task: Task, sharding: Any = None) -> Checkpoint:
         """Read the checkpoint after update `step`. A `UserError` says that it's damaged, or of another model.
 
-        `sharding` says where to put the arrays, one for all or a pytree of them like the state, and each device reads
-        only its shards. Without one they become NumPy arrays on the host.
+        Args:
+            step: updates made.
+            task: its model and optimizer.
+            sharding: of the arrays (one, or a pytree like the state); each device reads only its shards. None: on the
+                host, as NumPy arrays.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
         progress = self.restore(step, progress=orbax().args.JsonRestore())
@@ -145,7 +143,7 @@ class Checkpoints:
             raise self.damaged(step, cause(error)) from error
 
     def damaged(self, step: int, why: str) -> UserError:
-        """Make the sentence about a checkpoint that can't be read."""
+        """Return the error for a checkpoint that can't be read."""
         return UserError(
             f"the checkpoint of step {step} in {self.folder} cannot be read ({why}): correct that or, if it is "
             f"damaged, delete {self.folder / str(step)}, and the same command goes on from the one before it"
@@ -163,7 +161,7 @@ def shapes_of(state: TrainState) -> dict[str, list[int]]:
 
 
 def cause(error: Exception) -> str:
-    """Say in a few words what happened. TensorStore puts the operating system's error after its own long paths."""
+    """Say in a few words what happened. TensorStore has the operating system's error at the end of a long message."""
     code = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
     return os.strerror(int(code[1])) if code else reason(error)[:150]
 
@@ -208,15 +206,14 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
             theirs = {name.replace("/", "."): file[f"arrays/{name}"] for name in metadata["arrays"]}
             step = int(metadata["step"])
     arrays = task.arrays_of(task.model)
-    ours = named_leaves(*arrays)
-    left = {name: x for name, x in ours.items() if name not in theirs or theirs[name].shape != x.shape}
+    ours, shapes = named_leaves(*arrays), {name: list(x.shape) for name, x in theirs.items()}
+    left = {name: list(x.shape) for name, x in ours.items() if shapes.get(name) != list(x.shape)}
     if len(left) == len(ours):
         raise UserError(f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}")
     leaves = [x if name in left else theirs[name].astype(x.dtype) for name, x in ours.items()]
     model = task.model_with(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
     news = f"starts from {len(ours) - len(left)} arrays of {path}, which had made {step:,} updates"
     if left:
-        shapes = {name: list(theirs[name].shape) if name in theirs else "not" for name in left}
-        there = [f"{name} {list(x.shape)} ({shapes[name]} there)" for name, x in left.items()]
+        there = [f"{name} {shape} ({shapes.get(name, 'not')} there)" for name, shape in left.items()]
         news += f"; as the seed makes them: {', '.join(there)}"
     return dataclasses.replace(task, model=model), news

@@ -1,6 +1,7 @@
-"""Everything around the updates of a run: resuming, checkpoints, progress, stopping. Lesson 14 teaches this file.
+"""Resuming, checkpoints, progress and stopping, around the updates of a run. Lesson 14 teaches this file.
 
-The loop in `pmapdp/train.py` calls the methods of `Run` in the order in which they stand here.
+The loop in `pmapdp/train.py` calls `restore_or_init`, `start_epoch`, `after_update`, `end_epoch` and `end`, in this
+order. The other methods of `Run` are helpers.
 """
 
 import contextlib
@@ -39,20 +40,20 @@ AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
 
 class Run:
-    """A run of `job`. Of several processes only the first shows and writes."""
+    """A run of `job`. Only the first process shows and writes."""
 
     def __init__(self, job: "Job", started: float, after_epoch: AfterEpoch | None, stack: contextlib.ExitStack):
         self.job, self.config, self.started, self.after_epoch = job, job.config, started, after_epoch
         self.per_epoch, self.last_step = job.batches["train"].per_epoch, job.total_steps
         self.compile_seconds: float | None = None
-        self.epochs: list[dict[str, Any]] = []  # of this start, as in the metrics file
+        self.epochs: list[dict[str, Any]] = []  # since this process started, as in the metrics file
         self.identity = identity(job.config, job.content)
         self.checkpoints: Checkpoints | None = None
         if workdir := job.config.workdir:
             if job.peers.first:
                 stack.enter_context(lock_workdir(workdir, job.config))
             job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
-            # False in a process whose folder is another one, because it's not shared.
+            # If the folder isn't shared, a process looks into another one.
             job.peers.require_same({f"--workdir {workdir}": (Path(workdir) / "config.json").exists()})
             self.identity |= sample_functions(job)
             checkpoints = Checkpoints(Path(workdir) / "checkpoints", job.config.keep_checkpoints)
@@ -70,7 +71,7 @@ class Run:
             theirs = self.progress["belongs_to"]
             ended = step >= theirs["epochs"] * self.per_epoch
             what = f"the checkpoint of step {step} in {self.checkpoints.folder}"
-            require_same(what, theirs, self.identity | self.next_rate(step), ended=ended)
+            require_same(what, theirs, self.identity, ended=ended)
             news = f"restored from the checkpoint of step {step:,}"
             if ended and theirs["epochs"] < self.config.epochs:
                 news += f", and trained on to {self.config.epochs} epochs"
@@ -107,7 +108,7 @@ class Run:
             self.compile_seconds = meter.seconds
             meter.start_clock()
         self.report.update((step - 1) % self.per_epoch + 1, state, meter)
-        stopping = self.stop.is_due(step)
+        stopping = self.stop.should_stop(step)
         if step == self.end_of_epoch:
             meter.finish()
             self.report.hide_bar()
@@ -156,40 +157,34 @@ class Run:
             state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
                 raise DivergedError(f"the state is not finite after step {step}: {DIVERGED_ADVICE}")
-            self.progress["belongs_to"] = self.identity | self.next_rate(step)
-            self.checkpoints.save(step, state, self.progress)
-
-    def next_rate(self, step: int) -> dict[str, float]:
-        """Return the learning rate of update `step + 1`, by which a resumed run knows its schedule."""
-        with jax.transfer_guard("allow"):
-            return {"the schedule at the next update": float(f"{self.job.schedule(step):.6g}")}
+            self.checkpoints.save(step, state, self.progress | {"belongs_to": self.identity})
 
     def ended_early(self) -> bool:
         """Return True if the last `--patience` epochs were no better than the best."""
-        last, best, patience = self.progress["last"], self.progress["best"], self.config.patience
-        return bool(patience and last and last["epoch"] - best["epoch"] >= patience)
+        last, patience = self.progress["last"], self.config.patience
+        return bool(patience and last and last["epoch"] - self.progress["best"]["epoch"] >= patience)
 
     def end_stopped(self, step: int, state: TrainState) -> NoReturn:
         """End the run after update `step`, because a signal asked for it."""
         number = self.stop.signal or signal.SIGTERM
-        kept, left = "nothing was kept; with --workdir runs/first a run can be resumed", None
-        if self.checkpoints:
-            self.checkpoints.wait()
-            kept = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
-        else:
-            left = self.job.strategy.fetch(state)
-        raise StoppedError(f"stopped by {number.name} after step {step:,}: {kept}", 128 + number, left)
+        what = f"stopped by {number.name} after step {step:,}"
+        if self.checkpoints is None:
+            advice = "nothing was kept; with --workdir runs/first a run can be resumed"
+            raise StoppedError(f"{what}: {advice}", 128 + number, self.job.strategy.fetch(state))
+        self.checkpoints.wait()
+        advice = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
+        raise StoppedError(f"{what}: {advice}", 128 + number)
 
     def end(self, step: int) -> None:
-        """Say that all updates are made, when the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is on the disk, and report the end."""
         self.report.end_trace()
         if self.checkpoints:
             self.checkpoints.wait()
         best, last = self.progress["best"], self.progress["last"]
         self.report.line("")
         if step < self.job.total_steps:
-            patience = self.config.patience
-            self.report.line(f"ended after epoch {last['epoch']}: the last {patience} were no better than the best")
+            why = f"the last {self.config.patience} were no better than the best"
+            self.report.line(f"ended after epoch {last['epoch']}: {why}")
         if best:
             part, name, _ = best_metric(best, self.config.best)
             value = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
@@ -221,19 +216,16 @@ def find_first_not_finite(job: "Job", step: int) -> str:
     compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))
     for update in range(max(step - 1, 1), step + 1):
         epoch, done = divmod(update - 1, batches.per_epoch)
-        rows = batches.order(epoch)[done * batches.batch_size :][: batches.batch_size]
-        for row in rows.tolist():
-            batch, there = Batches(batches.split, 1).take(np.array([row])), f"training example {row}, counted from 0"
-            for name in ("inputs", "labels"):
-                if not all(np.isfinite(x).all() for x in jax.tree.leaves(getattr(batch, name))):
-                    return f"the {name} of {there}, are not finite"
+        for row in batches.order(epoch)[done * batches.batch_size :][: batches.batch_size].tolist():
+            batch = Batches(batches.split, 1).take(np.array([row]))
+            values = {"the inputs are": batch.inputs, "the labels are": batch.labels}
             if update == 1 and not job.config.init_from:
                 gradients, sums, _ = jax.device_get(compute(state, batch))
-                if not np.isfinite(sums.loss):
-                    return f"the first loss of {there}, is {sums.loss}: look at its label, the model and the loss"
-                for name, gradient in named_leaves(gradients).items():
-                    if not np.isfinite(gradient).all():
-                        return f"the first gradient of {name} is not finite for {there}: look at the model and the loss"
+                values["the first loss is"] = sums.loss
+                values |= {f"the first gradient of {name} is": each for name, each in named_leaves(gradients).items()}
+            for name, value in values.items():
+                if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
+                    return f"{name} not finite for training example {row}, counted from 0: look at it, model and loss"
     return DIVERGED_ADVICE
 
 
@@ -243,19 +235,19 @@ def keep_compiled_programs() -> None:
         try:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
             cache.mkdir(parents=True, exist_ok=True)
-        except (OSError, RuntimeError):  # without a home: a run needs no cache, and JAX would warn of each program
+        except (OSError, RuntimeError):  # some containers have no home; JAX would warn of each program
             return
         jax.config.update("jax_compilation_cache_dir", str(cache))
-    # Nor does a run need an entry that another process is about to write.
+    # Two processes that write the same entry make JAX warn, but the cache is optional.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, float]:
-    """Return the part of the data and the metric that decide which epoch is the best, and its score, higher if better.
+    """Return the part of the data and the metric that decide which epoch is the best, and its score (higher is better).
 
-    `best` is the setting `--best`. If it's None, that is the highest accuracy, or the lowest loss if there is none.
+    `best` is the setting `--best`. None: the highest accuracy, or the lowest loss if there is no accuracy.
     """
     part = next(part for part in ("validation", "test", "train") if part in results)
     order, _, name = (best or ("highest:accuracy" if "accuracy" in results[part] else "lowest:loss")).partition(":")
@@ -266,8 +258,8 @@ def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, fl
 class StopRequest:
     """Notes the first signal that asks the run to stop. A second one ends it at once.
 
-    Of several processes none may stop on its own, because the others would wait for it in the next all-reduce. There
-    JAX takes SIGTERM and lets all agree on the update after which they stop; the other signals are passed on as one.
+    No process of several may stop on its own, because the others would wait for it in the next all-reduce. So JAX takes
+    SIGTERM and lets all agree on the update after which they stop, and the other signals are passed on as SIGTERM.
     """
 
     def __init__(self, peers: Peers, stack: contextlib.ExitStack):
@@ -284,13 +276,11 @@ class StopRequest:
         if self.came:
             self.handlers.close()
             signal.raise_signal(number)
-        self.came, self.signal = True, signal.Signals(number)
+        self.came, self.signal, self.is_set = True, signal.Signals(number), self.peers.count == 1
         if self.peers.count > 1:
             signal.raise_signal(signal.SIGTERM)
-        else:
-            self.is_set = True
 
-    def is_due(self, step: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         """Return True if the run is to stop after update `step`; waits while the processes are agreeing."""
         if self.peers.count > 1 and not self.is_set and reached_preemption_sync_point(step):
             came = max(self.peers.exchange(int(self.signal or 0)))

@@ -1,4 +1,4 @@
-"""Everything a run shows and writes: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
+"""Output of a run: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -39,10 +39,7 @@ WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
 
 def open_lines(path: str | Path) -> TextIO:
-    """Open a text file to append whole lines, each written at once.
-
-    Half a line at its end, which a kill or a full disk left, is ended first.
-    """
+    """Open a text file to append whole lines. Half a line at its end, which a kill may leave, is ended first."""
     with file_errors(path, "written", WRITE_ADVICE):
         descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         end = os.fstat(descriptor).st_size
@@ -52,14 +49,14 @@ def open_lines(path: str | Path) -> TextIO:
 
 
 class Reporter:
-    """Reports a run. Of several processes only the first does."""
+    """Shows and writes what a run reports. Only the first process does."""
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
-        # A notebook's kernel asks for colours by a variable, and would keep every redraw of the bar in the notebook.
-        terminal = None if sys.stdout and sys.stdout.isatty() else False
+        # Jupyter sets a variable that forces colours, with which every redraw of the bar would stay in the output.
+        terminal = None if sys.stdout.isatty() else False
         options: dict[str, Any] = {"highlight": False, "soft_wrap": True, "force_jupyter": False}
         self.console = Console(**options, force_terminal=terminal, quiet=not first)
-        self.progress, self.epochs = config.progress and first, config.epochs
+        self.show_progress, self.epochs = config.progress and first, config.epochs
         self.bar: Progress | None = None
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
@@ -117,11 +114,14 @@ class Reporter:
         layers = [type(layer) for _, layer in nnx.iter_modules(job.task.model)]
         kinds = [f", {layers.count(kind)} {kind.__name__}" for kind in EXACT if kind in layers]
         content = [f"content {job.content}"] if job.content else []
+        few = len(job.devices) == 1 and job.devices[0].platform == "cpu" and config.strategy != "single"
+        hint = ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
+        hint = hint if few and not config.devices and not count_from_environment() else ""
         rows = {
             "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
-            "devices": describe(job.devices) + layout + started_before(job),
+            "devices": describe(job.devices) + layout + hint,
             "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one{micro_batches}",
-            "model": f"{config.model}, {count_parameters(state.params):,} parameters{''.join(kinds)}",
+            "model": f"{config.model}, {facts['parameters']:,} parameters{''.join(kinds)}",
             "loss": name_of_loss(job.task.loss),
             "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
             "state": state_line(state),
@@ -131,10 +131,10 @@ class Reporter:
         self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
 
     def start_epoch(self, epoch: int, steps: int, done: int) -> None:
-        """Begin `epoch` (from 1) of `steps` steps, of which an earlier start of the run made `done`."""
+        """Begin `epoch` (from 1) of `steps` steps, of which `done` were made before the run was resumed."""
         self.epoch, self.steps, self.shown = epoch, steps, time.monotonic()
         self.first_step = (epoch - 1) * self.per_epoch
-        if self.progress and self.console.is_terminal:
+        if self.show_progress and self.console.is_terminal:
             columns = [TextColumn(f"epoch {epoch}/{self.epochs}"), BarColumn(12), MofNCompleteColumn()]
             columns += [TextColumn("{task.description}"), TimeRemainingColumn(compact=True)]
             self.bar = Progress(*columns, console=self.console, transient=True)
@@ -148,7 +148,7 @@ class Reporter:
         if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
             self.tensorboard.add_scalar("train/loss of the epoch so far", meter.means["loss"], self.first_step + step)
         now, wait = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
-        if not self.progress or now - self.shown < wait or not meter.timed_updates:
+        if not self.show_progress or now - self.shown < wait or not meter.timed_updates:
             return
         self.shown = now
         figures = [*in_words(meter.means), f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
@@ -192,7 +192,7 @@ class Reporter:
                 self.end_trace()
 
     def end_trace(self) -> None:
-        """End a trace that is running, also one cut short by the end of the run, and print its longest operations."""
+        """End a trace that is running, even if the run ends before it has ten updates; print its longest operations."""
         if self.trace and self.tracing:
             jax.profiler.stop_trace()
             self.tracing = False
@@ -201,14 +201,6 @@ class Reporter:
             self.line(f"trace of {updates} updates: open {file} at ui.perfetto.dev")
             self.line(f"the longest operations, summed over {updates} updates and {devices} devices:")
             self.line(*longest_operations(file))
-
-
-def started_before(job: "Job") -> str:
-    """Say why a run has a single CPU device though it asked for none: a program used JAX before it called `train`."""
-    config, few = job.config, len(job.devices) == 1 and job.devices[0].platform == "cpu"
-    if not few or config.devices or config.strategy == "single" or count_from_environment():
-        return ""
-    return ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
 
 
 def name_of_loss(loss: Any) -> str:
@@ -229,15 +221,11 @@ def longest_operations(trace: Path, most: int = 10) -> list[str]:
     """List the compiled programs' operations with the most time in a Perfetto trace, over all devices and updates."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    milliseconds: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
+    milliseconds: dict[str, list[float]] = defaultdict(list)
     for event in events:
         # Operations of a compiled program carry its name; other events are Python calls and the runtime's own.
         if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
-            milliseconds[event["name"]] += event.get("dur", 0) / 1000
-            calls[event["name"]] += 1
-    total = sum(milliseconds.values()) or 1
-    return [
-        f"{time:10.2f} ms  {100 * time / total:4.1f} %  {calls[name]:6d} calls  {name}"
-        for name, time in milliseconds.most_common(most)
-    ]
+            milliseconds[event["name"]].append(event.get("dur", 0) / 1000)
+    total = sum(map(sum, milliseconds.values())) or 1
+    longest = sorted(milliseconds.items(), key=lambda each: -sum(each[1]))[:most]
+    return [f"{sum(x):10.2f} ms  {100 * sum(x) / total:4.1f} %  {len(x):6d} calls  {name}" for name, x in longest]

@@ -12,6 +12,7 @@ pmapdp.lock       held by the running process; the system releases it when that 
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -52,15 +53,11 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     names += [name for name in CODE if is_path(getattr(config, name))]
     if first:
         check_output("--metrics-file", config.metrics_file, LINES, [config.init_from])
-    if "\\" in (config.workdir or ""):
-        raise UserError(
-            f"--workdir {config.workdir} has a backslash, which TensorStore takes for a slash: leave it out"
-        )
     return dataclasses.replace(config, **{name: os.path.abspath(getattr(config, name)) for name in names})
 
 
 def is_path(name: str) -> bool:
-    """Tell if a name is a file or folder of yours, and not a built-in model, data set or rule."""
+    """Return True if `name` is a path to your code or data, and False if it's the name of something built in."""
     return ".py:" in name or name.endswith(".npz") or (name not in DATA_SETS and os.path.isdir(name))
 
 
@@ -78,20 +75,20 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
 
 
 def sample_functions(job: "Job") -> dict[str, float]:
-    """Return what the functions of a run give at a few points, by which others of the same name are told apart.
+    """Return some values of the run's functions, because another function may have the same name.
 
-    These are learning rates at 64 even points of the run, two updates by fixed gradients, and the training loss of four
-    examples under the initial parameters, and so with the dropout of the first update.
+    - The learning rates at 64 even points of the run.
+    - Two updates by fixed gradients, if the optimizer is yours. A built-in one follows from the settings.
+    - The training loss of four examples, with the initial parameters and the dropout of the first update.
     """
-    task, split, batches = job.task, job.data.train, job.batches["train"]
-    n = min(4, split.examples)
-    points = np.linspace(0, job.config.epochs * batches.per_epoch, 64).astype(np.int32)
+    task, split = job.task, job.data.train
+    n, updates_made = min(4, split.examples), 0 if job.config.optimizer in OPTIMIZERS else 2
+    points = np.linspace(0, job.config.epochs * job.batches["train"].per_epoch, 64).astype(np.int32)
 
-    @jax.jit
-    def compute(points: Any, params: Any, model_state: Any, batch: Batch) -> Any:
+    def compute(params: Any, model_state: Any, batch: Batch) -> Any:
         optimizer_state, updates = task.optimizer.init(params), []
         gradients = jax.tree.map(lambda p: 3 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
-        for _ in range(2):  # the second, a hundredth of the first, shows how the rule remembers it
+        for _ in range(updates_made):  # the second, a hundredth of the first, shows how the rule remembers it
             update, optimizer_state = task.optimizer.update(gradients, optimizer_state, params)
             updates.append(optax.tree.vdot(update, gradients))
             gradients = jax.tree.map(lambda g: g / 100, gradients)
@@ -100,10 +97,12 @@ def sample_functions(job: "Job") -> dict[str, float]:
             loss = task.loss(task.model_with(params, model_state), batch).loss
         return jax.lax.map(job.schedule, points), updates, loss
 
+    # It runs once, so optimizing it would take longer than it saves.
+    program = jax.jit(compute, compiler_options={"xla_backend_optimization_level": 0})
     # On the host and with exact products, so that another machine finds the same.
     with use_host(), jax.transfer_guard("allow"), jax.default_matmul_precision("highest"):
-        example = Batches(split, n).take(np.arange(n))
-        rates, updates, loss = jax.device_get(compute(points, *task.arrays_of(task.model), example))
+        arrays = task.arrays_of(task.model)
+        rates, updates, loss = jax.device_get(program(*arrays, Batches(split, n).take(np.arange(n))))
     values = {f"the schedule after {step} updates": rate for step, rate in zip(points.tolist(), rates, strict=True)}
     values |= {f"the optimizer in update {number} by a fixed gradient": each for number, each in enumerate(updates, 1)}
     values[f"the loss of {n} examples"] = loss
@@ -139,10 +138,18 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
             or is in use by a running process.
     """
     folder = Path(path)
+    config_file = folder / "config.json"
     with contextlib.ExitStack() as stack:
         with file_errors(f"--workdir {path}", "written", WRITE_ADVICE):
+            if "\\" in path:
+                raise ValueError("TensorStore takes its backslash for a slash")
             folder.mkdir(parents=True, exist_ok=True)
-            require_ours(folder)
+            patterns = () if os.path.lexists(config_file) else ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
+            for foreign in itertools.chain(*map(folder.glob, patterns)):
+                raise UserError(
+                    f"--workdir {folder} holds {foreign.relative_to(folder)}, and no config.json says that a run of "
+                    "pmapdp wrote it: name a new folder, for example runs/first"
+                )
             lock = stack.enter_context(open(open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
@@ -153,24 +160,13 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
                 ) from None
             lock.truncate(0)
             os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
-        if (folder / "config.json").exists():
+        if config_file.exists():
             # Reading its checkpoint tells if it may be given more epochs.
             theirs = identity(read_config(folder)) | {"epochs": config.epochs}
             require_same(f"the run in --workdir {path}", theirs, identity(config))
         else:
             write_config(folder, config)
         yield
-
-
-def require_ours(folder: Path) -> None:
-    """Refuse a folder with files that a run would append to or delete in time, but that no run wrote."""
-    if not os.path.lexists(folder / "config.json"):
-        for pattern in ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*"):
-            for foreign in folder.glob(pattern):
-                raise UserError(
-                    f"--workdir {folder} holds {foreign.relative_to(folder)}, and no config.json says that a run of "
-                    "pmapdp wrote it: name a new folder, for example runs/first"
-                )
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -185,10 +181,8 @@ def read_config(path: str | Path) -> Config:
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     match read_json(file, advice="name another folder"):
-        case {"format": "pmapdp run 1"}:
-            raise UserError(f"{path} holds a run of pmapdp 0.2, which this version cannot read: use 0.2 for it")
         case {"format": "pmapdp run 2", "config": dict(settings)}:
             with contextlib.suppress(UserError, TypeError):  # TypeError: an unknown setting
                 values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
                 return Config(**values)
-    raise UserError(f"{file} is not as a run of this version writes it: name another folder")
+    raise UserError(f"{file} is not from this version: name another folder, or use pmapdp 0.2 if that wrote it")

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from marks import quick
 from points import DATA, FiveClasses, Net, run
 
 from pmapdp.config import Config
@@ -22,11 +21,10 @@ def assert_same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@quick(2, ("strategy", "shard_state"), [("pmap", "none"), ("jit", "parameters"), ("jit", "none"), ("single", "none")])
-def test_holds_the_state_of_the_call(strategy, shard_state, tmp_path):
+@pytest.mark.parametrize(("strategy", "shard_state"), [("pmap", "none"), ("jit", "parameters")])
+def test_it_holds_the_state_of_the_call(strategy, shard_state, tmp_path):
     """The next update takes over the memory of the state while the checkpoint is being written."""
-    devices = 1 if strategy == "single" else 4
-    config = Config(strategy=strategy, devices=devices, shard_state=shard_state, global_batch_size=20)
+    config = Config(strategy=strategy, devices=4, shard_state=shard_state, global_batch_size=20)
     job = prepare(config, Custom(model=Net, data=DATA))
     state = create_state(job.task, job.strategy.state_sharding)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -43,17 +41,16 @@ def test_holds_the_state_of_the_call(strategy, shard_state, tmp_path):
     checkpoints.close()
 
 
-@pytest.mark.parametrize("best", [1, 3])
-def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(best, tmp_path):
+def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
     folder = tmp_path / "run[1] {a,b}*?$~'\" ü☃" / "checkpoints"
     task = Task(build(Net), optax.sgd(0.1))
     state, checkpoints = create_state(task), Checkpoints(folder, keep=2)
     for step in range(1, 7):
-        checkpoints.save(step, jax.device_put(state), {"best": {"step": min(best, step)}})
+        checkpoints.save(step, jax.device_put(state), {"best": {"step": min(3, step)}})
     checkpoints.close()
     reader = Checkpoints(folder, read_only=True)
-    assert reader.steps() == [best, 5, 6]
-    assert_same(reader.read(best, task).state, state)
+    assert reader.steps() == [3, 5, 6]
+    assert_same(reader.read(3, task).state, state)
     np.testing.assert_array_equal(reader.read_weights(6)["head.bias"], state.params["head"]["bias"])
 
 
@@ -66,17 +63,12 @@ def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_
     assert not half_written.exists()
 
 
-OTHERS = {"strategy": "jit", "devices": 4, "keep_checkpoints": 1, "checkpoint_every": 3}
-
-
-@pytest.mark.parametrize(("settings", "atol"), [({}, 0), (OTHERS, 1e-5)])
-def test_a_finished_run_is_trained_on_by_more_epochs(settings, atol, folder):
+def test_a_finished_run_is_trained_on_by_more_epochs(folder):
     """With a constant rate two epochs and then another are three; settings that change no result may change."""
-    found = run(workdir=str(folder), epochs=3, **settings)
-    wanted = run(epochs=3).state.params
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), found.state.params, wanted)
+    found = run(workdir=str(folder), epochs=3, keep_checkpoints=1, checkpoint_every=3)
+    assert_same(found.state, run(epochs=3).state)
     assert "restored from the checkpoint of step 10, and trained on to 3 epochs" in (folder / "log.txt").read_text()
-    assert load_run(folder, model=Net)[0].strategy == settings.get("strategy", "pmap")
+    assert load_run(folder, model=Net)[0].keep_checkpoints == 1
 
 
 @pytest.mark.parametrize(
@@ -84,7 +76,6 @@ def test_a_finished_run_is_trained_on_by_more_epochs(settings, atol, folder):
     [
         ({"epochs": 1}, r"differs in epochs \(2 there, 1 now\)"),
         ({"epochs": 3, "learning_rate": 1e-4}, r"learning_rate \(0.005 there, 0.0001 now\)"),
-        ({"epochs": 3, "seed": 1}, r"seed \(0 there, 1 now\): use the same or another folder \(there --init-from"),
     ],
 )
 def test_nothing_else_of_it_can_be_changed(folder, changes, sentence):

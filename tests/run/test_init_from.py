@@ -5,31 +5,31 @@ import numpy as np
 import pytest
 from points import DATA, FiveClasses, Net, run
 
-from pmapdp import cli
+from pmapdp.config import Config
 from pmapdp.errors import UserError
 from pmapdp.export import export_run
-from pmapdp.train import main as train_command
+from pmapdp.run.checkpoints import load_weights
+from pmapdp.state import build
+from pmapdp.train import Custom, make_task, train
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A folder with a run of one epoch and its exported file; and its last state."""
-    folder = tmp_path_factory.mktemp("source")
-    state = run(workdir=str(folder / "run")).state
-    export_run(str(folder / "run"), folder / "model.zip", model=Net, data=DATA)
-    return folder, state
+def source(finished, tmp_path_factory):
+    """The folder of a run of two epochs, and its exported file; and its last state."""
+    file = tmp_path_factory.mktemp("source") / "model.zip"
+    export_run(str(finished[0]), file, model=Net, data=DATA)
+    return {"run": finished[0], "file": file}, finished[1].state
 
 
-@pytest.mark.parametrize("name", ["run", "model.zip"])
-def test_it_starts_from_the_weights_and_says_so(source, tmp_path, name):
+def test_it_starts_from_the_weights_and_says_so(source, tmp_path):
     """With a learning rate of 0 the weights stay as they were, and update counts and moments start anew."""
-    folder, state = source
-    settings = {"workdir": str(tmp_path / "run"), "init_from": str(folder / name), "learning_rate": 0.0}
+    paths, state = source
+    settings = {"workdir": str(tmp_path / "run"), "init_from": str(paths["run"]), "learning_rate": 0.0}
     found = run(**settings)
     jax.tree.map(np.testing.assert_array_equal, found.state.params, state.params)
     assert int(found.state.step) == 5
     log, metrics = ((tmp_path / "run" / each).read_text() for each in ("log.txt", "metrics.jsonl"))
-    assert f"starts from 4 arrays of {folder / name}, which had made 5 updates\n" in log
+    assert f"starts from 4 arrays of {paths['run']}, which had made 10 updates\n" in log
     assert '"event": "init_from"' in metrics
     again = run(**settings, steps=5)  # resumed: it starts from its own checkpoint
     assert int(again.state.step) == 5
@@ -38,41 +38,34 @@ def test_it_starts_from_the_weights_and_says_so(source, tmp_path, name):
         run(**settings | {"init_from": None})
 
 
-def test_another_head_starts_as_the_seed_makes_it(source, tmp_path):
-    folder, state = source
-    settings = {"learning_rate": 0.0, "workdir": str(tmp_path / "run")}
-    found = run(FiveClasses, init_from=str(folder / "run"), **settings).state.params
-    np.testing.assert_array_equal(found["hidden"]["kernel"], state.params["hidden"]["kernel"])
-    fresh = run(FiveClasses, learning_rate=0.0).state.params
-    np.testing.assert_array_equal(found["head"]["kernel"], fresh["head"]["kernel"])
-    log = (tmp_path / "run" / "log.txt").read_text()
-    assert "starts from 2 arrays of" in log
-    assert "as the seed makes them: head.bias [5] ([3] there), head.kernel [16, 5] ([16, 3] there)" in log
+@pytest.mark.parametrize("kind", ["run", "file"])
+def test_another_head_starts_as_the_seed_makes_it(source, kind):
+    paths, state = source
+    task, news = load_weights(make_task(Config(), Custom(model=FiveClasses)), str(paths[kind]))
+    np.testing.assert_array_equal(task.model.hidden.kernel[...], state.params["hidden"]["kernel"])
+    np.testing.assert_array_equal(task.model.head.kernel[...], build(FiveClasses).head.kernel[...])
+    assert news.startswith(f"starts from 2 arrays of {paths[kind]}, which had made 10 updates")
+    assert "as the seed makes them: head.bias [5] ([3] there), head.kernel [16, 5] ([16, 3] there)" in news
 
 
 @pytest.mark.parametrize(
-    ("path", "sentence"),
+    ("name", "content", "sentence"),
     [
-        ("none", "none cannot be read (No such file or directory): name the --workdir of a run, or a file of python"),
-        ("", "holds no run (no config.json): name the --workdir of a training run"),
-        ("damaged.zip", "damaged.zip cannot be read ("),
-        ("text.txt", "text.txt cannot be read (File is not a zip file): name the --workdir of a run"),
-        ("model.zip", "has no array of MLP, for example no hidden1.bias: name"),
+        ("none", None, r"none cannot be read \(No such file or directory\): name the --workdir of a run, or a file of"),
+        ("cut", -100, r"cut cannot be read \("),
+        ("model.zip", None, "has no array of MLP, for example no hidden1.bias: name"),
     ],
 )
-def test_a_wrong_path_is_one_sentence(source, tmp_path, monkeypatch, capsys, path, sentence):
-    monkeypatch.chdir(tmp_path)
-    content = (source[0] / "model.zip").read_bytes()
-    for name, each in (("damaged.zip", content[:-100]), ("text.txt", b"text"), ("model.zip", content)):
-        (tmp_path / name).write_bytes(each)
-    path = path or str(tmp_path)
-    arguments = ["--model", "mlp", "--devices", "1", "--no-compile-cache", "--epochs", "1", "--init-from", path]
-    assert cli.run(train_command, arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert sentence in line
+def test_a_wrong_path_is_one_sentence(source, name, content, sentence):
+    file = source[0]["file"]
+    path = file.with_name(name)
+    if content:
+        path.write_bytes(file.read_bytes()[:content])
+    with pytest.raises(UserError, match=sentence):
+        load_weights(make_task(Config(model="mlp"), Custom()), str(path))
 
 
-def test_it_is_never_replaced_by_the_metrics(source, capsys):
-    file = str(source[0] / "model.zip")
-    assert cli.run(train_command, ["--init-from", file, "--metrics-file", file]) == 2
-    assert "also a file that this command reads" in capsys.readouterr().err
+def test_it_is_never_replaced_by_the_metrics(source):
+    file = str(source[0]["file"])
+    with pytest.raises(UserError, match="also a file that this command reads"):
+        train(Config(init_from=file, metrics_file=file))
