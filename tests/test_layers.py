@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from marks import quick
 
 from pmapdp.custom.model import check_task
 from pmapdp.data.batches import Batches
@@ -89,10 +88,15 @@ def test_digits_at_a_mean_of_a_hundred_standard_deviations(shape):
     """Against NumPy in float64. Fresh, the variance loses (mean / std)² of float32's digits; after forty updates at
     momentum 0.9 the running mean is 1.5 standard deviations away, and next to nothing is lost."""
     layer, axes = batch_norm(3, momentum=0.9), tuple(range(len(shape) - 1))
+
+    @nnx.jit
+    def update(layer, x):
+        with in_training(len(x)):
+            return layer(x)
+
     errors = []
     for x in np.random.default_rng(0).normal(100, 1, (41, *shape)).astype(np.float32):
-        with in_training(len(x)):
-            y = layer(jnp.asarray(x))
+        y = update(layer, x)
         wide = x.astype(np.float64)
         errors.append(np.abs(y - (wide - wide.mean(axes)) / np.sqrt(wide.var(axes) + 1e-5)).max())
     assert max(errors[:5]) < 1e-2
@@ -148,22 +152,24 @@ def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
         with in_training(6, weights=weights):
             return (into * batch_norm(3, epsilon=1e-3, param_dtype=jnp.float64)(x)).sum()
 
-    np.testing.assert_allclose(jax.grad(by_layer)(x), jax.grad(by_definition)(x), rtol=0, atol=1e-12)
+    by_hand = jax.jit(jax.grad(by_definition))(x)
+    np.testing.assert_allclose(jax.jit(jax.grad(by_layer))(x), by_hand, rtol=0, atol=1e-12)
 
 
 # Attention
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_kv_heads": 2}, {"dropout_rate": 0.3}])
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_is_flaxs_in_evaluation(settings, causal):
+def test_attention_is_flaxs_in_evaluation(settings):
     stock, ours = (
         nnx.MultiHeadAttention(4, 8, decode=False, deterministic=True, rngs=nnx.Rngs(0), **settings) for _ in range(2)
     )
     x, known = np.random.default_rng(0).normal(size=(3, 5, 8)), np.arange(5) < np.array([[5], [3], [1]])
     mask = jnp.asarray(known[:, None, None])
-    wanted = stock(x, mask=jnp.broadcast_to(mask, (3, 1, 5, 5)), is_causal=causal)
-    np.testing.assert_allclose(exchange(ours)(x, mask=mask, is_causal=causal), wanted, atol=1e-6)
+    exchange(ours)
+    for causal in (False, True):
+        wanted = stock(x, mask=jnp.broadcast_to(mask, (3, 1, 5, 5)), is_causal=causal)
+        np.testing.assert_allclose(ours(x, mask=mask, is_causal=causal), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
@@ -224,13 +230,15 @@ def trained(strategy: str, task: Task, split: Split, N: int):
     return made.fetch((state, made.eval_step(state, made.place_batch(batch))))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
-@quick(0, "strategy", ["pmap", "shard_map", "jit"])
-def test_a_scan_over_stock_layers_equals_one_device(strategy):
+def test_a_scan_over_stock_layers_equals_one_device():
     """Parameters after five updates, and the sums of an evaluation, within 1e-10."""
     task, split = Task(build(ScannedTransformer, 1, "float64"), optax.sgd(0.1), 1, "float64"), examples((6, 4))
-    wanted, found = trained("single", task, split, 1), trained(strategy, task, split, 3)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), found, wanted)
+    wanted = trained("single", task, split, 1)
+    for strategy in ("pmap", "shard_map", "jit"):
+        found = trained(strategy, task, split, 3)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), found, wanted)
 
 
 def test_exchange_leaves_subclasses_and_other_attention_alone():

@@ -79,23 +79,24 @@ def hold(strategy, count, model, optimizer, dtype):
             require_equal(sums, right_sums, LOSS[dtype], where)
 
 
-# Beside 3 devices: three other numbers, and with batch norm 8, of which one holds padding alone.
-QUICK = {("mlp", "shard_map", 4), ("mlp", "jit", 5), ("mlp", "pmap", 7)}
-QUICK |= {("text_mlp", strategy, 8) for strategy in PARALLEL}
+COUNTS_OF = {"mlp": COUNTS, "text_mlp": (3, 8), "convnet": (3, 8), "transformer": (3, 8)}
+# Plain pytest takes each model with each strategy on 3 devices, but for these: with batch norm on 8 devices one holds
+# padding alone.
+QUICK = {("mlp", "shard_map"): 4, ("mlp", "jit"): 5, ("mlp", "pmap"): 7}
+QUICK |= {("text_mlp", strategy): 8 for strategy in PARALLEL}
 
 
 def grid():
-    """Plain pytest takes all models with all strategies on 3 devices and `QUICK`, the others are slow.
+    """Each model with each strategy on some numbers of devices, of which one is quick.
 
     Below, a network with batch norm and dropout runs through `train` on every number of devices.
     """
-    cases = []
-    for model in entry.CLASSIFIERS:
-        counts = COUNTS if model in ("mlp", "convnet") else (3, 8)
-        for strategy in entry.STRATEGIES:
-            for count in counts if strategy != "single" else (1,):
-                is_quick = strategy == "single" or count == 3 or (model, strategy, count) in QUICK
-                cases.append(pytest.param(model, strategy, count, marks=() if is_quick else pytest.mark.slow))
+    cases = [pytest.param(model, "single", 1, marks=pytest.mark.slow) for model in entry.CLASSIFIERS]
+    for model, strategy in itertools.product(entry.CLASSIFIERS, PARALLEL):
+        quick_count = QUICK.get((model, strategy), 3)
+        for count in COUNTS_OF.get(model, (3,)):
+            marks = () if count == quick_count else pytest.mark.slow
+            cases.append(pytest.param(model, strategy, count, marks=marks))
     return cases
 
 

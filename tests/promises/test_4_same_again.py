@@ -4,7 +4,6 @@ On another number of devices or with another strategy it ends within promise 1.
 """
 
 import os
-import random
 import shutil
 import signal
 import time
@@ -49,7 +48,7 @@ def test_another_seed_is_another_run(undisturbed):
     assert np.abs(other.state.params["hidden"]["kernel"] - undisturbed[0].state.params["hidden"]["kernel"]).max() > 0.01
 
 
-@quick(1, "steps", [[4, 6], [1], range(1, UPDATES)])
+@quick(1, "steps", [[4, 6], range(1, UPDATES, 2)])
 def test_stopped_after_some_updates_it_ends_with_the_same_bits(undisturbed, tmp_path, steps):
     """In the middle of an epoch and at its end, once and several times; the figures of its epochs are the same too."""
     epochs = {}
@@ -79,10 +78,7 @@ def kill_when(process, folder, moment):
     os.kill(process.pid, signal.SIGKILL)
 
 
-ANY_MOMENT = [random.Random(0).uniform(0, 3) for _ in range(int(os.environ.get("PMAPDP_ROUNDS", 3)))]
-
-
-@quick(1, "moments", [["writing"], ["written", 0.5], *([each] for each in ANY_MOMENT)])
+@quick(1, "moments", [["writing"], ["written", 0.5, 1.7]])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(undisturbed, tmp_path, moments):
     """With SIGKILL, which no program can notice."""
     folder, flags = tmp_path / "run", small_job.flags(tmp_path, workdir=tmp_path / "run")
@@ -128,7 +124,7 @@ def test_on_other_devices_or_with_another_strategy_it_ends_within_promise_1(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", entry.STRATEGIES)
+@pytest.mark.parametrize("strategy", ["single", "shard_map", "jit"])  # pmap is above
 def test_every_strategy_resumes_with_the_same_bits(tmp_path, strategy):
     """Dropout, the schedule and the order of the examples go on where they were."""
     kind = {"strategy": strategy, "devices": 1 if strategy == "single" else 3}
