@@ -1,6 +1,6 @@
 """Make docs/mistakes.md from the catalogue: `python docs/mistakes.py > docs/mistakes.md`."""
 
-from pmapdp.verify.mistakes import CATALOGUE
+from pmapdp.verify.causes import CATALOGUE
 
 HEAD = """# Usual mistakes
 

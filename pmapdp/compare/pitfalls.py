@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from pmapdp.compare.collectives import instructions
 from pmapdp.compare.words import EQUAL
 from pmapdp.devices import choose
-from pmapdp.verify.mistakes import CATALOGUE
+from pmapdp.verify.causes import CATALOGUE
 
 Program = Callable[[Any, Any, Any], tuple[Any, Any]]
 D, H, b = 6, 5, 6  # features, hidden units, examples on a device

@@ -16,7 +16,7 @@ from pmapdp.devices import choose
 from pmapdp.port.read import FUNCTION, read_program, resolve
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import choose_layout
-from pmapdp.verify.program_file import full_path, verify_program
+from pmapdp.verify.verification import verify_program
 
 WARM_UP, TIMED = 3, 20  # calls
 STEP, AROUND = "The step", "Around the step"
@@ -25,7 +25,7 @@ WHY = {STEP: "The functions that differentiate, update or add up.", AROUND: "The
 
 def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
     """Run each program in a process of its own. If two start from the same state, compare it after an update."""
-    found = [in_new_process(run_program, full_path(target), target, count) for target in targets]
+    found = [in_new_process(run_program, target, count) for target in targets]
     _, start, end = found[0]
     for run, other_start, other_end in found:
         shapes = [jax.tree.map(np.shape, tree) for tree in (start, other_start, end, other_end)]
@@ -34,10 +34,10 @@ def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
     return [run for run, *_ in found]
 
 
-def run_program(target: str, given: str, count: int | None) -> tuple[Run, Any, Any]:
+def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
     """Verify, compile and time one program: facts, and the state before and after an update, as one device has it."""
     available = choose(count)  # before the file is run, which may use JAX
-    arguments, report = verify_program(target, given, available)
+    arguments, report = verify_program(target, available)
     devices = list(arguments["devices"] or jax.devices())
     step = arguments["step"] or arguments["make_step"](devices)
     layout = choose_layout(arguments["layout"], arguments["batch_axis"])
@@ -46,8 +46,8 @@ def run_program(target: str, given: str, count: int | None) -> tuple[Run, Any, A
     start, batch = trees.to_host((arguments["state"], batch))  # copies that no donation reaches
 
     def place(path: str, leaf: Any) -> Any:
-        own = trees.matches(path, arguments["per_device"]) and layout.place_own
-        return (own or layout.place_state)(leaf, devices)
+        own = trees.matches(path, arguments["per_device"])
+        return (layout.place_own if own else layout.place_state)(leaf, devices)
 
     state = trees.map_named(place, start)
     given_too = [] if batch is None else [layout.place_batch(batch, devices)]
@@ -62,7 +62,7 @@ def run_program(target: str, given: str, count: int | None) -> tuple[Run, Any, A
         state = result if str(jax.tree.structure(result)) == structure else result[0]
         first = as_one_device(state, start) if first is None else first
     examples = len(jax.tree.leaves(batch)[0]) if batch is not None else len(devices)
-    run = describe_run(given, devices, examples, milliseconds[WARM_UP:], program) | {
+    run = describe_run(target, devices, examples, milliseconds[WARM_UP:], program) | {
         "holds": holds,
         "verdict": {"passed": "equal", "failed": "FAILED", "incomplete": "not proven"}[report.verdict],
         "causes": report.causes,

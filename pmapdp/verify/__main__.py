@@ -17,7 +17,7 @@ from pmapdp.config import setting
 from pmapdp.devices import choose
 from pmapdp.errors import FailedError
 from pmapdp.files import JSON, check_output, write_file
-from pmapdp.verify.program_file import full_path, verify_program
+from pmapdp.verify.verification import verify_program
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,9 @@ class Options:
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
-    # Before the file is run, which may change the current folder.
+    # Before the file is run, which may change the current folder and use JAX.
     report_file = check_output("--json", options.json, JSON, [options.target.rpartition(":")[0]])
-    target = full_path(options.target)
-    devices = choose(options.devices)  # before the file, which may use JAX when it is run
-    _, report = verify_program(target, options.target, devices)
+    _, report = verify_program(options.target, choose(options.devices))
     print(report)
     if report_file:
         write_file(report_file, report.to_json() + "\n")

@@ -2,32 +2,45 @@
 
 - parts: the reference on each device's own examples, as if there were no all-reduce;
 - influence: each example is replaced in turn, and the moves of step and reference are compared;
-- the same examples on every device, which shows one set of random numbers.
+- the same examples on every device, which shows one set of random numbers;
+- again: the first update once more with the second's keys, which shows a key that stands still.
 
 A cause is named only if its prediction is far nearer than the reference. Everything else is unknown, and the report
 says which leaves differ, from which update on, by how much, and if the devices hold the same values.
 """
 
-import functools
+import re
+import tomllib
 from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from pmapdp.verify import trees
-from pmapdp.verify.mistakes import Cause, name_cause
-from pmapdp.verify.reference import present
-from pmapdp.verify.rounding import Update, equations
+from pmapdp.verify.reference import Update, equations, present
+from pmapdp.verify.report import CheckError
 from pmapdp.verify.trees import Leaves, distance, few, multiple
 from pmapdp.verify.trial import Trial
 
+Cause = tuple[str, str]  # a name in the catalogue, and its sentence with what was found
+# The catalogue of mistakes: lines that are right, wrong ones, and what `verify` says of them.
+CATALOGUE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text())
 CLEAR = 10  # times its tolerance: how far a leaf is off that can tell causes apart
 NEAR = 1e-3  # of the difference: how near a prediction must be
 EQUAL = 1e-2  # relative error of a move as a multiple of another, and of how much an example counts
 SURE = 20  # times its tolerance: how far the reference must move a leaf to tell how much an example counts
 MOST_EXAMPLES = 128  # one run each, with this example replaced
 MOST_LEAVES = 32  # that are asked if anything depends on them
+REDRAWN = 1e-3  # of the change that other random numbers make: what changes by less than this is rounding
+TOO_MUCH = 1.75  # times its part of the work: what a device may do at most; twice the work is more
+
+
+def name_cause(cause: str, leaves: Sequence[str] = (), **found: Any) -> Cause:
+    """Return a cause and its sentence with what was found."""
+    return cause, " ".join(CATALOGUE[cause]["says"].split()).format(leaves=few(leaves), **found)
 
 
 class Case:
@@ -38,10 +51,13 @@ class Case:
         self.got = trial.run(update)
         # How far each compared leaf is off, on the device where it is farthest, and what is allowed.
         self.off = {
-            name: (max(distance(copy, update.values[name]) for copy in self.got[name]), most.tolerance)
-            for name, most in update.allowed.items()
-            if most.kind in ("close", "exact")
+            name: (max(distance(copy, update.values[name]) for copy in self.got[name]), update.allowed[name])
+            for name, kind in update.kinds.items()
+            if kind in ("close", "exact")
         }
+        # The leaves of the state that are off by much more than is allowed, and those of them with fractions.
+        self.clear = [name for name, (far, tolerance) in self.wrong().items() if far > CLEAR * tolerance]
+        self.fractions = [name for name in self.clear if update.values[name].dtype.kind == "f"]
 
     def wrong(self, metrics: bool = False) -> dict[str, tuple[float, float]]:
         """Return the leaves of the state or of the metrics that are off by more than is allowed, the farthest first."""
@@ -49,60 +65,45 @@ class Case:
         found = [(name, (far, tolerance)) for name, (far, tolerance) in found if far > tolerance]
         return dict(sorted(found, key=lambda leaf: -leaf[1][0] / (leaf[1][1] or 1e-300)))
 
-    @functools.cached_property
-    def clear(self) -> list[str]:
-        """The leaves of the state that are off by much more than is allowed."""
-        return [name for name, (far, tolerance) in self.wrong().items() if far > CLEAR * tolerance]
-
-    @functools.cached_property
-    def fractions(self) -> list[str]:
-        """Those of them that are no whole numbers."""
-        return [name for name in self.clear if self.update.values[name].dtype.kind == "f"]
-
-    @functools.cached_property
+    @cached_property
     def parts(self) -> list[Leaves]:
         """The results of the reference on each device's own examples; empty if it can't."""
-        update = self.update
-        if update.batch is not None and update.examples % self.N:
+        update, b = self.update, self.update.examples // self.N
+        if update.examples % self.N:
             return []
-        has_all = update.batch is None or self.trial.reference.is_own("batch")
-        batches = [update.batch if has_all else self.part(n) for n in range(self.N)]
+        batches = [update.rows(slice(n * b, (n + 1) * b)) for n in range(self.N)]
         try:
             return [self.trial.reference((update.state, x, *update.key), n) for n, x in enumerate(batches)]
         except Exception:  # a reference may take only one batch size
             return []
 
-    def part(self, device: int) -> Any:
-        """Return one device's examples."""
-        b = self.update.examples // self.N
-        return self.update.rows(slice(device * b, (device + 1) * b))
-
-    @functools.cached_property
+    @cached_property
     def reseeded(self) -> Update:
         """The update with other random numbers."""
         state, key = trees.reseed((self.update.state, self.update.key))
-        return self.update._replace(state=state, key=key, values=self.reference(state=state, key=key))
+        other = self.update._replace(state=state, key=key)
+        return other._replace(values=self.trial.reference(other.arguments))
 
-    @functools.cached_property
+    @cached_property
     def drawn(self) -> dict[str, float]:
-        """The distance that each leaf moves with other random numbers, if it does."""
+        """The distance that each leaf moves with other random numbers, if it does: a learning rate does not."""
         a, b = self.update.values, self.reseeded.values
         return {name: distance(a[name], b[name]) for name in self.differing(a, b)}
 
     def differing(self, a: Leaves, b: Leaves) -> list[str]:
         """Return the leaves of fractions in which two results differ by more than rounding."""
-        compared = [(name, most.tolerance) for name, most in self.update.allowed.items() if most.kind == "close"]
-        return [name for name, tolerance in compared if distance(a[name], b[name]) > 4 * tolerance]
-
-    def reference(self, **changes: Any) -> Leaves:
-        """Return what the reference makes of the update with other arguments."""
-        return self.trial.reference(self.update._replace(**changes).arguments)
+        close = [name for name, kind in self.update.kinds.items() if kind == "close"]
+        return [name for name in close if distance(a[name], b[name]) > 4 * self.update.allowed[name]]
 
     def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
         """Return what the step (its first device) and the reference make of the examples at `index`."""
-        batch = self.update.rows(index)
-        got = self.trial.run(self.update._replace(batch=batch))
-        return {name: copies[0] for name, copies in got.items()}, self.reference(batch=batch)
+        update = self.update._replace(batch=self.update.rows(index))
+        return {name: each[0] for name, each in self.trial.run(update).items()}, self.trial.reference(update.arguments)
+
+    def change(self, name: str) -> tuple[float, float]:
+        """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
+        old = trees.values(self.update.state)[name]
+        return multiple(self.got[name][0] - old, self.update.values[name] - old)
 
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
         """Return True if a wrong leaf of the state is as predicted for each device, or by a single array for all."""
@@ -116,6 +117,16 @@ class Case:
         copies, (far, tolerance) = self.got[name], self.off[name]
         return max(distance(copy, copies[0]) for copy in copies) > max(tolerance, EQUAL * min(far, 1e300))
 
+    def is_local(self, name: str) -> bool:
+        """Return True if each device holds what its own examples give, or values with the right mean, as in Adam."""
+        copies, (far, tolerance) = self.got[name], self.off[name]
+        if self.parts and self.is_near(name, [part[name] for part in self.parts]):
+            return True
+        if name not in self.fractions or len(copies) != self.N or not np.isfinite(far):
+            return False
+        alike = any(distance(copy, copies[0]) <= EQUAL * far for copy in copies[1:])
+        return not alike and distance(np.mean(copies, 0), self.update.values[name]) <= max(NEAR * far, tolerance)
+
     def matters(self, name: str) -> bool:
         """Return True if the next update depends on a leaf, as on a parameter."""
         return self.trial.reference.matters(name, self.update.arguments)
@@ -128,32 +139,20 @@ class Case:
 
 
 def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
-    """Return the cause of a wrong state.
-
-    Args:
-        also_on_one: if one device is off, too, so that no average over devices is at fault.
-        facts: what is sure if no cause is.
-    """
+    """Return the cause of a wrong state. If one device is off, too, no average over devices is at fault."""
     looks = [devices_differ, same_mask, factor, mean_of_means] if case.N > 1 and not also_on_one else []
-    names = list(case.wrong())
-    found = next(filter(None, (look(case) for look in [*looks, examples] if case.clear)), None)
-    if found or not case.fractions:
-        return found or name_cause("unknown", names, facts=facts)
-    ratio, error = change(case, case.fractions[0])
-    moves = f" {case.fractions[0]} moves {ratio:.3g} times as far as in the reference." * (error < EQUAL * abs(ratio))
-    return name_cause("unknown", names, facts=facts + moves)
-
-
-def change(case: Case, name: str) -> tuple[float, float]:
-    """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
-    old = trees.values(case.update.state)[name]
-    return multiple(case.got[name][0] - old, case.update.values[name] - old)
+    if found := next(filter(None, (look(case) for look in [*looks, examples] if case.clear)), None):
+        return found
+    for name in case.fractions[:1]:
+        ratio, error = case.change(name)
+        facts += f" {name} moves {ratio:.3g} times as far as in the reference." * (error < EQUAL * abs(ratio))
+    return name_cause("unknown", list(case.wrong()), facts=facts)
 
 
 def devices_differ(case: Case) -> Cause | None:
     """Find values that differ between devices: of their own examples, as without an all-reduce, or of other things."""
     different = [name for name in case.wrong() if case.differs_between_devices(name)]
-    local = [name for name in different if is_local(case, name)]
+    local = [name for name in different if case.is_local(name)]
     if trained := [name for name in local[:MOST_LEAVES] if case.matters(name)]:
         return name_cause("no all-reduce", trained)
     if different and local == different and case.has_parameters(besides=different):
@@ -161,28 +160,10 @@ def devices_differ(case: Case) -> Cause | None:
     return name_cause("drift", [name for name in different if name not in local] or different) if different else None
 
 
-def is_local(case: Case, name: str) -> bool:
-    """Return True if each device holds the result of its own examples.
-
-    That is what the reference makes of them, or, as in Adam's moments, values that differ and have the right mean.
-    """
-    copies, (far, tolerance) = case.got[name], case.off[name]
-    if case.parts and case.is_near(name, [part[name] for part in case.parts]):
-        return True
-    if name not in case.fractions or len(copies) != case.N or not np.isfinite(far):
-        return False
-    alike = any(distance(copy, copies[0]) <= EQUAL * far for copy in copies[1:])
-    rest = distance(np.mean(copies, 0), case.update.values[name])
-    return not alike and rest <= max(NEAR * far, tolerance)
-
-
 def same_mask(case: Case) -> Cause | None:
-    """Find one set of random numbers on all devices.
-
-    If all have the same examples, the step does what the reference makes of one device's, and the reference doesn't.
-    """
+    """Find one set of random numbers: with the same examples on all devices, the step does what one device does."""
     B = case.update.examples
-    if not B or not case.parts or not case.drawn or case.trial.reference.is_own("batch"):
+    if not B or not case.parts or not case.drawn:
         return None
     got, right = case.rerun(np.tile(np.arange(B // case.N), case.N))
     if case.differing(got, case.parts[0]) or not case.differing(right, case.parts[0]):
@@ -192,23 +173,18 @@ def same_mask(case: Case) -> Cause | None:
 
 def factor(case: Case) -> Cause | None:
     """Find a change N or 1/N times as large, of the parameters or of moments that were zero."""
-    changes = [(*change(case, name), case.update.values[name].size) for name in case.fractions]
-    return name_factor(case, [(ratio, size) for ratio, error, size in changes if error < NEAR * abs(ratio)])
+    changes = [case.change(name) for name in case.fractions if case.update.values[name].size > 1]
+    return name_factor(case, [ratio for ratio, error in changes if error < NEAR * abs(ratio)])
 
 
-def name_factor(case: Case, ratios: Sequence[tuple[float, int]]) -> Cause | None:
-    """Return the cause of a gradient N or 1/N times as large, if that is every ratio, or its square in second moments.
-
-    Each ratio comes with its number of entries: a single number must be met more exactly.
-    """
+def name_factor(case: Case, ratios: Sequence[float]) -> Cause | None:
+    """Return the cause of a gradient N or 1/N times as large, if every ratio is that, or its square in 2nd moments."""
     N, names = case.N, list(case.wrong())
-    ratios = [(ratio, size) for ratio, size in ratios if abs(ratio - 1) > EQUAL]
 
     def all_are(first: float) -> bool:
-        def is_one(value: float) -> list[bool]:
-            return [abs(ratio / value - 1) < (EQUAL / 2 if size > 1 else 1e-5) for ratio, size in ratios]
-
-        return any(is_one(first)) and all(map(max, is_one(first), is_one(first**2)))
+        wrong = [ratio for ratio in ratios if abs(ratio - 1) > EQUAL]
+        near = [[abs(ratio / value - 1) < EQUAL / 2 for value in (first, first**2)] for ratio in wrong]
+        return any(is_first for is_first, _ in near) and all(map(any, near))
 
     if all_are(N) or all_are(N * N):
         placed = present(*case.trial.place(case.update))
@@ -228,27 +204,22 @@ def mean_of_means(case: Case) -> Cause | None:
     parts = {name: [part[name] for part in case.parts] for name in case.clear[:MOST_LEAVES] if case.parts}
     means = [n for n, each in parts.items() if n in case.fractions and case.is_near(n, [np.mean(each, 0)])]
     still = [n for n, each in parts.items() if (n in means or case.is_near(n, each[:1])) and not case.matters(n)]
-    statistics = [name for name in still if not follows_another(case, name)]
+    # A leaf whose error is a multiple of another's is no statistic, but an average of the parameters.
+    right = case.update.values
+    errors = {n: case.got[n][0] - right[n] for n in case.fractions if right[n].size > 1}
+    same_shape = [(n, m) for n in still for m in errors if n in errors and m != n and right[n].shape == right[m].shape]
+    multiples = [(n, *multiple(errors[n], errors[m])) for n, m in same_shape]
+    averages = {name for name, ratio, error in multiples if error < EQUAL * abs(ratio)}
+    statistics = [name for name in still if name not in averages]
     if statistics and case.has_parameters(besides=statistics):
         return name_cause("local statistics", statistics)
-    several = any(case.update.values[name].size > 1 for name in means)
-    return name_cause("mean of means", means) if means and (several or means == case.clear) else None
-
-
-def follows_another(case: Case, name: str) -> bool:
-    """Return True if a leaf's error is a multiple of another's, as an average of the parameters has it."""
-    errors = {n: case.got[n][0] - case.update.values[n] for n in case.fractions if case.update.values[n].size > 1}
-    others = [
-        error for n, error in errors.items() if n != name and name in errors and error.shape == errors[name].shape
-    ]
-    found = [multiple(errors[name], other) for other in others]
-    return any(rest < EQUAL * abs(ratio) for ratio, rest in found)
+    return name_cause("mean of means", means) if {*errors} & {*means} or means == case.clear else None
 
 
 def examples(case: Case) -> Cause | None:
     """Find examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
     B, names, right = case.update.examples, list(case.wrong()), case.update.values
-    if not 2 <= B <= MOST_EXAMPLES or case.trial.reference.is_own("batch"):
+    if not 2 <= B <= MOST_EXAMPLES:
         return None
     found = influence(case, range(B), [name for name in case.fractions if right[name].size > 1])
     if not found:
@@ -257,26 +228,24 @@ def examples(case: Case) -> Cause | None:
     ends = [int(np.nanargmin(best)), int(np.nanargmax(best))]
     low, high = best[ends]
     if high - low < 3 * EQUAL * abs(high):
-        return None if case.N == 1 else name_factor(case, [(float(np.nanmedian(x)), 2) for x, _ in found.values()])
+        return None if case.N == 1 else name_factor(case, [float(np.nanmedian(x)) for x, _ in found.values()])
     if case.drawn:  # a mask may look like it: then other examples count with other random numbers
         other = influence(Case(case.trial, case.reseeded), ends, names)
         if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in other.values()):
             return None
-    places = [np.flatnonzero(np.abs(best - count) < EQUAL * high).tolist() for count in (0, low, high)]
-    if places[0]:
-        return name_cause("dropped", names, dropped=few(places[0]))
+    none, light, heavy = (np.flatnonzero(np.abs(best - x) < EQUAL * high).tolist() for x in (0, low, high))
+    if none:
+        return name_cause("dropped", names, dropped=few(none))
     if low < 0:
         return None
-    return name_cause("counted unequally", names, heavy=few(places[2]), light=few(places[1]), ratio=f"{high / low:.3g}")
+    return name_cause("counted unequally", names, heavy=few(heavy), light=few(light), ratio=f"{high / low:.3g}")
 
 
 def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str, tuple[np.ndarray, float]]:
     """Return how far the step moves when an example is replaced, as a multiple of the reference's move.
 
-    Returns:
-        {leaf: (one number an example, largest relative error)} for the leaves whose moves are multiples, and together
-        the move when all are replaced: clipping, or Adam's first update of its parameters, can look like a multiple.
-        Not-a-number for an example that doesn't move the reference enough.
+    {leaf: (one number an example, largest relative error)}, for the leaves whose moves are multiples, and together the
+    move when all are replaced: clipping and Adam can look like a multiple. NaN if the reference doesn't move enough.
     """
     B, right, first = case.update.examples, case.update.values, {name: case.got[name][0] for name in names}
     swapped = (np.arange(B) + B // 2) % B  # the example that takes the place of each
@@ -285,7 +254,7 @@ def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str
     found = {}
     for name in names:
         moves = [(got[name] - first[name], wanted[name] - right[name]) for got, wanted in reruns]
-        enough = SURE * case.update.allowed[name].tolerance
+        enough = SURE * case.update.allowed[name]
         pairs = [multiple(moved, move) if distance(move) > enough else (np.nan, 0.0) for moved, move in moves]
         counts, error = np.array(pairs)[:, 0], max(error for _, error in pairs)
         added = sum(moved for moved, _ in moves)
@@ -297,17 +266,11 @@ def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str
 
 
 def explain_metrics(case: Case, also_on_one: bool, facts: str) -> Cause:
-    """Return the cause of wrong metrics: the one that explains most of them."""
-    wrong = case.wrong(metrics=True)
-    causes = {name: "" if also_on_one or case.N == 1 else cause_of_metric(case, name) for name in wrong}
-    found = [cause for cause in causes.values() if cause]
-    cause = max(found, key=found.count, default="")
-    # By chance an accuracy of few values may be explained, but not the loss.
-    sure = cause.startswith("scaled") or found.count(cause) == len(wrong)
-    if not cause or not (sure or any(case.differs_between_devices(name) for name in wrong)):
-        return name_cause("follows" if case.wrong() else "unknown", list(wrong), facts=facts)
-    name, _, ratio = cause.partition(": ")
-    return name_cause(name, [each for each in wrong if causes[each] == cause], ratio=ratio, N=case.N)
+    """Return the cause of wrong metrics, if one explains them all."""
+    wrong = list(case.wrong(metrics=True))
+    causes = {cause_of_metric(case, name) for name in wrong} if case.N > 1 and not also_on_one else set()
+    name, _, ratio = (causes.pop() if len(causes) == 1 else "").partition(": ")
+    return name_cause(name or ("follows" if case.wrong() else "unknown"), wrong, facts=facts, ratio=ratio, N=case.N)
 
 
 def cause_of_metric(case: Case, name: str) -> str:
@@ -329,3 +292,68 @@ def cause_of_metric(case: Case, name: str) -> str:
     if far <= 4 * tolerance or nearest > max(NEAR / 10 * far, tolerance / 64):
         return ""
     return next(cause for rest, cause in rests if rest <= max(4 * nearest, 1e-6 * distance(right)))
+
+
+def key_stands_still(cases: list[Case]) -> Cause | None:
+    """Find a second update that draws the random numbers of the first."""
+    case, trial, first = cases[0], cases[0].trial, cases[0].update
+    if not first.key and not any(map(trees.is_random, jax.tree.leaves(first.state))):
+        raise CheckError("the step has no key")
+    if len(cases) == 1 or not case.drawn:
+        raise CheckError("the result does not depend on the key" if len(cases) > 1 else "it takes updates=2")
+
+    def advance(old: Any, new: Any) -> Any:
+        return jax.tree.map(lambda a, b: a if trees.is_float(a) else b, old, new)
+
+    # The first update once more, with the counters and keys of the second: what differs was drawn.
+    second = cases[1].update
+    returned = trial.call(*trial.place(first))
+    state, batch, *key = trial.place(first._replace(key=second.key))
+    again = trial.read(trial.call(advance(state, returned["state"]), batch, *key), first.values)
+    if is_redrawn(case, *({name: copies[0] for name, copies in got.items()} for got in (case.got, again))):
+        return None
+    one_key = jax.tree.all(jax.tree.map(np.array_equal, *(trees.values(each.key) for each in (first, second))))
+    reference = trial.reference((advance(first.state, second.state), first.batch, *second.key))
+    if first.key and one_key and not is_redrawn(case, first.values, reference):
+        new = "jax.random.fold_in(key, update)"
+        new = f"jax.random.split({new}, {case.N})" if trial.reference.is_own("key") else new
+        message = "both updates were given the same key, and step and reference draw the same numbers from it. If your "
+        message += f"loop passes a new key every time, give key=lambda update: {new}; if it passes the same key, fold "
+        raise CheckError(message + "the update's number into it in the step", "not compared")
+    return name_cause("key stands still")
+
+
+def is_redrawn(case: Case, a: Leaves, b: Leaves) -> bool:
+    """Return True if two results differ in what is drawn: in the metrics, or in the state if these draw nothing."""
+    metrics = [name for name in case.drawn if case.trial.reference.is_metric(name)]
+    changed = [n for n in metrics or case.drawn if distance(a[n], b[n]) > REDRAWN * case.drawn[n]]
+    if metrics or not changed:
+        return bool(changed)
+    # A learning rate by a schedule scales the change of the state, and draws nothing.
+    old = trees.values(case.update.state)
+    pairs = [multiple(b[name] - old[name], a[name] - old[name]) for name in changed if old[name].size > 1]
+    return not pairs or not all(error < 1e-3 * abs(ratio) for ratio, error in pairs)
+
+
+def work_is_not_split(cases: list[Case]) -> Cause | None:
+    """Find devices that make more than their part of the operations, by the compiler's counts."""
+    case, reference, update = cases[0], cases[0].trial.reference, cases[0].update
+    if case.N == 1 or not update.examples or update.examples % case.N:
+        raise CheckError("there is no batch that is split over several devices")
+    placed, part = present(*case.trial.place(update)), update.rows(slice(update.examples // case.N))
+    step: Any = case.trial.step if hasattr(case.trial.step, "lower") else jax.jit(case.trial.step)
+    lowered = [
+        step.lower(*placed),
+        reference.jitted_alone.lower(0, update.state, part, *update.key),
+        reference.jitted.lower(*update.arguments),
+    ]
+    programs = [each.compile() for each in lowered]
+    loops = [sorted(re.findall(r' while\(|"known_trip_count":\{"n":"\d+"\}', str(each.as_text()))) for each in programs]
+    if loops[0] not in loops[1:]:
+        raise CheckError("the compiler counts a loop once, and the loops of step and reference differ")
+    mine, its_part, all_of_it = ((each.cost_analysis() or {}).get("flops", 0) for each in programs)
+    share, ratio = its_part / (all_of_it or 1), mine / (all_of_it or 1)
+    most = max(TOO_MUCH * share, share + 3 * (share - 1 / case.N) / (1 - 1 / case.N))  # some is the same for any batch
+    if not 0 < most < 0.9:
+        raise CheckError("too little of the work depends on the number of examples")
+    return name_cause("every device computes everything", ratio=ratio, part=share) if ratio >= most else None

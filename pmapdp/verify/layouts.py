@@ -15,14 +15,9 @@ from pmapdp.verify.report import ArgumentsError, CheckError
 Devices = Sequence[jax.Device]
 
 
-def sharding(devices: Devices, *axes: str | None) -> NamedSharding:
-    """Make a sharding over a mesh of one axis, `data`: replicated, or split along one axis of an array."""
-    return NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec(*axes))
-
-
-def replicate(tree: Any, devices: Devices) -> Any:
-    """Give every device the same, without a device axis."""
-    return jax.device_put(tree, sharding(devices))
+def replicate(tree: Any, devices: Devices, *axes: str | None) -> Any:
+    """Give every device the same, without a device axis; or split arrays along one of their axes, named `data`."""
+    return jax.device_put(tree, NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec(*axes)))
 
 
 def split(tree: Any, devices: Devices, axis: int = 0) -> Any:
@@ -30,7 +25,7 @@ def split(tree: Any, devices: Devices, axis: int = 0) -> Any:
     N = len(devices)
     if odd := [np.shape(leaf)[axis] for leaf in jax.tree.leaves(tree) if np.shape(leaf)[axis] % N]:
         raise CheckError(f"{odd[0]} examples do not divide over {N} devices; a Layout of your own can pad them")
-    return jax.device_put(tree, sharding(devices, *[None] * axis, "data"))
+    return replicate(tree, devices, *[None] * axis, "data")
 
 
 def split_rows(batch: Any, devices: Devices, axis: int = 0) -> Any:
@@ -50,20 +45,19 @@ def stack(tree: Any, devices: Devices) -> Any:
 class Layout(NamedTuple):
     """Functions that place a step's arguments: from host arrays, as one device has them, to the devices."""
 
-    place_state: Callable[[Any, Devices], Any]
+    place_state: Callable[[Any, Devices], Any]  # without the leaves that `per_device` names
     place_batch: Callable[..., Any]  # from `[B, ...]`
     # The state back to arrays as one device has them. None: each leaf has the shape that it has there, or a leading
     # device axis `[N, ...]`. Leaves that it returns as they are on the devices are compared on each of them.
     fetch: Callable[[Any], Any] | None = None
     place_key: Callable[[Any, Devices], Any] = replicate
-    # Leaves `[N, ...]` that `per_device` names. None: place_state takes them with the others.
-    place_own: Callable[[Any, Devices], Any] | None = None
+    place_own: Callable[[Any, Devices], Any] = split  # leaves `[N, ...]` that `per_device` names
 
 
 LAYOUTS = {
-    "stacked": Layout(stack, split_rows, place_key=stack, place_own=split),  # pmap: a device axis on all arguments
-    "replicated": Layout(replicate, split_rows, place_own=split),  # pmap(in_axes=(None, 0, None))
-    "sharded": Layout(replicate, split, place_own=split),  # jit and shard_map
+    "stacked": Layout(stack, split_rows, place_key=stack),  # pmap: a device axis on all arguments
+    "replicated": Layout(replicate, split_rows),  # pmap(in_axes=(None, 0, None))
+    "sharded": Layout(replicate, split),  # jit and shard_map
 }
 
 
@@ -73,13 +67,12 @@ def choose_layout(layout: Any, batch_axis: int) -> Layout:
         return layout
     if isinstance(layout, NamedSharding):
 
-        def place(*axes: Any) -> Callable[[Any, Devices], Any]:
+        def put(*axes: Any) -> Callable[[Any, Devices], Any]:
             return lambda tree, _: jax.device_put(tree, NamedSharding(layout.mesh, PartitionSpec(*axes)))
 
-        return Layout(place(), place(*layout.spec), place_key=place(), place_own=place(*layout.spec[:1]))
+        return Layout(put(), put(*layout.spec), place_key=put(), place_own=put(*layout.spec[:1]))
     if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise ArgumentsError(
-            f"unknown layout {shown(layout)}: choose from {', '.join(LAYOUTS)}, or give the NamedSharding of the batch"
-        )
+        choices = f"choose from {', '.join(LAYOUTS)}, or give the NamedSharding of the batch"
+        raise ArgumentsError(f"unknown layout {shown(layout)}: {choices}")
     found = LAYOUTS[layout]
     return found._replace(place_batch=partial(found.place_batch, axis=batch_axis))

@@ -3,11 +3,11 @@
 import json
 import textwrap
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pmapdp.errors import UserError
 
-PASSED, FAILED, NOT_COMPARED, NOT_CHECKED = "passed", "FAILED", "not compared", "not checked"
+Status = Literal["passed", "FAILED", "not compared", "not checked"]
 
 
 class VerificationError(AssertionError):
@@ -21,16 +21,16 @@ class ArgumentsError(UserError, ValueError):
 class CheckError(Exception):
     """A check that cannot be made, or a step that cannot be run: why, and what the report makes of it."""
 
-    def __init__(self, message: str, status: str = NOT_CHECKED, cause: str = ""):
+    def __init__(self, message: str, status: Status = "not checked"):
         super().__init__(message)
-        self.status, self.cause = status, cause
+        self.status = status
 
 
 class Check(NamedTuple):
     """One check."""
 
     name: str
-    status: str  # passed, FAILED, not compared or not checked
+    status: Status
     devices: tuple[int, ...] = ()  # the numbers of devices for which this holds
     sentence: str = ""  # what is wrong, its usual cause and its cure; or why it could not be checked
     cause: str = ""  # its name in docs/mistakes.md
@@ -75,19 +75,14 @@ class Report(NamedTuple):
     notes: tuple[str, ...] = ()  # what the reader should know first
 
     @property
-    def ok(self) -> bool:
-        """No check failed, and everything was compared on several devices in every update."""
-        return self.verdict == "passed"
-
-    @property
     def failed(self) -> list[Check]:
         """The checks that failed."""
-        return [check for check in self.checks if check.status == FAILED]
+        return [check for check in self.checks if check.status == "FAILED"]
 
     @property
     def missing(self) -> list[Check]:
         """The leaves that couldn't be compared, so that nothing is proven about them."""
-        return [check for check in self.checks if check.status == NOT_COMPARED]
+        return [check for check in self.checks if check.status == "not compared"]
 
     @property
     def verdict(self) -> str:
@@ -95,26 +90,27 @@ class Report(NamedTuple):
         return "failed" if self.failed else "incomplete" if self.missing else "passed"
 
     @property
+    def ok(self) -> bool:
+        """No check failed, and everything was compared on several devices in every update."""
+        return self.verdict == "passed"
+
+    @property
     def causes(self) -> list[str]:
         """The names of the causes found, each once, without those that follow from another."""
         return list(dict.fromkeys(check.cause for check in self.failed if check.cause != "follows"))
 
-    def require(self, not_compared: Collection[str] = (), checked: Collection[str] = ()) -> None:
+    def require(self, not_compared: Collection[str] = ()) -> None:
         """Raise a `VerificationError` if a check failed or something was not compared; its message is the report.
 
-        Args:
-            not_compared: leaves that need not be compared, because rounding hides them: each by its whole name.
-            checked: names of checks that must have been made, for example `the work is split`.
+        `not_compared` names the leaves that need not be compared, because rounding hides them.
         """
-        accepted = set(self.compared.blind) <= set(not_compared)
-        missing = [check for check in self.missing if not (accepted and check.name == "every leaf")]
-        made = {check.name for check in self.checks if check.status in (PASSED, FAILED)}
-        unmade = [name for name in checked if name not in made]
-        if unmade or self.failed or missing:
-            raise VerificationError(f"not checked: {', '.join(unmade)}\n{self}" if unmade else f"\n{self}")
+        blind = set(self.compared.blind)
+        accepted = "every leaf" if blind and blind <= set(not_compared) else ""
+        if self.failed or any(check.name != accepted for check in self.missing):
+            raise VerificationError(f"\n{self}")
 
     def __str__(self) -> str:
-        made = sum(check.status in (PASSED, FAILED) for check in self.checks)
+        made = sum(check.status in ("passed", "FAILED") for check in self.checks)
         lacking = ", ".join(check.name for check in self.missing)
         last = {
             "failed": f"{len(self.failed)} of {made} checks FAILED",
@@ -123,8 +119,8 @@ class Report(NamedTuple):
         }[self.verdict]
         last += f", computed in {self.precision}, in {self.seconds:.0f} s."
         last += " One mistake can hide others: correct it and verify again." * bool(self.failed)
-        unchecked = "; ".join(f"{c.name} ({c.sentence})" for c in self.checks if c.status == NOT_CHECKED)
-        shown = [str(check) for check in self.checks if check.status != NOT_CHECKED]
+        unchecked = "; ".join(f"{c.name} ({c.sentence})" for c in self.checks if c.status == "not checked")
+        shown = [str(check) for check in self.checks if check.status != "not checked"]
         shown += [wrap(f"Not checked: {unchecked}.")] * bool(unchecked)
         return "\n".join([*map(wrap, self.notes), *shown, str(self.compared), last])
 

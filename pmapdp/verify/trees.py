@@ -88,12 +88,12 @@ def reseed(tree: Any) -> Any:
     return jax.tree.map(another, tree)
 
 
-def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray] | None:
-    """Return the N copies of a leaf that is replicated or stacked `[N, *shape]`, fewer if it is sharded, else None."""
+def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]:
+    """Return the N copies of a leaf that is replicated or stacked `[N, *shape]`, fewer if it is sharded, else none."""
     if np.shape(leaf) == (N, *shape):
         return list(numbers(leaf))
     if np.shape(leaf) != shape:
-        return None
+        return []
     if not isinstance(leaf, jax.Array):
         return [numbers(leaf)]
     found: dict[int, np.ndarray] = {}

@@ -10,18 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pmapdp.errors import shown
+from pmapdp.errors import FailedError, UserError, shown
+from pmapdp.files import load_from_file
 from pmapdp.verify import trees
-from pmapdp.verify.causes import Case
-from pmapdp.verify.checks import all_checks
+from pmapdp.verify.causes import Case, explain_metrics, explain_state, key_stands_still, name_cause, work_is_not_split
 from pmapdp.verify.layouts import Layout, choose_layout
-from pmapdp.verify.reference import Grouped, Reference
-from pmapdp.verify.report import FAILED, NOT_CHECKED, NOT_COMPARED, ArgumentsError, Check, CheckError, Compared, Report
-from pmapdp.verify.rounding import Update, narrowest_sum, reference_updates
+from pmapdp.verify.reference import Reference, Update, narrowest_sum
+from pmapdp.verify.report import ArgumentsError, Check, CheckError, Compared, Report
 from pmapdp.verify.trees import few
-from pmapdp.verify.trial import Trial, user_code
+from pmapdp.verify.trial import Trial, blame
 
 COUNTS = (1, 2, 4, 8)
+# A mistake, and the causes that other checks then seem to find.
+SEEMS_TO_BE = {
+    "key stands still": ("unknown", "dropped", "counted unequally", "mean of means"),
+    "same mask": ("mean of means",),
+    "local statistics": ("mean of means",),  # of a loss that is normalised with them
+    "every device computes everything": ("unknown",),  # with masks and weights that are meant for a part of the batch
+}
 
 
 def verify(
@@ -50,16 +56,15 @@ def verify(
         reference: the plain step for one device, without collectives, or `one_device(step, axis_name)`, or
             `old_program(step, axis_name, groups)`.
         state: what the training starts from, as for one device. Leaves that `per_device` names are `[N, ...]`.
-        batch: pytree of `[B, ...]`, as for one device; or a function of the update's number, from 0, that returns one.
-            None: the step takes no batch. B should be a multiple of every number of devices.
+        batch: `[B, ...]`, as for one device, or a function of the update's number, from 0, that returns one. None: the
+            step takes no batch. B should be a multiple of every number of devices.
         step: the same function as `reference`, pmapped, shard_mapped or jitted. It is run on all `devices`.
         make_step: a function of the devices that returns the step, in place of `step`: it is run on 1, 2, 4 and 8.
         key: what your loop passes: a key, the same in every update, or a function of the update's number. None: no key.
         layout: how the step wants its arguments: `stacked`, `replicated` or `sharded`, a sharding of the batch on your
             own mesh, or a `Layout`.
-        per_device: names of the leaves of which each device has its own: parts of their paths, as "batch_stats" or
-            "opt/key"; "key" and "batch" are those arguments, "metrics/loss" is a metric. They are compared if the
-            reference has them for every device, too, as `old_program` does.
+        per_device: parts of the paths of leaves of which each device has its own, as "batch_stats" or "opt/key"; "key"
+            is that argument, "metrics/loss" a metric. Only `old_program` has them for every device, to compare them.
         batch_axis: of the examples in the batch: 1 for `[n_steps, B, ...]`.
         last_batch: a ragged or padded last batch, as the reference takes it, for one more update.
         devices: those to use; None: all of this process.
@@ -67,17 +72,12 @@ def verify(
         updates: how many in a row.
         float64: compute in float64 if the program allows it; False: in the types that are given.
 
-    Returns:
-        The report. An error that the step raises is a check that failed; one of the reference is raised.
-
-    Raises:
-        ArgumentsError: arguments that cannot be used, in one sentence; it is a ValueError.
+    Returns the report, in which an error of the step is a check that failed. An error of the reference is raised, and
+    an `ArgumentsError`, which is a ValueError, says in one sentence why arguments cannot be used.
     """
     started = time.perf_counter()
-    per_device = [per_device] if isinstance(per_device, str) else per_device
     devices = jax.devices() if devices is None else devices
-    layout = choose_layout(layout, batch_axis)
-    groups = reference.groups if isinstance(reference, Grouped) and reference.groups > 1 else 0
+    groups = getattr(reference, "groups", 0)  # of an old program
     if counts is None:
         several = [N for N in COUNTS if len(devices) >= N]
         counts = [groups] if groups else [len(devices)] if make_step is None else several
@@ -89,105 +89,152 @@ def verify(
     batches += [] if last_batch is None else [last_batch]
     keys = [() if key is None else (key(update) if callable(key) else key,) for update in range(len(batches))]
     state = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state)
-    plain = Reference(reference, state, per_device, batch_axis)
+    per_device = [per_device] if isinstance(per_device, str) else per_device
+    plain, placed_by = Reference(reference, state, per_device, batch_axis), choose_layout(layout, batch_axis)
+    made: list[Update] = []
+    runs: dict[int, list[Case]] = {}
 
-    def run(dtype: Any) -> tuple[list[Check], list[Update], dict[int, list[Case]], np.dtype]:
+    def run(dtype: Any) -> tuple[list[Check], np.dtype]:
         """Make all checks in one precision; none if the reference does not keep it."""
         host_state, host_batches = trees.to_host((state, batches), dtype)
-        first = (host_state, host_batches[0], *keys[0])
-        plain.check(first)
-        narrowest, runs, failed = narrowest_sum(plain, first), {}, []  # type: tuple[np.dtype, dict, list[Check]]
-        if dtype and narrowest != dtype:
-            return failed, [], runs, narrowest
+        first, checks = (host_state, host_batches[0], *keys[0]), list[Check]()
         with jax.transfer_guard("allow"):  # programs are given arrays of the host
-            plain.require_equal_groups(first)
-            made = reference_updates(plain, host_state, host_batches, keys, narrowest)
+            plain.check(first)
+            narrowest = narrowest_sum(plain, first)
+            if dtype and narrowest != dtype:
+                return [], narrowest
+            made[:] = plain.update(host_state, host_batches, keys, narrowest)
+            runs.clear()
             for N in sorted(counts):
+                cases = runs[N] = list[Case]()
                 try:
-                    with user_code("make_step"):
-                        own: Any = make_step(devices[:N]) if make_step else step
-                    runs[N] = run_updates(Trial(own, plain, layout, devices[:N]), made)
-                except CheckError as why:
-                    failed.append(Check("runs", why.status, (N,), str(why), why.cause))
-            return failed + (all_checks(runs) if runs else []), made, runs, narrowest
+                    own: Any = make_step(devices[:N]) if make_step else step
+                    for update in made:  # each from the reference's state
+                        cases.append(Case(Trial(own, plain, placed_by, devices[:N]), update))
+                except Exception as error:
+                    status = error.status if isinstance(error, CheckError) else "FAILED"
+                    why = str(error) if isinstance(error, CheckError) else f"it raises an error, {blame(error)}"
+                    if status == "FAILED" or not cases:  # a ragged last batch may not divide: the others are compared
+                        checks.append(Check("runs", status, (N,), why, "error" * (status == "FAILED")))
+                        del runs[N]
+            return checks + (all_checks(runs) if runs else []), narrowest
 
-    checks, why_not = [], "" if float64 else "as asked"  # type: tuple[list[Check], str]
+    checks, why_not = list[Check](), "" if float64 else "as asked"
     if float64:
         try:
             with jax.enable_x64(True):
-                checks, made, runs, narrowest = run(np.float64)
+                checks, narrowest = run(np.float64)
             why_not = "" if checks else f"given float64, the reference computes in {narrowest}"
         except ArgumentsError:
             raise
         except Exception as error:
             why_not = f"with float64 the reference raises {type(error).__name__}"
-        if any(check.name == "runs" and check.status == FAILED for check in checks):
+        if any(check.name == "runs" and check.status == "FAILED" for check in checks):
             why_not = "the step raises an error with float64"
     if why_not:
-        checks, made, runs, narrowest = run(None)
-    if all(check.status == NOT_CHECKED for check in checks):
+        checks, _ = run(None)
+    if all(check.status == "not checked" for check in checks):
         raise ArgumentsError(f"nothing can be checked: {checks[0].sentence}")
     notes = []
     if why_not and float64 and runs:
         notes.append(f"Note: in float64 tolerances would be a thousand times narrower, but {why_not}.")
-    if groups and step is not None and inspect.unwrap(step) is inspect.unwrap(reference.step):  # type: ignore[attr-defined]
+    if groups and step is not None and inspect.unwrap(step) is inspect.unwrap(plain.given.step):
         notes.append(
             "Note: step and reference are one function, so only the change to several devices is compared, and not "
             "what the function does: reference=one_device(step, axis_name) sees more."
         )
     if last_batch is None and batch is not None:
-        checks.append(Check("last batch", NOT_CHECKED, (), "give last_batch, if yours is uneven or padded"))
+        checks.append(Check("last batch", "not checked", (), "give last_batch, if yours is uneven or padded"))
     if make_step is None and len(counts) == 1:
-        checks.append(Check("other numbers of devices", NOT_CHECKED, (), "give make_step, or counts"))
-    compared = summarize(made, runs)
+        checks.append(Check("other numbers of devices", "not checked", (), "give make_step, or counts"))
+    compared, gaps = summarize(made, runs)
     precision = f"the given types, not float64 ({why_not})" if why_not else "float64"
-    return Report(checks + find_gaps(compared, made), compared, precision, time.perf_counter() - started, tuple(notes))
+    return Report(checks + gaps, compared, precision, time.perf_counter() - started, tuple(notes))
 
 
-def run_updates(trial: Trial, updates: list[Update]) -> list[Case]:
-    """Make the reference's updates by the step, each from the reference's state."""
-    cases: list[Case] = []
-    for update in updates:
+def all_checks(runs: dict[int, list[Case]]) -> list[Check]:
+    """Compare the results on every number of devices, and make the other checks on the largest."""
+    checks, N = [*same_results(runs, "same update", False), *same_results(runs, "same metrics", True)], max(runs)
+    for name, look in (("random numbers advance", key_stands_still), ("the work is split", work_is_not_split)):
         try:
-            cases.append(Case(trial, update))
-        except CheckError as why:  # a ragged last batch may not divide: the others are compared all the same
-            if why.status == FAILED or not cases:
-                raise
-    return cases
+            cause, sentence = look(runs[N]) or ("", "")
+            checks.append(Check(name, "FAILED" if cause else "passed", (N,), sentence, cause))
+        except CheckError as why:
+            checks.append(Check(name, why.status, (N,), str(why)))
+        except Exception as error:  # the step may be right all the same
+            checks.append(Check(name, "not checked", (N,), f"it raises an error, {blame(error)}"))
+    seeming = {seems for check in checks for seems in SEEMS_TO_BE.get(check.cause, ())}
+    cause, sentence = name_cause("follows")
+    return [c._replace(cause=cause, sentence=sentence) if c.cause in seeming else c for c in checks]
 
 
-def summarize(updates: list[Update], runs: dict[int, list[Case]]) -> Compared:
-    """Say what was compared of the leaves, in which updates and on how many devices."""
-    kinds: dict[str, set[str]] = {}
-    for update in updates:
-        for name, most in update.allowed.items():
-            kinds.setdefault(name, set()).add(most.kind)
-    leaves = {
-        kind: tuple(name for name, seen in kinds.items() if kind in seen and (kind == "blind" or "blind" not in seen))
-        for kind in ("close", "exact", "blind", "ignored")
-    }
+def same_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list[Check]:
+    """Check that the state or the metrics after every update equal the reference's, on every number of devices."""
+    firsts = {N: first for N, cases in runs.items() if (first := next((c for c in cases if c.wrong(metrics)), None))}
+    checks = []
+    if right := [N for N in runs if N not in firsts]:
+        leaves: dict[str, tuple[float, float]] = {}  # how far each is off at most
+        for case in (case for N in right for case in runs[N]):
+            for leaf in (leaf for leaf in case.off if case.trial.reference.is_metric(leaf) == metrics):
+                leaves[leaf] = max(case.off[leaf], leaves.get(leaf, (0.0, 0.0)))
+        none = "" if leaves else f"the step returns no {'metrics' if metrics else 'state'} that can be compared"
+        checks.append(Check(name, "not checked" if none else "passed", tuple(right), none, leaves=leaves))
+    if firsts:
+        N, case = max(firsts.items())  # more devices tell causes apart more surely
+        also_on_one, B, wrong = N > 1 and 1 in firsts, case.update.examples, case.wrong(metrics)
+        facts = f"Wrong: {len(wrong)} of {len(case.off)} leaves, from update {case.update.number + 1} on"
+        facts += f", the only one with {B} examples" * (runs[N][0].update.examples != B)
+        differ = any(map(case.differs_between_devices, wrong))
+        facts += f"; the devices hold {'different' if differ else 'the same'} values" * (N > 1)
+        facts += "; one device is off, too, so no average over devices is at fault" * also_on_one + "."
+        cause, sentence = (explain_metrics if metrics else explain_state)(case, also_on_one, facts)
+        checks.append(Check(name, "FAILED", tuple(firsts), sentence, cause, wrong, case.update.number + 1))
+    return checks
+
+
+def summarize(updates: list[Update], runs: dict[int, list[Case]]) -> tuple[Compared, list[Check]]:
+    """Say what was compared of the leaves, in which updates and on how many devices, and what was not."""
+    kinds = {name: {update.kinds[name] for update in updates} for update in updates for name in update.kinds}
+    kind_of = {name: "blind" if "blind" in seen else min(seen) for name, seen in kinds.items()}
+    close, exact, blind, ignored = (
+        tuple(name for name in kind_of if kind_of[name] == kind) for kind in ("close", "exact", "blind", "ignored")
+    )
     on = {u.number + 1: tuple(N for N, cases in runs.items() if any(c.update is u for c in cases)) for u in updates}
-    return Compared(leaves["close"], leaves["exact"], leaves["blind"], leaves["ignored"], on)
+    lacking, gaps = [u for u in updates if not any(N > 1 for N in on[u.number + 1])], list[Check]()
+    if lacking:
+        why = f"update {lacking[0].number + 1} was compared on no more than one device, because its "
+        why += f"{lacking[0].examples} examples do not divide: give a Layout whose place_batch pads as your loop does"
+        if len(lacking) == len(updates):
+            why = "no update was compared on more than one device; JAX_PLATFORMS=cpu lets pmapdp simulate eight"
+        gaps.append(Check("several devices", "not compared", (), why))
+    if blind or not close:
+        why = f"rounding changes {few(blind)} by more than 30 % of their update. Give a state and data with larger "
+        why += f"updates, or accept it: report.require(not_compared={list(blind)[:3]})"
+        gaps.append(Check("every leaf", "not compared", (), why if blind else "no leaf holds floating-point numbers"))
+    return Compared(close, exact, blind, ignored, on), gaps
 
 
-def find_gaps(found: Compared, updates: list[Update]) -> list[Check]:
-    """Say what was not compared, so that nothing is proven of it."""
-    gaps = {}
-    lacking = [number for number, on in found.updates.items() if not any(N > 1 for N in on)]
-    if len(lacking) == len(updates):
-        why = "no update was compared on more than one device; JAX_PLATFORMS=cpu lets pmapdp simulate eight"
-        gaps["several devices"] = why
-    elif lacking:
-        gaps["several devices"] = (
-            f"update {lacking[0]} was compared on no more than one device, because its "
-            f"{updates[lacking[0] - 1].examples} examples do not divide: give a Layout whose place_batch pads as your "
-            "loop does"
-        )
-    if found.blind:
-        gaps["every leaf"] = (
-            f"rounding changes {few(found.blind)} by more than 30 % of their update. Give a state and data with larger "
-            f"updates, or accept it: report.require(not_compared={list(found.blind)[:3]})"
-        )
-    elif not found.leaves:
-        gaps["every leaf"] = "no leaf holds floating-point numbers"
-    return [Check(name, NOT_COMPARED, (), why) for name, why in gaps.items()]
+def verify_program(target: str, devices: Sequence[jax.Device]) -> tuple[dict[str, Any], Report]:
+    """Verify the program that FILE.py:FUNCTION returns: the arguments of `verify` with their defaults, and the report.
+
+    Raises:
+        FailedError: the program raises an error.
+        UserError: there is no such function, or it doesn't return the arguments of `verify`.
+    """
+    function = load_from_file(target, target)
+    try:
+        found = function()
+        try:
+            call = inspect.signature(verify).bind(**{"devices": devices, **found})
+        except TypeError as error:
+            raise UserError(
+                f"{target} does not return the arguments of verify ({error}): return them in a dictionary, "
+                "for example dict(reference=..., step=..., state=..., batch=...)"
+            ) from None
+        report = verify(**call.arguments)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise FailedError(f"{target} fails, {blame(error)}") from error
+    call.apply_defaults()
+    return call.arguments, report

@@ -11,7 +11,7 @@ from pmapdp.compare.pitfalls import load_pitfalls
 from pmapdp.compare.programs import split_program
 from pmapdp.compare.sources import read_sections
 from pmapdp.compare.strategies import MAKERS, phase_of
-from pmapdp.verify.mistakes import CATALOGUE
+from pmapdp.verify.causes import CATALOGUE
 
 SOURCE = '''
 def f(x: int, *, name: "a, b" = "#1") -> dict[str, int]:

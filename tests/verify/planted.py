@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pmapdp.verify import one_device
-from pmapdp.verify.mistakes import CATALOGUE
+from pmapdp.verify.causes import CATALOGUE
 
 SOURCE = (Path(__file__).parent / "program.py").read_text()
 WAYS = {"pmap": "replicated", "shard_map": "sharded", "jit": "sharded"}  # and the layout of each

@@ -9,7 +9,7 @@ from marks import quick
 from planted import PLANTS, SOURCE, given
 
 from pmapdp.verify import VerificationError, verify
-from pmapdp.verify.mistakes import CATALOGUE
+from pmapdp.verify.causes import CATALOGUE
 
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 # The first line of each cause; benchmarks/verify_matrix.py plants them all, under each way and update rule.
