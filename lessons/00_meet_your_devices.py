@@ -34,10 +34,11 @@
 # ```
 #
 # The lessons call `devices.simulate(8)`. It does the same, and tells you what to do if you call it too late. If you have
-# a GPU, nothing breaks: `jax.devices()` lists the GPU, and your eight CPU devices are `jax.devices("cpu")`.
+# a GPU, nothing breaks: `jax.devices()` lists the GPU, and your eight CPU devices are `jax.devices("cpu")`. (From lesson 04
+# on they must come first, so start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`.)
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +61,7 @@ assert len(eight) == 8
 # ## Put arrays on them
 #
 # `jax.device_put(x, device)` copies an array to a device. Let's give each device one row of a small array. In every
-# picture of this course, a colour is a device.
+# picture of this course, each device has its own colour.
 
 # %%
 from pmapdp.lessons.pictures import lesson_00
@@ -99,8 +100,8 @@ assert (np.stack(back) == 2 * x).all()
 #
 # ## One array on eight devices
 #
-# Eight arrays in a list are clumsy. JAX can keep *one* array on eight devices, and that's what all later lessons do. Here
-# are the two ways: **split**, with one row on each device, and **replicated**, with all rows on each. Copy this cell
+# Eight arrays in a list are clumsy. JAX can keep *one* array on eight devices, and that's what all later lessons do. There
+# are two ways to do it: **split**, with one row on each device, and **replicated**, with all rows on each. Copy this cell
 # into an empty file to have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs.
 
 # %% tags=["take-home"]
@@ -134,8 +135,8 @@ assert (jax.device_get(2 * array) == 2 * column).all()
 # | your program, split for eight devices | speed: they share its cores |
 # | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
 #
-# So a simulation tells you that a program is **right**, and never how **fast** it will be. You can see it: we give one,
-# two, four and eight devices the same amount of work each, and take the time. On GPUs, the bars would stay equally high.
+# So a simulation tells you that a program is **right**, and never how **fast** it will be. See for yourself: we give one,
+# two, four and eight devices the same amount of work each, and time it. On GPUs, all four bars would be equally high.
 
 # %%
 import time
@@ -158,7 +159,8 @@ lesson_00.same_work_each(seconds)
 # Many tutorials set an environment variable instead. Here a fresh Python process does it too late: `jax.device_count()`
 # has already started JAX.
 #
-# **Predict:** what do the environment variable and the setting do, give us eight devices, do nothing, or raise an error?
+# **Predict:** first comes the environment variable, then the setting from above. Does each of them give us eight devices,
+# do nothing, or raise an error?
 
 # %% tags=["prediction"]
 import subprocess
@@ -184,8 +186,8 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The environment variable does nothing and says nothing, so you'd train on one device. The setting raises an error. Use
-# the setting.
+# The environment variable does nothing and says nothing, so you'd train on one device. The setting raises an error. So
+# use the setting.
 #
 # </details>
 #

@@ -25,7 +25,7 @@
 # straight to [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb). You need NumPy.
 
 # %%
-# In Colab: clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import numpy as np
 
 from pmapdp.lessons import digits
@@ -37,11 +37,11 @@ lesson_01.forward_and_backward()
 # ## Forward
 #
 # Our network has two layers. Each multiplies by a matrix and adds a bias. Between them, a **ReLU** replaces negative
-# numbers by 0. What comes out are the **logits**, one number for each of ten classes. Softmax turns them into
-# probabilities.
+# numbers by 0. The second layer's outputs are the **logits**, one number for each of ten classes, and softmax turns them
+# into probabilities.
 #
-# For one example the loss is -log p, and p is the probability of the right class. It's 0 when the network is certain and
-# correct.
+# The loss of one example is -log p, where p is the probability that the network gives to the right class. The loss is 0
+# when the network is certain and correct.
 #
 # **Predict:** before training the network knows nothing, so all ten classes are about equally likely. What's the loss?
 
@@ -76,7 +76,7 @@ print("loss:", -np.log(p[3]).round(3))
 #
 # Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions, and the clouds overlap, so nobody gets all
 # points right: even with the true centres, you'd reach 92 %. **Stochastic gradient descent** takes 128 examples at a
-# time, and moves the weights a little against the mean gradient of these. An **epoch** visits each example once.
+# time, and moves the weights a little against their mean gradient. An **epoch** visits each example once.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
@@ -98,12 +98,14 @@ def finite_differences(loss, model, step=1e-6):
             above, below = array.copy(), array.copy()
             above[index] += step
             below[index] -= step
-            slopes[name][index] = (loss(model | {name: above}) - loss(model | {name: below})) / (2 * step)
+            rise = loss(model | {name: above}) - loss(model | {name: below})
+            slopes[name][index] = rise / (2 * step)
     return slopes
 
 
 random = np.random.default_rng(1)
-small = {"W1": random.normal(size=(5, 4)), "b1": np.zeros(4), "W2": random.normal(size=(4, 3)), "b2": np.zeros(3)}
+small = {"W1": random.normal(size=(5, 4)), "b1": np.zeros(4)}
+small |= {"W2": random.normal(size=(4, 3)), "b2": np.zeros(3)}
 x, y = random.normal(size=(3, 5)), np.array([0, 2, 1])
 measured = finite_differences(lambda model: loss_sums(forward(model, x)[1], y)["loss"], small)
 by_hand = backward(small, x, y, *forward(small, x))
@@ -112,8 +114,7 @@ for name in small:
 assert all(np.allclose(measured[name], by_hand[name], atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight digits at this point. Three examples can't prove it for all points, but a wrong rule would hardly
-# survive them.
+# They agree to eight decimals. One point can't prove it for all points, but a wrong rule would hardly survive this test.
 #
 # ## How it fails
 #
@@ -164,9 +165,9 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 #
 # ## Digits
 #
-# Clouds have no face, so let's look at something that has. These are scans of handwritten digits, 8 x 8 pixels, each a
-# row of 64 numbers: the same functions take them as they are. After sixty epochs on 1,200 scans, here is the learning
-# curve, and every one of 360 test digits that the network got wrong.
+# You can't look at a point in 64 dimensions, so let's take something that you can look at: scans of handwritten digits.
+# They have 8 x 8 pixels, so each is a row of 64 numbers, and our functions take them as they are. Here's the learning
+# curve of sixty epochs on 1,200 scans, with all of the 360 test digits that the network got wrong.
 
 # %%
 scans = digits.load()
@@ -185,8 +186,8 @@ assert (guesses == scans.test[1]).mean() > 0.9
 #
 # ## Eight parts of a batch
 #
-# Now to the reason why this lesson is in this course. Cut a batch of 128 examples into eight parts of 16, run the backward
-# pass for each part alone, and take the mean of the eight mean gradients.
+# This is why the lesson is in the course. Cut a batch of 128 examples into eight parts of 16, run the backward pass for
+# each part alone, and take the mean of the eight mean gradients.
 #
 # **Predict:** how far is it from the mean gradient of all 128? And if one part has 58 examples and seven have 10?
 
@@ -263,7 +264,7 @@ def softmax_gradient(probabilities, labels):
 
 
 def standardize_backward(x, g):
-    """Gradient `[B, D]` with respect to x; `g` `[B, D]` is the gradient with respect to the standardized x."""
+    """Gradient `[B, D]` with respect to x, from `g` `[B, D]`, the gradient with respect to y."""
     ...  # your code: 2 to 4 lines
 
 

@@ -26,7 +26,7 @@
 # ([01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb)).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,8 +42,8 @@ lesson_02.trace()
 # ## grad: from a function to its derivative
 #
 # `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return one number, such
-# as a loss. Since the derivative is a function again, you can call `grad` once more. Take f(x) = x³. Its derivatives are
-# 3 x², 6 x and 6.
+# as a loss. (`jax.value_and_grad(f)` returns that number, too.) Since the derivative is a function again, you can call
+# `grad` once more. Take f(x) = x³. Its derivatives are 3 x², 6 x and 6.
 #
 # **Predict** the four numbers at x = 2.
 
@@ -71,9 +71,9 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 #
 # include program/01_numpy.py
 #
-# And this is what happens to it. `np` becomes `jnp` wherever gradients have to pass, `backward` goes, and `jax.grad` finds
-# the gradients of `loss_sums`. `has_aux=True` says that the function returns a pair, and only its first part is to be
-# differentiated.
+# And this is what changes. `np` becomes `jnp` wherever gradients have to pass, `backward` goes, and `jax.grad` finds the
+# gradients of `loss_sums`. That function returns a pair, the loss and the metrics' sums. With `has_aux=True`, `grad`
+# differentiates only the first, and hands you the second as it is.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
@@ -153,8 +153,9 @@ print(counts)
 # <details><summary>Answer</summary>
 #
 # Five times, and once. JAX doesn't see your loop, only the operations it performs, so a loop over a hundred layers takes
-# long to compile. `scan` has its body once. And `print` isn't an array operation, so the jaxpr doesn't have it. It runs
-# while JAX traces, and never again. (To print values from a compiled function, use `jax.debug.print`.)
+# long to compile. With `scan` the jaxpr contains the layer once. And `print` isn't an array operation, so the jaxpr
+# doesn't contain it. It runs while JAX traces, and never again. (To print values from a compiled function, use
+# `jax.debug.print`.)
 #
 # </details>
 #
@@ -180,8 +181,8 @@ for name, function in functions.items():
 # <details><summary>Answer</summary>
 #
 # The first and the last. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array. Use
-# `jnp.where`, which computes both branches and picks, and `jnp.tanh`. If an argument changes rarely, such as "training or
-# not", declare it static, `jax.jit(f, static_argnums=1)`. Then JAX compiles once for each of its values.
+# `jnp.where`, which computes both branches and picks, and `jnp.tanh`. If an argument has only a few values, such as a flag
+# for training, declare it static: `jax.jit(f, static_argnums=1)`. Then JAX compiles once for each value.
 #
 # </details>
 #
@@ -224,14 +225,14 @@ print(numbers, changed)
 #    becomes float32 without a warning.
 # 2. An index beyond the end gives the last element. A compiled program for a GPU can't raise an error, so look at your
 #    indices twice.
-# 3. Arrays never change, because a pure function can't change its arguments. `x.at[i].set(v)` returns a new array. Inside
-#    `jit`, the compiler avoids the copy if nobody needs the old one.
+# 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. `x.at[i].set(v)`
+#    returns a new array. Inside `jit`, the compiler avoids the copy if nobody needs the old one.
 #
 # </details>
 #
 # ## A NaN, and where it comes from
 #
-# The entropy of the certain distribution [1, 0] is 0.
+# The entropy of a distribution says how uncertain it is. [1, 0] is certain, so its entropy is 0.
 #
 # **Predict:** what does this print, and which operation is to blame?
 
@@ -257,13 +258,14 @@ except FloatingPointError as error:
 # ## Random numbers need a key
 #
 # `np.random.normal()` changes a hidden state, and a pure function mustn't. So in JAX you pass the state: a **key**. The
-# same key gives the same numbers. You make new keys with `split`, or with `fold_in(key, number)`.
+# same key gives the same numbers, so for new numbers you make new keys, with `split` or with `fold_in(key, number)`.
 #
 # **Predict:** which two of these four draws are equal?
 
 # %% tags=["prediction"]
 key = jax.random.key(0)
-keys = {"key": key, "key again": key, "split": jax.random.split(key)[0], "fold_in": jax.random.fold_in(key, 7)}
+keys = {"key": key, "key again": key}
+keys |= {"split": jax.random.split(key)[0], "fold_in": jax.random.fold_in(key, 7)}
 draws = {name: jax.random.normal(each, 2) for name, each in keys.items()}
 for name, draw in draws.items():
     print(f"{name:9s}", draw)
@@ -326,13 +328,13 @@ lesson_02.jit_or_not(times)
 #
 # ## vmap: write it for one example
 #
-# The third transformation. You write a function for one example, and `jax.vmap` makes a function for a batch, without a
-# loop. `in_axes` says what's stacked: `None` means that all examples share the model, and `0` that the inputs are stacked
-# along axis 0.
+# This is the third transformation. You write a function for one example, and `jax.vmap` turns it into a function for a
+# batch, without a loop. `in_axes` says which arguments are stacked: `0` means that the inputs are stacked along axis 0, and
+# `None` that all examples share the model.
 #
 # Transformations combine, so `vmap` of `grad` is the gradient of *each* example. (PyTorch has it, too, in `torch.func`.)
 #
-# **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. Which is larger?
+# **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
 
 
 # %% tags=["prediction"]
@@ -407,7 +409,7 @@ def relu_power(x, n):
 
 
 def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
-    """Mean of the examples' gradients, each clipped to the length `limit`; nested like `parameters`."""
+    """Mean of the examples' gradients, each clipped to the length `limit`, as a pytree."""
     ...  # your code: 6 to 8 lines
 
 
@@ -423,7 +425,7 @@ for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
 # ## Take away
 #
 # - `grad`, `jit` and `vmap` turn functions into functions, and you can combine them.
-# - `jit` runs your Python code once for each shape, with tracers. Whatever changes must be an argument, also random keys.
+# - `jit` runs your Python code once for each shape, with tracers. Whatever changes must be an argument, random keys included.
 # - The gradient of a mean is the mean of the gradients.
 #
 # In pmapdp, the loss is in [loss.py](../pmapdp/loss.py). To read on:

@@ -25,7 +25,7 @@
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,8 +65,8 @@ lesson_03.step()
 # %% [markdown]
 # ## The model is a pytree
 #
-# A Flax module looks like PyTorch's: layers are attributes, and `__call__` is the forward pass. The initial weights come
-# from a seed that you pass in, because JAX has no global random state.
+# A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. The initial weights
+# come from a seed that you pass in, because JAX has no global random state.
 #
 # Since Flax 0.12 a module is also a **pytree**, like the dictionary of lesson 02: JAX finds the arrays in it by itself.
 # So `jax.grad` takes a module.
@@ -127,8 +127,8 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # compile a second program (lesson 02), and you can't split 8 rows over 16 devices at all. So we **pad** the last batch
 # to 128 rows and give each row a **weight**: 1 for an example, 0 for padding.
 #
-# Here's the small case. Three examples have the losses 2, 2 and 5, and a row of padding has some loss, too. The mean
-# over the three is 3.
+# Here's the small case. Three examples have the losses 2, 2 and 5. A row of padding has a loss as well, here 2. The mean
+# over the three examples is 3.
 #
 # **Predict:** what's the mean over all four rows, and how do you get 3 from these arrays?
 
@@ -145,9 +145,9 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # </details>
 #
-# That's why the program's `loss_sums` returns **sums and a count** and no means. You can add sums over the batches of an
-# epoch, and divide once: then each example counts exactly once. In lesson 05 you'll add them over devices in the same
-# way.
+# That's why the program's `loss_sums` returns **sums and a count**, not means. You can add up sums over the batches of an
+# epoch and divide once, and then each example counts exactly once. In lesson 05 you'll add them up over devices in the
+# same way.
 #
 # ## The program
 #
@@ -182,9 +182,9 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # %% tags=["prediction"]
 def evaluate(state, data):
     """Mean loss and accuracy over all examples of a data set."""
-    all_sums = jax.device_get([eval_step(state, place_batch(batch)) for batch in batches(*data, seed=0)])
-    loss, correct, count = (sum(sums[name] for sums in all_sums) for name in ("loss", "correct", "count"))
-    return loss / count, correct / count
+    all_sums = [eval_step(state, place_batch(batch)) for batch in batches(*data, seed=0)]
+    totals = {name: float(sum(sums[name] for sums in all_sums)) for name in all_sums[0]}
+    return totals["loss"] / totals["count"], totals["correct"] / totals["count"]
 
 
 validation_data = make_clouds(1_000, seed=3)
@@ -208,8 +208,8 @@ assert curve[-1, 1] > 0.95 > curve[-1, 3]
 # <details><summary>Answer</summary>
 #
 # No. After a few epochs it turns and rises, while the training loss goes on falling. The training accuracy passes
-# 92 %, which nobody can reach on new points: the network has begun to learn its 5,000 points by heart. It gets as many
-# new points right as before, but it's more and more certain where it's wrong, and the loss counts that.
+# 92 %, which nobody can reach on new points: the network has begun to learn its 5,000 points by heart. It still gets as
+# many new points right. But when it's wrong, it's more and more sure of itself, and the loss punishes that.
 #
 # </details>
 #
@@ -238,8 +238,8 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An error that says that the array is gone. The cure is a habit: give the result the name of the argument, as in
-# `state, sums = train_step(state, batch)`.
+# An error: the array has been deleted. The cure is a habit: give the result the name of the argument, as in
+# `state, sums = train_step(state, batch)`. Then you can't reach the old state by mistake.
 #
 # </details>
 #
@@ -285,10 +285,14 @@ def broken_loss(predictions, targets):  # [B, 1] and [B]
     return ((predictions - targets) ** 2).mean()
 
 
+def loss_of(line):
+    return broken_loss(points[:, None] @ line, targets)
+
+
 points = jnp.linspace(-1, 1, 50)
 targets, line = 3 * points, jnp.full((1, 1), -2.0)
 for number in range(201):
-    loss, slope = jax.value_and_grad(lambda line: broken_loss(points[:, None] @ line, targets))(line)
+    loss, slope = jax.value_and_grad(loss_of)(line)
     if number % 100 == 0:
         print(f"update {number:3d}: loss {loss:.3f}, slope {line[0, 0]:.3f} instead of 3")
     line = line - 0.3 * slope

@@ -36,7 +36,7 @@
 # </details>
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,9 +139,9 @@ lesson_04.mesh_and_specs()
 # ## A network on eight devices
 #
 # This is all you need to run lesson 03's network on eight devices. The model is replicated, with `None` in `in_axes`.
-# The points are split: we cut `[B, 64]` into `[8, B / 8, 64]`, because `pmap` wants exactly one row for each device, and
-# the network takes the rest of the axes as its batch. Take this cell home. It has the first part of lesson 05's
-# program, under the same names.
+# The points are split: `pmap` wants exactly one row for each device, so we cut `[B, 64]` into `[8, B / 8, 64]`, and each
+# device sees a batch of B / 8 points. Take this cell home. Its mesh, `place_state` and `place_batch` are the ones that
+# lesson 05's program uses.
 
 # %% tags=["take-home"]
 """Classify points on eight devices."""
@@ -184,7 +184,8 @@ def predict(model, inputs):
 
 
 model = Network(nnx.Rngs(0))  # put your trained model here, ...
-inputs = np.random.default_rng(0).normal(size=(1_000, 64)).astype(np.float32)  # ... and here your data
+random = np.random.default_rng(0)
+inputs = random.normal(size=(1_000, 64)).astype(np.float32)  # ... and your data here
 
 classes = jax.pmap(predict, in_axes=(None, 0))(place_state(model), place_batch(inputs))
 print("on the devices:", classes.shape, "| each holds", classes.addressable_shards[0].data.shape)
@@ -192,8 +193,8 @@ classes = jax.device_get(classes).reshape(-1)  # [1000], on the host
 assert (classes == jax.jit(predict)(model, inputs)).all(), "one device finds the same"
 
 # %% [markdown]
-# Eight devices take 125 points each and find what one device finds. Here is which device classified how many points as
-# which class. The network isn't trained, so it has its favourites.
+# Eight devices take 125 points each and find what one device finds. The picture shows how many points ended up in each
+# class, and which devices put them there. The network isn't trained, so it has its favourites.
 
 # %%
 lesson_04.classes_by_device(classes.reshape(8, -1))
@@ -231,15 +232,15 @@ assert ["ValueError" in text for text in outcomes.values()] == [True, True, Fals
 # <details><summary>Answer</summary>
 #
 # The first two. JAX refuses to mix arrays that are committed to different sets of devices, because it can't know which
-# set you meant. It also refuses an array on one device where `pmap` needs it split over eight. But `in_axes=None` asks
-# for a copy on each device, and `pmap` makes these copies silently, in every call.
-# If your state is on the wrong device, your program is slow and nobody says so. `jax.transfer_guard("disallow")` turns
-# such a copy into an error. The cure is to place your arrays once, with `jax.device_put(x, sharding)`.
+# set you meant. It also refuses an array that's on one device if `pmap` needs it split over eight. But `in_axes=None`
+# asks for a copy on each device, and `pmap` makes these copies silently, in every call. So if your state is on the wrong
+# device, your program is slow and nobody says so. `jax.transfer_guard("disallow")` turns the copy into an error. The cure
+# is to place your arrays once, with `jax.device_put(x, sharding)`.
 #
 # </details>
 #
 # JAX does move arrays among the devices of *one* mesh: if one argument of a `jit` is split along its rows and another
-# along its columns, it exchanges the parts without asking. Lesson 09 has the case where that hurts.
+# along its columns, it exchanges the parts without asking. Lesson 15 has a case in which that hurts.
 #
 # ## What JAX believes
 #
@@ -331,7 +332,7 @@ def dot_product(xs, ys):
 
 
 def block_product(a, b):
-    """The blocks `[8, m, p]` of `a @ b`, one on each device, for `a` `[2 m, K]` and `b` `[K, 4 p]`."""
+    """The blocks `[8, m, p]` of `a` `[2 m, K]` times `b` `[K, 4 p]`, one on each device."""
     ...  # your code: 3 to 6 lines
 
 

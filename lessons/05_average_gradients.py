@@ -20,13 +20,13 @@
 # four ways. You need to see these four once, because none of them raises an error: the loss falls, the run ends, and
 # the model or the numbers are wrong.
 #
-# **You will** train on eight devices with `jax.pmap`, show that the result is one device's, and recognize an
-# all-reduce that is missing or wrong. 30 minutes, 50 with exercises. You need
+# **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
+# all-reduce that's missing or wrong. 30 minutes, 50 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +47,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Device 0 gets the first two examples, and device 1 gets the last two.
 #
-# **Predict:** which mean gradient does each device find? And what's the mean of the two?
+# **Predict:** what mean gradient does each device find? And what's the mean of the two?
 
 
 # %% tags=["prediction"]
@@ -114,14 +114,14 @@ for average in (mean_of_means, mean_of_sums):
 #
 # </details>
 #
-# That's why our program works with sums and counts and not with means. The last batch of an epoch is hardly ever full.
-# We pad it, the padding has weight 0, and so some devices hold fewer examples than others.
+# That's why our program works with sums and counts and not with means. The last batch of an epoch is hardly ever full, so
+# we pad it. The padding has weight 0, and some devices get more of it than others.
 #
 # ## The program so far
 #
 # include program/03_flax.py
 #
-# And here is everything that changes for eight devices: lines with a - go, and lines with a + come.
+# And here's everything that changes for eight devices. Lines with a - go, and lines with a + come.
 #
 # include the difference of 03_flax.py and 05_pmap.py
 #
@@ -156,8 +156,8 @@ lesson_05.data_parallel_step()
 # <details><summary>Answer</summary>
 #
 # With the same numbers. Eight devices add up the 128 gradients in another order than one device, and each addition
-# rounds, so the last digit may differ on your machine. In float64 the two programs agree to fourteen digits, which
-# a test of this repository checks.
+# rounds, so the last digit may differ on your machine. In float64 the two programs agree to fourteen digits: a test in
+# this repository checks that.
 #
 # </details>
 #
@@ -195,8 +195,8 @@ eight, eight_losses = run(train_step, place_state(init_state()), place_batch)
 lesson_05.loss_curves(one_losses, eight_losses)
 
 # %% [markdown]
-# The two curves lie on top of each other. Below, you see their difference: a few units in the seventh digit, which is
-# all that float32 has. The models agree as well as the losses do:
+# The two curves lie on top of each other. Below them you see their difference: a few units in the seventh digit, and
+# float32 has no more digits than that. The models agree just as well:
 
 
 # %%
@@ -245,7 +245,11 @@ for shard in bias.addressable_shards[:3]:
 # %%
 def copies(model):
     """What each device holds of a replicated model."""
-    return [jax.tree.map(lambda a, d=d: np.asarray(a.addressable_shards[d].data), model) for d in range(8)]
+
+    def copy_on(d):
+        return jax.tree.map(lambda array: np.asarray(array.addressable_shards[d].data), model)
+
+    return [copy_on(d) for d in range(8)]
 
 
 right, wrong, drift = place_state(init_state()), place_state(init_state()), []
@@ -267,10 +271,10 @@ assert all(distance(copy, eight) == 0 for copy in copies(eight))
 # %% [markdown]
 # ## Mistake 3: a sum for a mean
 #
-# This step adds the gradients up with `psum`, and still averages the count. All copies agree, so looking for drift
-# finds nothing.
+# This step adds the gradients up with `psum`, and still averages the count. All copies agree, so you won't find this
+# mistake by looking for drift.
 #
-# **Predict:** by which factor is the update too large?
+# **Predict:** by what factor is the update too large?
 
 
 # %% tags=["prediction"]
@@ -298,8 +302,8 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **mapped)}
 #
 # </details>
 #
-# So don't judge by the loss curve. **Compare one update with one device's**: that finds this mistake, the one before,
-# and the mean of means. `pmapdp.verify` makes the comparison for a step of yours, and names the mistake.
+# So don't judge by the loss curve. **Compare an update with the update of one device**: that finds all three mistakes so
+# far. `pmapdp.verify` makes this comparison for your own step, and names the mistake.
 #
 # ## Mistake 4: one device's metrics
 #
@@ -331,8 +335,8 @@ assert counted == {"with psum": 1000, "without": 128}
 # ## What more devices buy
 #
 # Simulated devices share the cores of one machine, so here you learn that a program is right, and never how fast it
-# would be. On real ones, an eighth of the batch takes about an eighth of the time, plus the all-reduce. Whether that
-# pays off depends on how long the all-reduce takes beside the computation:
+# would be. On real ones, an eighth of the batch takes about an eighth of the time, plus the all-reduce. So what you gain
+# depends on how long the all-reduce takes, compared with the computation:
 
 # %%
 lesson_05.published_scaling()
@@ -342,14 +346,14 @@ lesson_05.published_scaling()
 # gradients take three times as long to send, and a third of the machine is lost. In lesson 06 you'll calculate how long
 # an all-reduce takes.
 #
-# **Which batch size do you set?** With DDP it's the per-device batch, so eight GPUs mean eight times the global batch. In
-# JAX you usually set the global batch B. As long as B stays the same, this program gives the same result on 1, 2 or 8
+# **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight times as
+# large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same result on 1, 2 or 8
 # devices, and the learning rate stays the same, too. If you let B grow with the number of devices, an epoch has fewer
 # updates. For SGD, people then multiply the learning rate by the same factor and warm it up over the first epochs
 # ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square root of the factor
 # ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
 #
-# Batch norm and dropout need more care to be the same on any number of devices: that's lessons 07 and 08.
+# With batch norm or dropout, it takes more care to get the same result on any number of devices: that's lessons 07 and 08.
 #
 # ## Exercises
 #
@@ -383,7 +387,7 @@ def step(w, x, y):
 
 
 def global_gradient(w, x, y, weights):
-    """Gradient `[D]` over all devices' examples; `weights` `[b]` is 1 for an example and 0 for padding."""
+    """Gradient `[D]` over all devices' examples; `weights` `[b]` are 0 for padding."""
     ...  # your code: 3 to 4 lines
 
 

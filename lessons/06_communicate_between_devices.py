@@ -25,7 +25,7 @@
 # need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +61,7 @@ def ring_all_reduce(vectors):
     held = [np.array_split(vector, n) for vector in vectors]  # held[device][chunk]
     states, sent = [np.array([np.concatenate(chunks) for chunks in held])], 0
     for step in range(2 * (n - 1)):
-        messages = [held[d][(d - step) % n].copy() for d in range(n)]  # all leave before any arrives
+        messages = [held[d][(d - step) % n].copy() for d in range(n)]  # all leave, then all arrive
         for d, message in enumerate(messages):
             chunk, right = (d - step) % n, (d + 1) % n
             held[right][chunk] = held[right][chunk] + message if step < n - 1 else message
@@ -128,7 +128,7 @@ links = {  # seconds until the first byte, bytes per second in one direction
     "Ethernet, 10 Gbit/s": (50e-6, 1.25e9),
 }
 parameters = {"lesson 05": 2_410, "ResNet-50": 25_600_000, "7 billion": 7_000_000_000}
-networks = {name: 4 * number for name, number in parameters.items()}  # bytes of a gradient in float32
+networks = {name: 4 * number for name, number in parameters.items()}  # bytes in float32
 for link, numbers in links.items():
     for network, size in networks.items():
         wait, send = ring_seconds(size, 8, *numbers)
@@ -138,11 +138,13 @@ lesson_06.seconds_by_size(ring_seconds, links, networks)
 
 # %% tags=["proof"]
 # The asserts behind the answer, and behind the first paragraph.
-ethernet, nvlink = (sum(ring_seconds(networks["ResNet-50"], 8, *links[name])) for name in list(links)[::-3])
+nvlink, *_, ethernet = (
+    sum(ring_seconds(networks["ResNet-50"], 8, *link)) for link in links.values()
+)
 assert 0.13 < ethernet < 0.16
 assert nvlink < 0.5e-3
-for numbers in links.values():
-    small, large = (ring_seconds(networks[name], 8, *numbers) for name in ("lesson 05", "7 billion"))
+for link in links.values():
+    small, large = (ring_seconds(networks[name], 8, *link) for name in ("lesson 05", "7 billion"))
     assert small[0] > small[1]
     assert large[0] < large[1]
 
@@ -155,35 +157,37 @@ for numbers in links.values():
 # </details>
 #
 # So one message with all gradients is cheaper than one for each layer. (For small messages on many devices, libraries
-# also use trees, which need fewer steps, such as the butterfly of exercise 2.)
+# also use algorithms with fewer steps: trees, or the butterfly of exercise 2.)
 #
 # The batch isn't in the formula. If you double the per-device batch, the computation takes twice as long and the
 # all-reduce takes the same, so its *share* of the step falls. That's the first way to live with a slow link.
 #
 # ## The second way: overlap
 #
-# The last layer's gradient is ready first. So why wait for the others? DDP sends it while the backward pass still works
-# on the layers before. XLA can do the same, or it can merge the all-reduces into one, which saves latency.
+# The last layer's gradient is ready first. So why wait for the others? DDP sends it while the backward pass is still
+# working on the layers before. XLA can do the same, or it can merge the all-reduces into one, which saves latency.
 
 # %%
 lesson_06.overlap()
 
 # %% [markdown]
-# Merged, there's one latency, and nothing to overlap with. Overlap needs at least two all-reduces that are left apart, and
-# hardware that can send while it computes. What does XLA do on our CPU?
+# If you merge everything, you pay the latency once, but then nothing is left to overlap with. To overlap, you need at least
+# two all-reduces, and hardware that can send while it computes. What does XLA do on our CPU?
 #
 # **Predict:** we average four arrays, as lesson 05's program does. How many all-reduces are in the program that JAX hands
 # to the compiler, and how many come out?
 
 # %% tags=["prediction"]
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
-average = jax.pmap(lambda gradients: lax.pmean(gradients, "data"), axis_name="data").lower(gradients)
-counts = average.as_text().count("stablehlo.all_reduce"), average.compile().as_text().count(" all-reduce(")
-print("before compiling:", counts[0], "| after:", counts[1])
+program = jax.pmap(lambda gradients: lax.pmean(gradients, "data"), axis_name="data")
+program = program.lower(gradients)
+before = program.as_text().count("stablehlo.all_reduce")
+after = program.compile().as_text().count(" all-reduce(")
+print("before compiling:", before, "| after:", after)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert counts == (4, 1)
+assert (before, after) == (4, 1)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -197,16 +201,17 @@ assert counts == (4, 1)
 # ## JAX's collectives
 #
 # An operation that all devices take part in is a **collective**. It names the mapped axis: "add this up over `data`". All
-# devices come to the same line and wait for each other there. In the picture, a grey box adds. No box means a plain copy.
+# devices come to the same line and wait for each other there. In the picture, values that go through a grey box are added
+# up, and all others are only copied.
 
 # %%
 lesson_06.collectives()
 
 # %% [markdown]
-# Here they all are, on the four vectors from above. Take the cell home as a reference. The comments have the shapes on
-# one device.
+# Here they all are, on the four vectors from above. Take the cell home as a reference. The comments say which shape each
+# result has on one device.
 #
-# **Predict:** what does device 1 get from `psum_scatter`, and what from `ppermute`?
+# **Predict:** what does device 1 get from `psum_scatter`? And from `ppermute`?
 
 
 # %% tags=["take-home", "prediction"]
@@ -221,6 +226,7 @@ from jax import lax
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 four = jax.devices()[:4]
+to_the_right = [(d, (d + 1) % 4) for d in range(4)]  # (from, to)
 
 
 def collect(x):  # x [4], one device's row
@@ -229,9 +235,9 @@ def collect(x):  # x [4], one device's row
         "pmean": lax.pmean(x, "data"),  # [4]: the mean, on every device
         "pmax": lax.pmax(x, "data"),  # [4]: the largest in each place
         "all_gather": lax.all_gather(x, "data"),  # [4, 4]: everyone's rows
-        "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [1]: one chunk of the sum (reduce-scatter)
+        "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [1]: one chunk of the sum
         "all_to_all": lax.all_to_all(x, "data", 0, 0, tiled=True),  # [4]: one number from everyone
-        "ppermute": lax.ppermute(x, "data", [(d, (d + 1) % 4) for d in range(4)]),  # [4]: from the left
+        "ppermute": lax.ppermute(x, "data", to_the_right),  # [4]: the left neighbour's row
         "axis_index": lax.axis_index("data"),  # []: my number
     }
 
@@ -285,7 +291,7 @@ np.testing.assert_allclose(halves, result["psum"], rtol=1e-6)
 #
 # </details>
 #
-# In your programs, write `psum`. Ring or tree is the library's choice, because it knows how the devices are wired.
+# In your programs, write `psum`. The library chooses between ring and tree, because it knows how the devices are wired.
 #
 # ## How it fails
 #

@@ -24,7 +24,7 @@
 # [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -234,7 +234,10 @@ SynchronizedNetwork = Network
 use(LocalNetwork)
 local, running_means = run(jax.pmap(step, **mapped), epoch[:-1], 8)
 kernel = local[0]["hidden"]["kernel"][...]
-print("equal parameters:", all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards))
+print(
+    "equal parameters:",
+    all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards),
+)
 print("equal running averages:", np.ptp(running_means[-1]) == 0)
 print("JAX says they are:", local[1]["norm"]["mean"][...].is_fully_replicated)
 
@@ -332,7 +335,7 @@ def global_variance(values, weights):
 
 
 def standardize_backward(x, g):
-    """Gradient `[b, C]` with respect to x on this device; g is the gradient with respect to the output."""
+    """Gradient `[b, C]` with respect to this device's x, from the gradient g of the output."""
     ...  # your code: 4 or 5 lines
 
 

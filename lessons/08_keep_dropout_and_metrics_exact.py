@@ -25,7 +25,7 @@
 # [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import numpy as np
 from jax import lax
@@ -71,7 +71,9 @@ def key_per_example(key, indices):
 def mask(scheme, N, generator="threefry2x32"):
     """The masks of eight examples, drawn by N devices: [8, 12]."""
     mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:N])
-    return np.asarray(mapped(jax.random.key(0, impl=generator), np.arange(8).reshape(N, -1))).reshape(8, 12)
+    return np.asarray(
+        mapped(jax.random.key(0, impl=generator), np.arange(8).reshape(N, -1))
+    ).reshape(8, 12)
 
 
 schemes = (same_key, key_per_device, key_per_example)
@@ -111,7 +113,9 @@ print("equal:", np.array_equal(over_eight, masks["same_key"][1]))
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 for name, by_count in masks.items():
-    assert all(np.array_equal(each, by_count[1]) for each in by_count.values()) == (name == "key_per_example")
+    assert all(np.array_equal(each, by_count[1]) for each in by_count.values()) == (
+        name == "key_per_example"
+    )
 assert np.array_equal(masks["same_key"][2][:4], masks["same_key"][2][4:])
 for generator in ("rbg", "unsafe_rbg"):
     one, four = (mask(key_per_example, N, generator) for N in (1, 4))
@@ -167,7 +171,12 @@ def run(keys, N):
     """The model after an epoch on N devices, and the loss of every update."""
     global example_keys
     example_keys, losses = keys, []  # `loss_sums` calls it
-    mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None, "devices": jax.devices()[:N]}
+    mapped = {
+        "axis_name": "data",
+        "in_axes": (None, 0),
+        "out_axes": None,
+        "devices": jax.devices()[:N],
+    }
     step = jax.pmap(lambda state, batch: train_step.__wrapped__(state, batch), **mapped)
     state = init_state()
     for batch in batches(*train_data, seed=0):
@@ -177,7 +186,10 @@ def run(keys, N):
 
 
 def distance(one, other):
-    return max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return max(
+        np.abs(a - b).max()
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
 
 
 optimizer = optax.sgd(0.1)
@@ -185,7 +197,9 @@ models, curves = {}, {}
 for keys in (device_keys, example_keys):
     for N in (1, 2, 8):
         models[keys.__name__, N], curves[keys.__name__, N] = run(keys, N)
-apart = {name: distance(models[name, 1], models[name, 8]) for name in ("device_keys", "example_keys")}
+apart = {
+    name: distance(models[name, 1], models[name, 8]) for name in ("device_keys", "example_keys")
+}
 for name in apart:
     print(f"{name}: the parameters of 1 and 8 devices differ by {apart[name]:.0e}")
 lesson_08.differences(curves)

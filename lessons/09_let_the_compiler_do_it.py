@@ -24,7 +24,7 @@
 # batch isn't split. 15 minutes, 30 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,36 +60,42 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. You can take the rest of the course's programs from here: resume (lesson 14), ZeRO (16) and several
-# processes (17) are all changes of this one.
+# With the same numbers. This is the version that the rest of the course starts from: micro-batches (lesson 13), resume
+# (14), a split model (15), ZeRO (16) and several processes (17) each change a few of its lines.
 #
 # </details>
 #
 # ## How does the compiler know?
 #
-# Here's an array of 16 rows, split over eight devices. Three functions of it.
+# Here's an array of 16 rows, split over eight devices, and here are three functions of it. A compiled program is a text, so
+# we can look for all-reduces in it.
 #
-# **Predict:** for which of the three do devices have to communicate?
+# **Predict:** for which of the three functions do the devices have to communicate?
 
 # %% tags=["prediction"]
 rows = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split)
-functions = {"2 * x + 1": lambda x: 2 * x + 1, "x.sum(1)": lambda x: x.sum(1), "x.sum(0)": lambda x: x.sum(0)}
+functions = {
+    "2 * x + 1": lambda x: 2 * x + 1,
+    "x.sum(1)": lambda x: x.sum(1),
+    "x.sum(0)": lambda x: x.sum(0),
+}
 reduced = {}
 for name, function in functions.items():
     program = jax.jit(function).lower(rows).compile()
-    reduced[name] = program.as_text().count(" all-reduce(")
-    print(f"{name:10s} the result is placed as {program.output_shardings.spec}, all-reduces: {reduced[name]}")
+    reduced[name] = [line for line in program.as_text().splitlines() if " all-reduce(" in line]
+    print(f"{name:10s} is placed as {program.output_shardings.spec}", *reduced[name])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the sum over the rows, because the rows are on different devices. Each device adds up its own two rows, and an
-# all-reduce adds up the eight results. The other two work row by row, and their results stay where the rows are.
+# Only for the sum over the rows, because the rows are on different devices. Each device adds up its own two rows, and an
+# all-reduce adds up the eight results. You see its line in the compiled program: it takes and returns an `f32[4]`, four
+# numbers in float32. The other two functions work row by row, and their results stay where the rows are.
 #
 # </details>
 #
 # A gradient is a sum over the examples, and the examples are split. So our step needs an all-reduce, for the same reason.
-# Let's look for it. A compiled program is a text, and you can read it.
+# Let's look for it.
 #
 # **Predict:** how many all-reduces does the compiled step have? Its source has none.
 
@@ -104,7 +110,7 @@ print(*shapes)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-assert reduced == {"2 * x + 1": 0, "x.sum(1)": 0, "x.sum(0)": 1}
+assert [len(lines) for lines in reduced.values()] == [0, 0, 1]
 assert len(all_reduces) == 1
 assert len(shapes) == 7
 
@@ -128,7 +134,8 @@ lesson_09.training_step()
 # **Predict:** which of these four batches are really split?
 
 # %% tags=["prediction"]
-loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)  # __wrapped__: the function before jit
+before_jit = train_step.__wrapped__
+loose_step = jax.jit(before_jit, out_shardings=replicated)
 host = next(batches(*train_data, seed=0))  # inputs, labels and weights as NumPy arrays
 cases = {
     "all three are placed": place_batch(host),
@@ -152,8 +159,8 @@ assert inputs_only < 1.5 * placed
 #
 # The first and the last. If nothing tells the compiler that the batch is split, it copies all of it to every device.
 # Then each device computes the whole gradient, nobody has to communicate, and the result is right. You paid for eight
-# devices and got the speed of one. If one of the arrays is split, the compiler splits the others to match. It's the
-# compiler's choice, so don't leave it the choice.
+# devices and got the speed of one. If one of the arrays is split, the compiler splits the others to match. But that's the
+# compiler's choice, and you shouldn't count on it.
 #
 # (An update isn't an eighth of the work, even if the batch is split, because every device runs Adam on all parameters.
 # Lesson 16 splits that, too.)
@@ -243,7 +250,7 @@ for exercise in (make_trainer, fixed_evaluation):
 #
 # - Write the step for the global batch, say where the arrays are, and let the compiler communicate.
 # - Shardings change where the work happens, never the result. A batch that isn't split shows only as extra work.
-# - `in_shardings` splits host arrays and refuses misplaced ones. Without it, unplaced arrays go where the compiler likes.
+# - `in_shardings` splits host arrays and refuses misplaced ones. Without it, the compiler decides where unplaced arrays go.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -25,7 +25,7 @@
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import numpy as np
 from jax import P, lax  # P is short for PartitionSpec
@@ -101,10 +101,12 @@ def on_devices(function, check_vma=True):
 
 
 w, x, seen = np.float32(1), np.arange(16, dtype=np.float32), []
-by_pmap = jax.pmap(averaged_loss, axis_name="data", in_axes=(None, 0), out_axes=None)(w, x.reshape(8, 2))
+by_pmap = jax.pmap(averaged_loss, "data", in_axes=(None, 0), out_axes=None)(w, x.reshape(8, 2))
 by_jit = jax.jit(loss, in_shardings=(replicated, split))(w, x)
 by_shard_map = on_devices(averaged_loss)(w, x)
-for name, value, shape in zip(("pmap", "jit", "shard_map"), (by_pmap, by_jit, by_shard_map), seen, strict=True):
+for name, value, shape in zip(
+    ("pmap", "jit", "shard_map"), (by_pmap, by_jit, by_shard_map), seen, strict=True
+):
     print(f"{name:9s} sees {shape} and returns {value}")
 
 # %% [markdown]
@@ -142,7 +144,10 @@ for function in (average_gradient, average_loss, cast_first):
     for check_vma in (True, False):
         shards = on_devices(function, check_vma)(w, x).addressable_shards
         gradients[function.__name__, check_vma] = [float(shard.data) for shard in shards]
-        print(f"{function.__name__:16s} check_vma={check_vma!s:5s}", gradients[function.__name__, check_vma])
+        print(
+            f"{function.__name__:16s} check_vma={check_vma!s:5s}",
+            gradients[function.__name__, check_vma],
+        )
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -207,7 +212,12 @@ assert by_pmap == by_jit == by_shard_map == 7.5
 assert seen[:3] == [(2,), (16,), (2,)]
 assert gradients["average_gradient", True] == [60.0] * 8
 assert len(set(gradients["average_loss", False])) == 8
-for right in (("average_gradient", False), ("average_loss", True), ("cast_first", True), ("cast_first", False)):
+for right in (
+    ("average_gradient", False),
+    ("average_loss", True),
+    ("cast_first", True),
+    ("cast_first", False),
+):
     assert gradients[right] == [7.5] * 8
 assert "can't be statically inferred" in refusal
 
@@ -256,7 +266,10 @@ def run(step):
 
 
 full_batches = list(batches(*train_data, seed=0))[:-1]
-steps = {"cast first": train_step, "trapped": jax.jit(jax.shard_map(trapped_step, **specs))}
+steps = {
+    "cast first": train_step,
+    "trapped": jax.jit(jax.shard_map(trapped_step, mesh=mesh, **specs)),
+}
 losses = {}
 for rule in (optax.sgd(0.1), optax.adam(3e-3)):
     optimizer = rule  # the steps read this variable
@@ -290,7 +303,8 @@ right = jax.tree.map(lambda g: -0.1 * g / sums["count"], gradients)  # one devic
 updates = {}
 for name, step in steps.items():
     (moved, _), _ = step(place_state(init_state()), place_batch(batch))
-    updates[name] = jax.device_get(jax.tree.map(lambda new, old: new - old, moved, place_state(model)))
+    update = jax.tree.map(lambda new, old: new - old, moved, place_state(model))
+    updates[name] = jax.device_get(update)
     ratio = float(optax.tree.norm(updates[name]) / optax.tree.norm(right))
     print(f"{name}: the update is {ratio:.4f} times as long as one device's")
 apart = float(optax.tree.norm(jax.tree.map(lambda a, b: a - b, updates["cast first"], right)))
@@ -341,7 +355,7 @@ def broken_gradient(loss, w, x):
 
 
 def fixed_gradient(loss, w, x):
-    """The gradient of the mean loss over all devices; `w` is any tree, and `x` `[b, ...]` is this device's."""
+    """The gradient of the mean loss over all devices; `w` is any tree, `x` `[b, ...]`."""
     ...  # your code: 1 or 2 lines
 
 

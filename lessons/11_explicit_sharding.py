@@ -16,14 +16,14 @@
 #
 # In lesson 09 you forgot to place a batch. The result was right, and all eight devices did all of the work. Nobody told
 # you: under `jit` the compiler chooses where arrays go, and you only see its choice if you read the compiled program. It
-# doesn't have to be like that. In this lesson you'll change eight lines, and the sharding becomes part of an array's
+# doesn't have to be like that. In this lesson you'll change ten lines, and the sharding becomes part of an array's
 # *type*. Then you can print it, and you can assert it. Where JAX isn't sure what you want, it asks instead of guessing.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
 # this is worth it. 20 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,7 +92,11 @@ except AssertionError as error:
 
 # %% tags=["prediction"]
 x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split)
-types = {"2 * x": jax.typeof(2 * x), "x.sum(1)": jax.typeof(x.sum(1)), "x.sum(0)": jax.typeof(x.sum(0))}
+types = {
+    "2 * x": jax.typeof(2 * x),
+    "x.sum(1)": jax.typeof(x.sum(1)),
+    "x.sum(0)": jax.typeof(x.sum(0)),
+}
 for name, type_ in types.items():
     print(f"{name:9s} {type_}")
 
@@ -217,9 +221,11 @@ carry = jax.device_put(np.zeros((16, 4), np.float32), split)
 fixed = {
     "embed(tokens, out_sharding=...)": embed(tokens, out_sharding=P("data")),
     "rnn(sequences, initial_carry=...)": rnn(sequences, initial_carry=carry),
-    "sort inside auto_axes": auto_axes(lambda rows: jnp.sort(rows, axis=0), out_sharding=P("data"))(rows),
+    "sort inside auto_axes": auto_axes(lambda x: jnp.sort(x, axis=0), out_sharding=P("data"))(rows),
     "rows[:8] inside auto_axes": auto_axes(lambda rows: rows[:8], out_sharding=P("data"))(rows),
-    "embed inside auto_axes": auto_axes(lambda layer, tokens: layer(tokens), out_sharding=P("data"))(embed, tokens),
+    "embed inside auto_axes": auto_axes(
+        lambda layer, tokens: layer(tokens), out_sharding=P("data")
+    )(embed, tokens),
 }
 for name, array in fixed.items():
     print(f"{name:34s} {jax.typeof(array)}")
@@ -251,21 +257,29 @@ def plain_step(state, batch):
     return (optax.apply_updates(model, updates), optimizer_state), sums
 
 
-(auto, auto_work), (explicit, explicit_work) = one_update(AxisType.Auto), one_update(AxisType.Explicit)
+auto, auto_work = one_update(AxisType.Auto)
+explicit, explicit_work = one_update(AxisType.Explicit)
 for a, b in zip(jax.tree.leaves(auto), jax.tree.leaves(explicit), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-print(f"operations on each device: {auto_work:,.0f} with Auto, {explicit_work:,.0f} with Explicit axes")
+print(f"operations on each device: {auto_work:,.0f} with Auto", end=", ")
+print(f"{explicit_work:,.0f} with Explicit axes")
 assert np.isclose(auto_work, explicit_work, rtol=0.02)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert mesh.axis_types == (AxisType.Explicit,)
 assert "float32[128,64]" in refusal
-assert [str(each) for each in types.values()] == ["float32[16@data,4]", "float32[16@data]", "float32[4]"]
+assert [str(each) for each in types.values()] == [
+    "float32[16@data,4]",
+    "float32[16@data]",
+    "float32[4]",
+]
 assert list(errors.values()) == ["ShardingTypeError"] * 3
 assert refused == list(calls)
 np.testing.assert_array_equal(answers["by_row + reshard(by_column)"], 2 * square)
-np.testing.assert_array_equal(fixed["embed inside auto_axes"], fixed["embed(tokens, out_sharding=...)"])
+np.testing.assert_array_equal(
+    fixed["embed inside auto_axes"], fixed["embed(tokens, out_sharding=...)"]
+)
 
 # %% [markdown]
 # ## When is it worth it?

@@ -25,7 +25,7 @@
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import textwrap
 
 import jax
@@ -197,7 +197,12 @@ def plain_step(state, batch, key):
 
 
 case = {"batch": batch, "key": lambda update: jax.random.fold_in(key, update), "layout": "sharded"}
-same = verify(step=p_train_step, reference=old_program(old_step, "batch", groups=8), state=init_state(), **case)
+same = verify(
+    step=p_train_step,
+    reference=old_program(old_step, "batch", groups=8),
+    state=init_state(),
+    **case,
+)
 print("the old program:", "equal" if not same.failed else same)
 right = verify(step=p_train_step, reference=plain_step, state=init_state(dropout=0.0), **case)
 print("one device:")
@@ -232,7 +237,11 @@ one_copy = {"old pmap": False, "shard_map": True, "jit": True}
 steps = {"old pmap": old_p_train_step, "shard_map": p_train_step, "jit": jit_step}
 losses = {name: [] for name in steps}
 for name, step in steps.items():
-    state = jax.device_put(init_state(), replicated) if one_copy[name] else jax_utils.replicate(init_state())
+    state = (
+        jax.device_put(init_state(), replicated)
+        if one_copy[name]
+        else jax_utils.replicate(init_state())
+    )
     key = jax.random.PRNGKey(1)
     for batch in [*batches(*train_data, seed=0), *batches(*train_data, seed=1)]:
         key, step_key = jax.random.split(key)

@@ -16,7 +16,7 @@
 #
 # You want to repeat a published result, and the paper used a batch of 8,192. Your GPUs run out of memory at 2,048. You
 # don't need more GPUs. Cut the batch into four parts, compute their gradients one after the other, add them up, and
-# update once. In this lesson you'll change eleven lines of your program for it, and get the same numbers. You'll also
+# update once. In this lesson you'll change thirteen lines of your program for it, and get the same numbers. You'll also
 # cut the batch in a way that gives the right numbers at four times the work. And if that isn't enough, there are two
 # other ways to save memory.
 #
@@ -25,7 +25,7 @@
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,7 +74,8 @@ def planned(program):
 
 
 whole = compile_for_devices(jax.grad(deep_loss))
-print(f"by hand {12 * 1024 * 128 * 4 / 1e6:.1f} MB of activations, planned {planned(whole):.1f} MB in all")
+by_hand = 12 * 1024 * 128 * 4 / 1e6
+print(f"by hand {by_hand:.1f} MB of activations, planned {planned(whole):.1f} MB in all")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -351,7 +352,9 @@ assert stalled > 1.3 * full
 # %% tags=["prediction"]
 def scanned_loss(layer):
     def loss(layers, batch):
-        return jnp.square(lax.scan(lambda x, w: (layer(x, w), None), batch[0], layers)[0] - batch[1]).sum()
+        return jnp.square(
+            lax.scan(lambda x, w: (layer(x, w), None), batch[0], layers)[0] - batch[1]
+        ).sum()
 
     return loss
 

@@ -15,7 +15,7 @@
 # # 14. Survive a kill
 #
 # Your run has been training for nine hours. Then somebody reboots the machine, and you start again from nothing. It
-# doesn't have to be like that. With eleven new lines your program goes on from its last checkpoint, and ends with the
+# doesn't have to be like that. With thirteen new lines your program goes on from its last checkpoint, and ends with the
 # same bits as if nothing had happened. You'll kill it here to see that. Then you'll leave one thing out of the
 # checkpoint, and get a run that resumes without an error, learns, and ends somewhere else.
 #
@@ -24,7 +24,7 @@
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import tempfile
 from pathlib import Path
 
@@ -138,15 +138,17 @@ def newest_state(name):
         return checkpoints.restore(checkpoints.latest_step(), args=ocp.args.StandardRestore(state))
 
 
-for a, b in zip(*(jax.tree.leaves(newest_state(name)) for name in ("never_killed", "killed")), strict=True):
+whole, killed = (jax.tree.leaves(newest_state(name)) for name in ("never_killed", "killed"))
+for a, b in zip(whole, killed, strict=True):
     np.testing.assert_array_equal(a, b)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # Most often after epoch 1. It's 2 if the thread was quick enough, and 0 if it was still writing 1. What the killed
-# process had done since that checkpoint is lost, so the second process does it again. The lines that follow are the same to the last digit, and the final
-# parameters are the same bits: the folded cell compares them. (Exit status -9 means killed by signal 9.)
+# process had done since that checkpoint is lost, so the second process does it again. The lines that follow are the same
+# to the last digit, and the final parameters are the same bits: the folded cell compares them. (Exit status -9 means
+# killed by signal 9.)
 #
 # </details>
 #
@@ -183,8 +185,8 @@ def distance(state, other):
 
 lesson_14.loss_curves(losses, resumed_losses, forgetful_losses, killed_at=104)
 print(f"since the checkpoint the model has moved by {distance(never_killed, checkpoint):.2f}")
-print(f"the resumed one ends {distance(never_killed, resumed)} away from it, the forgetful one", end=" ")
-print(f"{distance(never_killed, forgetful):.2f}")
+of_resumed, of_forgetful = distance(never_killed, resumed), distance(never_killed, forgetful)
+print(f"the resumed one ends {of_resumed} away from it, the forgetful one {of_forgetful:.2f}")
 
 # %% tags=["proof"]
 # The asserts behind the answer.

@@ -16,7 +16,7 @@
 #
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
 # the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this one.
-# In this lesson you'll split the matrices themselves. Your program needs seventeen new lines for it, none of them in
+# In this lesson you'll split the matrices themselves. Your program needs eighteen new lines for it, none of them in
 # the training step, and the compiler finds out which devices have to communicate. You'll learn to predict that, because
 # a matrix that's split the wrong way still gives the right result, only more slowly.
 #
@@ -26,7 +26,7 @@
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,7 +101,13 @@ layouts = {  # a mesh, and which of its axes splits what
     "data": (Mesh(jax.devices(), ("data",)), {"rows": "data"}),
     "data and model": (four_by_two, {"rows": "data", "H": "model"}),
 }
-AXES = {"x": ("rows", "D"), "W1": ("D", "H"), "h": ("rows", "H"), "W2": ("H", "C"), "y": ("rows", "C")}
+AXES = {
+    "x": ("rows", "D"),
+    "W1": ("D", "H"),
+    "h": ("rows", "H"),
+    "W2": ("H", "C"),
+    "y": ("rows", "C"),
+}
 
 
 def sharding_of(layout, array):
@@ -147,10 +153,13 @@ def compile_pairs(function, pairs, B=64):
 
 counts = {}
 for pairs in (1, 2, 3):
-    both = [collectives(compile_pairs(function, pairs)) for function in (loss, jax.value_and_grad(loss))]
+    both = [collectives(compile_pairs(f, pairs)) for f in (loss, jax.value_and_grad(loss))]
+    # An activation is [64, 128] in float32.
     counts[pairs] = [sum(each.bytes for each in found) // (64 * 128 * 4) for found in both]
     forward, with_backward = counts[pairs]
-    print(f"{pairs} pairs: {forward} all-reduces of [64, 128] forward, {with_backward} forward and backward")
+    print(
+        f"pairs: {pairs} | all-reduces forward: {forward} | forward and backward: {with_backward}"
+    )
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -178,7 +187,8 @@ assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 
 # %% tags=["prediction"]
 def attention(params, x):  # [B, T, 128]
-    q, k, v = ((x @ params[name]).reshape(*x.shape[:2], 8, 16) for name in "qkv")  # [B, T, heads, 16]
+    # Queries, keys and values are [B, T, heads, 16].
+    q, k, v = ((x @ params[name]).reshape(*x.shape[:2], 8, 16) for name in "qkv")
     weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 4)
     return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ params["out"]
 
@@ -186,7 +196,9 @@ def attention(params, x):  # [B, T, 128]
 params = {name: np.eye(128, dtype=np.float32) for name in ("q", "k", "v", "out")}
 places = {"q": columns, "k": columns, "v": columns, "out": rows}
 block = jax.jit(attention, in_shardings=(places, whole), out_shardings=whole)
-of_attention = collectives(block.lower(params, np.ones((4, 16, 128), np.float32)).compile().as_text())
+of_attention = collectives(
+    block.lower(params, np.ones((4, 16, 128), np.float32)).compile().as_text()
+)
 print(*of_attention)
 
 # %% tags=["proof"]
@@ -210,7 +222,10 @@ assert [(each.kind, each.count) for each in of_attention] == [("all-reduce", 1)]
 
 # %% tags=["prediction"]
 sizes = (32, 64, 128, 256, 512, 1024, 2048)
-sent = {"tensor parallelism": [], "data parallelism": [4 * (2 * 2 * 128 * 512 + 32 * 128)] * len(sizes)}
+sent = {
+    "tensor parallelism": [],
+    "data parallelism": [4 * (2 * 2 * 128 * 512 + 32 * 128)] * len(sizes),
+}
 for B in sizes:
     found = collectives(compile_pairs(jax.grad(loss), 2, B))
     sent["tensor parallelism"].append(sum(each.bytes for each in found))

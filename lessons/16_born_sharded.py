@@ -27,7 +27,7 @@
 # [13 Train with more batch than memory](13_more_batch_than_memory.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +59,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 
 # %% tags=["prediction"]
 PARAMETERS, DEVICES = 7e9, 8
-whole, part = 4 * PARAMETERS / 1e9, 4 * PARAMETERS / DEVICES / 1e9  # GB of one number for each parameter
+whole = 4 * PARAMETERS / 1e9  # GB of one number for each parameter
+part = whole / DEVICES
 gigabytes = {  # parameters, gradients, two moments
     "data parallel": (whole, whole, 2 * whole),
     "ZeRO-1": (whole, whole, 2 * part),
@@ -110,10 +111,16 @@ def zero_1(w, gradient):
 
 
 weights, gradients = np.arange(8.0), np.repeat(np.arange(8.0), 8)
-specs = {"mesh": mesh, "in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
+specs = {
+    "mesh": mesh,
+    "in_specs": (PartitionSpec(), PartitionSpec("data")),
+    "out_specs": PartitionSpec(),
+}
 updated = []
 for step in (all_reduced, zero_1):
-    updated.append(np.asarray(jax.jit(jax.shard_map(step, **specs, check_vma=False))(weights, gradients)))
+    updated.append(
+        np.asarray(jax.jit(jax.shard_map(step, **specs, check_vma=False))(weights, gradients))
+    )
     print(f"{step.__name__:11s}", updated[-1].round(1))
 
 # %% [markdown]
@@ -164,7 +171,7 @@ for step in (all_reduced, zero_1):
 total = sum(x.nbytes for x in jax.tree.leaves(state))
 held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
 print(f"between two steps, a device holds {held / total:.1%} of the state")
-born = jax.jit(init_state, out_shardings=state_shardings).lower().compile().memory_analysis()
+born = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
 print(f"when it's born, {born.output_size_in_bytes / total:.1%}")
 whole_parts = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
 print("not split:", whole_parts)
@@ -229,7 +236,9 @@ def compile_step(sharding, layer, before=lambda layers: layers):
 
     adam = optimizer.init(layers)
     places = sharding, jax.tree.map(lambda a: sharding if a.ndim else replicated, adam)
-    jitted = jax.jit(step, in_shardings=(*places, split), out_shardings=places, donate_argnums=(0, 1))
+    jitted = jax.jit(
+        step, in_shardings=(*places, split), out_shardings=places, donate_argnums=(0, 1)
+    )
     return jitted.lower(layers, adam, x).compile()
 
 
@@ -290,7 +299,8 @@ def broken_clip(gradient):
     return gradient / jnp.maximum(1, jnp.linalg.norm(gradient))
 
 
-in_parts = jax.shard_map(broken_clip, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"))
+rows = PartitionSpec("data")
+in_parts = jax.shard_map(broken_clip, mesh=mesh, in_specs=rows, out_specs=rows)
 gradient = np.full(8, 5, np.float32)
 lengths = [float(jnp.linalg.norm(clip(gradient))) for clip in (broken_clip, in_parts)]
 print(f"on one device {lengths[0]:.3f}, in eight parts {lengths[1]:.3f}")
@@ -336,7 +346,8 @@ with ocp.StandardCheckpointer() as checkpointer:
         wanted = jax.tree.map(functools.partial(on_mesh, fewer), state)
         restored = checkpointer.restore(path, wanted)
         kernel = restored[0].hidden.kernel[...]
-        print(f"on {count} device(s), each holds {kernel.addressable_shards[0].data.shape} of {kernel.shape}")
+        part_of_kernel = kernel.addressable_shards[0].data.shape
+        print(f"on {count} device(s), each holds {part_of_kernel} of {kernel.shape}")
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -395,7 +406,7 @@ for exercise in (born_in_place, zero_step, fixed_clip):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `shard`, `state_shardings` | `MeshLayout.state` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
+# | `shard`, `shardings` | `MeshLayout.state` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 # | the jitted step with its shardings | `--shard-state optimizer` or `parameters` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `zero_1` | the same for pmap and shard_map | [sharding/zero.py](../pmapdp/sharding/zero.py) |
 #

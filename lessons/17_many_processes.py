@@ -15,7 +15,7 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 09 uses all devices of one machine. For two machines you need two processes, one on each. In
-# this lesson you'll change twelve lines, none of them in the training step, and two processes will print the numbers
+# this lesson you'll change fourteen lines, none of them in the training step, and two processes will print the numbers
 # that one printed. Then you'll give each process the wrong half of a batch. Nothing complains, and a good network
 # suddenly looks bad. At the end you'll kill a process in the middle of a run, and start again where it was.
 #
@@ -25,7 +25,7 @@
 # [14 Survive a kill](14_a_real_training_run.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import numpy as np
 
@@ -51,13 +51,16 @@ lesson_17.one_array()
 
 # %% tags=["prediction"]
 def eight_numbers():
+    import textwrap
+
     split = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
     x = jax.make_array_from_callback((8,), split, lambda index: np.arange(8.0)[index])
-    print("global shape", x.shape, "| my shards", [float(shard.data[0]) for shard in x.addressable_shards])
+    mine = [float(shard.data[0]) for shard in x.addressable_shards]
+    print("global shape", x.shape, "| my shards", mine)
     try:
         print(np.asarray(x))
     except RuntimeError as error:
-        print("RuntimeError:", str(error).replace(" You can", "\n  You can").replace(" or use", "\n  or use"))
+        print("RuntimeError:", *textwrap.wrap(str(error), 90), sep="\n  ")
     print("gathered", multihost_utils.process_allgather(x, tiled=True))
 
 
@@ -102,22 +105,24 @@ started.run(eight_numbers)
 
 # %% [markdown]
 # Now the same program as two processes with four devices each, as if you had typed the two commands of its docstring
-# into two terminals.
+# into two terminals. Two epochs are enough.
 #
 # **Predict:** which lines does each of the two print?
 
 # %% tags=["prediction"]
-first, second = started.outputs(started.start(2, "-c", started.take_home()))
+program = started.take_home().replace("EPOCHS = 128, 5", "EPOCHS = 128, 2")
+first, second = started.outputs(started.start(2, "-c", program))
 print("process 0:", *first, sep="\n  ")
 print("process 1:", *second, sep="\n  ")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
+import re
+
 assert second == []
-assert len(first) == EPOCHS
-numbers = [[float(word.strip(",")) for word in line.split() if "." in word] for line in (first[-1], first[0])]
-here = f"{report(train_sums)} | test: {report(test_sums)}".replace(",", "").split()
-np.testing.assert_allclose(numbers[0], [float(word) for word in here if "." in word], atol=2e-4)
+assert len(first) == 2
+found = [float(number) for number in re.findall(r"\d+\.\d+", first[-1])]
+np.testing.assert_allclose(found, [0.6199, 0.8094, 0.5102, 0.8440], atol=2e-4)  # as one process
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -222,11 +227,12 @@ def connect_twice():
     print("initialize(): GPUs", jax.config.read("jax_cuda_visible_devices"))
     jax.distributed.shutdown()
     jax.distributed.initialize(local_device_ids=range(8))
-    print("initialize(local_device_ids=range(8)): GPUs", jax.config.read("jax_cuda_visible_devices"))
+    print("local_device_ids=range(8): GPUs", jax.config.read("jax_cuda_visible_devices"))
 
 
-slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
-slurm |= {"SLURM_LOCALID": "0", "JAX_COORDINATOR_PORT": str(started.free_port())}
+slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "1"}
+slurm |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+slurm |= {"JAX_COORDINATOR_PORT": str(started.free_port())}
 started.run(connect_twice, 1, connect=False, **slurm)
 
 # %% [markdown]
@@ -277,20 +283,22 @@ import time
 from pathlib import Path
 
 folder = Path(tempfile.mkdtemp())
-flags = "--model mlp --dtype float64 --epochs 2 --checkpoint-every 10 --no-progress --devices 2"
+flags = "--model mlp --dtype float64 --epochs 1 --global-batch-size 128 --checkpoint-every 4"
+flags += " --no-progress --devices 2"
 command = ["-m", "pmapdp.train", *flags.split(), "--workdir", str(folder / "two")]
-command += ["--heartbeat-timeout", "15"]
+command += ["--heartbeat-timeout", "10"]
 command += ["--coordinator", "{address}", "--num-processes", "2", "--process-id", "{number}"]
 
 both = started.start(2, *command, devices=4)
-first_checkpoint = folder / "two" / "checkpoints" / "10"
+first_checkpoint = folder / "two" / "checkpoints" / "4"
 while not first_checkpoint.exists() and all(each.poll() is None for each in both):
     time.sleep(0.01)
 both[1].send_signal(signal.SIGKILL)
 killed = time.perf_counter()
 said, _ = both[0].communicate(timeout=200)
-print(f"process 0 ended {time.perf_counter() - killed:.0f} s later, with exit status {both[0].returncode}")
-both[1].communicate();
+_ = both[1].communicate()
+seconds = time.perf_counter() - killed
+print(f"process 0 ended {seconds:.0f} s later, with exit status {both[0].returncode}")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -304,7 +312,7 @@ assert both[0].returncode in (4, -signal.SIGABRT), said
 # process is lost and exits with status 4, or gloo aborts (status -6). But on GPUs, a process that waits for NCCL may
 # notice nothing. For that case, every process sends a *heartbeat* to the coordinator. If the heartbeat of one process
 # stops for too long, JAX ends all the others by SIGABRT (exit status -6). "Too long" is 100 s, unless you set
-# `heartbeat_timeout_seconds` in `initialize`; we set 15.
+# `heartbeat_timeout_seconds` in `initialize`; we set 10.
 #
 # </details>
 #
@@ -319,10 +327,11 @@ from pmapdp.train import load_run, train
 
 patient = ["--heartbeat-timeout", "100"]  # your machine may be busy
 lines, _ = started.outputs(started.start(2, *command, *patient, devices=4))
-print(*(line for line in lines if "restored" in line or "epoch 2" in line), sep="\n")
+print(*(line for line in lines if "restored" in line or "epoch 1/" in line), sep="\n")
 _, resumed, _ = load_run(folder / "two")
 
-job = {"model": "mlp", "dtype": "float64", "epochs": 2, "progress": False, "devices": 4}
+job = {"model": "mlp", "dtype": "float64", "epochs": 1, "global_batch_size": 128}
+job |= {"progress": False, "devices": 4}
 straight = train(dataclasses.replace(RECIPES["digits"].config, **job)).state
 pairs = zip(jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True)
 difference = max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in pairs)

@@ -25,7 +25,7 @@
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
-# In Colab: choose a CPU runtime, clone the repository, and run `%pip install -q "./pmapdp[lessons]"` first.
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +72,9 @@ a = jnp.ones((1500, 1500))
 first = seconds(a, wait=True)
 without_waiting = min(seconds(a, wait=False) for _ in range(5))
 waiting = min(seconds(a, wait=True) for _ in range(5))
-print(f"first call {1000 * first:.1f} ms, without waiting {1000 * without_waiting:.2f} ms", end=", ")
+print(
+    f"first call {1000 * first:.1f} ms, without waiting {1000 * without_waiting:.2f} ms", end=", "
+)
 print(f"waiting {1000 * waiting:.1f} ms")
 
 # %% [markdown]
@@ -175,13 +177,21 @@ def loss(params, batch):
 
 def compile_for(N):
     mesh = Mesh(jax.devices()[:N], ("data",))
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    replicated, split = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("data")),
+    )
 
     def step(params, batch):
         return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params, batch))
 
-    batch = jax.ShapeDtypeStruct((32 * N, 784), np.float32), jax.ShapeDtypeStruct((32 * N,), np.int32)
-    jitted = jax.jit(step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
+    batch = (
+        jax.ShapeDtypeStruct((32 * N, 784), np.float32),
+        jax.ShapeDtypeStruct((32 * N,), np.int32),
+    )
+    jitted = jax.jit(
+        step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
+    )
     return jitted.lower(params, batch).compile()
 
 
@@ -226,7 +236,7 @@ assert found.count == 1
 # **Predict:** from how many examples on is the arithmetic the limit?
 
 # %% tags=["prediction"]
-from pmapdp.scaling import HARDWARE, Level, reduce_scatter  # published figures of hardware, with their sources
+from pmapdp.scaling import HARDWARE, Level, reduce_scatter  # published figures and their sources
 
 a100 = HARDWARE["a100"]
 b, D = 2.0 ** np.arange(0, 13), 4096  # a product of [b, D] and [D, D]
@@ -307,7 +317,8 @@ def ring(n, N, latency=1e-6, bandwidth=1e9):
 
 
 for N in (2, 4, 64, 4096):
-    print(f"{N:5d} devices: 4 MB takes {1000 * ring(4e6, N):6.3f} ms, 4 bytes take {1000 * ring(4, N):6.3f} ms")
+    large, small = 1000 * ring(4e6, N), 1000 * ring(4, N)
+    print(f"{N:5d} devices: 4 MB takes {large:6.3f} ms, 4 bytes take {small:6.3f} ms")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -324,11 +335,18 @@ for N in (2, 4, 64, 4096):
 # %%
 from pmapdp.scaling import RESNET_FLOPS, RESNET_PARAMETERS, RESNET_SHARES, predict
 
-resnet = {"parameters": RESNET_PARAMETERS, "flops": RESNET_FLOPS, "utilization": RESNET_SHARES["float32"]}
+resnet = {
+    "parameters": RESNET_PARAMETERS,
+    "flops": RESNET_FLOPS,
+    "utilization": RESNET_SHARES["float32"],
+}
 alone = predict(a100, 1, b=64, **resnet)
 for N in (8, 64, 512):
     found = predict(a100, N, b=64, **resnet)
-    print(f"{N:4d} A100s: all-reduce {1000 * found.all_reduce:.2f} ms of {1000 * found.step:.1f} ms,", end=" ")
+    print(
+        f"{N:4d} A100s: all-reduce {1000 * found.all_reduce:.2f} ms of {1000 * found.step:.1f} ms,",
+        end=" ",
+    )
     print(f"so each GPU works at {alone.step / found.step:.1%} of its speed")
 
 # %% [markdown]
@@ -350,8 +368,10 @@ for N in (8, 64, 512):
 gradient_bytes = 4 * RESNET_PARAMETERS
 # Servers of 8 P100s with NVLink of 80 GB/s, which share a network card of 50 Gbit/s.
 p100 = Level(8, 1.9e-6, 80e9, trees=False), Level(64, 20e-6, 50e9 / 8 / 8, trees=False)
-on_8 = 29 * 3600 / (90 * 1_281_167 / 256)  # seconds of a step: 90 epochs took 29 hours, with 256 images a step
-on_256 = on_8 + 2 * (reduce_scatter(gradient_bytes, 256, p100) - reduce_scatter(gradient_bytes, 8, p100))
+# Seconds of a step: 90 epochs took 29 hours, with 256 images a step.
+on_8 = 29 * 3600 / (90 * 1_281_167 / 256)
+of_8, of_256 = (reduce_scatter(gradient_bytes, N, p100) for N in (8, 256))
+on_256 = on_8 + 2 * (of_256 - of_8)
 all_reduce = 2 * reduce_scatter(gradient_bytes, 8, a100.levels)
 
 
@@ -425,8 +445,9 @@ def collective_bytes(program):
     found = {}
     for result, kind in re.findall(rf"= (.+?) ({KINDS})(?:-start)?\(", program):
         arrays = re.findall(r"(\w+)\[([\d,]*)\]", result)
-        size = sum(BYTES[dtype] * math.prod(map(int, filter(None, shape.split(",")))) for dtype, shape in arrays)
-        found[kind] = found.get(kind, 0) + size
+        for dtype, shape in arrays:
+            size = BYTES[dtype] * math.prod(int(n) for n in shape.split(",") if n)
+            found[kind] = found.get(kind, 0) + size
     return found
 
 
@@ -434,16 +455,16 @@ def report(train_step, state, batch, *, N, flops, peak, latency, bandwidth, repe
     """Print what is known of a step on N devices.
 
     Args:
-        flops: operations that the model needs on each device, forward and backward, counted by hand.
+        flops: operations that the model needs on a device, forward and backward, counted by hand.
         peak: FLOP/s of a device, measured or published.
         latency, bandwidth: of a link between devices, in seconds and bytes/s.
     """
     program = train_step.lower(state, batch).compile()
     memory, sent = program.memory_analysis(), collective_bytes(program.as_text())
-    print(f"{N} device(s)\n  computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP on a device")
-    print(
-        f"  keeps {memory.argument_size_in_bytes / 1e6:.2f} MB, and {memory.temp_size_in_bytes / 1e6:.2f} MB in a step"
-    )
+    print(f"{N} device(s)")
+    print(f"  computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP on a device")
+    at_rest, in_a_step = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    print(f"  keeps {at_rest / 1e6:.2f} MB, and {in_a_step / 1e6:.2f} MB in a step")
     ring = 2 * (N - 1) * (latency + sent.get("all-reduce", 0) / N / bandwidth)
     print(f"  sends {sent or 'nothing'}, all-reduce about {1e6 * ring:.0f} us on your links")
     state, seconds = train_step(state, batch), []  # compiles
@@ -455,7 +476,8 @@ def report(train_step, state, batch, *, N, flops, peak, latency, bandwidth, repe
     if jax.devices()[0].platform == "cpu" and N > 1:
         print("  takes a time that says nothing: simulated devices share the cores of one machine")
     else:
-        print(f"  takes {1000 * median:.2f} ms ({1000 * min(seconds):.2f} to {1000 * max(seconds):.2f})", end=", ")
+        shortest, longest = 1000 * min(seconds), 1000 * max(seconds)
+        print(f"  takes {1000 * median:.2f} ms ({shortest:.2f} to {longest:.2f})", end=", ")
         print(f"MFU {flops / median / peak:.2%} of the peak that you gave")
 
 
@@ -482,13 +504,20 @@ def train_step(model, batch):
 b, random = 16, np.random.default_rng(0)
 for N in (1, 8):
     mesh = Mesh(jax.devices()[:N], ("data",))
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-    step = jax.jit(train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
+    replicated, split = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("data")),
+    )
+    step = jax.jit(
+        train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
+    )
     state = jax.device_put(Network(nnx.Rngs(0)), replicated)
-    batch = random.normal(size=(b * N, 64)).astype(np.float32), random.integers(10, size=b * N).astype(np.int32)
-    # Put in your device and links. Here: a CPU of about 100 GFLOP/s and 10 Gbit/s. An A100 has 156e12 in TF32.
-    needed = 3 * 2 * b * (64 * 32 + 32 * 10)
-    report(step, state, jax.device_put(batch, split), N=N, flops=needed, peak=1e11, latency=2e-5, bandwidth=1.25e9)
+    inputs = random.normal(size=(b * N, 64)).astype(np.float32)
+    labels = random.integers(10, size=b * N).astype(np.int32)
+    batch = jax.device_put((inputs, labels), split)
+    # Put in your device and links. Here: about 100 GFLOP/s and 10 Gbit/s. An A100: 156e12 in TF32.
+    yours = {"peak": 1e11, "latency": 2e-5, "bandwidth": 1.25e9}
+    report(step, state, batch, N=N, flops=3 * 2 * b * (64 * 32 + 32 * 10), **yours)
 
 # %% [markdown]
 # ## Exercises

@@ -75,7 +75,7 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(train_step, donate_argnums=0)  # donate: the new state takes the old one's memory
+train_step = jax.jit(train_step, donate_argnums=0)  # the new state takes the old one's memory
 eval_step = jax.jit(eval_step)
 
 

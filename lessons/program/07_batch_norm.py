@@ -1,4 +1,4 @@
-"""Train a small network on eight devices with batch norm over the global batch: `python 07_batch_norm.py`."""
+"""Train a small network on eight devices with global batch norm: `python 07_batch_norm.py`."""
 
 import os
 
@@ -42,7 +42,8 @@ class BatchNorm(nnx.Module):
 
     def __init__(self, features):
         self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
-        self.mean, self.variance = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
+        self.mean = nnx.BatchStat(jnp.zeros(features))
+        self.variance = nnx.BatchStat(jnp.ones(features))
 
     def __call__(self, x, weights, train):
         mean, variance = self.mean[...], self.variance[...]
@@ -70,7 +71,7 @@ class Network(nnx.Module):
 
 
 def loss_sums(parameters, statistics, batch, train=True):
-    """The loss, summed over the batch, and as auxiliary values the metrics' sums and the new statistics."""
+    """The summed loss, and as auxiliary values the metrics' sums and the new statistics."""
     inputs, labels, weights = batch
     model = nnx.merge(structure, parameters, statistics, copy=True)
     logits = model(inputs, weights, train)
@@ -101,7 +102,8 @@ def train_step(state, batch):
     gradients, count = lax.pmean((gradients, sums["count"]), "data")
     gradients = jax.tree.map(lambda g: g / count, gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, parameters)
-    return (optax.apply_updates(parameters, updates), statistics, optimizer_state), lax.psum(sums, "data")
+    state = optax.apply_updates(parameters, updates), statistics, optimizer_state
+    return state, lax.psum(sums, "data")
 
 
 def eval_step(state, batch):

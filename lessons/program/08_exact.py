@@ -1,4 +1,4 @@
-"""Train a small network on eight devices with dropout, a mask for each example: `python 08_exact.py`."""
+"""Train a small network on eight devices with dropout by example: `python 08_exact.py`."""
 
 import os
 
@@ -53,7 +53,7 @@ class Network(nnx.Module):
 
 
 def example_keys(step, indices):
-    """One key per example, from the seed, the update and the example's index, but not from the device."""
+    """One key per example, from the seed, the update and the example's index."""
     key = jax.random.fold_in(jax.random.key(0), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 

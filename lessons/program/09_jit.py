@@ -83,7 +83,9 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
+train_step = jax.jit(
+    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
+)
 eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
 
 

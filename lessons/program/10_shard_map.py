@@ -73,7 +73,7 @@ def place_batch(batch):
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
-    local = lax.pcast(model, "data", to="varying")  # or JAX itself adds up the gradients, before pmean
+    local = lax.pcast(model, "data", to="varying")  # or JAX adds up the gradients itself, too
     gradients, sums = jax.grad(loss_sums, has_aux=True)(local, batch)
     gradients, count = lax.pmean((gradients, sums["count"]), "data")
     gradients = jax.tree.map(lambda g: g / count, gradients)
@@ -85,9 +85,9 @@ def eval_step(state, batch):
     return lax.psum(loss_sums(state[0], batch)[1], "data")
 
 
-specs = {"mesh": mesh, "in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
-train_step = jax.jit(jax.shard_map(train_step, **specs), donate_argnums=0)
-eval_step = jax.jit(jax.shard_map(eval_step, **specs))
+specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
+train_step = jax.jit(jax.shard_map(train_step, mesh=mesh, **specs), donate_argnums=0)
+eval_step = jax.jit(jax.shard_map(eval_step, mesh=mesh, **specs))
 
 
 def report(all_sums):

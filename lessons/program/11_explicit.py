@@ -53,7 +53,8 @@ def loss_sums(model, batch):
     logits = model(inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = logits.argmax(-1) == labels
-    sums = {"loss": (weights * losses).sum(), "correct": (weights * correct).sum(), "count": weights.sum()}
+    losses, correct = weights * losses, weights * correct
+    sums = {"loss": losses.sum(), "correct": correct.sum(), "count": weights.sum()}
     return sums["loss"], sums
 
 
@@ -73,7 +74,8 @@ def place_batch(batch):
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
-    assert jax.typeof(batch[0]).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(batch[0])}"
+    kind = jax.typeof(batch[0])
+    assert kind.sharding.spec[0] == "data", f"the batch is not split: {kind}"
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
     count = sums["count"]
     gradients = jax.tree.map(lambda g: g / count, gradients)

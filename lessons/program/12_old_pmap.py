@@ -1,4 +1,4 @@
-"""A pmap program in the style of 2021, with Flax Linen and a stacked state: `python 12_old_pmap.py`."""
+"""A pmap program as of 2021, with Flax Linen and a stacked state: `python 12_old_pmap.py`."""
 
 import os
 from typing import Any
@@ -43,7 +43,9 @@ class Network(linen.Module):
     @linen.compact
     def __call__(self, x, train):
         x = linen.Dense(32)(x)
-        x = linen.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=self.axis_name)(x)
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=self.axis_name)(
+            x
+        )
         x = linen.Dropout(self.dropout, deterministic=not train)(linen.relu(x))
         return linen.Dense(10)(x)
 
@@ -65,7 +67,9 @@ def compute_gradients(state, batch, key):
 
     def loss_fn(params):
         variables, rngs = {"params": params, "batch_stats": state.batch_stats}, {"dropout": key}
-        logits, new = state.apply_fn(variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs=rngs)
+        logits, new = state.apply_fn(
+            variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs=rngs
+        )
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
         return loss, new["batch_stats"]
 
@@ -97,7 +101,13 @@ key = jax.random.PRNGKey(1)
 for epoch in range(EPOCHS):
     for batch in batches(*train_data, seed=epoch):
         key, step_key = jax.random.split(key)
-        state, metrics = p_train_step(state, common_utils.shard(batch), jax_utils.replicate(step_key))
+        state, metrics = p_train_step(
+            state, common_utils.shard(batch), jax_utils.replicate(step_key)
+        )
     state = state.replace(batch_stats=p_average(state.batch_stats))
-    accuracies = [p_eval_step(state, common_utils.shard(batch))[0] for batch in batches(*test_data, seed=0)]
-    print(f"epoch {epoch}: loss {metrics['loss'][0]:.4f} | test: accuracy {np.mean(accuracies):.4f}")
+    accuracies = [
+        p_eval_step(state, common_utils.shard(batch))[0] for batch in batches(*test_data, seed=0)
+    ]
+    print(
+        f"epoch {epoch}: loss {metrics['loss'][0]:.4f} | test: accuracy {np.mean(accuracies):.4f}"
+    )

@@ -17,7 +17,7 @@ B, EPOCHS = 128, 5  # examples per update, passes over the data
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("batch",))
-whole, rows = PartitionSpec(), PartitionSpec("batch")  # a copy on every device, and split over the devices
+whole, rows = PartitionSpec(), PartitionSpec("batch")  # replicated, and split over the devices
 replicated, split = NamedSharding(mesh, whole), NamedSharding(mesh, rows)
 
 
@@ -47,7 +47,9 @@ class Network(linen.Module):
     @linen.compact
     def __call__(self, x, train):
         x = linen.Dense(32)(x)
-        x = linen.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=self.axis_name)(x)
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=self.axis_name)(
+            x
+        )
         x = linen.Dropout(self.dropout, deterministic=not train)(linen.relu(x))
         return linen.Dense(10)(x)
 
@@ -69,7 +71,9 @@ def compute_gradients(state, batch, key):
 
     def loss_fn(params):
         variables, rngs = {"params": params, "batch_stats": state.batch_stats}, {"dropout": key}
-        logits, new = state.apply_fn(variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs=rngs)
+        logits, new = state.apply_fn(
+            variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs=rngs
+        )
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
         return loss, new["batch_stats"]
 
@@ -103,5 +107,7 @@ for epoch in range(EPOCHS):
     for batch in batches(*train_data, seed=epoch):
         key, step_key = jax.random.split(key)
         state, metrics = p_train_step(state, jax.device_put(batch, split), step_key)
-    accuracies = [p_eval_step(state, jax.device_put(batch, split)) for batch in batches(*test_data, seed=0)]
+    accuracies = [
+        p_eval_step(state, jax.device_put(batch, split)) for batch in batches(*test_data, seed=0)
+    ]
     print(f"epoch {epoch}: loss {metrics['loss']:.4f} | test: accuracy {np.mean(accuracies):.4f}")

@@ -1,4 +1,4 @@
-"""Train a small network on eight devices, each batch in K micro-batches: `python 13_accumulate.py`."""
+"""Train a small network on eight devices, in K micro-batches: `python 13_accumulate.py`."""
 
 import os
 
@@ -72,11 +72,13 @@ def place_batch(batch):
 
 
 def accumulate(f, batch):
-    """The sum of f over K micro-batches, one after the other. Each of them is split over all devices."""
-    micro_batches = jax.tree.map(lambda x: x.reshape(-1, K, *x.shape[1:]).swapaxes(0, 1), batch)  # [K, B / K, ...]
+    """The sum of f over K micro-batches [K, B / K, ...] in turn, each split over all devices."""
+    micro_batches = jax.tree.map(lambda x: x.reshape(-1, K, *x.shape[1:]).swapaxes(0, 1), batch)
     shapes = jax.eval_shape(f, jax.tree.map(lambda x: x[0], micro_batches))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return lax.scan(lambda totals, part: (jax.tree.map(jnp.add, totals, f(part)), None), zeros, micro_batches)[0]
+    return lax.scan(
+        lambda totals, part: (jax.tree.map(jnp.add, totals, f(part)), None), zeros, micro_batches
+    )[0]
 
 
 def train_step(state, batch):
@@ -93,7 +95,9 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
+train_step = jax.jit(
+    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
+)
 eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
 
 

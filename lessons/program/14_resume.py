@@ -85,7 +85,9 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
+train_step = jax.jit(
+    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
+)
 eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
 
 
@@ -100,7 +102,9 @@ train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 state = place_state(init_state())
 
-checkpoints = ocp.CheckpointManager(os.path.abspath(sys.argv[1]), options=ocp.CheckpointManagerOptions(max_to_keep=2))
+checkpoints = ocp.CheckpointManager(
+    os.path.abspath(sys.argv[1]), options=ocp.CheckpointManagerOptions(max_to_keep=2)
+)
 last_epoch = checkpoints.latest_step()
 if last_epoch is not None:
     state = checkpoints.restore(last_epoch, args=ocp.args.StandardRestore(state))

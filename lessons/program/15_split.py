@@ -1,4 +1,4 @@
-"""Train a small network on 4 x 2 devices that split the batch and the hidden units: `python 15_split.py`."""
+"""Train a small network on 4 x 2 devices that split its hidden units: `python 15_split.py`."""
 
 import os
 
@@ -61,7 +61,7 @@ def init_state():
     return model, optimizer.init(model)
 
 
-# Columns of the first kernel [64, 32], its bias [32], rows of the second kernel [32, 10]: the 32 hidden units.
+# Columns of the first kernel [64, 32], its bias, and rows of the second kernel [32, 10].
 SPECS = {
     "hidden.kernel": PartitionSpec(None, "model"),
     "hidden.bias": PartitionSpec("model"),
@@ -72,7 +72,8 @@ SPECS = {
 def shard(path, x):
     """Split a parameter, or Adam's moments of it, as SPECS says. All else is replicated."""
     name = jax.tree_util.keystr(path)
-    return next((NamedSharding(mesh, spec) for layer, spec in SPECS.items() if layer in name), replicated)
+    specs = [spec for layer, spec in SPECS.items() if layer in name]
+    return NamedSharding(mesh, specs[0]) if specs else replicated
 
 
 def place_batch(batch):
@@ -102,10 +103,10 @@ def report(all_sums):
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-state_shardings = jax.tree.map_with_path(shard, jax.eval_shape(init_state))
-state = jax.jit(init_state, out_shardings=state_shardings)()  # each device makes its part
-options = {"in_shardings": (state_shardings, split)}
-train_step = jax.jit(train_step, **options, out_shardings=(state_shardings, replicated), donate_argnums=0)
+shardings = jax.tree.map_with_path(shard, jax.eval_shape(init_state))
+state = jax.jit(init_state, out_shardings=shardings)()  # each device makes its part
+options = {"in_shardings": (shardings, split)}
+train_step = jax.jit(train_step, **options, out_shardings=(shardings, replicated), donate_argnums=0)
 eval_step = jax.jit(eval_step, **options, out_shardings=replicated)
 
 for epoch in range(EPOCHS):

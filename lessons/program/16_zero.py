@@ -1,4 +1,4 @@
-"""Train a small network on eight devices that split the state, too (ZeRO-3): `python 16_zero.py`."""
+"""Train a small network on eight devices with a split state (ZeRO-3): `python 16_zero.py`."""
 
 import os
 
@@ -93,10 +93,10 @@ def report(all_sums):
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-state_shardings = jax.tree.map(shard, jax.eval_shape(init_state))
-state = jax.jit(init_state, out_shardings=state_shardings)()  # each device makes its part only
-options = {"in_shardings": (state_shardings, split)}
-train_step = jax.jit(train_step, **options, out_shardings=(state_shardings, replicated), donate_argnums=0)
+shardings = jax.tree.map(shard, jax.eval_shape(init_state))
+state = jax.jit(init_state, out_shardings=shardings)()  # each device makes its part only
+options = {"in_shardings": (shardings, split)}
+train_step = jax.jit(train_step, **options, out_shardings=(shardings, replicated), donate_argnums=0)
 eval_step = jax.jit(eval_step, **options, out_shardings=replicated)
 
 for epoch in range(EPOCHS):

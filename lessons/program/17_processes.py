@@ -1,6 +1,6 @@
 """Train a small network on the devices of all processes: `python 17_processes.py`.
 
-Two processes: `ADDRESS=127.0.0.1:1234 PROCESSES=2 NUMBER=0 python 17_processes.py`, and in another terminal NUMBER=1.
+Two processes: `ADDRESS=127.0.0.1:1234 PROCESSES=2 NUMBER=0 python 17_processes.py`, then NUMBER=1.
 """
 
 import os
@@ -69,7 +69,9 @@ def init_state():
 
 def place_batch(batch):
     """Give the devices of this process their rows; the sharding says which."""
-    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, split, lambda rows: x[rows]), batch)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, split, lambda rows: x[rows]), batch
+    )
 
 
 def train_step(state, batch):
@@ -86,7 +88,9 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0)
+train_step = jax.jit(
+    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
+)
 eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
 
 
