@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 
@@ -26,16 +27,34 @@ class NotYetError(Exception):
     """Raised by a check's function: the rule that an answer breaks, and a hint at what to look at."""
 
 
-def require(works: bool, message: str) -> None:
+def require(works: Any, message: str) -> None:
     """In a check: reject the answer with `message` unless `works`."""
     if not works:
         raise NotYetError(message)
 
 
-def refuse(found: Any, wrong: dict[str, Any], *, atol: float = 1e-3) -> None:
-    """In a check: reject an answer that equals a known wrong one. `wrong` has those by their messages."""
+def close(found: Any, expected: Any, *, rtol: float = 1e-3, atol: float = 1e-4) -> bool:
+    """Return True if two arrays are equal up to float32's rounding."""
+    return np.allclose(found, expected, rtol=rtol, atol=atol)
+
+
+def refuse(found: Any, wrong: dict[str, Any], *, atol: float = 1e-4) -> None:
+    """In a check: reject an answer that equals a known wrong one. `wrong` has the wrong values by their messages."""
     for message, value in wrong.items():
-        require(not np.allclose(found, value, rtol=1e-3, atol=atol), message)
+        require(not close(found, value, atol=atol), message)
+
+
+def mesh_of(N: int = 4, axis: str = "data") -> jax.sharding.Mesh:
+    """Return a mesh of the first N devices."""
+    return jax.sharding.Mesh(np.array(jax.devices()[:N]), (axis,))
+
+
+def on_devices(answer: Callable[..., Any], *arrays: Any, shape: tuple[int, ...], N: int = 4, in_axes: Any = 0) -> Any:
+    """In a check: the results of N devices under pmap, `[N, *shape]`. Reject the answer if the shape is another."""
+    found = np.asarray(jax.pmap(answer, axis_name="data", in_axes=in_axes, devices=jax.devices()[:N])(*arrays))
+    message = f"every device must return an array of shape {list(shape)}, yours has the shape {list(found.shape[1:])}"
+    require(found.shape == (N, *shape), message)
+    return found
 
 
 def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
@@ -71,7 +90,7 @@ def is_stub(answer: Callable[..., Any]) -> bool:
 
 
 def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -> str:
-    """Where an error happened: in a line of the reader's, after what the answer returned, or in the check itself."""
+    """Say where an error happened: in a line of the reader's code, after the answer returned, or in the check itself."""
     first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     if line := own_line(error, answer):
         return f"your code raised {first}\n    in {line}"
@@ -82,7 +101,7 @@ def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -
 
 
 def own_line(error: Exception, answer: Callable[..., Any]) -> str | None:
-    """The deepest line of the traceback in the reader's code: the file of `answer`, or another cell of his notebook."""
+    """Return the traceback's deepest line in the reader's code: the file of `answer`, or another cell of the notebook."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
     if code is None:
         return None

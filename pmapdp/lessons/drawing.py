@@ -8,11 +8,12 @@ import functools
 import html
 import inspect
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
@@ -113,6 +114,34 @@ def arrow(
     colour = INK if device is None else DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
     line = "--" if dashed else "-"
     axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.4, "ls": line})
+
+
+def device_row(axes: Axes, left: float, top: float, texts: Iterable[str], *, step: float, **look: Any) -> None:
+    """Boxes in a row, `step` units apart, in the colours of devices 0, 1, ..."""
+    for d, text in enumerate(texts):
+        box(axes, left + step * d, top, text, device=d, **look)
+
+
+def legend_beside(axes: Axes, **look: Any) -> None:
+    """The legend, to the right of the curves."""
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), **look)
+
+
+def curves_by_device(curves: np.ndarray, reference: Any, name: str, ylabel: str) -> None:
+    """Curves `[updates, N]`, one for each device, and a dashed one, `name`, to compare them with."""
+    updates = range(1, len(curves) + 1)
+    for d, curve in enumerate(curves.T):
+        plt.plot(updates, curve, color=DEVICE_COLOURS[d], label=f"device {d}")
+    plt.plot(updates, reference, color=INK, linestyle="--", label=name)
+    plt.gca().set(xlabel="update", ylabel=ylabel, xlim=(0, None))
+    legend_beside(plt.gca())
+
+
+def bars_of_work(work: dict[str, float], unit: str, size: float) -> None:
+    """Bars of the floating-point operations of each device, by the name of the case, in units of `size` operations."""
+    plt.barh(list(work), [flops / size for flops in work.values()], color=DEVICE_COLOURS[0], height=0.6)
+    plt.gca().invert_yaxis()
+    plt.gca().set(xlabel=f"{unit} operations on each device")
 
 
 @picture

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import look
+import port_example
 import pytest
 from launch import python
 
@@ -16,7 +17,6 @@ from pmapdp.compare import __main__ as command
 from pmapdp.compare import pitfalls, programs, strategies
 from pmapdp.compare.page import make_page
 from pmapdp.compare.words import conclude
-from pmapdp.lessons.programs import port_example
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.05", "--steps", "10"]

@@ -11,22 +11,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
 
 
-def test_an_uncommitted_batch_is_computed_by_every_device_and_a_committed_one_is_an_error():
-    """Lesson 09."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-    W, x = jax.device_put(np.ones((5, 3), np.float32), replicated), np.ones((8, 5), np.float32)
-    product = jax.jit(lambda W, x: (x @ W).sum(0), out_shardings=replicated)
-
-    def sharding_inside(x):
-        return product.lower(W, x).compile().input_shardings[0][1].spec
-
-    assert sharding_inside(jax.device_put(x, split)) == PartitionSpec("data")
-    assert sharding_inside(x) == sharding_inside(jnp.asarray(x)) == PartitionSpec()
-    with pytest.raises(ValueError, match="incompatible devices"):
-        product(W, jax.device_put(x, jax.devices()[0]))
-
-
 def test_pmap_copies_a_committed_array_silently_and_the_guard_refuses_it():
     """Lesson 04."""
     split = NamedSharding(jax.sharding.Mesh(jax.devices()[:8], ("data",)), PartitionSpec("data"))
@@ -138,16 +122,6 @@ def test_masks_differ_from_those_before_jax_0_5():
         with jax.threefry_partitionable(partitionable):
             masks.append(np.asarray(jax.random.bernoulli(key, 0.5, (8, 12))))
     assert (masks[0] != masks[1]).any()
-
-
-def test_modules_of_flax_have_train_and_eval():
-    """README of the lessons: as in PyTorch."""
-    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    model = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), dropout)
-    model.eval()
-    assert dropout.deterministic
-    model.train()
-    assert not dropout.deterministic
 
 
 WAITS = """

@@ -3,7 +3,7 @@
 The answers are data, one file a lesson, `answers/lesson_NN.py`:
 
     WRONG = {EXERCISE: [(WORDS, OLD, NEW, ...), ...]}    the message about the answer holds WORDS
-    RIGHT = {EXERCISE: [(OLD, NEW, ...), ...]}           unusual ones; the solution is tried without being named here
+    RIGHT = {EXERCISE: (OLD, NEW, ...)}                  an unusual one; the solution is tried without being named here
 
 An answer is the solution with OLD replaced by NEW, or a function. To try the answers to an exercise:
 `pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and dot_product"`.
@@ -50,23 +50,19 @@ def edited(lesson: str, exercise: str, replacements: Sequence[str]):
     return names[exercise]
 
 
-def answers(kind: str) -> list:
+def cases(kind: str) -> list:
     """A test case (lesson, exercise, answer as it stands in the table) for each answer of a kind."""
-    return [
-        pytest.param(
-            lesson,
-            exercise,
-            answer,
-            id=f"lesson_{lesson[:2]}-{exercise}-{number}",
-            marks=[pytest.mark.slow] if lesson[:2] >= FIRST_SLOW else [],
-        )
-        for lesson, tables in ANSWERS.items()
-        for exercise, given in tables[kind].items()
-        for number, answer in enumerate(given)
-    ]
+    found = []
+    for lesson, tables in ANSWERS.items():
+        marks = [pytest.mark.slow] if lesson[:2] >= FIRST_SLOW else []
+        for exercise, given in tables[kind].items():
+            for number, answer in enumerate(given if kind == "WRONG" else [given]):
+                name = f"lesson_{lesson[:2]}-{exercise}-{number}"
+                found.append(pytest.param(lesson, exercise, answer, id=name, marks=marks))
+    return found
 
 
-@pytest.mark.parametrize(("lesson", "exercise", "answer"), answers("WRONG"))
+@pytest.mark.parametrize(("lesson", "exercise", "answer"), cases("WRONG"))
 def test_a_wrong_answer_gets_the_message_that_helps(lesson, exercise, answer):
     words, *given = answer
     verdict = check(lesson, exercise, given[0] if callable(given[0]) else edited(lesson, exercise, given))
@@ -74,7 +70,7 @@ def test_a_wrong_answer_gets_the_message_that_helps(lesson, exercise, answer):
     assert words in verdict.message
 
 
-@pytest.mark.parametrize(("lesson", "exercise", "answer"), answers("RIGHT"))
+@pytest.mark.parametrize(("lesson", "exercise", "answer"), cases("RIGHT"))
 def test_an_unusual_right_answer_passes(lesson, exercise, answer):
     verdict = check(lesson, exercise, answer if callable(answer) else edited(lesson, exercise, answer))
     assert verdict.solved, verdict.message

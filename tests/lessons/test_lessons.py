@@ -2,7 +2,6 @@
 
 import ast
 import html
-import inspect
 import re
 
 import build
@@ -13,6 +12,7 @@ from notebooks import built, source
 LESSONS = build.sources()
 MOST_CELLS, MOST_CODE_LINES, MOST_WORDS, MOST_BYTES = 30, 200, 2500, 200_000
 MOST_IMPORTS = 6  # in the first cell
+WIDEST = 100  # columns of code that the site shows
 EACH = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 
 
@@ -57,20 +57,6 @@ def test_notebook_is_in_step_with_its_source(lesson):
 
 
 @EACH
-def test_printed_code_of_the_package_is_todays(lesson):
-    cells = [cell for cell in built(lesson).cells if "outputs" in cell]
-    names: dict = {}
-    code = "\n".join(cell.source for cell in cells)
-    for line in re.findall(r"^from pmapdp.*", code, re.MULTILINE):
-        exec(line, names)
-    for cell in cells:
-        for name in re.findall(r"print\(inspect\.getsource\(([\w.]+)\)", cell.source):
-            if name.split(".")[0] in names:
-                code = inspect.getsource(eval(name, names))
-                assert code in cell.outputs[0].text, f"{name}: run `python lessons/build.py {lesson.name[:2]}`"
-
-
-@EACH
 def test_lesson_keeps_to_its_limits(lesson):
     """And opens with its title, and a first cell that says what to do in Colab."""
     notebook = source(lesson)
@@ -78,16 +64,16 @@ def test_lesson_keeps_to_its_limits(lesson):
     assert code_lines(notebook) <= MOST_CODE_LINES
     assert words(notebook) <= MOST_WORDS
     assert notebook.cells[0].source.startswith(f"# {lesson.name[:2]}. ")
-    first = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    first = code[0]
     imports = [node for node in ast.parse(first).body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert len(imports) <= MOST_IMPORTS
+    assert max(len(line) for source in code for line in source.splitlines()) <= WIDEST
     assert "Colab" in first
     assert "pip install" in first
 
 
-@pytest.mark.parametrize(
-    "lesson", [lesson for lesson in LESSONS if "with exercises" in lesson.read_text()], ids=lambda path: path.stem
-)
+@EACH
 def test_the_minutes_are_honest(lesson):
     notebook = source(lesson)
     stated = re.search(r"(\d+) minutes,\s+(\d+)\s+with\s+exercises", notebook.cells[0].source).groups()
@@ -122,21 +108,9 @@ def test_what_answers_a_prediction_is_folded(lesson):
             assert following.source.startswith(build.ANSWER), "the answer in words is folded, too"
 
 
-def checks(cell) -> list[str]:
-    """The asserts of a cell that are not inside a function, as code."""
-    found, nodes = [], list(ast.parse(cell.source).body)
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and "np.testing." in ast.unparse(node)):
-            found.append(ast.unparse(node))
-        elif not isinstance(node, ast.FunctionDef | ast.ClassDef):
-            nodes += ast.iter_child_nodes(node)
-    return found
-
-
 @EACH
 def test_no_assert_gives_a_prediction_away(lesson):
     """They stand in a cell of their own with the tag `proof`, which is folded."""
     for cell in source(lesson).cells:
         if has(cell, build.PREDICTION) and not has(cell, build.TAKE_HOME):
-            assert not checks(cell)
+            assert not re.search(r"^ *(assert|np\.testing)\b", cell.source, re.MULTILINE)

@@ -3,8 +3,11 @@
 The libraries are imported where they are used: they take a second, and every process of pytest imports all test files.
 """
 
+import re
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 def source(lesson: Path) -> Any:
@@ -21,3 +24,14 @@ def built(lesson: Path) -> Any:
     notebook = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4)
     nbformat.validate(notebook)
     return notebook
+
+
+def printed(cell: Any) -> str:
+    """What a cell of a notebook printed."""
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def figures(text: str) -> np.ndarray:
+    """Training and test loss and accuracy by epoch `[epochs, 4]`, as the lessons' scripts print them."""
+    lines = [re.findall(r"(?:loss|accuracy) ([\d.]+)", line) for line in text.splitlines()]
+    return np.array([line for line in lines if line], float)

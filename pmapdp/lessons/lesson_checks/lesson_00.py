@@ -32,10 +32,8 @@ def sum_in_pairs(answer):
         try:
             rounds = answer(arrays)
         except ValueError as error:
-            require(
-                "incompatible devices" not in str(error),
-                "the two arrays of a pair are on different devices: move one to the other's device before you add",
-            )
+            apart = "the two arrays of a pair are on different devices: move one to the other's device before you add"
+            require("incompatible devices" not in str(error), apart)
             raise
         require(isinstance(rounds, list), "return a list of rounds, each a list of arrays")
         lengths = [len(arrays) for arrays in rounds]
@@ -45,15 +43,15 @@ def sum_in_pairs(answer):
             for i, found in enumerate(sums):
                 d = i * 2**r
                 require(isinstance(found, jax.Array), f"round {r} holds something that is no JAX array")
-                require(
-                    found.devices() == {devices[d]},
-                    f"sum {i} of round {r} should be on device {d}, where its first array is, and is on {found.devices()}",
+                place = (
+                    f"sum {i} of round {r} should be on device {d}, like its first array, and is on {found.devices()}"
                 )
+                require(found.devices() == {devices[d]}, place)
                 right = values[d : d + 2**r].sum(0)
-                require(
-                    np.array_equal(found, right),
-                    f"sum {i} of round {r} should be that of the devices {d} to {d + 2**r - 1}, {right}, and is {found}",
+                wanted = (
+                    f"sum {i} of round {r} should add up the devices {d} to {d + 2**r - 1}, {right}, and is {found}"
                 )
+                require(np.array_equal(found, right), wanted)
 
 
 def fixed_standardize(answer):
@@ -64,11 +62,7 @@ def fixed_standardize(answer):
     for x in (jnp.asarray(values), jax.device_put(values, home)):
         found = answer(x, target)
         require(isinstance(found, jax.Array), "the result must be a JAX array")
-        require(
-            found.devices() == {target},
-            f"the result is on {found.devices()}, not on the device that was asked for: device_put returns a copy",
-        )
-        require(
-            np.allclose(found, (values - values.mean()) / values.std(), atol=1e-4),
-            "the result should have mean 0 and standard deviation 1",
-        )
+        place = f"the result is on {found.devices()}, not on the device that was asked for: device_put returns a copy"
+        require(found.devices() == {target}, place)
+        right = np.allclose(found, (values - values.mean()) / values.std(), atol=1e-4)
+        require(right, "the result should have mean 0 and standard deviation 1")

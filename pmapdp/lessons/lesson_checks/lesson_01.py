@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pmapdp.lessons.checks import require
+from pmapdp.lessons.checks import close, refuse, require
 
 
 def finite_differences(function, array):
@@ -36,11 +36,11 @@ def softmax_gradient(answer):
     require(found.shape == (B, C), f"the result must have the shape of the logits, {(B, C)}, yours has {found.shape}")
     require(np.array_equal(given, probabilities), "`probabilities` was changed in place: subtract into a new array")
     right = (probabilities - np.eye(C)[labels]) / B
-    require(
-        not np.allclose(found, B * right),
-        f"this is the gradient of the sum of the losses; the loss is a mean over B = {B} examples",
-    )
-    require(not np.allclose(found, -right), "the sign is wrong: it is probabilities minus target")
+    mistakes = {
+        f"this is the gradient of the sum of the losses; the loss is a mean over B = {B} examples": B * right,
+        "the sign is wrong: it is probabilities minus target": -right,
+    }
+    refuse(found, mistakes)
     require(np.allclose(found, right), "take the probabilities, minus 1 at the class of each example, divided by B")
 
 
@@ -54,27 +54,18 @@ def standardize_backward(answer):
 
     right = finite_differences(lambda: (g * (x - x.mean(0)) / x.std(0)).sum(), x)
     y = (x - x.mean(0)) / x.std(0)
-    require(
-        not np.allclose(found, g / x.std(0), atol=1e-6),
-        "this treats mean and standard deviation as constants; both depend on every example",
-    )
-    require(
-        not np.allclose(found, (g - g.mean(0)) / x.std(0), atol=1e-6),
-        "the mean is treated right, and the standard deviation as a constant: it depends on every example, too",
-    )
-    require(
-        not np.allclose(found, x.std(0) * right, atol=1e-6), "everything is right except the division by the deviation"
-    )
-    require(
-        np.allclose(found, g / x.std(0)) or np.allclose(found.sum(0), 0, atol=1e-6),
-        "shifting all of x changes no output, so each column of the gradient must add up to 0; "
-        f"yours adds up to {found.sum(0).round(3)}",
-    )
-    require(
-        np.allclose(found, right, atol=1e-5),
-        f"finite differences give {right[0].round(4)} for the first example, yours is {found[0].round(4)}; the "
-        f"component along y, now {(found * y).mean(0).round(4)}, must be 0",
-    )
+    only_mean = "the mean is treated right, and the standard deviation as a constant: it depends on every example, too"
+    mistakes = {
+        "this treats mean and standard deviation as constants; both depend on every example": g / x.std(0),
+        only_mean: (g - g.mean(0)) / x.std(0),
+        "everything is right except the division by the deviation": x.std(0) * right,
+    }
+    refuse(found, mistakes)
+    columns = "shifting all of x changes no output, so each column of the gradient must add up to 0"
+    require(close(found.sum(0), 0), f"{columns}; yours adds up to {found.sum(0).round(3)}")
+    wanted = f"finite differences give {right[0].round(4)} for the first example, yours is {found[0].round(4)}"
+    along_y = f"the component along y, now {(found * y).mean(0).round(4)}, must be 0"
+    require(close(found, right, atol=1e-5), f"{wanted}; {along_y}")
 
 
 def fixed_update(answer):
@@ -85,20 +76,18 @@ def fixed_update(answer):
     kept = [(W.copy(), b.copy()) for W, b in parameters]
     found = answer(parameters, x, labels, rate)
     require(isinstance(found, list | tuple) and len(found) == 2, "return a list of two pairs, (W1, b1) and (W2, b2)")
+    in_place = "the given parameters were changed in place: `W - ...` makes a new array, `W -= ...` does not"
     for (W, b), (before, bias) in zip(parameters, kept, strict=True):
-        require(
-            np.array_equal(W, before) and np.array_equal(b, bias),
-            "the given parameters were changed in place: `W - ...` makes a new array, `W -= ...` does not",
-        )
-    first, second = (
-        all(
-            np.allclose(ours, old - rate * finite_differences(lambda: mean_loss(parameters, x, labels), old), atol=1e-6)
-            for ours, old in zip(new, pair, strict=True)
-        )
-        for new, pair in zip(found, parameters, strict=True)
+        require(np.array_equal(W, before) and np.array_equal(b, bias), in_place)
+
+    def is_right(layer):
+        """Compare a layer of the answer with gradient descent by finite differences."""
+        slopes = [finite_differences(lambda: mean_loss(parameters, x, labels), old) for old in parameters[layer]]
+        wanted = [old - rate * slope for old, slope in zip(parameters[layer], slopes, strict=True)]
+        return all(close(*pair, atol=1e-6) for pair in zip(found[layer], wanted, strict=True))
+
+    require(is_right(1), "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)")
+    new_W2 = (
+        "the second layer is right and the first is not: g @ W2.T needs the W2 of the forward pass, not the new one"
     )
-    require(second, "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)")
-    require(
-        first,
-        "the second layer is right and the first is not: g @ W2.T needs the W2 of the forward pass, not the new one",
-    )
+    require(is_right(0), new_W2)

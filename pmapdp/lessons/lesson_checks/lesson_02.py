@@ -14,14 +14,11 @@ def relu_power(answer):
         found = np.asarray(jax.jit(answer, static_argnums=1)(x, 2))
     except jax.errors.TracerBoolConversionError:
         require(False, "`if` cannot look at values under jit: compute both and choose with jnp.where")
-    require(np.allclose(found[:2], 0), f"where x is negative the result is 0, yours is {found[:2]}: set it to 0 first")
+    require(np.allclose(found[:2], 0), f"if x is negative the result is 0, yours is {found[:2]}: set it to 0 first")
     require(np.allclose(found[2:], [0.25, 9]), f"for x = 0.5 and 3 and n = 2 the result is 0.25 and 9, not {found[2:]}")
     derivative = np.asarray(jax.grad(lambda x: answer(x, 1.5).sum())(x))
-    require(
-        not np.isnan(derivative).any(),
-        "the derivative is nan where x is negative: the branch that is not chosen must be safe too, "
-        "so choose x or 0 first, and take the power of that",
-    )
+    safe = "the branch that is not chosen must be safe too, so choose x or 0 first, and take the power of that"
+    require(not np.isnan(derivative).any(), f"the derivative is nan if x is negative: {safe}")
     require(np.allclose(derivative, [0, 0, 1.5 * 0.5**0.5, 1.5 * 3**0.5], rtol=1e-4), "the derivatives are wrong")
 
 
@@ -48,32 +45,22 @@ def clipped_mean_gradient(answer):
     # The mean is too long; half of the gradients are; none is.
     for limit in (float(0.7 * length), float(np.sort(lengths)[2:4].mean()), 100.0):
         found = answer(loss_one, parameters, x, labels, limit)
-        require(
-            jax.tree.structure(found) == jax.tree.structure(parameters),
-            f"the result must be nested like the parameters, {jax.tree.structure(parameters)}",
-        )
-        shapes = jax.tree.map(np.shape, found)
-        require(
-            shapes == jax.tree.map(np.shape, parameters),
-            f"the shapes must be those of the parameters, yours are {shapes}: take the mean over the examples",
-        )
+        nesting = jax.tree.structure(parameters)
+        require(jax.tree.structure(found) == nesting, f"the result must be nested like the parameters, {nesting}")
+        shapes, wanted = jax.tree.map(np.shape, found), jax.tree.map(np.shape, parameters)
+        require(shapes == wanted, f"the shapes must be {wanted}, yours are {shapes}: take the mean over the examples")
         right = mean(1 / np.maximum(lengths / limit, 1))
+        clipped_mean = jax.tree.map(lambda leaf, limit=limit: leaf / max(length / limit, 1), plain)
         mistakes = {
             "no gradient was clipped: compare each length with the limit": plain,
-            "the mean was clipped: clip the gradient of each example first, then take the mean": jax.tree.map(
-                lambda leaf, limit=limit: leaf / max(length / limit, 1), plain
-            ),
-            "short gradients were stretched to the limit: only those that are longer than it change": mean(
-                limit / lengths
-            ),
+            "the mean was clipped: clip the gradient of each example first, then take the mean": clipped_mean,
+            "short gradients were stretched to the limit: only longer ones change": mean(limit / lengths),
         }
         for message, wrong in mistakes.items():
             require(close(wrong, right) or not close(found, wrong), message)
-        require(
-            close(found, right),
-            "a gradient's length is the root of the sum of all squares, over all arrays of the pytree together; "
-            f"the first example's is {lengths[0]:.4f}, and the limit is {limit:.4f}",
-        )
+        squares = "a gradient's length is the root of the sum of all squares, over all arrays of the pytree together"
+        first = f"the first example's is {lengths[0]:.4f}, and the limit is {limit:.4f}"
+        require(close(found, right), f"{squares}; {first}")
 
 
 def fixed_shift(answer):
@@ -88,8 +75,6 @@ def fixed_shift(answer):
     places = {divmod(int(place), 9) for place in found.reshape(600, 81).argmax(1)}
     shifts = {(row - 4, column - 4) for row, column in places}
     require(max(abs(number) for shift in shifts for number in shift) <= 2, "a shift is longer than 2 pixels")
-    require(
-        len(shifts) > 5,
-        f"600 keys gave {len(shifts)} different shifts instead of 25: both draws use one key; split it",
-    )
-    require(len(shifts) == 25, f"600 keys gave {len(shifts)} different shifts, and 25 are possible: randint(-2, 3)")
+    different = f"600 keys gave {len(shifts)} different shifts"
+    require(len(shifts) > 5, f"{different} instead of 25: both draws use one key; split it")
+    require(len(shifts) == 25, f"{different}, and 25 are possible: randint(-2, 3)")

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp.lessons.checks import require
+from pmapdp.lessons.checks import refuse, require
 
 
 def decayed(answer):
@@ -20,11 +20,9 @@ def decayed(answer):
     require(jax.tree.structure(found) == jax.tree.structure(params), "the result must be nested like `params`")
     require(not np.allclose(found["a"]["bias"], 0.5 * params["a"]["bias"]), "the bias was changed too: it has one axis")
     require(np.allclose(found["a"]["bias"], params["a"]["bias"]), "the bias must stay as it is")
-    require(
-        np.allclose(found["a"]["kernel"], 0.5 * params["a"]["kernel"])
-        and np.allclose(found["b"][0], 0.5 * params["b"][0]),
-        "every array with more than one axis is multiplied, also one with three",
-    )
+    pairs = (found["a"]["kernel"], params["a"]["kernel"]), (found["b"][0], params["b"][0])
+    halved = all(np.allclose(each, 0.5 * before) for each, before in pairs)
+    require(halved, "every array with more than one axis is multiplied, also one with three")
 
 
 class Regression(nnx.Module):
@@ -52,33 +50,23 @@ def make_step(answer):
         for number in range(4):
             x, y = (random.normal(size=(6, features)).astype(np.float32) for features in (4, 2))
             result = step(model, optimizer_state, x, y)
-            require(
-                isinstance(result, tuple | list) and len(result) == 3,
-                "the step must return three things, (model, optimizer_state, loss)",
-            )
+            three = isinstance(result, tuple | list) and len(result) == 3
+            require(three, "the step must return three things, (model, optimizer_state, loss)")
             new_model, new_optimizer_state, loss = result
-            require(
-                jax.tree.structure(new_model) == jax.tree.structure(model),
-                "the first result must be the model, a pytree like the one that came in",
-            )
+            like_model = jax.tree.structure(new_model) == jax.tree.structure(model)
+            require(like_model, "the first result must be the model, a pytree like the one that came in")
             require(np.shape(loss) == (), "the third result must be the loss, one number")
             right = ((of_nnx(x) - y) ** 2).mean()
             gradients = nnx.grad(lambda model, x=x, y=y: ((model(x) - y) ** 2).mean())(of_nnx)
             reference.update(of_nnx, gradients)
-            require(
-                np.isclose(loss, right, rtol=1e-4),
-                f"the loss before update {number + 1} should be {right:.4f}, the mean of all squared errors, yours is {loss:.4f}",
-            )
-            require(
-                not close(new_model, model, 1e-7),
-                "the parameters did not change: apply the updates with optax.apply_updates",
-            )
-            right = close(new_model, of_nnx, 1e-5)
-            require(
-                right or number == 0,
-                f"the first update is right and update {number + 1} is not: return the optimizer's new state",
-            )
-            require(right, "the first update is wrong: optimizer.update gives what is added to the parameters")
+            wanted = f"the loss before update {number + 1} should be {right:.4f}, the mean of all squared errors"
+            require(np.isclose(loss, right, rtol=1e-4), f"{wanted}, yours is {loss:.4f}")
+            unchanged = "the parameters did not change: apply the updates with optax.apply_updates"
+            require(not close(new_model, model, 1e-7), unchanged)
+            message = "the first update is wrong: optimizer.update gives what is added to the parameters"
+            if number:
+                message = f"the first update is right and update {number + 1} is not: return the optimizer's new state"
+            require(close(new_model, of_nnx, 1e-5), message)
             model, optimizer_state = new_model, new_optimizer_state
 
 
@@ -94,9 +82,7 @@ def fixed_loss(answer):
     predictions, targets = random.normal(size=(7, 1)).astype(np.float32), random.normal(size=7).astype(np.float32)
     found = np.asarray(answer(jnp.asarray(predictions), jnp.asarray(targets)))
     require(found.shape == (), f"the loss is one number, yours has the shape {found.shape}")
+    every = "this is still the broken loss: [B, 1] minus [B] is [B, B], every prediction against every target"
+    refuse(found, {every: ((predictions - targets) ** 2).mean()}, atol=0)
     right = np.isclose(found, ((predictions[:, 0] - targets) ** 2).mean(), rtol=1e-4)
-    require(
-        right or not np.isclose(found, ((predictions - targets) ** 2).mean(), rtol=1e-4),
-        "this is still the broken loss: [B, 1] minus [B] is [B, B], every prediction against every target",
-    )
     require(right, "the loss is the mean over the examples of (prediction - target) squared")

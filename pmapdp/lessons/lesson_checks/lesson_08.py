@@ -5,9 +5,7 @@ import math
 import jax
 import numpy as np
 
-from pmapdp.lessons.checks import require
-
-AXIS = "data"
+from pmapdp.lessons.checks import close, on_devices, refuse, require
 
 
 def row_keys(answer):
@@ -20,46 +18,32 @@ def row_keys(answer):
         found = answer(seed, update, layer, indices)
         if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
             found = jax.random.key_data(found)
-        found = np.asarray(found)
-        require(
-            found.ndim == 2 and len(found) == len(indices),
-            f"{len(indices)} indices must give {len(indices)} keys, one each: wrap the fold_in of an index in jax.vmap",
-        )
+        found, n = np.asarray(found), len(indices)
+        one_each = f"{n} indices must give {n} keys, one each: wrap the fold_in of an index in jax.vmap"
+        require(found.ndim == 2 and len(found) == n, one_each)
         return found
 
     whole = keys(seed, update, layer, indices)
     require(len(np.unique(whole, axis=0)) == len(indices), "two examples have the same key: fold in their index")
     order = random.permutation(len(indices))
     halves = np.concatenate([keys(seed, update, layer, half) for half in (indices[:6], indices[6:])])
-    require(
-        (keys(seed, update, layer, indices[order]) == whole[order]).all() and (halves == whole).all(),
-        "an example's key changes with its place in the batch: fold in its index, do not split a key by position",
-    )
+    same = (keys(seed, update, layer, indices[order]) == whole[order]).all() and (halves == whole).all()
+    place = "an example's key changes with its place in the batch: fold in its index, do not split a key by position"
+    require(same, place)
 
-    def shared(seed, update, layer, indices):
-        return (keys(seed, update, layer, indices) == whole).all(axis=1).any()
-
-    require(
-        not shared(seed, update + 1, layer, indices),
-        "the next update has the same keys and would drop the same activations; fold in the update",
+    added = (
+        "different examples share a key, because numbers were added up (seed + update, or update + index): fold them "
     )
-    require(
-        not shared(seed, update, layer + 1, indices),
-        "the next layer has the same keys, so both layers drop the same places: fold in the layer",
-    )
-    require(
-        not shared(seed + 1, update, layer, indices),
-        "another seed gives the same keys: start from jax.random.key(seed)",
-    )
-    require(
-        not shared(seed, update + 1, layer, indices - 1)
-        and not shared(seed + 1, update - 1, layer, indices)
-        and not shared(seed, update + 1, layer - 1, indices)
-        and not shared(seed + 1, update, layer - 1, indices)
-        and not shared(seed, update, layer + 1, indices - 1),
-        "different examples share a key, because numbers were added up (seed + update, or update + index): fold them in "
-        "one after the other",
-    )
+    added += "in one after the other"
+    shared = {  # with changes of seed, update, layer and index
+        (0, 1, 0, 0): "the next update has the same keys and would drop the same activations; fold in the update",
+        (0, 0, 1, 0): "the next layer has the same keys, so both layers drop the same places: fold in the layer",
+        (1, 0, 0, 0): "another seed gives the same keys: start from jax.random.key(seed)",
+        **dict.fromkeys([(0, 1, 0, -1), (1, -1, 0, 0), (0, 1, -1, 0), (1, 0, -1, 0), (0, 0, 1, -1)], added),
+    }
+    for (of_seed, of_update, of_layer, of_index), message in shared.items():
+        found = keys(seed + of_seed, update + of_update, layer + of_layer, indices + of_index)
+        require(not (found == whole).all(axis=1).any(), message)
 
 
 def exact_accuracy(answer):
@@ -72,9 +56,7 @@ def exact_accuracy(answer):
 
         def predict(x, kernel=kernel, seen=seen):
             require(x.ndim == 2 and x.shape[1] == D, f"predict takes rows [rows, {D}], yours gave it {list(x.shape)}")
-            mesh = (
-                jax.sharding.get_abstract_mesh()
-            )  # the devices that a pmap or shard_map around this call splits rows over
+            mesh = jax.sharding.get_abstract_mesh()  # a pmap or shard_map around this call splits rows over its devices
             seen.append(len(x) * math.prod(mesh.shape[axis] for axis in mesh.manual_axes))
             return x @ kernel
 
@@ -84,53 +66,36 @@ def exact_accuracy(answer):
         right = guesses == labels
         found = np.asarray(answer(predict, x, labels, b))
         require(found.shape == (), f"the accuracy is one number, yours has the shape {found.shape}")
-        require(
-            max(seen, default=0) <= N * b,
-            f"predict fits into memory for {N * b} rows at a time, and yours gave it {max(seen, default=0)}: batches of N * b",
+        most = max(seen, default=0)
+        fits = f"predict fits into memory for {N * b} rows at a time, and yours gave it {most}: batches of N * b"
+        require(most <= N * b, fits)
+        accuracy, kept = right.mean(), n // (N * b) * N * b
+        if kept and not close(accuracy, right[:kept].mean(), atol=1e-6):
+            dropped = f"of {n} examples yours counts only the first {kept}: pad the last batch instead of dropping it"
+            refuse(found, {dropped: right[:kept].mean()}, atol=1e-6)
+        only_padding = (
+            "a device that holds padding alone divides 0 by 0: return sums and counts, and divide once, at the end"
         )
-        kept = n // (N * b) * N * b
-        require(
-            np.isclose(found, right.mean(), atol=1e-6)
-            or not kept
-            or not np.isclose(found, right[:kept].mean(), atol=1e-6),
-            f"of {n} examples yours counts only the first {kept}: pad the last batch instead of dropping it",
-        )
-        require(
-            not np.isnan(found),
-            "a device that holds padding alone divides 0 by 0: return sums and counts, and divide once, at the end",
-        )
-        require(
-            np.isclose(found, right.mean(), atol=1e-6),
-            f"{right.sum()} of {n} examples are right, {right.mean():.4f}, and yours says {found:.4f}: padding has weight 0, "
-            "in the sum and in the count, and batches are added up, not averaged",
-        )
+        require(not np.isnan(found), only_padding)
+        wanted = f"{right.sum()} of {n} examples are right, {accuracy:.4f}, and yours says {found:.4f}"
+        weighted = "padding has weight 0, in the sum and in the count, and batches are added up, not averaged"
+        require(close(found, accuracy, rtol=0, atol=1e-6), f"{wanted}: {weighted}")
 
 
 def fixed_mean(answer):
     """The mean over valid examples, with padding on two of four devices."""
-    random = np.random.default_rng()
-    N, b, C = 4, 5, 3
-    x = random.normal(size=(N, b, C)).astype(np.float32) + 4
-    weights = np.ones((N, b), np.float32)
+    x = np.random.default_rng().normal(size=(4, 5, 3)).astype(np.float32) + 4
+    weights = np.ones((4, 5), np.float32)
     weights[2, 2:] = 0
     weights[3] = 0
-    found = np.asarray(jax.pmap(answer, axis_name=AXIS, devices=jax.devices()[:N])(x, weights))
-    require(
-        found.shape == (N, C), f"every device must return a mean for each channel, shape [{C}], not {found.shape[1:]}"
-    )
+    found = on_devices(answer, x, weights, shape=(3,))
     total = (weights[..., None] * x).sum((0, 1))
-    require(
-        not np.allclose(found, total / weights.size, rtol=1e-3),
-        f"this still divides by all {weights.size} rows: padding is no example, so count the weights",
-    )
+    rows = f"this still divides by all {weights.size} rows: padding is no example, so count the weights"
+    refuse(found, {rows: total / weights.size})
     require(not np.isnan(found).any(), "a device that holds padding alone divides 0 by 0: divide after the psum")
-    require(
-        np.allclose(found, found[0], rtol=1e-3),
-        "the devices return different means: the sum and the count must both go through lax.psum(..., 'data')",
-    )
-    require(not np.allclose(found, x.mean((0, 1)), rtol=1e-3), "padding was added to the sum: multiply by the weights")
-    expected = total / weights.sum()
-    require(
-        np.allclose(found, expected, rtol=1e-3),
-        f"the mean of the {weights.sum():.0f} valid examples is {expected.round(3)}, yours is {found[0].round(3)}",
-    )
+    both = "the sum and the count must both go through lax.psum(..., 'data')"
+    require(close(found, found[0]), f"the devices return different means: {both}")
+    refuse(found, {"padding was added to the sum: multiply by the weights": x.mean((0, 1))})
+    right = total / weights.sum()
+    wanted = f"the mean of the {weights.sum():.0f} valid examples is {right.round(3)}"
+    require(close(found, right), f"{wanted}, yours is {found[0].round(3)}")

@@ -37,14 +37,10 @@ def typed(answer):
         ):
             found = answer(watched(function), x)
             require(isinstance(found, P), f"return a PartitionSpec, yours is {found}")
-            axes, (mine, right) = (
-                jax.eval_shape(function, x).ndim,
-                (NamedSharding(jax.typeof(x).sharding.mesh, spec) for spec in (found, wanted)),
-            )
-            require(
-                len(found) <= axes and mine.is_equivalent_to(right, axes),
-                f"the spec of {name} is {wanted}, yours is {found}",
-            )
+            axes, mesh = jax.eval_shape(function, x).ndim, jax.typeof(x).sharding.mesh
+            mine, right = (NamedSharding(mesh, spec) for spec in (found, wanted))
+            same = len(found) <= axes and mine.is_equivalent_to(right, axes)
+            require(same, f"the spec of {name} is {wanted}, yours is {found}")
     require(all(traced), "the function was computed: trace it only")
 
 
@@ -55,17 +51,14 @@ def fixed_gram(answer):
         x = jax.device_put(numbers, P("data"))
         found = answer(x)
         require(isinstance(found, jax.Array) and found.shape == (3, 3), "return a jax.Array [D, D]")
-        require(np.allclose(found, numbers.T @ numbers, rtol=1e-4, atol=1e-3), "the values are not those of x.T @ x")
-        require(
-            len(found.sharding.device_set) == N and found.sharding.is_fully_replicated,
-            f"the result has the type {jax.typeof(found)}: it must be replicated on the {N} devices",
-        )
+        require(np.allclose(found, numbers.T @ numbers, rtol=1e-4, atol=1e-3), "x.T @ x has other values")
+        everywhere = len(found.sharding.device_set) == N and found.sharding.is_fully_replicated
+        kind = f"the result has the type {jax.typeof(found)}: it must be replicated on the {N} devices"
+        require(everywhere, kind)
         received = collectives(jax.jit(answer).lower(x).compile().as_text())
-        require(
-            sum(each.bytes for each in received) < numbers.nbytes / N,
-            f"right, but by {', '.join(each.kind for each in received)} of {sum(each.bytes for each in received)} bytes: "
-            "every device gets the rows of all others, when it needs only their [D, D] sums",
-        )
+        kinds, total = ", ".join(each.kind for each in received), sum(each.bytes for each in received)
+        rows = "every device gets the rows of all others, when it needs only their [D, D] sums"
+        require(total < numbers.nbytes / N, f"right, but by {kinds} of {total} bytes: {rows}")
 
 
 def normalized_step(answer):
@@ -83,6 +76,5 @@ def normalized_step(answer):
             jax.jit(answer)(jnp.asarray(w), x, y)
         except AssertionError:
             return
-        require(
-            False, "right, but a batch that is not split was accepted: assert jax.typeof(x).sharding.spec[0] == 'data'"
-        )
+        cure = "assert jax.typeof(x).sharding.spec[0] == 'data'"
+        require(False, f"right, but a batch that is not split was accepted: {cure}")

@@ -4,36 +4,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pmapdp.compare.collectives import collectives
-from pmapdp.lessons.checks import require
+from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
 N = 4
 
 
-def mesh_of_four():
-    """Four devices along the axis "batch"."""
-    return Mesh(np.array(jax.devices()[:N]), ("batch",))
-
-
 def unstacked(answer):
     """One copy of every array, on every device."""
-    random, mesh = np.random.default_rng(), mesh_of_four()
+    random, mesh = np.random.default_rng(), mesh_of(N, "batch")
     tree = {"kernel": random.normal(size=(5, 3)).astype(np.float32), "step": np.int32(random.integers(1, 9))}
     found = answer(jax.tree.map(lambda x: np.stack([x] * N), tree), mesh)
     require(jax.tree.structure(found) == jax.tree.structure(tree), "return a tree like the given one")
     for name, wanted in tree.items():
-        got = found[name]
-        require(
-            np.shape(got) == np.shape(wanted),
-            f"{name} still has the shape {np.shape(got)}; without the device axis it is {np.shape(wanted)}",
-        )
+        got, shape = found[name], np.shape(wanted)
+        axis = f"{name} still has the shape {np.shape(got)}; without the device axis it is {shape}"
+        require(np.shape(got) == shape, axis)
         require(isinstance(got, jax.Array), f"{name} is on the host: use jax.device_put")
-        require(
-            len(got.sharding.device_set) == N and got.sharding.is_fully_replicated,
-            f"{name} must have a copy on each of the {N} devices: NamedSharding(mesh, PartitionSpec())",
-        )
+        everywhere = len(got.sharding.device_set) == N and got.sharding.is_fully_replicated
+        copy = f"{name} must have a copy on each of the {N} devices: NamedSharding(mesh, PartitionSpec())"
+        require(everywhere, copy)
         require(np.array_equal(got, wanted), f"the values of {name} have changed")
 
 
@@ -54,7 +46,7 @@ def old_step(w, x, y):
 
 def ported(answer):
     """Equal to the old step over three updates, with an all-reduce, and a share of the work on each device."""
-    random, mesh = np.random.default_rng(), mesh_of_four()
+    random, mesh = np.random.default_rng(), mesh_of(N, "batch")
     w, x = random.normal(size=3).astype(np.float32), random.normal(size=(256, 3)).astype(np.float32)
     y = random.normal(size=256).astype(np.float32)
     step = answer(mesh)
@@ -70,19 +62,12 @@ def ported(answer):
         (new, value), (wanted, wanted_value) = result, old_step(old, x, y)
         require(np.shape(new) == (3,), f"w has the shape (3,) again, without a device axis; yours has {np.shape(new)}")
         copies = [np.asarray(shard.data) for shard in new.addressable_shards]
-        require(
-            all(np.allclose(copy, copies[0], atol=1e-6) for copy in copies),
-            "the devices have different w: each followed the gradient of its own rows",
-        )
+        same = all(close(copy, copies[0], atol=1e-6) for copy in copies)
+        require(same, "the devices have different w: each followed the gradient of its own rows")
         ratio = np.linalg.norm(np.asarray(new) - before) / np.linalg.norm(np.asarray(wanted) - np.asarray(old))
-        require(
-            np.allclose(new, wanted, rtol=1e-3, atol=1e-4),
-            f"update {update} is {ratio:.3f} times as long as that of the old step",
-        )
-        require(
-            np.allclose(value, wanted_value, rtol=1e-3),
-            f"the loss is {float(wanted_value):.4f}, yours is {float(np.ravel(value)[0]):.4f}",
-        )
+        require(close(new, wanted), f"update {update} is {ratio:.3f} times as long as with the old step")
+        losses = f"the loss is {float(wanted_value):.4f}, yours is {float(np.ravel(value)[0]):.4f}"
+        require(close(value, wanted_value), losses)
         old = wanted
     kinds = [each.kind for each in collectives(program.as_text())]
     require("all-reduce" in kinds, f"right, but nobody adds up over the devices: the collectives are {kinds}")
@@ -90,16 +75,14 @@ def ported(answer):
 
 
 def corrected_variance(answer):
-    """The variance of all rows, where the devices' means differ."""
-    random = np.random.default_rng()
-    x = (random.normal(size=(N, 6, 3)) + 3 * np.arange(N)[:, None, None]).astype(np.float32).reshape(-1, 3)
+    """The variance of all rows, on devices with different means."""
+    x = np.random.default_rng().normal(size=(N, 6, 3)) + 3 * np.arange(N)[:, None, None]
+    x = x.astype(np.float32).reshape(-1, 3)
     specs = {"in_specs": PartitionSpec("batch"), "out_specs": PartitionSpec("batch"), "check_vma": False}
-    found = np.asarray(jax.jit(jax.shard_map(lambda x: answer(x)[None], mesh=mesh_of_four(), **specs))(x))
+    mapped = jax.shard_map(lambda x: answer(x)[None], mesh=mesh_of(N, "batch"), **specs)
+    found = np.asarray(jax.jit(mapped)(x))
     require(found.shape == (N, 3), f"return [D] = [3], yours has the shape {found.shape[1:]}")
-    require(np.allclose(found, found[0], atol=1e-3), "the devices have different variances: average over 'batch'")
-    inside = x.reshape(N, 6, 3).var(1).mean(0)
-    require(
-        not np.allclose(found[0], inside, rtol=1e-3),
-        "this is the planted mistake: the mean of the devices' variances ignores that their means differ",
-    )
-    require(np.allclose(found[0], x.var(0), rtol=1e-3), f"the variance is {x.var(0)}, yours is {found[0]}")
+    require(close(found, found[0], atol=1e-3), "the devices have different variances: average over 'batch'")
+    planted = "this is the planted mistake: the mean of the devices' variances ignores that their means differ"
+    refuse(found[0], {planted: x.reshape(N, 6, 3).var(1).mean(0)})
+    require(close(found[0], x.var(0)), f"the variance is {x.var(0)}, yours is {found[0]}")

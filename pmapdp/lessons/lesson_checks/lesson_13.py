@@ -4,19 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import P
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from pmapdp.compare.collectives import collectives
-from pmapdp.lessons.checks import refuse, require
+from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
 N, K, D = 4, 3, 5
 LOOPS = ("scan", "while")
 SUMS = ("psum", "psum_invariant", "all_gather", "all_gather_invariant", "reduce_scatter", "ppermute", "all_to_all")
-
-
-def mesh_of_four():
-    """Four devices along the axis "data"."""
-    return Mesh(np.array(jax.devices()[:N]), ("data",))
 
 
 def exchanged(jaxpr, times=1):
@@ -45,7 +40,7 @@ def global_gradient(answer):
         return jnp.square(jnp.tanh(x @ w) - 1).mean()
 
     specs = {"in_specs": (P(), P("data")), "out_specs": P("data"), "check_vma": False}
-    mapped = jax.shard_map(lambda w, x: answer(loss, w, x, K)[None], mesh=mesh_of_four(), **specs)
+    mapped = jax.shard_map(lambda w, x: answer(loss, w, x, K)[None], mesh=mesh_of(N), **specs)
     found = np.asarray(jax.jit(mapped)(w, x))
     require(found.shape == (N, D), f"the gradient has the shape ({D},), yours has {found.shape[1:]}")
     wanted = np.asarray(jax.grad(lambda w: jnp.square(jnp.tanh(x @ w) - 1).mean())(w))
@@ -55,37 +50,31 @@ def global_gradient(answer):
         f"this is {N} times too long: average over the devices, not add": N * wanted,
     }
     refuse(found, too_long, atol=1e-6)
-    require(
-        np.allclose(found, found[0], atol=1e-5),
-        "the devices have different gradients: each knows only its own rows until they communicate",
-    )
-    require(np.allclose(found, wanted, atol=1e-5), "this is not the gradient of the mean over all rows of all devices")
+    different = "the devices have different gradients: each knows only its own rows until they communicate"
+    require(close(found, found[0], atol=1e-5), different)
+    require(close(found, wanted, atol=1e-5), "this is not the gradient of the mean over all rows of all devices")
     most = max(shape[0] for shape in sizes)
     require(most == rows // K, f"right, but loss was called with {most} of the {rows} rows: {rows // K} at a time")
     numbers = exchanged(jax.make_jaxpr(mapped)(w, x).jaxpr)
-    require(
-        numbers <= D + 2,
-        f"right, but the devices exchange {numbers} numbers for a gradient of {D}: communicate once, after the loop",
-    )
+    often = f"right, but the devices exchange {numbers} numbers for a gradient of {D}: communicate once, after the loop"
+    require(numbers <= D + 2, often)
 
 
 def cut_rows(answer):
     """Each row once, in K micro-batches of rows that stay where they are."""
-    place = NamedSharding(mesh_of_four(), P("data"))
+    place = NamedSharding(mesh_of(N), P("data"))
     rows = 2 * N * K
     x = np.random.default_rng().permutation(rows * D).reshape(rows, D).astype(np.float32)
     compiled = jax.jit(lambda x: answer(x, K), in_shardings=place).lower(x).compile()
     found = compiled(jax.device_put(x, place))
     require(found.shape == (K, rows // K, D), f"[K, B / K, D] is {(K, rows // K, D)}, yours is {found.shape}")
     order = [row.tolist() for row in np.asarray(found).reshape(rows, D)]
-    require(sorted(order) == sorted(x.tolist()), "the rows are not those of x, each once and in one piece")
+    require(sorted(order) == sorted(x.tolist()), "the result must have the rows of x, each once and in one piece")
     kinds = [each.kind for each in collectives(compiled.as_text())]
     shard = found.sharding.shard_shape(found.shape)
-    require(
-        not kinds and shard[1] == rows // K // N,
-        f"right rows, but they move: a device has {shard} of {found.shape}, by {kinds or 'no collective'}. Look at which "
-        "rows a device has, and let each micro-batch take some of them from every device",
-    )
+    moved = f"right rows, but they move: a device has {shard} of {found.shape}, by {kinds or 'no collective'}"
+    cure = "Look at which rows a device has, and let each micro-batch take some of them from every device"
+    require(not kinds and shard[1] == rows // K // N, f"{moved}. {cure}")
 
 
 def fixed_gradient(answer):
@@ -103,11 +92,8 @@ def fixed_gradient(answer):
         weights[-1] = last
         found = np.asarray(answer(*map(jnp.asarray, (w, x, y, weights))))
         require(found.shape == (D,), f"the gradient has the shape ({D},), yours has {found.shape}")
-        require(
-            not np.isnan(found).any(), "a micro-batch of padding alone has no examples: 0 / 0. Divide once, at the end"
-        )
-        require(
-            np.allclose(found, wanted_for(weights), rtol=1e-3, atol=1e-4),
-            f"with {sum(last)} examples in the last micro-batch the gradient is {wanted_for(weights).round(3)}, yours is "
-            f"{found.round(3)}",
-        )
+        only_padding = "a micro-batch of padding alone has no examples: 0 / 0. Divide once, at the end"
+        require(not np.isnan(found).any(), only_padding)
+        right = wanted_for(weights)
+        wanted = f"with {sum(last)} examples in the last micro-batch the gradient is {right.round(3)}"
+        require(close(found, right), f"{wanted}, yours is {found.round(3)}")

@@ -27,23 +27,17 @@ def fixed_batches(answer):
     all_of_them = batches(seed, 0, 3 * per_epoch)
     orders = [np.concatenate(all_of_them[start : start + per_epoch]) for start in range(0, 3 * per_epoch, per_epoch)]
     for epoch, order in enumerate(orders):
-        require(
-            np.array_equal(np.sort(order), np.arange(examples)),
-            f"the {per_epoch} batches of epoch {epoch} do not hold each of the {examples} examples once; the last of them "
-            f"holds the {left} that are left",
-        )
-    require(
-        not np.array_equal(orders[0], orders[1]), "epoch 1 repeats the order of epoch 0: the epoch belongs in the seed"
-    )
-    require(
-        not np.array_equal(batches(seed + 1, 0, 1)[0], all_of_them[0]), "another seed gives the same batches: use it"
-    )
+        once = f"the {per_epoch} batches of epoch {epoch} do not hold each of the {examples} examples once"
+        last = f"the last of them holds the {left} that are left"
+        require(np.array_equal(np.sort(order), np.arange(examples)), f"{once}; {last}")
+    repeats = "epoch 1 repeats the order of epoch 0: the epoch belongs in the seed"
+    require(not np.array_equal(orders[0], orders[1]), repeats)
+    other = batches(seed + 1, 0, 1)[0]
+    require(not np.array_equal(other, all_of_them[0]), "another seed gives the same batches: use it")
     for first in (1, 4, per_epoch, 7):
         for number, rows in enumerate(batches(seed, first, 3), first):
-            require(
-                np.array_equal(rows, all_of_them[number]),
-                f"a run that resumes at update {first} gets another batch for update {number} than one that was not stopped",
-            )
+            resumed = f"a run that resumes at update {first} gets another batch for update {number}"
+            require(np.array_equal(rows, all_of_them[number]), f"{resumed} than one that was not stopped")
 
 
 def resumable(answer):
@@ -67,9 +61,8 @@ def resumable(answer):
         path = Path(folder) / "checkpoints"
         answer(path, 3, create, step)
         require(made == [0, 1, 2], f"the first start makes the updates 0, 1 and 2; yours made {made}")
-        require(
-            path.exists() and any(path.iterdir()), "the first start left no checkpoint: save, and wait until it is done"
-        )
+        saved = path.exists() and any(path.iterdir())
+        require(saved, "the first start left no checkpoint: save, and wait until it is done")
         found = answer(path, 5, create, step)
         require(made[3:] == [3, 4], f"the second start makes the updates 3 and 4; yours made {made[3:]}: latest_step()")
     require(isinstance(found, dict) and found.keys() == wanted.keys(), "return the whole state")
@@ -84,10 +77,8 @@ def exported(answer):
     require(isinstance(content, bytes | bytearray), "return bytes: end with .serialize()")
     loaded = jax.export.deserialize(bytearray(content))
     (shape,) = (each.shape for each in loaded.in_avals)
-    require(
-        not isinstance(shape[0], int),
-        f"the program takes only {shape[0]} rows: make the first size symbolic, export.symbolic_shape('n')",
-    )
+    symbolic = f"the program takes only {shape[0]} rows: make the first size symbolic, export.symbolic_shape('n')"
+    require(not isinstance(shape[0], int), symbolic)
     for rows in (1, 5):
         x = np.random.default_rng().normal(size=(rows, 4)).astype(np.float32)
         require(np.allclose(loaded.call(x), (x + offset).sum(1), atol=1e-5), "the program returns something else")

@@ -1,4 +1,4 @@
-"""Checks of lesson 17's exercises: eight devices of one process stand for those of several."""
+"""Checks of lesson 17's exercises: eight devices of one process stand for several processes."""
 
 from types import SimpleNamespace
 
@@ -21,8 +21,8 @@ def assemble(answer):
     require(found.shape == rows.shape, f"the global shape is {rows.shape}, yours is {found.shape}")
     require(found.sharding.is_equivalent_to(sharding, 2), f"its sharding is {found.sharding}, asked for was {sharding}")
     for shard in found.addressable_shards:
-        wanted = rows[shard.index]
-        require(np.array_equal(shard.data, wanted), f"the rows on {shard.device} are not those that belong there")
+        right = np.array_equal(shard.data, rows[shard.index])
+        require(right, f"the rows on {shard.device} belong elsewhere")
 
 
 def by_node(answer):
@@ -51,11 +51,8 @@ def fixed_log(answer):
             return 0.25
 
         found = answer(process, mean_loss, said.append)
-        require(
-            len(computed) == 1,
-            f"process {process} computed the loss {len(computed)} times: all must do so once, or those that do wait in vain",
-        )
-        require(
-            said == ([0.25] if process == 0 else []), f"process {process} said {said}: process 0 alone says the loss"
-        )
+        times = f"process {process} computed the loss {len(computed)} times"
+        require(len(computed) == 1, f"{times}: all must do so once, or some wait for the others in vain")
+        alone = [0.25] if process == 0 else []
+        require(said == alone, f"process {process} said {said}: process 0 alone says the loss")
         require(found == 0.25, "return the loss on every process")

@@ -39,20 +39,13 @@ def fixed_timer(answer):
     require(np.shape(found) == (), f"return one number of seconds, yours has the shape {np.shape(found)}")
     require(found > 0, f"the result is {found}: it is the later time less the earlier one")
     require(found < 4, f"{found:.3f} s: compiling took 5 s and is in it: call once before the clock starts")
-    require(
-        found > step / 2,
-        f"{found:.4f} s is the time to dispatch the work; it takes {step:.3f} s: wait with jax.block_until_ready "
-        "before you read the clock again",
-    )
-    require(
-        not math.isclose(found, 2 * step + dispatch, rel_tol=1e-6) and found < 1.5 * step,
-        f"{found:.3f} s, but a call takes {step + dispatch:.3f} s: the first call was still running when the clock "
-        "started: wait for it too",
-    )
-    require(
-        math.isclose(found, step + dispatch, rel_tol=1e-6),
-        f"a warm call takes {step + dispatch:.4f} s until its result is there, yours is {found:.4f} s",
-    )
+    dispatched = f"{found:.4f} s is the time to dispatch the work; it takes {step:.3f} s"
+    require(found > step / 2, f"{dispatched}: wait with jax.block_until_ready before you read the clock again")
+    running = "the first call was still running when the clock started: wait for it too"
+    warm = step + dispatch
+    require(found < 1.5 * step, f"{found:.3f} s, but a call takes {warm:.3f} s: {running}")
+    wanted = f"a warm call takes {warm:.4f} s until its result is there, yours is {found:.4f} s"
+    require(math.isclose(found, warm, rel_tol=1e-6), wanted)
 
 
 def scan_flops(answer):
@@ -64,18 +57,13 @@ def scan_flops(answer):
         found = answer(lambda x, w: (x @ w, None), x, weights)
         require(np.shape(found) == (), "return one number")
         of_one = 2 * rows * width**2
-        require(
-            not np.isclose(found, of_one, rtol=0.02),
-            f"{found:.0f} are the operations of one round: the body of a scan is counted once, and it runs {rounds} times",
-        )
-        require(
-            not np.isclose(found, rounds * of_one / 2, rtol=0.02),
-            "a product takes a multiplication and an addition for each term",
-        )
-        require(
-            np.isclose(found, rounds * of_one, rtol=0.01),
-            f"{rounds} products of [{rows}, {width}] and [{width}, {width}] take {rounds * of_one} operations, yours is {found:.0f}",
-        )
+        body = f"the body of a scan is counted once, and it runs {rounds} times"
+        once = np.isclose(found, of_one, rtol=0.02)
+        require(not once, f"{found:.0f} are the operations of one round: {body}")
+        half = np.isclose(found, rounds * of_one / 2, rtol=0.02)
+        require(not half, "a product takes a multiplication and an addition for each term")
+        products = f"{rounds} products of [{rows}, {width}] and [{width}, {width}] take {rounds * of_one} operations"
+        require(np.isclose(found, rounds * of_one, rtol=0.01), f"{products}, yours is {found:.0f}")
 
 
 def least_examples(answer):
@@ -97,10 +85,7 @@ def least_examples(answer):
             "this hides a reduce-scatter alone: a ring all-reduce has 2 (N - 1) messages": half_ring,
         }.items():
             require(found != wrong, f"{found} is not it: {words}")
-        require(
-            found == least,
-            f"n = {n}, N = {N}, L = {latency}, W = {bandwidth:.0e}, {seconds:.2e} s an example: {least} are enough and "
-            f"{least - 1} are not, yours is {found}",
-        )
+        case = f"n = {n}, N = {N}, L = {latency}, W = {bandwidth:.0e}, {seconds:.2e} s an example"
+        require(found == least, f"{case}: {least} are enough and {least - 1} are not, yours is {found}")
     found = answer(8, 2, 1e-9, 1e12, 1.0)
     require(found == 1, f"an all-reduce shorter than one backward pass is hidden from 1 example on, yours is {found}")

@@ -72,5 +72,5 @@ def eight_parts(parts: np.ndarray, whole: float) -> None:
     plt.bar(range(8), parts, color=drawing.DEVICE_COLOURS[:8])
     plt.axhline(0, color=drawing.INK, linewidth=0.8)
     plt.axhline(whole, color=drawing.INK, linestyle="--")
-    plt.text(7.6, whole, "whole batch\n= mean of the eight", va="center")
-    plt.gca().set(xlabel="part of the batch", ylabel="gradient of one weight", xticks=range(8))
+    plt.text(7.7, whole, "whole batch\n= mean of the eight", va="center")
+    plt.gca().set(xlabel="part of the batch", ylabel="gradient of one weight", xticks=range(8), xlim=(-0.6, 7.6))

@@ -15,29 +15,30 @@ def dot_products(results: np.ndarray) -> None:
     axes = drawing.canvas(18.9, 5.4)
     for row, label in enumerate(["xs [8, 10]", "ys [8, 10]", "", "result [8]"]):
         axes.text(0.1, 0.6 + 1.4 * row, label, va="center")
-    for d, result in enumerate(results):
-        left = 3.3 + 1.95 * d
-        drawing.box(axes, left, 0.2, f"x[{d}]", device=d, width=1.7)
-        drawing.box(axes, left, 1.6, f"y[{d}]", device=d, width=1.7)
-        drawing.arrow(axes, (left + 0.85, 2.45), (left + 0.85, 4.35), device=d)
-        axes.text(left + 1.0, 3.3, "dot", va="center")
-        drawing.box(axes, left, 4.4, f"{result:.0f}", device=d, width=1.7)
+    rows = {0.2: [f"x[{d}]" for d in range(8)], 1.6: [f"y[{d}]" for d in range(8)], 4.4: [f"{r:.0f}" for r in results]}
+    for top, texts in rows.items():
+        drawing.device_row(axes, 3.3, top, texts, step=1.95, width=1.7)
+    for d in range(8):
+        middle = 4.15 + 1.95 * d
+        drawing.arrow(axes, (middle, 2.45), (middle, 4.35), device=d)
+        axes.text(middle + 0.15, 3.3, "dot", va="center")
 
 
 @drawing.picture
 def mesh_and_specs() -> None:
     """A mesh of eight devices. With the spec "data", row d of an array is on device d; with an empty spec, all is on each."""
     axes = drawing.canvas(24, 8.4, inches=7.4)
-    axes.text(0, 0.6, 'Mesh, axis "data"', va="center")
+    rows = (
+        (0.6, 'Mesh, axis "data"', "{d}", 0.8),
+        (2.7, 'PartitionSpec("data")\narray [8, 10]:\nrow d is on device d', "row {d}\n[1,10]", 1.4),
+        (6.5, "PartitionSpec()\narray [10]:\nreplicated", "all\n[10]", 1.4),
+    )
+    for middle, label, text, height in rows:
+        axes.text(0, middle, label, va="center")
+        texts = [text.format(d=d) for d in range(8)]
+        drawing.device_row(axes, 7.0, middle - height / 2, texts, step=2.1, width=1.95, height=height)
     for d in range(8):
-        drawing.box(axes, 7.0 + 2.1 * d, 0.2, f"{d}", device=d, width=1.95)
-    axes.text(0, 2.7, 'PartitionSpec("data")\narray [8, 10]:\nrow d is on device d', va="center")
-    for d in range(8):
-        drawing.box(axes, 7.0 + 2.1 * d, 2.0, f"row {d}\n[1,10]", device=d, width=1.95, height=1.4)
         drawing.arrow(axes, (7.98 + 2.1 * d, 1.05), (7.98 + 2.1 * d, 1.95), device=d)
-    axes.text(0, 6.5, "PartitionSpec()\narray [10]:\nreplicated", va="center")
-    for d in range(8):
-        drawing.box(axes, 7.0 + 2.1 * d, 5.8, "all\n[10]", device=d, width=1.95, height=1.4)
 
 
 @drawing.picture
@@ -52,4 +53,4 @@ def classes_by_device(classes: np.ndarray) -> None:
         plt.bar(range(10), counts, bottom=bottom, color=drawing.DEVICE_COLOURS[d], label=f"device {d}")
         bottom += counts
     plt.gca().set(xlabel="class", ylabel="points", xticks=range(10))
-    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    drawing.legend_beside(plt.gca())

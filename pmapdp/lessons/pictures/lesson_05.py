@@ -43,16 +43,10 @@ def loss_curves(one_device: Sequence[float], eight_devices: Sequence[float]) -> 
 def drift(distances: np.ndarray, with_pmean: float) -> None:
     """Eight curves, one a device, rise from update to update away from the right model; with pmean the distance stays 0.
 
-    Args:
-        distances: `[updates, N]`, without an all-reduce.
-        with_pmean: the distance at the end of the right program.
+    `distances` are `[updates, N]`, without an all-reduce; `with_pmean` is the distance at the end of the right program.
     """
-    updates, N = distances.shape
-    for d in range(N):
-        plt.plot(range(1, updates + 1), distances[:, d], color=drawing.DEVICE_COLOURS[d], label=f"device {d}")
-    plt.axhline(with_pmean, color=drawing.INK, linestyle="--", label="with pmean")
-    plt.gca().set(xlabel="update", ylabel="distance from\nthe right model", xticks=range(0, updates + 1, 5))
-    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    reference = np.full(len(distances), with_pmean)
+    drawing.curves_by_device(distances, reference, "with pmean", "distance from\nthe right model")
 
 
 @drawing.picture

@@ -17,7 +17,7 @@ def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
         sums: `[N]`, the numbers that everybody holds at the end; they are drawn bold.
     """
     N = len(sums)
-    _, places = plt.subplots(2, 4, figsize=(9.6, 5.2), layout="constrained")
+    _, places = plt.subplots(2, 4, figsize=(9, 4.9), layout="constrained")
     for step, axes in enumerate(places.flat):
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
@@ -45,18 +45,19 @@ def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
 
 @drawing.picture
 def collectives() -> None:
-    """Three devices before and after psum, pmean, psum_scatter, all_gather and ppermute; the first three pass an addition."""
-    axes = drawing.canvas(27, 10.2, inches=9.5)
+    """Three devices before and after psum, pmean, psum_scatter, all_gather, ppermute and all_to_all; the first three pass an addition."""
+    axes = drawing.canvas(27.5, 10.2, inches=9.5)
     panels = {
         "psum": ("abc", "a+b+c", ("sum",) * 3),
         "pmean": ("abc", "(a+b+c)/3", ("mean",) * 3),
         "psum_scatter": (("a0 a1 a2", "b0 b1 b2", "c0 c1 c2"), "add", ("sum 0", "sum 1", "sum 2")),
         "all_gather": ("abc", "", ("a b c",) * 3),
         "ppermute": ("abc", "", ("c", "a", "b")),
+        "all_to_all": (("a0 a1 a2", "b0 b1 b2", "c0 c1 c2"), "", ("a0 b0 c0", "a1 b1 c1", "a2 b2 c2")),
     }
-    places = ((0, 0), (9, 0), (18, 0), (0, 5.4), (9, 5.4))
-    for (left, top), (name, (before, adds, after)) in zip(places, panels.items(), strict=True):
-        first, between = (2.7, 1.4) if name == "psum_scatter" else (0.9, 3.2)  # widths of the boxes
+    for number, (name, (before, adds, after)) in enumerate(panels.items()):
+        left, top = 9.3 * (number % 3), 5.4 * (number // 3)
+        first, between = (0.9, 3.2) if before == "abc" else (2.7, 1.4)  # widths of the boxes
         middle, right, centre = left + first + 0.9, left + 6.1, top + 2.5
         axes.text(left + 4, top + 0.3, name, ha="center", weight="bold")
         if adds:
@@ -64,12 +65,12 @@ def collectives() -> None:
         for d in range(3):
             row = top + 0.9 + 1.2 * d
             drawing.box(axes, left, row, before[d], device=d, width=first)
-            drawing.box(axes, right, row, after[d], device=d, width=2.0)
+            drawing.box(axes, right, row, after[d], device=d, width=2.0 if before == "abc" or adds else 2.7)
             if adds:
                 drawing.arrow(axes, (left + first, row + 0.4), (middle, centre), device=d)
                 drawing.arrow(axes, (middle + between, centre), (right, row + 0.4))
                 continue
-            for source in range(3) if name == "all_gather" else [(d - 1) % 3]:
+            for source in [(d - 1) % 3] if name == "ppermute" else range(3):
                 drawing.arrow(axes, (left + first, top + 1.3 + 1.2 * source), (right, row + 0.4), device=source)
 
 

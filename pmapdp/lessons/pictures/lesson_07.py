@@ -1,6 +1,5 @@
 """Pictures of lesson 07."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from pmapdp.lessons import drawing
@@ -46,12 +45,6 @@ def all_reduces() -> None:
 def running_means(local: np.ndarray, synchronized: np.ndarray) -> None:
     """Eight curves, one a device, of a running mean drift apart from update to update; the synchronized one runs through their middle.
 
-    Args:
-        local: `[updates, N]`, of a layer without its all-reduce.
-        synchronized: the same with it.
+    Both are `[updates, N]`: `local` of a layer without its all-reduce, `synchronized` with it.
     """
-    for d, curve in enumerate(local.T):
-        plt.plot(curve, color=drawing.DEVICE_COLOURS[d], label=f"device {d}")
-    plt.plot(synchronized[:, 0], color=drawing.INK, linestyle="--", linewidth=2, label="synchronized")
-    plt.gca().set(xlabel="update", ylabel="running mean\nof one unit", xlim=(0, None))
-    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    drawing.curves_by_device(local, synchronized[:, 0], "synchronized", "running mean\nof one unit")

@@ -41,7 +41,7 @@ def differences(losses: dict[tuple[str, int], np.ndarray]) -> None:
             colour, dashes = drawing.DEVICE_COLOURS[5 if "device" in name else 0], "-" if N == 2 else "--"
             plt.plot(range(1, len(curve) + 1), apart, dashes, color=colour, label=f"{name}, {N} devices")
     plt.gca().set(yscale="log", xlabel="update", ylabel="distance from\none device's loss")
-    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    drawing.legend_beside(plt.gca())
 
 
 @drawing.picture

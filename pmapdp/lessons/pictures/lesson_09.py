@@ -1,7 +1,5 @@
 """Pictures of lesson 09."""
 
-import matplotlib.pyplot as plt
-
 from pmapdp.lessons import drawing
 
 
@@ -29,10 +27,5 @@ def training_step() -> None:
 
 @drawing.picture
 def work_by_device(work: dict[str, float]) -> None:
-    """Bars of the operations of each device: few if the batch is split, about six times as many if nothing is placed.
-
-    `work` in floating-point operations by the name of the case.
-    """
-    plt.barh(list(work), [flops / 1e6 for flops in work.values()], color=drawing.DEVICE_COLOURS[0], height=0.6)
-    plt.gca().invert_yaxis()
-    plt.gca().set(xlabel="million operations on each device")
+    """Bars of the operations of each device: few if the batch is split, about six times as many if nothing is placed."""
+    drawing.bars_of_work(work, "million", 1e6)

@@ -16,8 +16,7 @@ def three_ways() -> None:
         axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
         axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], split along B")
         axes.text(9.4, top - 0.25, "[B, D], once" if name == "jit" else "[b, D], on each device")
-        for d in range(4):
-            drawing.box(axes, 3.6 + (1.22 if name == "pmap" else 1.1) * d, top, "b", device=d, width=1.1)
+        drawing.device_row(axes, 3.6, top, "bbbb", step=1.22 if name == "pmap" else 1.1, width=1.1)
         for d in range(programs):
             drawing.box(axes, 9.4 + 1.45 * d, top, "step", device=d if programs > 1 else None, width=width)
         drawing.box(axes, 16, top, "the compiler" if name == "jit" else "you: lax.pmean", width=4.6)
@@ -37,9 +36,9 @@ def trap() -> None:
         )
         drawing.arrow(axes, (9.5, 0.8), (left + 1.05, 2.4), device=d)
         drawing.arrow(axes, (left + 1.05, 3.8), (9.5, 5.2), device=d, dashed=True)
-    drawing.box(axes, 4.9, 5.2, "jax.grad adds them up: 60 on every device", width=9.2)
+    drawing.box(axes, 3.7, 5.2, "jax.grad adds them up: 60 on every device", width=11.6)
     drawing.arrow(axes, (9.5, 6.0), (9.5, 6.7))
-    drawing.box(axes, 4.9, 6.7, "pmean of eight times 60: still 60", width=9.2)
+    drawing.box(axes, 3.7, 6.7, "pmean of eight times 60: still 60", width=11.6)
 
 
 @drawing.picture

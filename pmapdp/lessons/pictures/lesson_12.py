@@ -23,11 +23,8 @@ def before_and_after() -> None:
         axes.text(5.4, y - 0.3, f"{kernel}" + (", split" if row == 0 else ", replicated"))
         axes.text(15.4, y - 0.3, f"{inputs}, split")
         axes.text(25.4, y - 0.3, "one device's, no pmean" if row == 2 else "one of eight devices', pmean", size=9)
-        for d in range(8):
-            drawing.box(axes, 5.4 + 1.1 * d, y, "w", device=d, width=1.0)
-            drawing.box(axes, 15.4 + 1.1 * d, y, "x", device=d, width=1.0)
-            if row < 2:
-                drawing.box(axes, 25.4 + 1.1 * d, y, "f", device=d, width=1.0)
+        for x, text in ((5.4, "w"), (15.4, "x"), (25.4, "f"))[: 3 if row < 2 else 2]:
+            drawing.device_row(axes, x, y, text * 8, step=1.1, width=1.0)
         if row == 2:
             drawing.box(axes, 25.4, y, "f", width=8.7)
 

@@ -33,14 +33,9 @@ def cuts() -> None:
 
 @drawing.picture
 def work_by_device(work: dict[str, float]) -> None:
-    """Bars of the operations of each device: four times as many if neighbouring rows are a micro-batch.
-
-    `work` in floating-point operations by the name of the cut.
-    """
+    """Bars of the operations of each device: four times as many if neighbouring rows are a micro-batch."""
     plt.figure(figsize=(7, 1.6))
-    plt.barh(list(work), [flops / 1e9 for flops in work.values()], color=drawing.DEVICE_COLOURS[0], height=0.6)
-    plt.gca().invert_yaxis()
-    plt.gca().set(xlabel="billion operations on each device")
+    drawing.bars_of_work(work, "billion", 1e9)
 
 
 @drawing.picture
@@ -54,7 +49,7 @@ def memory_over_time(programs: dict[str, Any]) -> None:
         time = np.linspace(0, 1, len(megabytes))
         plt.plot(time, megabytes, dashes, color=drawing.DEVICE_COLOURS[colour], label=name)
     plt.gca().set(xlabel="one update, from start to end", ylabel="MB on one device", xticks=[], ylim=(0, None))
-    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    drawing.legend_beside(plt.gca())
 
 
 @drawing.picture

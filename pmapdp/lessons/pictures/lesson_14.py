@@ -45,7 +45,7 @@ def loss_curves(
     above.text(start - 2, max(never_killed) * 0.85, "checkpoint", ha="right")
     above.text(killed_at + 2, max(never_killed) * 0.85, "killed")
     above.set(ylabel="loss", ylim=(0, None))
-    above.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    drawing.legend_beside(above)
     for losses, style, colour in ((resumed, "-", drawing.INK), (forgetful, "--", drawing.DEVICE_COLOURS[5])):
         below.plot(later, np.subtract(losses, never_killed[start:]), style, color=colour)
     below.set(xlabel="update", ylabel="difference")

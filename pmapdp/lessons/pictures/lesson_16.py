@@ -43,7 +43,7 @@ def bytes_of_seven_billion(gigabytes: dict[str, tuple[float, float, float]]) -> 
     axes.text(80.5, 3.3, "an 80 GB GPU", size=8)
     axes.invert_yaxis()
     axes.set(xlim=(0, 128), xlabel="GB on each of eight devices")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    drawing.legend_beside(axes)
 
 
 @drawing.picture
@@ -75,4 +75,4 @@ def memory_over_time(programs: dict[str, Any]) -> None:
         label = f"{name}: {at_rest:.0f} MB at rest,\n{max(megabytes):.0f} MB at the peak"
         plt.plot(time, megabytes, color=drawing.DEVICE_COLOURS[colour], label=label, linewidth=1.3)
     plt.gca().set(xlabel="one step, from start to end", ylabel="MB on one device", xticks=[], ylim=(0, None))
-    plt.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+    drawing.legend_beside(plt.gca(), fontsize=8)

@@ -57,4 +57,4 @@ def predicted_against_found(runs: dict[str, tuple[float, float]]) -> None:
     axes.invert_yaxis()
     axes.set(xlim=(0, 1.1), xticks=(0, 0.5, 1), xlabel="speed of each GPU, compared with the smaller run")
     axes.set_xticklabels(("0", "50 %", "100 %"))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    drawing.legend_beside(axes)

@@ -17,8 +17,8 @@ WRONG = {
     ],
     "sum_in_pairs": [
         ("need rounds of", PAIRS, "pairs = [before[:2]]", f"[{ADD}]", f"[{ADD}] + before[2:]"),
-        ("where its first array is", ADD, "jax.device_put(left, *right.devices()) + right for left, right in pairs"),
-        ("that of the devices 0 to 1", ADD, "left for left, _ in pairs"),
+        ("like its first array", ADD, "jax.device_put(left, *right.devices()) + right for left, right in pairs"),
+        ("add up the devices 0 to 1", ADD, "left for left, _ in pairs"),
         ("move one to the other's device", ADD, "left + right for left, right in pairs"),
         ("a list of rounds", "return rounds", "return sum(jax.device_get(arrays))"),
     ],
@@ -30,16 +30,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "add_on": [
-        (SUM, "jax.device_put(np.asarray(a) + np.asarray(b), device)"),
-        (f"return {SUM}", UNDER_A_DEFAULT),
-    ],
-    "sum_in_pairs": [
-        (ADD, "jax.device_put(right, left.sharding) + left for left, right in pairs"),
-        (PAIRS, "pairs = [before[i : i + 2] for i in range(0, len(before), 2)]"),
-    ],
-    "fixed_standardize": [
-        (MOVED, "    x = np.asarray(x)\n", STANDARDIZED, f"jax.device_put({STANDARDIZED}, device)"),
-        (MOVED, "", STANDARDIZED, f"jax.device_put({STANDARDIZED}, device)"),
-    ],
+    "add_on": (f"return {SUM}", UNDER_A_DEFAULT),
+    "sum_in_pairs": (ADD, "jax.device_put(right, left.sharding) + left for left, right in pairs"),
+    "fixed_standardize": (MOVED, "    x = np.asarray(x)\n", STANDARDIZED, f"jax.device_put({STANDARDIZED}, device)"),
 }

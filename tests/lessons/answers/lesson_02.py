@@ -11,8 +11,6 @@ MEAN_FIRST = """gradient = jax.tree.map(
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(length / limit, 1), gradient)"""
 BY_OPTAX = """clip = optax.clip_by_global_norm(limit)
         return clip.update(gradient, clip.init(gradient))[0]"""
-IN_A_LOOP = """each = [clipped_gradient(*pair) for pair in zip(x, labels)]
-    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *each)"""
 SPLIT = "for_down, for_right = jax.random.split(key)"
 DRAWN = "down, right = (jax.random.randint(each, (), -2, 3) for each in (for_down, for_right))"
 
@@ -20,7 +18,7 @@ WRONG = {
     "clipped_mean_gradient": [
         ("no gradient was clipped", CLIPPED, "leaf"),
         ("the gradient of each example first", f"return {MEAN}", MEAN_FIRST),
-        ("only those that are longer", "jnp.maximum(length / limit, 1)", "(length / limit)"),
+        ("only longer ones change", "jnp.maximum(length / limit, 1)", "(length / limit)"),
         ("over all arrays of the pytree together", CLIPPED, CLIPPED.replace("length", "jnp.linalg.norm(leaf)")),
         ("take the mean over the examples", MEAN, "jax.vmap(clipped_gradient)(x, labels)"),
     ],
@@ -31,23 +29,14 @@ WRONG = {
         ("gives an image", "return jnp", "return image[1:]\n    return jnp"),
     ],
     "relu_power": [
-        ("where x is negative the result is 0", POWER, "x ** n"),
+        ("if x is negative the result is 0", POWER, "x ** n"),
         ("jnp.where", POWER, "x**n if x[0] > 0 else jnp.zeros_like(x)"),
         ("the branch that is not chosen", POWER, "jnp.where(x > 0, x**n, 0)"),
     ],
 }
 
 RIGHT = {
-    "relu_power": [
-        (POWER, "jnp.where(x > 0, jnp.exp(n * jnp.log(jnp.where(x > 0, x, 1))), 0)"),
-        (POWER, "jax.nn.relu(x) ** n"),
-    ],
-    "clipped_mean_gradient": [
-        (f"return {MEAN}", IN_A_LOOP),
-        (f"{LENGTH}\n        return jax.tree.map(lambda leaf: {CLIPPED}, gradient)", BY_OPTAX),
-    ],
-    "fixed_shift": [
-        (f"{SPLIT}\n    {DRAWN}", "down, right = jax.random.randint(key, (2,), -2, 3)"),
-        (SPLIT, "for_down, for_right = (jax.random.fold_in(key, number) for number in (1, 2))"),
-    ],
+    "relu_power": (POWER, "jnp.where(x > 0, jnp.exp(n * jnp.log(jnp.where(x > 0, x, 1))), 0)"),
+    "clipped_mean_gradient": (f"{LENGTH}\n        return jax.tree.map(lambda leaf: {CLIPPED}, gradient)", BY_OPTAX),
+    "fixed_shift": (f"{SPLIT}\n    {DRAWN}", "down, right = jax.random.randint(key, (2,), -2, 3)"),
 }

@@ -6,13 +6,7 @@ PER_DEVICE = "jax.pmap(jax.vmap(jnp.dot))(xs.reshape(N, -1, 10), ys.reshape(N, -
 CARDS = "jax.pmap(jax.vmap(jnp.dot))(*[each.reshape(-1, N, 10).swapaxes(0, 1) for each in (xs, ys)])"
 OVER_A_MESH = 'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P("data"))'
 BY_JIT = f"jax.jit(lambda xs, ys: (xs * ys).sum(1))(*jax.device_put((xs, ys), {OVER_A_MESH}))"
-BY_SHARD_MAP = f"""jax.shard_map(
-        jax.vmap(jnp.dot), mesh={OVER_A_MESH}.mesh, in_specs=(jax.P("data"), jax.P("data")), out_specs=jax.P("data")
-    )(xs, ys)"""
 BLOCKS = "jax.pmap(jnp.dot)(rows, columns)"
-BY_INDEX = """jax.pmap(
-        lambda d, a, b: a.reshape(2, -1, K)[d // 4] @ b.reshape(K, 4, -1)[:, d % 4], in_axes=(0, None, None)
-    )(jnp.arange(8), a, b)"""
 MAPPED = "jax.pmap(of_one_device, in_axes=(None, 0, 0))(w, x, labels)"
 BY_PMEAN = """jax.pmap(
         lambda *each: lax.pmean(of_one_device(*each), "data"), "data", in_axes=(None, 0, 0), out_axes=None
@@ -54,15 +48,11 @@ WRONG = {
         ),
         ("one number", f"{MAPPED}.mean()", MAPPED),
         ("over all examples", accuracy_of_two),
-        ("over all examples", f"return {MAPPED}", f"return 1 - {MAPPED}"),
     ],
 }
 
 RIGHT = {
-    "dot_product": [(PER_DEVICE, BY_JIT), (PER_DEVICE, BY_SHARD_MAP)],
-    "block_product": [
-        ("axis=0)", "axis=0).swapaxes(0, 1)", "jax.pmap(jnp.dot)", "jax.pmap(jnp.matmul, in_axes=(1, 0))"),
-        (BLOCKS, BY_INDEX),
-    ],
-    "fixed_accuracy": [(f"{MAPPED}.mean()", BY_PMEAN), (f"{MAPPED}.mean()", f"float(jax.device_get({MAPPED}).mean())")],
+    "dot_product": (PER_DEVICE, BY_JIT),
+    "block_product": ("axis=0)", "axis=0).swapaxes(0, 1)", "jax.pmap(jnp.dot)", "jax.pmap(jnp.matmul, in_axes=(1, 0))"),
+    "fixed_accuracy": (f"{MAPPED}.mean()", BY_PMEAN),
 }

@@ -3,8 +3,7 @@
 import jax
 import numpy as np
 
-COUNT, ORDER = "itertools.count(first)", "np.random.default_rng([seed, epoch]).permutation(examples)"
-BY_JAX = "jax.random.permutation(jax.random.fold_in(jax.random.key(seed), epoch), examples)"
+COUNT = "itertools.count(first)"
 SAVE = "checkpoints.save(number + 1, args=ocp.args.StandardSave(state))"
 RESTORED, UPDATES = "StandardRestore(state))", 'range(int(state["updates"]), last)'
 
@@ -45,10 +44,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "fixed_batches": [(COUNT, "itertools.islice(itertools.count(), first, None)"), (ORDER, BY_JAX)],
-    "resumable": [by_npz, (SAVE, "pass", "checkpoints.wait_until_finished()", SAVE.replace("number + 1", "last"))],
-    "exported": [
-        ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
-        ("return export.export", "return bytes(export.export", ".serialize()", ".serialize())"),
-    ],
+    "fixed_batches": (COUNT, "itertools.islice(itertools.count(), first, None)"),
+    "resumable": by_npz,
+    "exported": ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
 }

@@ -1,7 +1,6 @@
 """Answers to the exercises of lesson 16; see ../test_exercises.py."""
 
 BORN = "jax.jit(build, out_shardings=sharding)()"
-CALLBACK = "jax.make_array_from_callback((8, 6), sharding, lambda index: np.asarray(build())[index])"
 SHARD = 'lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")'
 SLICE = 'lax.dynamic_slice_in_dim({}, lax.axis_index("data") * m.size, m.size)'
 MOMENTUM = "m = 0.9 * m + shard"
@@ -14,7 +13,6 @@ WRONG = {
     "born_in_place": [
         ("outside of jit", BORN, "jax.device_put(build(), sharding)"),
         ("not the one that was asked for", "build, out_shardings=sharding", "build"),
-        ("outside of jit", BORN, CALLBACK),
     ],
     "zero_step": [
         ("divide by N", ' / lax.axis_size("data")', ""),
@@ -31,16 +29,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "born_in_place": [
-        (BORN, "jax.jit(lambda: lax.with_sharding_constraint(build(), sharding))()"),
-        (BORN, "jax.jit(build, out_shardings=sharding).lower().compile()()"),
-    ],
-    "zero_step": [
-        (SHARD, 'lax.psum_scatter(g / 4, "data", tiled=True)'),
-        (SHARD, 'lax.all_to_all(g.reshape(4, 2), "data", 0, 0).sum(0) / 4'),
-    ],
-    "fixed_clip": [
-        (LENGTH, 'jnp.sqrt(lax.all_gather(jnp.square(g).sum(), "data").sum())'),
-        (CLIPPED, "jnp.where(length > 1, g / length, g)"),
-    ],
+    "born_in_place": (BORN, "jax.jit(lambda: lax.with_sharding_constraint(build(), sharding))()"),
+    "zero_step": (SHARD, 'lax.psum_scatter(g / 4, "data", tiled=True)'),
+    "fixed_clip": (LENGTH, 'jnp.sqrt(lax.all_gather(jnp.square(g).sum(), "data").sum())'),
 }

@@ -1,7 +1,6 @@
 """Answers to the exercises of lesson 17; see ../test_exercises.py."""
 
 ASSEMBLED = "jax.make_array_from_single_device_arrays(shape, sharding, parts)"
-PARTS = "[jax.device_put(part, device) for part, device in zip(np.split(rows, len(mine)), mine, strict=True)]"
 SORTED = "sorted(found, key=lambda device: device.process_index)"
 ANSWER = f"np.array({SORTED}).reshape(-1, each)"
 IN_LISTS = "[[device for device in found if device.process_index // each == n] for n in range(len(found) // each)]"
@@ -11,19 +10,17 @@ WRONG = {
     "assemble": [
         ("return a jax.Array", ASSEMBLED, "rows"),
         ("its sharding is", ASSEMBLED, "jax.device_put(rows, mine[0])"),
-        ("that belong there", ASSEMBLED, "jax.device_put(rows[::-1], sharding)"),
-        ("that belong there", "len(mine)), mine,", "len(mine)), reversed(mine),"),
+        ("belong elsewhere", ASSEMBLED, "jax.device_put(rows[::-1], sharding)"),
         ("the global shape", ASSEMBLED, "jax.device_put(rows[: len(mine)], sharding)"),
     ],
     "by_node": [
         ("the shape is [nodes, each]", ANSWER, "np.array(found)"),
         ("must stay inside a node", "process_index", "id"),
-        ("must stay inside a node", ".reshape(-1, each)", ".reshape(each, -1).T"),
         ("each device comes once", ANSWER, f"np.array([{SORTED}[:each]] * (len(found) // each))"),
     ],
     "fixed_log": [
         ("end it with a return statement", "return value", "pass"),
-        ("those that do wait in vain", "value = mean_loss()", "value = 0.25", "say(value)", "say(mean_loss())"),
+        ("wait for the others in vain", "value = mean_loss()", "value = 0.25", "say(value)", "say(mean_loss())"),
         ("process 0 alone", "if process == 0:", "if True:"),
         ("computed the loss 2 times", "say(value)", "say(mean_loss())"),
         ("on every process", "return value", "return value if process == 0 else float('nan')"),
@@ -31,14 +28,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "assemble": [
-        (ASSEMBLED, "jax.make_array_from_callback(shape, sharding, lambda index: rows[index])"),
-        (PARTS, "[jax.device_put(rows[sharding.devices_indices_map(shape)[each]], each) for each in mine]"),
-        (ASSEMBLED, "jax.device_put(rows, sharding)"),
-    ],
-    "by_node": [(ANSWER, IN_LISTS), ("device.process_index", "-device.process_index")],
-    "fixed_log": [
-        (FIRST_SAYS, "{0: say}.get(process, lambda _: None)(value)"),
-        (FIRST_SAYS, "if process:\n        return value\n    say(value)"),
-    ],
+    "assemble": (ASSEMBLED, "jax.make_array_from_callback(shape, sharding, lambda index: rows[index])"),
+    "by_node": (ANSWER, IN_LISTS),
+    "fixed_log": (FIRST_SAYS, "{0: say}.get(process, lambda _: None)(value)"),
 }

@@ -6,9 +6,7 @@ GROUP = """    for _ in range(3):
         function(x).block_until_ready()
     return (clock() - start) / 3"""
 COUNT = 'unrolled.lower(x, weights).compile().cost_analysis()["flops"]'
-UNROLLED = "lambda x, weights: lax.scan(layer, x, weights, unroll=len(weights))[0]"
 ONE_LAYER = 'jax.jit(layer).lower(x, weights[0]).compile().cost_analysis()["flops"] * len(weights)'
-FORWARD = """lambda x, weights: functools.reduce(lambda x, w: layer(x, w)[0], weights, x)"""
 ROUND_UP = "math.ceil(ring / (2 / 3 * seconds))"
 
 WRONG = {
@@ -35,7 +33,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "fixed_timer": [("    jax.block_until_ready(function(x))\n    return clock() - start", GROUP)],
-    "scan_flops": [(COUNT, ONE_LAYER), (UNROLLED, FORWARD.replace("functools", "__import__('functools')"))],
-    "least_examples": [(ROUND_UP, "max(1, -int(-ring * 3 // (2 * seconds)))")],
+    "fixed_timer": ("    jax.block_until_ready(function(x))\n    return clock() - start", GROUP),
+    "scan_flops": (COUNT, ONE_LAYER),
+    "least_examples": (ROUND_UP, "max(1, -int(-ring * 3 // (2 * seconds)))"),
 }

@@ -1,6 +1,6 @@
-"""A training step before and after its port, as `pmapdp.compare` and `pmapdp.verify` take them. Lesson 12 compares them.
+"""A training step before and after its port, as `pmapdp.compare` takes them.
 
-python -m pmapdp.compare pmapdp/lessons/programs/port_example.py:old pmapdp/lessons/programs/port_example.py:new
+python -m pmapdp.compare tests/support/port_example.py:old tests/support/port_example.py:new
 """
 
 from typing import Any
