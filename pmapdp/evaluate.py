@@ -74,10 +74,7 @@ def evaluate_run(
 ) -> tuple[Means, dict[str, Any]]:
     """Return the figures of the newest checkpoint of a run, or of its best epoch, and the facts about them.
 
-    Args:
-        workdir: its folder.
-        strategy, devices, data_dir, best: as in `Options`.
-        yours: `model`, `data` and the like, if `train` was given them as Python values.
+    Give `yours` again, `model`, `data` and the like, if `train` was given them as Python values.
     """
     config = read_config(workdir)
     require_python_values(config, yours, "pmapdp.evaluate.evaluate_run", workdir)
@@ -91,8 +88,8 @@ def evaluate_run(
     workdir = os.path.abspath(workdir)  # before your code runs, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, Custom(**yours))
-        state = load_state(workdir, job.task, best=best).state
         require_test_set(config.dataset, job.batches.get("test"))
+        state = load_state(workdir, job.task, best=best, content=job.content).state
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
         return evaluate(job, job.strategy.place_state(state), "test"), facts

@@ -27,7 +27,7 @@ import numpy as np
 
 from pmapdp import __version__, cli
 from pmapdp.config import setting
-from pmapdp.custom.data import make_data_set
+from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import any_batch, not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
@@ -49,21 +49,13 @@ ADVICE = "name a file made with python -m pmapdp.export, or export the model aga
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model, ready to be called.
+    """An exported model, ready to be called."""
 
-    Attributes:
-        metadata: `labels`, `metrics`, `input` (shape and type), `classifies` and more.
-        model: the network, a function of the arrays and the inputs.
-        arrays: parameters and running statistics.
-        loss: the sums of its loss and metrics.
-        view: of a text model, turns n strings into its inputs.
-    """
-
-    metadata: dict[str, Any]
-    model: jax.export.Exported
-    arrays: dict[str, np.ndarray]
-    loss: jax.export.Exported
-    view: Any = None
+    metadata: dict[str, Any]  # `labels`, `metrics`, `input` (shape and type), `classifies` and more
+    model: jax.export.Exported  # a function of the arrays and the inputs
+    arrays: dict[str, np.ndarray]  # parameters and running statistics
+    loss: jax.export.Exported  # the sums of its loss and metrics, of labels and weights too
+    view: Any = None  # of a text model, turns n strings into its inputs
 
     @cached_property
     def compiled(self) -> Any:
@@ -136,12 +128,7 @@ def export_run(
 ) -> dict[str, Any]:
     """Write the model of the newest checkpoint of a run, or of its best epoch, and return the file's metadata.
 
-    Args:
-        workdir: folder of the run.
-        path: of the file.
-        data_dir: folder of data sets, for the vocabulary of a text model; default: as in training.
-        best: whether to take the checkpoint of the best epoch.
-        data, yours: `data`, `model`, `loss`, `metrics` and `optimizer`, if `train` was given them as Python values.
+    Give `data`, and `yours`, `model` and the like, again if `train` was given them as Python values.
     """
     config = read_config(workdir)
     require_python_values(config, {"data": data} | yours, "pmapdp.export.export_run", workdir, str(path))
@@ -149,12 +136,11 @@ def export_run(
     with jax.enable_x64(config.dtype == "float64"):
         data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)
         task = trained_task(config, **yours)
-        state, step, progress = load_state(folder, task, best=best)
+        state, step, progress = load_state(folder, task, best=best, content=fingerprint(data))
     arrays, view = featurize(data, task.model)
     last = progress["last"]
     metadata = {
         "model": os.path.basename(config.model),
-        "recipe": config.recipe,
         # Only the name of a file of yours: its folder is nobody's business.
         "dataset": config.dataset if config.dataset in DATA_SETS else os.path.basename(config.dataset),
         "labels": arrays.classes,
@@ -170,18 +156,14 @@ def export_run(
 def export_model(
     task: Task, state: TrainState, path: str | Path, *, examples: Split, metadata: dict[str, Any], view: Any = None
 ) -> None:
-    """Write the model of `state` to the zip `path`, which is there whole or not at all.
+    """Write a model and its loss to the zip `path`, which is replaced as a whole or not at all.
 
     Args:
-        task: the model and its loss.
-        state: `TrainState` on the host.
-        path: overwritten if it exists.
-        examples: one or more as the model takes them; it is asked, to see whether it answers with numbers.
+        task, state: the model, and its arrays on the host.
+        path: of the file.
+        examples: one or more, to which the model must answer with finite numbers.
         metadata: JSON to keep with the model; `labels` are the names of the C classes, empty for their numbers.
         view: of a text model, the vocabulary that was fitted to the training texts.
-
-    Raises:
-        UserError: `path` can't be written, the model can't be exported, or its answers are not finite.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
@@ -245,10 +227,8 @@ def export_model(
     zipped = io.BytesIO()
     np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
     with zipfile.ZipFile(zipped, "a") as archive:
-        for name, content in files.items():
-            archive.writestr(
-                zipfile.ZipInfo(name), bytes(content)
-            )  # dated 1980 like NumPy's: the same model, the same bytes
+        for name, content in files.items():  # dated 1980 like NumPy's, so the same model gives the same bytes
+            archive.writestr(zipfile.ZipInfo(name), bytes(content))
     write_file(path, zipped.getvalue())
 
 

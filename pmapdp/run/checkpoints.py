@@ -140,6 +140,11 @@ class Checkpoints:
         try:
             return self.manager.restore(step, args=orbax().args.Composite(**item))[name]
         except Exception as error:  # Orbax and what it uses have many
+            if "tree structures do not match" in str(error):  # and the model's arrays do
+                raise UserError(
+                    f"the checkpoint of step {step} in {self.folder} is of another optimizer: use it as it was, or "
+                    "another folder"
+                ) from error
             raise self.damaged(step, cause(error)) from error
 
     def damaged(self, step: int, why: str) -> UserError:
@@ -166,13 +171,15 @@ def cause(error: Exception) -> str:
     return os.strerror(int(code[1])) if code else reason(error)[:150]
 
 
-def load_state(path: str | Path, task: Task, *, best: bool = False) -> Checkpoint:
-    """Read the newest checkpoint in the folder of a run, or the one of its best epoch, to the host."""
+def load_state(path: str | Path, task: Task, *, best: bool = False, content: str | None = None) -> Checkpoint:
+    """Read the newest checkpoint in the folder of a run, or the one of its best epoch, to the host.
+
+    A `UserError` says that it's of another run, or of other data than those of this `content`, their fingerprint.
+    """
     checkpoints = open_checkpoints(path)
     found = checkpoints.read(checkpoints.steps()[-1], task)
-    require_same(
-        f"the checkpoint of step {found.step} in {path}", found.progress["belongs_to"], identity(read_config(path))
-    )
+    what = f"the checkpoint of step {found.step} in {path}"
+    require_same(what, found.progress["belongs_to"], identity(read_config(path), content))
     if best:
         if (step := found.progress["best"].get("step")) not in checkpoints.steps():
             raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")

@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-TRAIN = ["train", "--model", "my.py:Net", "--dataset", "points.npz", "--global-batch-size", 20, "--devices", 3]
+TRAIN = ["train", "--model", "my.py:Net", "--dataset", "points.npz", "--global-batch-size", 20, "--strategy", "single"]
 TRAIN += ["--no-compile-cache", "--no-progress", "--optimizer", "my.py:make", "--schedule", "my.py:rate"]
 
 
@@ -62,7 +62,7 @@ def test_they_train_resume_evaluate_and_export(folder, monkeypatch):
     for command in (
         [*arguments, "--steps", 3],
         arguments,
-        ["evaluate", "run", "--strategy", "single", "--json"],
+        ["evaluate", "run", "--json"],
         ["export", "run", "model.zip"],
         ["evaluate", "model.zip", "--dataset", "points.npz", "--json"],
     ):
@@ -80,6 +80,11 @@ def test_they_train_resume_evaluate_and_export(folder, monkeypatch):
     there = set(os.listdir(folder)) - {"__pycache__"}  # Python's own
     assert there == {"metrics.jsonl", "model.zip", "my.py", "points.npz", "run", "sub"}
     assert os.listdir(folder / "sub") == []
+    np.savez("../points.npz", **{**np.load("../points.npz"), "test_labels": np.zeros(40, int)})
+    for command in (["evaluate", folder / "run"], ["export", folder / "run", "model.zip"]):
+        done = entry.run_command(*command)
+        assert done.status == 2
+        assert "differs in the content of the data" in done.err
 
 
 @pytest.mark.parametrize(
