@@ -1,7 +1,5 @@
 """The regression of Flax's guide "Scale up on multiple devices": `python -m pmapdp.train nnx-mesh`."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,10 +11,7 @@ from pmapdp.models import named
 
 
 class DotReluDot(nnx.Module):
-    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax's default initialiser.
-
-    With `rules` the model itself says which mesh axes split its logical axes; a layout can say it later.
-    """
+    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax's default initialiser."""
 
     input_axes = ("batch", "embed")
 
@@ -25,13 +20,12 @@ class DotReluDot(nnx.Module):
         size: int = 1024,
         *,
         rngs: nnx.Rngs,
-        rules: tuple[tuple[str, Any], ...] = (),
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
     ):
         def matrix(*names: str) -> nnx.Param[jax.Array]:
             values = nnx.initializers.lecun_normal()(rngs.params(), (size, size), param_dtype)
-            return nnx.Param(values, sharding_rules=rules, **named(*names))
+            return nnx.Param(values, **named(*names))
 
         self.dtype = dtype
         self.first, self.second = matrix("embed", "hidden"), matrix("hidden", "embed")

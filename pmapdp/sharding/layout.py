@@ -3,7 +3,7 @@
     --mesh data=4,model=2               mesh axes and their sizes
     --layout model                      a named layout
     --layout hidden=model,embed=none    rules: logical axis = mesh axis, or none
-    --layout model,batch=data+feature   both; + splits one logical axis over several mesh axes
+    --layout model,batch=data+feature   both; + splits one logical axis over several mesh axes, and a later rule wins
 
 A model names the axes of its parameters (`axes` in `models/__init__.py`): the kernel `[784, 512]` of a linear layer has
 the axes `features` and `hidden`. A layout has rules for such names.
@@ -11,9 +11,8 @@ the axes `features` and `hidden`. A layout has rules for such names.
 
 import math
 import re
-import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -43,11 +42,9 @@ SHARD_STATES = {
 
 def parse_mesh(text: str) -> dict[str, int]:
     """Return the axes of a mesh and their sizes, in order: `data=4,model=2`; a `UserError` about any other text."""
-    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d{0,8})\b", text)}
+    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d*)\b", text)}
     if not sizes or mesh_text(sizes) != text.replace(" ", ""):
-        raise UserError(
-            f"--mesh {reprlib.repr(text)} is not a list of different axes with their sizes: try --mesh data=4,model=2"
-        )
+        raise UserError(f"--mesh {text!r} is not a list of different axes with their sizes: try --mesh data=4,model=2")
     return sizes
 
 
@@ -62,28 +59,18 @@ def number_of_devices(devices: int | None, mesh: str | None, processes: int = 1)
 
 
 def parse_layout(text: str) -> Rules:
-    """Return the rules of a layout. A `UserError` says that it is none, or that it contradicts itself."""
+    """Return the rules of a layout; a `UserError` about any other text."""
     rules: Rules = {}
     for part in text.replace(" ", "").split(","):
         name, equals, axes = part.partition("=")
         if part not in NAMED and not re.fullmatch(r"\w+=\w+(\+\w+)*", part):
             raise unknown("layout", part, [*NAMED, "hidden=model (a rule)"])
-        given = {name: () if axes == "none" else tuple(axes.split("+"))} if equals else NAMED[part]
-        for logical, found in given.items():
-            if rules.setdefault(logical, found) != found:
-                one, other = ("+".join(axes) or "none" for axes in (rules[logical], found))
-                raise UserError(
-                    f"--layout {text} contradicts itself, because {logical}={one} and {logical}={other}: keep one of "
-                    f"the two, for example --layout {logical}={other}"
-                )
+        rules |= {name: () if axes == "none" else tuple(axes.split("+"))} if equals else NAMED[part]
     return rules
 
 
 def check_sharding(mesh: str | None, layout: str, shard_state: str, strategy: str) -> None:
     """Refuse flags that can't work together, whatever the model."""
-    parse_layout(layout)
-    if mesh:
-        parse_mesh(mesh)
     if strategy != "jit" and (mesh or layout != DATA):
         given = f"--mesh {mesh}" if mesh else f"--layout {layout}"
         raise UserError(f"{given} needs --strategy jit, because --strategy {strategy} splits the batch alone")
@@ -99,17 +86,12 @@ class Axes:
     shape: tuple[int, ...]
 
 
-def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
-    """Return the `Axes` of the parameters and of the model's other arrays, nested as those are, and the model's rules.
-
-    A model may bring rules itself, as Flax's metadata `sharding_rules`.
-    """
-    rules: Rules = {}
+def logical_axes(task: Task) -> tuple[Any, Any]:
+    """Return the `Axes` of the parameters and of the model's other arrays, nested as those are."""
 
     def axes_of(leaf: Any) -> Axes:
         if not isinstance(leaf, nnx.Variable):  # an array that is a plain attribute
             return Axes((None,) * leaf.ndim, leaf.shape)
-        rules.update({name: tuple(jax.tree.leaves(axes)) for name, axes in leaf.get_metadata("sharding_rules", ())})
         shape = leaf.get_value().shape
         return Axes(tuple(leaf.get_metadata("out_sharding", None) or (None,) * len(shape)), shape)
 
@@ -117,29 +99,20 @@ def logical_axes(task: Task) -> tuple[Any, Any, Rules]:
         return nnx.to_pure_dict(jax.tree.map(axes_of, arrays, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
     params, _, model_state = nnx.state(task.model, task.trainable, nnx.RngState, ...)
-    return axes_in(params), axes_in(model_state), rules
+    return axes_in(params), axes_in(model_state)
 
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """The shardings of all arrays: axes of the mesh split the logical axes that have rules.
+    """The shardings of all arrays: axes of the mesh split the logical axes that have rules."""
 
-    Attributes:
-        mesh: the devices.
-        rules: mesh axes by logical axis.
-        shard_state: says if the state is split over the batch's axes too, although their devices all need it:
-            `optimizer` is stage 1 of Rajbhandari et al., "ZeRO", SC 2020, `parameters` stage 3.
-        batch_axes: the mesh axes over which the examples are split.
-        batch_shards: number of shards of the batch.
-        splits_state: true if anything besides the batch is split.
-        replicated: the sharding of a copy on every device.
-    """
-
-    mesh: Mesh
-    rules: Rules = field(default_factory=lambda: {BATCH: (DATA,)})
+    mesh: Mesh  # of the devices
+    rules: Rules  # mesh axes by logical axis
+    # Split over the batch's axes too, although their devices all need it: the `optimizer` state is stage 1 of
+    # Rajbhandari et al., "ZeRO", SC 2020, and with the `parameters` it's stage 3.
     shard_state: str = "none"
 
-    batch_axes = property(lambda self: self.rules.get(BATCH, ()))
+    batch_axes = property(lambda self: self.rules.get(BATCH, ()))  # over which the examples are split
     batch_shards = property(lambda self: self.shards(BATCH))
     splits_state = property(lambda self: self.shard_state != "none" or not set(self.rules) <= {BATCH})
     replicated = property(lambda self: NamedSharding(self.mesh, PartitionSpec()))
@@ -224,32 +197,23 @@ def fit_layout(
     layout: str = DATA,
     shard_state: str = "none",
 ) -> MeshLayout:
-    """Fit the layout that was asked for to a model and devices; a `UserError` says why it doesn't.
+    """Fit --mesh, --layout and --shard-state to a model, to `inputs` of the shape of one example, and to devices.
 
     An axis with a rule must divide, and a mesh axis must split something. Only `shard_state` leaves arrays that don't
-    divide replicated.
-
-    Args:
-        devices: as many as the mesh has places.
-        task: the model.
-        inputs: shape of one example.
-        mesh: axes and their sizes, as for --mesh; None for one axis, `data`.
-        layout: names and rules, as for --layout.
-        shard_state: what is split over the axes of the batch as well: none, optimizer or parameters.
+    divide replicated. A `UserError` says why it doesn't fit.
     """
     N = len(devices)
     sizes, works = parse_mesh(mesh) if mesh else {DATA: N}, f"try --mesh {DATA}={N} --layout {DATA}"
     if math.prod(sizes.values()) != N:
         raise UserError(f"--mesh {mesh} has {math.prod(sizes.values())} places for {N} device(s): {works}")
-    params, model_state, in_model = logical_axes(task)
     arrays = {"the inputs": Axes(task.input_axes, (0, *inputs)[: len(task.input_axes)])}
-    arrays |= named_leaves(params, model_state)
+    arrays |= named_leaves(*logical_axes(task))
     known = {BATCH, *(name for axes in arrays.values() for name in axes.names if name)}
     asked = parse_layout(layout)
     for name in sorted(asked.keys() - known - NAMED["spatial"].keys()):
         raise unknown(f"axis of the model in --layout {layout}", name, sorted(known))
     default = {BATCH: (DATA,)} if DATA in sizes else {}
-    rules = {name: axes for name, axes in (default | in_model | asked).items() if name in known}
+    rules = {name: axes for name, axes in (default | asked).items() if name in known}
     check_mesh(layout, rules, sizes, works)
     fitted = MeshLayout(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)), rules, shard_state)
     for name, axes in arrays.items():

@@ -1,18 +1,14 @@
 """Small random data for tests of the training step; what the inputs show does not matter there."""
 
-import functools
 from typing import Any
 
 import numpy as np
-import optax
 
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import PADDING, UNKNOWN, VOCABULARY
-from pmapdp.models.dot_relu_dot import DotReluDot
 from pmapdp.registry import MODELS, featurizer_of
-from pmapdp.state import Task, build
 
 
 def random_split(examples: int, seed: int = 0) -> Split:
@@ -52,9 +48,3 @@ def whole_batch(split: Split, indices: np.ndarray) -> Batch:
     """The batch of exactly these examples, without padding."""
     indices = indices.astype(np.int32)
     return Batch(split.inputs[indices], split.labels[indices], indices, np.ones(len(indices), np.float32))
-
-
-def regression(size: int = 1024, **options: Any) -> Task:
-    """The model, loss and optimizer of Flax's guide "Scale up on multiple devices"."""
-    model = functools.partial(DotReluDot, size, **options)
-    return Task(build(model), optax.adam(1e-3), loss=DotReluDot.loss)
