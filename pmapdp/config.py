@@ -159,9 +159,9 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def check_values(config: Config) -> None:
+def check_values(config: Any) -> None:
     """Refuse a value beyond its limits. The `UserError` names one that works."""
-    hints = typing.get_type_hints(Config)
+    hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         name, value, limits = field.name, getattr(config, field.name), field.metadata["limits"]
         if typing.get_origin(hints[name]) is Literal and value not in typing.get_args(hints[name]):

@@ -54,8 +54,7 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return the n examples in a file as `[n, *shape]` of `dtype`.
 
     The file is a .npy array of one example or of n; for a model of uint8 images `[H, W, 1]` or `[H, W, 3]` a PNG or
-    JPEG image, in which 0 is black; for a model of rows `[D]` a table of numbers, .csv. A `UserError` says that it is
-    none of these, or of another shape or type.
+    JPEG image; for a model of rows `[D]` a table of numbers, .csv. A `UserError` says that it is none of these.
     """
     wanted, pictures = np.dtype(dtype), dtype == "uint8" and len(shape) == 3 and shape[2] in (1, 3)
     kinds = ["a PNG or JPEG image"] * pictures + ["a table, .csv,"] * (len(shape) == 1) + ["a .npy array"]
@@ -92,10 +91,10 @@ def read_table(content: bytes, columns: int) -> np.ndarray:
     """Return the rows `[n, columns]` of a table with commas, the first line of which may name the columns."""
     rows = [row for row in csv.reader(io.StringIO(decode(content)), strict=True) if row]
     names = bool(rows) and not any(map(is_number, rows[0]))
-    for number, row in enumerate(rows[names:], 1 + names):
+    for number, row in enumerate(rows, 1):
         if len(row) != columns:
             raise ValueError(f"row {number} has {len(row)} columns, and the model takes {columns}, without a label")
-        if wrong := [each for each in row if not is_number(each)]:
+        if number > names and (wrong := [each for each in row if not is_number(each)]):
             raise ValueError(f"row {number} has {wrong[0]!r}, which is no number")
     return np.array(rows[names:], float).reshape(-1, columns)
 
@@ -120,8 +119,8 @@ def decode(content: bytes) -> str:
 def read_picture(content: bytes, height: int, width: int, channels: int) -> np.ndarray:
     """Return a PNG or JPEG image as `[1, height, width, channels]` uint8.
 
-    Colours become their luma, 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601). Transparent pixels become black, the
-    background of the data sets.
+    Colours become their luma, 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601), and transparent pixels black, as the data
+    sets' backgrounds are.
     """
     try:
         from PIL import Image

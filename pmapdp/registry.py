@@ -69,13 +69,9 @@ def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
 
 
 def require_python_values(config: Config, given: Mapping[str, Any], reader: str, *arguments: str) -> None:
-    """Refuse to read a run without the Python values that it was made from. The `UserError` shows the call to make.
+    """Refuse to read a run without the Python values that it was made from; `given` are those that there are, by name.
 
-    Args:
-        config: of the run.
-        given: values by name.
-        reader: module and name of the function that reads the run.
-        arguments: of that function.
+    The `UserError` shows the call to make: of `reader`, module and name of a function, with its `arguments`.
     """
     needed = {"model": config.model not in MODELS and ".py:" not in config.model, "data": config.dataset == "arrays"}
     if missing := [name for name, needs in needed.items() if needs and given.get(name) is None]:
@@ -94,24 +90,19 @@ def featurizer_of(model: Any) -> str:
 
 def default_data_dir() -> Path:
     """Return `$PMAPDP_DATA`, or a cache folder in your home, or in the system's temporary folder if you have none."""
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user id without an entry, in a container
-        home = Path(tempfile.gettempdir())
-    cache = os.environ.get("XDG_CACHE_HOME") or home / ".cache"
-    return Path(os.environ.get("PMAPDP_DATA") or Path(cache) / "pmapdp" / "data")
+    home = os.path.expanduser("~")
+    if home == "~":  # a user id without an entry, in a container
+        home = tempfile.gettempdir()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache")
+    return Path(os.environ.get("PMAPDP_DATA") or Path(cache, "pmapdp", "data"))
 
 
 def load_data(name: str, data_dir: str | None = None) -> DataSet:
     """Read a data set, and download it first if it is missing and that is possible.
 
-    Args:
-        name: one of `DATA_SETS`, or yours: a file `my_data.npz`, a folder of images, or a function without arguments
-            in a file, `my_data.py:make`, that returns what `train` takes as `data`.
-        data_dir: folder of downloaded data sets; default: `default_data_dir()`.
-
-    Raises:
-        UserError: there is none of this name, or its files are missing or damaged.
+    It's one of `DATA_SETS`, or yours: a file `my_data.npz`, a folder of images, or a function without arguments in a
+    file, `my_data.py:make`, that returns what `train` takes as `data`. A `UserError` says that there is none of this
+    name, or that its files are missing or damaged.
     """
     if name in DATA_SETS:
         return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
@@ -127,13 +118,9 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
-    """Turn texts into the arrays that the model takes.
+    """Turn texts into the arrays that the model takes. A `UserError` says that it takes images, and these are texts.
 
-    Returns:
-        the data set, and the featurizer that was fitted to its training texts; None if the data are arrays already.
-
-    Raises:
-        UserError: the model takes images and these are texts, or the other way round.
+    Returns the data set, and the featurizer that was fitted to its training texts; None if the data are arrays already.
     """
     name, texts = featurizer_of(model), isinstance(data.train, Texts)
     if texts != (name in FEATURIZERS):

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pmapdp import cli
-from pmapdp.config import flag, setting
+from pmapdp.config import check_values, setting
 from pmapdp.errors import UserError
 
 LEFT_OUT = (
@@ -172,13 +172,8 @@ def predict(
 ) -> Prediction:
     """Predict a step of a model on N devices with b examples each.
 
-    Args:
-        hardware: the devices and their networks.
-        N, b: devices, and examples on each.
-        parameters: of the model; they, gradients and Adam's moments are float32.
-        flops: of one example, forward and backward.
-        utilization: the share of a device's peak FLOP/s that the two passes attain.
-        dtype: of the computation.
+    `flops` are those of one example, forward and backward, in `dtype`. The two passes attain the share `utilization` of
+    a device's peak. Parameters, gradients and Adam's moments are float32.
     """
     compute = b * flops / (utilization * hardware.peak[dtype])
     # The gradient is read; the parameter and its two moments are read and written.
@@ -205,16 +200,20 @@ def make_table(hardware: Hardware, counts: Sequence[int], **plan: Any) -> Table:
 class ScalingOptions:
     """Settings of a prediction."""
 
-    parameters: int = setting("model", RESNET_PARAMETERS, "Parameters of the model; default: ResNet-50's.")
-    flops: float = setting("model", RESNET_FLOPS, "Operations of one example, forward and backward.")
+    parameters: int = setting(
+        "model", RESNET_PARAMETERS, "Parameters of the model; default: ResNet-50's.", (1, math.inf, "124000000")
+    )
+    flops: float = setting(
+        "model", RESNET_FLOPS, "Operations of one example, forward and backward.", (1, math.inf, "8e11")
+    )
     utilization: float | None = setting(
         "model",
         None,
-        "Share of the peak FLOP/s that the model attains on one device: measure yours. Default: what is published of "
-        "ResNet-50 on an A100.",
+        "Share of the peak FLOP/s that one device attains: measure yours. Default: ResNet-50's on an A100.",
+        (1e-6, 1, "0.15"),
     )
     dtype: Literal["float32", "bfloat16"] = setting("model", "float32", "Type of the computation.")
-    per_device_batch_size: int = setting("model", 64, "Examples per update on one device.")
+    per_device_batch_size: int = setting("model", 64, "Examples per update on one device.", (1, math.inf, "64"))
     hardware: tuple[Literal["a100", "h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
         "machine",
         ("h100", "tpu-v5e", "tpu-v5p"),
@@ -222,21 +221,21 @@ class ScalingOptions:
     )
     devices: tuple[int, ...] = setting("machine", (1, 8, 64, 512, 4096), "Numbers of devices in the tables.")
 
+    def __post_init__(self) -> None:
+        check_values(self)
+
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(ScalingOptions, arguments, __doc__)
     share = RESNET_SHARES[options.dtype] if options.utilization is None else options.utilization
-    model = {"parameters": options.parameters, "flops": options.flops, "utilization": share}
-    for name, value in (model | {"per_device_batch_size": options.per_device_batch_size}).items():
-        most, example = (1, 0.15) if name == "utilization" else (math.inf, 64)
-        if not 0 < value <= most:  # true of a NaN, too
-            raise UserError(f"{flag(name)} {value} is not above 0 and at most {most}: try {flag(name)} {example}")
-    counts, b = sorted(set(options.devices)), options.per_device_batch_size
-    tables = [make_table(HARDWARE[name], counts, b=b, dtype=options.dtype, **model) for name in options.hardware]
+    plan: dict[str, Any] = {name: getattr(options, name) for name in ("parameters", "flops", "dtype")}
+    plan |= {"b": options.per_device_batch_size, "utilization": share}
+    tables = [make_table(HARDWARE[name], sorted(set(options.devices)), **plan) for name in options.hardware]
     print(
-        f"{options.parameters:,} parameters, {options.flops / 1e6:,.1f} MFLOP an example, {b:,} examples per device, "
-        f"{options.dtype}, Adam; {share:.3g} of the peak. Predictions for data parallelism, not measurements."
+        f"{options.parameters:,} parameters, {options.flops / 1e6:,.1f} MFLOP an example, "
+        f"{options.per_device_batch_size:,} examples per device, {options.dtype}, Adam; {share:.3g} of the peak. "
+        "Predictions for data parallelism, not measurements."
     )
     # A file has no width, and wrapped cells are hard to read.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)

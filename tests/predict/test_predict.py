@@ -92,31 +92,21 @@ def test_images_and_arrays(digits, folder):
         assert each["probability"] == max(each["probabilities"].values())
 
 
-def luma(colours):
-    return colours.astype(float) @ [0.299, 0.587, 0.114]
+def test_pictures_become_grey_on_black(folder):
+    """Also those that are white on a transparent ground, whose hidden colour is white too."""
+    colours = noise(28, 28, 3)
+    Image.fromarray(colours).save("colours.png")
+    drawing = Image.new("RGBA", (28, 28), "white")
+    drawing.putalpha(Image.fromarray(noise(28, 28)))
+    drawing.save("drawing.png")
+    for name, wanted in (
+        ("colours.png", colours.astype(float) @ [0.299, 0.587, 0.114]),
+        ("drawing.png", noise(28, 28)),
+    ):
+        np.testing.assert_allclose(read_examples(name, DIGIT, "uint8")[0, ..., 0], wanted, atol=2)
 
 
-def drawing(opacity):
-    """White on a transparent ground, whose hidden colour is white too."""
-    image = Image.new("RGBA", (28, 28), "white")
-    image.putalpha(Image.fromarray(opacity))
-    return image
-
-
-PICTURES = {
-    "colours.png": (lambda: Image.fromarray(noise(28, 28, 3)), lambda: luma(noise(28, 28, 3))),
-    "drawing.png": (lambda: drawing(noise(28, 28)), lambda: noise(28, 28)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_become_grey_on_black(folder, name):
-    picture, wanted = PICTURES[name]
-    picture().save(name)
-    np.testing.assert_allclose(read_examples(name, DIGIT, "uint8")[0, ..., 0], wanted(), atol=2)
-
-
-@pytest.mark.parametrize("shape", [(28, 28), DIGIT, (3, 28, 28), (28, 28, 28), (1, *DIGIT)])
+@pytest.mark.parametrize("shape", [(28, 28), DIGIT, (28, 28, 28), (1, *DIGIT)])
 def test_shapes_of_arrays(folder, shape):
     np.save("array.npy", noise(*shape))
     read = read_examples("array.npy", DIGIT, "uint8")
@@ -140,11 +130,10 @@ DEEP = np.random.default_rng(0).integers(0, 65536, (28, 28), np.uint16)
         (DIGIT, "float.npy", npy(np.zeros((28, 28))), "it holds float64; numpy.rint(255 * array)"),
         (DIGIT, "large.npy", npy(noise(2, 32, 32)), "its shape is [2, 32, 32]"),
         (DIGIT, "pickle.npy", npy(np.array([{}])), "Object arrays cannot be loaded when"),
-        ((4,), "complex.npy", npy(np.zeros(4, complex)), "it holds complex128"),
         ((4,), "few.csv", b"1,2,3\n", "row 1 has 3 columns, and the model takes 4, without a label"),
+        ((4,), "semicolons.csv", b"1;2;3;4\n", "row 1 has 1 columns, and the model takes 4, without a label"),
         ((4,), "words.csv", b"a,b,c,d\n1,2,x,4\n", "row 2 has 'x', which is no number"),
         ((4,), "half.csv", b"a,b,3,d\n1,2,3,4\n", "row 1 has 'a', which is no number"),
-        ((4,), "names.csv", b"a,b,c,d\n", "its shape is [0, 4]"),
         ((4,), "latin.csv", b"\xff,1,2,3\n", "it is no text in UTF-8: convert it first, for example with iconv"),
         ((4,), "quote.csv", b'1,2,3,"4\n', "unexpected end of data"),
         ((4,), "nan.csv", b"1,2,3,4\n1,2,3,nan\n", "example 1, counted from 0, is not finite in float32"),
@@ -205,10 +194,7 @@ def test_texts_on_the_command_line_and_lines_of_a_file(sentiment, folder):
         (["MODEL"], "INPUT is missing: name a file, or a text in quotes, after"),
         (["MODEL", "--lines", "texts.txt"], "--lines texts.txt is for text models, and"),
         (["MODEL", "digit.png", "missing.png"], "missing.png cannot be read (No such file or directory)"),
-        (["MODEL", "."], ". cannot be read (it is a folder"),
         (["digit.png", "MODEL"], "digit.png is damaged, or is no exported model (File is not a zip file): name a"),
-        (["TEXTS"], "INPUT is missing: name a file, or a text in quotes, after"),
-        (["TEXTS", "--lines", "missing.txt"], "missing.txt cannot be read (No such file or directory): name a file in"),
         (["TEXTS", "--lines", "latin.txt"], "latin.txt cannot be read (it is no text in UTF-8"),
         (["TEXTS", "--lines", "empty.txt"], "empty.txt cannot be read (it holds no text): name a file in UTF-8"),
     ],
