@@ -68,11 +68,6 @@ def test_order_of_the_examples(tmp_path):
         assert texts.texts[0].endswith("caf\u00e9<br />\u2026")
 
 
-def test_the_original_archive_comes_first(tmp_path):
-    (tmp_path / "aclImdb_v1.tar.gz").write_bytes(archive())
-    assert len(read(tmp_path, b"another").train.texts) == 6
-
-
 @pytest.mark.parametrize(
     "extra",
     [

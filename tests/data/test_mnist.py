@@ -65,12 +65,3 @@ def test_missing_files_are_one_sentence(tmp_path, monkeypatch, dataset, torchvis
             load_data(dataset, str(tmp_path))
         assert all(fragment in str(error.value) for fragment in fragments)
         assert "\n" not in str(error.value)
-
-
-def test_another_file_of_the_same_name_is_refused(tmp_path):
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name in CHECKSUMS["MNIST"]:
-        write_idx(raw / name, IMAGES)
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte.gz is damaged: .*; delete it"):
-        load_data("mnist", str(tmp_path))

@@ -1,14 +1,12 @@
 """The synthetic reviews, and the two featurizers of texts: tf-idf weights and token ids."""
 
 import hashlib
-import re
 import sys
 
 import numpy as np
 import pytest
 from examples import parts
 
-from pmapdp.data import reviews
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import LENGTH, Tokens, split
 from pmapdp.errors import UserError
@@ -28,19 +26,6 @@ def test_reviews_never_change(corpus):
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == SHA256
     assert [np.bincount(part.labels).tolist() for part in parts(corpus)] == [[2000, 2000], [500, 500]]
     assert len(set(lines)) == 5000
-
-
-def test_a_reader_who_minds_negations_finds_the_class(corpus):
-    """Another way to the label than the grammar's: adjectives and negations by their letters, then the majority."""
-    polarity = {word: 2 * number - 1 for number, words in enumerate(reviews.ADJECTIVES) for word in words}
-    negations = re.compile(r"\b(not|never|nobody|anything but)\b")
-    for part in parts(corpus):
-        for text, label in zip(part.texts, part.labels, strict=True):
-            total = 0
-            for sentence in re.split(r"[.!]", text.lower()):
-                found = [polarity[word] for word in sentence.split() if word in polarity]
-                total += sum(found) * (-1 if negations.search(sentence) else 1)
-            assert (total > 0) == label, text
 
 
 def test_tfidf_equals_scikit_learn(corpus):
@@ -68,7 +53,7 @@ def words(number: int, start: int = 0) -> str:
 
 def test_the_vocabularies_have_their_limits():
     """The most frequent tokens stay."""
-    tfidf = Tfidf.fit([words(count) for count in range(1, 1302)])
+    tfidf = Tfidf.fit([words(1300), words(1200)])
     assert sorted(tfidf.vocabulary) == sorted(words(1200).split())
     np.testing.assert_array_equal(tfidf(["unheard of"]), np.zeros((1, 1200), np.float32))
     texts = [words(9000), words(100)]

@@ -8,10 +8,9 @@ import numpy as np
 import numpy_mlp
 import optax
 import pytest
-from examples import CLASSIFIERS, random_split, random_split_for
+from examples import random_split, random_split_for
 from flax import nnx
 from jax import lax
-from marks import quick
 
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.models.cnn import max_pool
@@ -59,13 +58,6 @@ def test_numbers_of_parameters_and_running_statistics(model):
     assert count_parameters(statistics) == RUNNING_STATISTICS.get(model, 0)
 
 
-@quick(1, "model", CLASSIFIERS)
-def test_initial_parameters_follow_from_the_seed(model):
-    first, again, other = (build(MODELS[model], seed).logits.kernel[...] for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert np.abs(first - other).max() > 0
-
-
 def test_mlp_starts_as_in_the_blog_and_equals_numpy():
     model, params = built("mlp")
     assert params["hidden1"]["kernel"].std() == pytest.approx(0.01, rel=0.01)  # 401,408 draws
@@ -74,21 +66,6 @@ def test_mlp_starts_as_in_the_blog_and_equals_numpy():
     logits = call(model, SPLIT.inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, SPLIT.labels)
     assert float(losses.mean()) == pytest.approx(loss, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("model", "layer", "fan_in", "fan_out"),
-    [
-        ("cnn", "conv", 9, 9 * 32),
-        ("cnn", "hidden", 5408, 64),
-        ("convnet", "conv2", 36 * 12, 36 * 24),
-        ("convnet", "logits", 256, 10),
-    ],
-)
-def test_keras_models_start_from_glorot_uniform(model, layer, fan_in, fan_out):
-    params, limit = built(model)[1], np.sqrt(6 / (fan_in + fan_out))
-    assert 0.95 * limit < np.abs(params[layer]["kernel"]).max() <= limit
-    assert not params["logits"]["bias"].any()
 
 
 def convolve(x, kernel, stride, padding):
@@ -101,6 +78,8 @@ def linear(x, p):
 
 def test_cnn_equals_plain_convolution_and_pooling():
     model, p = built("cnn")
+    limit = np.sqrt(6 / (5408 + 64))  # Keras's initial values, Glorot uniform
+    assert 0.95 * limit < np.abs(p["hidden"]["kernel"]).max() <= limit
     x = convolve(SPLIT.inputs / np.float32(255), p["conv"]["kernel"], 1, "VALID")
     x = flax_max_pool(jnp.maximum(x + p["conv"]["bias"], 0)).reshape(6, -1)
     wanted = linear(np.maximum(linear(x, p["hidden"]), 0), p["logits"])
@@ -121,12 +100,6 @@ def test_convnet_equals_plain_convolutions():
     np.testing.assert_allclose(call(model, SPLIT.inputs), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", ["conv1", "conv2", "large_k"])
-def test_no_bias_stands_before_batch_norm(layer):
-    """Its gradient would be rounding, which differs between numbers of devices, and which Adam would amplify."""
-    assert set(built("convnet")[1][layer]) == {"kernel"}
-
-
 # Max-pooling
 
 
@@ -137,17 +110,15 @@ def flax_max_pool(x):
 RANDOM = np.random.default_rng(0)
 POOLED = {
     "all different": RANDOM.permutation(2 * 7 * 6 * 3).reshape(2, 7, 6, 3),
-    "one window": RANDOM.permutation(6).reshape(1, 2, 3, 1),
     "many equal": RANDOM.integers(0, 2, (4, 16, 17, 3)),
     "no numbers": RANDOM.choice([np.nan, -np.inf, np.inf, -0.0, 0.0, 1.0], (4, 16, 16, 3)),
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("x", POOLED.values(), ids=POOLED)
-def test_max_pool_and_its_gradient_are_flaxs(x, dtype):
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in POOLED), ("many equal", "bfloat16")])
+def test_max_pool_and_its_gradient_are_flaxs(name, dtype):
     """So is pooling before a ReLU, unless a number is 0."""
-    x = jnp.asarray(x, dtype)
+    x = jnp.asarray(POOLED[name], dtype)
 
     @jax.jit
     def both(x, weights):
