@@ -27,7 +27,7 @@ from pmapdp import cli, devices
 from pmapdp.config import Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import augment_task, build_model, check_task
-from pmapdp.custom.optimizer import check_best, check_optimizer, check_schedule, check_trainable, trainable_filter
+from pmapdp.custom.optimizer import check_best, check_optimizer, check_schedule, trainable_filter
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import SINGLE_PROCESS, Peers, ProcessesOptions, connect_processes, find_peers
@@ -249,7 +249,6 @@ def make_task(config: Config, custom: Custom) -> Task:
     """Build the model, and choose its loss. The update rule is missing, because it depends on the batch size."""
     model = build_model(custom.model or find_model(config.model), config.seed, config.dtype)
     trainable = config.trainable if custom.trainable is None else custom.trainable
-    check_trainable(model, trainable)
     loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
         loss = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=custom.metrics)
@@ -261,7 +260,7 @@ def make_task(config: Config, custom: Custom) -> Task:
         dtype=config.dtype,
         loss=loss,
         accumulate=config.accumulate,
-        trainable=trainable_filter(trainable),
+        trainable=trainable_filter(model, trainable),
     )
 
 

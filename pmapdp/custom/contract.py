@@ -4,10 +4,10 @@ Refused are a loss that counts padding or is no sum over the examples, and a lay
 or writes what its own device sees. `docs/custom.md` lists the sentences.
 """
 
-import functools
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,26 +25,28 @@ from pmapdp.steps.shared import AXIS
 
 
 def check_loss(task: Task, example: Batch) -> None:
-    """Try loss and layers on a batch of n examples, in evaluation and in training, on n + 1 simulated devices.
+    """Try loss and layers on a batch of n examples, in evaluation and in training, on three simulated devices.
 
-    The sums must be the same if one device has all examples and if every device has one, and padding must add nothing.
+    The sums must be the same if one device has all examples and if two have half of them, and padding, which the others
+    have, must add nothing.
     """
     n = len(example.indices)
-    rows, weights = np.zeros((2, n + 1, n), np.int32), np.zeros((2, n + 1, n), np.float32)
+    rows, weights = np.zeros((2, 3, n), np.int32), np.zeros((2, 3, n), np.float32)  # padding is copies of example 0
     rows[0], weights[0, 0] = range(n), 1
-    rows[1, :n, 0], weights[1, :n, 0] = range(n), 1  # the other rows of a device are padding, copies of example 0
-    together, one_each = (
+    for device, half in enumerate(np.array_split(np.arange(n), 2)):
+        rows[1, device, : len(half)], weights[1, device, : len(half)] = half, 1
+    together, in_halves = (
         jax.tree.map(lambda x, i=i: np.asarray(x)[rows[i]], example)._replace(weights=weights[i]) for i in (0, 1)
     )
     for train in (False, True):
         run = make_trial(task, together, train)
         whole, written = run(together)
-        check_streams(task, functools.partial(run, together), whole["loss"])
+        check_streams(task, partial(run, together), whole["loss"])
         if new := written.keys() - named_leaves(task.arrays_of(task.model)[1]).keys():
             raise UserError(
                 f"{task.name} makes the variable {min(new)} as it is called: make it in __init__, or leave nnx.sow out"
             )
-        apart, written_apart = run(one_each)
+        apart, written_apart = run(in_halves)
         for name, values in written.items() if train else ():
             if not np.allclose(written_apart[name], values[:1], **tolerance(task, train), equal_nan=True):
                 raise UserError(
@@ -52,16 +54,15 @@ def check_loss(task: Task, example: Batch) -> None:
                     "weights of pmapdp.layers.current_context(), and add sums and counts up with jax.lax.psum over "
                     "its axis_name, unless that is None"
                 )
-        for name, (total, padding, *_) in whole.items():
-            check_sum(task, name, float(total), float(padding), apart[name], train=train)
-        check_correct(task, apart, getattr(example.labels, "ndim", 0))
+        for name in sorted(whole, key=lambda name: name != "loss"):  # the loss first
+            total, padding, _ = map(float, whole[name])
+            check_sum(task, name, total, padding, apart[name], train=train)
 
 
 def make_trial(task: Task, batches: Batch, train: bool) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
-    """Return a function of batches `[devices, b, ...]` that calls the loss on each simulated device.
+    """Return a function that calls the loss on each simulated device: `jax.vmap` over a named axis, as `pmap` maps.
 
-    `jax.vmap` over a named axis stands for the devices, as `pmap` maps over them. The results are the sums by name,
-    `[devices]`, and what the model writes by name, `[devices, ...]`.
+    From batches `[devices, b, ...]` it returns the sums, and what the model writes, by name, `[devices, ...]` each.
     """
     structure, constant_streams = task.constant
     arrays = task.arrays_of(task.model)
@@ -123,23 +124,16 @@ def tolerance(task: Task, train: bool, size: float = 1.0) -> dict[str, Any]:
 
 
 def check_sum(task: Task, name: str, total: float, padding: float, apart: np.ndarray, *, train: bool) -> None:
-    """Refuse a sum that is not the sums `apart` added up, or to which padding adds something.
+    """Refuse a `total` over all examples that differs from those of devices with some each, `apart` `[devices]`.
 
-    Args:
-        total: the sum over all n examples on one device.
-        padding: the same sum if all of them have weight 0.
-        apart: `[n + 1]` sums of devices with one example each, and of one with padding alone.
+    The last device has padding alone. `padding` is the sum of a device on which all examples have weight 0.
     """
-
-    def near(one: float, other: float) -> bool:
-        return bool(np.isclose(one, other, **tolerance(task, train, total)))
-
-    added = float(apart.sum())
+    near, added = partial(np.isclose, **tolerance(task, train, total)), float(apart.sum())
     if not math.isfinite(total) or (near(added, total) and near(padding, 0)):  # training names a step that isn't finite
         return
     what = f"the loss of {task.name}" if name == "loss" else f"{name} in the loss of {task.name}"
     what += " in training" if train else ""
-    if near(padding, total):
+    if near(padding, total) and not near(padding, 0):
         works = "use batch.weights.sum()" if name == "count" else "multiply by batch.weights and sum"
         raise UserError(f"{what} counts padding ({total:.4g} of weight 0): {works}")
     if near(added - total, (len(apart) - 1) * padding):  # it is there once on one device, and n times on n
@@ -148,21 +142,22 @@ def check_sum(task: Task, name: str, total: float, padding: float, apart: np.nda
             "batch.weights.sum()"
         )
     raise UserError(
-        f"{what} is not a sum over the examples ({total:.4g} for {len(apart) - 1} of them together, {added:.4g} one by "
-        "one): let none depend on others, and return (batch.weights * losses).sum() and batch.weights.sum()"
+        f"{what} is not a sum over the examples ({total:.4g} for some of them together, {added:.4g} for two halves): "
+        "let none depend on others, and return (batch.weights * losses).sum() and batch.weights.sum()"
     )
 
 
-def check_correct(task: Task, sums: dict[str, Any], label_axes: int) -> None:
+def check_correct(task: Task, examples: Batch) -> None:
     """Refuse an accuracy with other weights than its count: an example is right or wrong as a whole.
 
-    With labels of more than one axis, for example of tokens, it may be right in part.
+    With labels of more than one axis, for example of tokens, it may be right in part. A wrong example shows nothing, so
+    this takes more of them than `check_loss`.
     """
-    if "correct" not in sums:
-        return
+    label_axes, alone = getattr(examples.labels, "ndim", 0), jax.tree.map(lambda x: x[:, None], examples)
+    sums, _ = make_trial(task, alone, train=False)(alone)
     for correct, count in zip(sums["correct"].tolist(), sums["count"].tolist(), strict=True):
-        near = functools.partial(np.isclose, correct, rtol=1e-3)
-        if not (near(0) or near(count) or math.isnan(correct) or (label_axes != 1 and 0 < correct < count)):
+        is_whole = np.isclose(correct, [0, count], rtol=1e-3).any() or math.isnan(correct)
+        if not is_whole and not (label_axes != 1 and 0 < correct < count):
             raise UserError(
                 f"the loss of {task.name} returns correct {correct:.4g} for an example that counts {count:.4g}, so "
                 "its accuracy would be wrong: give both the same weights, (weights * right).sum() and weights.sum(), "

@@ -71,7 +71,7 @@ def classes_of(train: Any) -> tuple[str, ...]:
 
 
 def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
-    """Make a part of a data set, called `name`: a checked `Split` or `Texts`, or `Examples`, which check themselves."""
+    """Make a part that sentences call `name`: a checked `Split`, `Texts`, or `Examples`, which check themselves."""
     if type(part) is tuple and len(part) in (2, 3):
         part = Split(*part)
     if isinstance(part, Texts):
@@ -87,20 +87,13 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
 
 
 class Examples:
-    """The examples of a map-style data set, with the methods of a `Split`.
-
-    Args:
-        source: the data set.
-        name: what sentences call it, for example "the training".
-        classes: the names of the classes.
-    """
+    """The examples of a map-style data set, with the methods of a `Split`. Sentences call it `name`."""
 
     def __init__(self, source: Any, name: str, classes: tuple[str, ...]):
         self.source, self.name, self.classes = source, name, classes
         self.logits: int | None = None  # of the model, if labels are numbers of classes
-        with user_code_errors(
-            f"{name} data={shown(source)} have no length", "give an object with len(data) and data[i]"
-        ):
+        works = "give an object with len(data) and data[i]"
+        with user_code_errors(f"{name} data={shown(source)} have no length", works):
             self.examples = len(source)
         if self.examples == 0:
             raise UserError(f"{name} data have no examples: give at least one")
@@ -137,7 +130,13 @@ class Examples:
                     f"{describe(self.first)}: give all of them one shape and type"
                 )
         rows = jax.tree.map(lambda *leaves: np.stack(leaves), *(read[index] for index in order.tolist()))
-        split = check_split(self.name, rows, self.classes)
+        try:
+            split = check_split(self.name, rows, self.classes)
+        except UserError:
+            for index, example in read.items():  # which one it is
+                row = jax.tree.map(lambda leaf: leaf[None], example)
+                check_split(f"example {index} of {self.name}", row, self.classes)
+            raise
         if self.logits and not ((split.labels >= 0) & (split.labels < self.logits)).all():
             raise UserError(
                 f"{self.name} labels have {split.labels.min()} and {split.labels.max()}, and the model has "
@@ -213,7 +212,13 @@ def convert(what: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     except Exception as error:  # lists of different lengths, or an object whose conversion fails
         raise UserError(f"{what} are no array ({reason(error)}): give a NumPy array") from error
     if classes is not None and array.size and isinstance(array.flat[0], str):
-        array = number_classes(what, array, classes)
+        numbers = {name: number for number, name in enumerate(classes)}
+        if unknown := {str(name) for name in array.flat if name not in numbers}:
+            raise UserError(
+                f"{what} have {shown(min(unknown))}, which is none of the {len(classes)} classes: leave such examples "
+                "out, or name all classes in their order, DataSet(..., classes=(...))"
+            )
+        array = np.vectorize(numbers.get)(array)
     if array.dtype.kind not in "biuf" or np.ma.is_masked(values):
         kind = "masked in part" if np.ma.is_masked(values) else f"of type {array.dtype}"
         raise UserError(f"{what} are {kind}: give whole numbers, real numbers or truth values, and all of them")
@@ -222,35 +227,21 @@ def convert(what: str, values: Any, classes: tuple[str, ...] | None = None) -> A
         dtype = np.dtype(np.int32)
     with np.errstate(all="ignore"):
         result = array.astype(dtype, copy=False)
-    rows = every_kth(result)[0] if result is array else result
-    if dtype.kind == "f" and not np.isfinite(rows).all():
+    if dtype.kind == "f":
+        fits = np.isfinite(result[:: sample_every(result)] if result is array else result)
+    else:
+        fits = np.True_ if result is array else result == array
+    if not fits.all():
+        row = np.argwhere(~fits)[0][:1]
         raise UserError(
-            f"{what} ({array.dtype}) are not all finite numbers in {dtype}, first in row "
-            f"{np.argwhere(~np.isfinite(rows))[0][:1]}: replace or scale them"
-        )
-    if dtype.kind != "f" and result is not array and not np.array_equal(result, array):
-        raise UserError(
-            f"{what} ({array.dtype}) are from {array.min()} to {array.max()}, which do not fit in {dtype}: give "
-            "smaller ones"
+            f"{what} ({array.dtype}) are not all finite numbers in {dtype}, first in row {row}: replace or scale them"
         )
     return result
 
 
-def number_classes(what: str, names: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
-    """Turn names of classes into their numbers."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    if unknown := {name for name in names.flat if name not in numbers}:
-        raise UserError(
-            f"{what} have {shown(str(min(map(str, unknown))))}, which is none of the {len(classes)} classes: leave "
-            "such examples out, or name all classes in their order, DataSet(..., classes=(...))"
-        )
-    return np.array([numbers[name] for name in names.flat], np.int32).reshape(names.shape)
-
-
-def every_kth(array: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return an array and 1; of a large one every k-th row, and k."""
-    every = math.ceil(array.nbytes / SAMPLE) if array.nbytes > LARGE else 1
-    return array[::every], every
+def sample_every(array: np.ndarray) -> int:
+    """Return 1, or for a large array the k of the sample that is every k-th row."""
+    return math.ceil(array.nbytes / SAMPLE) if array.nbytes > LARGE else 1
 
 
 def load_npz(path: Path) -> DataSet:
@@ -270,23 +261,19 @@ def fingerprint(data: DataSet) -> str:
     """Return 16 digits that tell the content of data sets apart, so that a run isn't resumed with other data.
 
     Of an array above 1 GiB they look at every k-th row, and of a map-style data set at 64 examples. Then the largest k
-    follows, and the name of the augmentation.
+    follows.
     """
     content, largest = hashlib.blake2b(digest_size=8), 1
     for part in data.parts.values():
         if isinstance(part, Examples):
-            every = math.ceil(part.examples / 64)
-            largest = max(largest, every)
+            largest = max(largest, every := math.ceil(part.examples / 64))
             content.update(f"{part.examples} ".encode())
             part = part.take(np.arange(0, part.examples, every))
         for leaf in jax.tree.leaves(part):
             if isinstance(leaf, str):
                 content.update(json.dumps(leaf).encode())
                 continue
-            rows, every = every_kth(leaf)
-            largest = max(largest, every)
+            largest = max(largest, every := sample_every(leaf))
             content.update(f"{leaf.dtype} {leaf.shape} ".encode())
-            content.update(np.ascontiguousarray(rows).data)
-    sample = f", from one in {largest} examples" if largest > 1 else ""
-    augmented = f", augmented by {getattr(data.augment, '__name__', 'a function')}" if data.augment else ""
-    return content.hexdigest() + sample + augmented
+            content.update(np.ascontiguousarray(leaf[::every]).data)
+    return content.hexdigest() + (f", from one in {largest} examples" if largest > 1 else "")

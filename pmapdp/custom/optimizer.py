@@ -57,36 +57,31 @@ def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, tas
         raise UserError(f"{given} does not use its schedule, so --learning-rate would have no effect: use {EXAMPLE}")
 
 
-def trainable_filter(trainable: Any) -> Any:
-    """Return Flax's filter of the trained parameters, from one, or from names of parts such as `("head", "layers.0")`.
+def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
+    """Return Flax's filter of a model's trained parameters, from one, or from names of parts: `("head", "layers.0")`.
 
-    Without any name all parameters are trained.
+    Without any name all parameters are trained. A `UserError` says that a name, or a filter, chooses no parameter.
     """
-    if not isinstance(trainable, tuple):
-        return nnx.All(nnx.Param, trainable)
 
-    def is_chosen(path: tuple[Any, ...], _: Any) -> bool:
-        name = ".".join(map(str, path))
-        return any(f"{name}.".startswith(f"{part}.") for part in trainable)
-
-    return nnx.All(nnx.Param, is_chosen) if trainable else nnx.Param
-
-
-def check_trainable(model: nnx.Module, trainable: Any) -> None:
-    """Refuse names of no part of a model, and a filter that chooses no parameter."""
+    def starts_with(part: str) -> Callable[..., bool]:
+        return lambda path, _: f"{'.'.join(map(str, path))}.".startswith(f"{part}.")
 
     def names(chosen: Any) -> list[str]:
-        return [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, trainable_filter(chosen)))]
+        return [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, chosen))]
 
-    every = names(())
-    for part in trainable if isinstance(trainable, tuple) else ():
-        if not names((part,)):
-            raise unknown("trainable", part, dict.fromkeys([*(name.partition(".")[0] for name in every), *every]))
-    if not names(trainable):
+    chosen: Any = nnx.All(nnx.Param, trainable)
+    every = names(nnx.Param)
+    if isinstance(trainable, tuple):
+        for part in trainable:
+            if not names(nnx.All(nnx.Param, starts_with(part))):
+                raise unknown("trainable", part, dict.fromkeys([*(name.partition(".")[0] for name in every), *every]))
+        chosen = nnx.All(nnx.Param, nnx.Any(*map(starts_with, trainable))) if trainable else nnx.Param
+    if not names(chosen):
         raise UserError(
             f"trainable={shown(trainable)} chooses no parameter of {', '.join(every[:4])}...: give for example "
             "nnx.PathContains('head')"
         )
+    return chosen
 
 
 def check_best(best: str | None, task: Task, batches: Batches) -> None:

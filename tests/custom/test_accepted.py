@@ -1,7 +1,7 @@
 """Your model, loss, data and optimizer keep the promises, through evaluation, export and prediction too."""
 
 import contextlib
-import functools
+import dataclasses
 import io
 import json
 import re
@@ -25,12 +25,20 @@ from pmapdp.run.workdir import read_config
 from pmapdp.train import load_run
 
 
+class LinenNet(linen.Module):
+    """As a program before NNX has it."""
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(linen.RNN(linen.LSTMCell(8))(x[..., None])[:, -1])
+
+
 class Everything(nnx.Module):
     """`[b, 6]` to three logits, through one of each, with constants: an attribute, NumPy's, a variable."""
 
     def __init__(self, *, rngs):
         self.embed = nnx.Embed(4, 8, rngs=rngs)
-        self.lstm = nnx.RNN(nnx.LSTMCell(8, 8, rngs=rngs))
+        self.linen = nnx.bridge.lazy_init(nnx.bridge.ToNNX(LinenNet(), rngs=rngs), jnp.ones((1, 6)))
         self.gru = nnx.RNN(nnx.GRUCell(8, 8, rngs=rngs), rngs=rngs)
         self.attention = nnx.MultiHeadAttention(2, 8, dropout_rate=0.2, decode=False, rngs=rngs)
         self.frozen = nnx.BatchNorm(8, use_running_average=True, rngs=rngs)
@@ -44,26 +52,16 @@ class Everything(nnx.Module):
 
     def __call__(self, x):
         tokens = (x > 0).astype(jnp.int32) + 2 * (x > 1).astype(jnp.int32)
-        h = self.gru(self.lstm(self.embed(tokens)))
+        h = self.gru(self.embed(tokens))
         h = self.frozen(self.attention(h)).mean(1)
         h = nnx.relu(self.adapted(self.nothing(self.norm(h))))
-        return self.out(self.tied(nnx.tanh(self.first(self.mask * h + self.scale * self.shift))))
-
-
-class LinenNet(linen.Module):
-    """As a program before NNX has it."""
-
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(3)(linen.RNN(linen.LSTMCell(8))(x[..., None])[:, -1])
-
-
-def bridged(rngs):
-    return nnx.bridge.lazy_init(nnx.bridge.ToNNX(LinenNet(), rngs=rngs), jnp.ones((1, 6)))
+        h = self.tied(nnx.tanh(self.first(self.mask * h + self.scale * self.shift)))
+        return self.out(h) + self.linen(x)
 
 
 class Tokens(nnx.Module):
-    """A language model: each example has its own number of tokens, and the mean is over all of them."""
+    """A language model and a size, from labels in a dictionary. The loss is the mean over all tokens; each example has
+    its own number of them."""
 
     def __init__(self, *, rngs, dtype, param_dtype):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -73,17 +71,18 @@ class Tokens(nnx.Module):
         return self.out(self.embed(tokens))
 
     def loss(self, batch):
-        valid = batch.weights[:, None] * (batch.labels >= 0)
-        logits = self(batch.inputs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(batch.labels, 0))
-        correct = (valid * (logits.argmax(-1) == batch.labels)).sum()
-        return MetricSums((valid * losses).sum(), correct, valid.sum())
+        valid = batch.weights[:, None] * (batch.labels["next"] >= 0)
+        logits, labels = self(batch.inputs), jnp.maximum(batch.labels["next"], 0)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        losses += jnp.square(logits.mean(-1) - batch.labels["size"][:, None])
+        return MetricSums((valid * losses).sum(), (valid * (logits.argmax(-1) == labels)).sum(), valid.sum())
 
 
 def tokens(n, seed):
     random = np.random.default_rng(seed)
-    inputs = random.integers(0, 5, (n, 7))
-    return Split(inputs, np.where(np.arange(7) < random.integers(1, 8, (n, 1)), (inputs + 1) % 5, -1))
+    inputs, lengths = random.integers(0, 5, (n, 7)), random.integers(1, 8, (n, 1))
+    labels = np.where(np.arange(7) < lengths, (inputs + 1) % 5, -1)
+    return Split(inputs, {"next": labels, "size": lengths[:, 0] / 7})
 
 
 class Weighted(nnx.Module):
@@ -97,13 +96,6 @@ class Weighted(nnx.Module):
     def __call__(self, x):
         x = self.norm(self.hidden(jnp.concatenate([x["a"], x["b"]], 1)))
         return self.out(self.dropout(nnx.relu(x)))
-
-
-class Plain(Weighted):
-    """The same without batch norm and dropout."""
-
-    def __call__(self, x):
-        return self.out(nnx.relu(self.hidden(jnp.concatenate([x["a"], x["b"]], 1))))
 
 
 def two_arrays(part):
@@ -123,26 +115,14 @@ def noisy(inputs, key):
     return {"a": a, "b": inputs["b"] + 0.1 * jax.random.normal(noise, inputs["b"].shape)}
 
 
-class TwoTargets(Net):
-    """A class and a size, from labels in a dictionary."""
-
-    def loss(self, batch):
-        outputs = self(batch.inputs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs[:, :2], batch.labels["kind"])
-        losses += jnp.square(outputs[:, 2] - batch.labels["size"])
-        return MetricSums((batch.weights * losses).sum(), None, batch.weights.sum())
-
-
 class Wide(nnx.Module):
     """Large enough for factored moments."""
 
-    def __init__(self, *, rngs, dtype, param_dtype):
-        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.hidden, self.middle = nnx.Linear(6, 128, **types), nnx.Linear(128, 128, **types)
-        self.head = nnx.Linear(128, 3, **types)
+    def __init__(self, *, rngs):
+        self.hidden, self.head = nnx.Linear(6, 128, rngs=rngs), nnx.Linear(128, 128, rngs=rngs)
 
     def __call__(self, x):
-        return self.head(nnx.relu(self.middle(nnx.relu(self.hidden(x)))))
+        return self.head(nnx.relu(self.hidden(x)))
 
 
 def changed(make):
@@ -151,54 +131,33 @@ def changed(make):
 
 ARRAYS = changed(two_arrays)["data"]
 READ = {"data": DataSet(one_by_one(ARRAYS.train), one_by_one(ARRAYS.test), augment=noisy)}
-TARGETS = changed(lambda part: part._replace(labels={"kind": part.labels // 2, "size": part.inputs.sum(1)}))
-FALLING = {"schedule": optax.linear_schedule(0.01, 0.001, 10)}
+FALLING = {"optimizer": optax.adafactor, "schedule": optax.linear_schedule(0.01, 0.001, 10)}
+ONE = {"strategy": "single", "devices": 1}
 CASES = {
-    "read one by one, weighted, augmented": (Plain, READ, {"strategy": "shard_map", "devices": 4}),
-    "the same with batch norm and dropout": (Weighted, READ, {"devices": 4}),
-    "every layer": (Everything, {}, {"devices": 3, "dtype": "float32"}),
-    "Linen": (bridged, {}, {"devices": 3, "dtype": "float32"}),
-    "tokens": (Tokens, {"data": DataSet(tokens(90, 1), tokens(30, 2))}, {"devices": 8}),
-    "two targets": (TwoTargets, TARGETS, {"devices": 8}),
-    "factored": (Wide, FALLING | {"optimizer": optax.adafactor}, {"shard_state": "optimizer", "devices": 8}),
-    "lamb, parameters split": (
-        Wide,
-        FALLING | {"optimizer": optax.lamb},
-        {"strategy": "jit", "shard_state": "parameters", "devices": 8},
-    ),
+    "read one by one, weighted, augmented": (Weighted, READ, {"dtype": "float64"}),
+    "tokens and two targets": (Tokens, {"data": DataSet(tokens(90, 1), tokens(30, 2))}, {"dtype": "float64"}),
+    "every layer": (Everything, {}, {"optimizer": "sgd"}),  # Adam would amplify the rounding of attention's key bias
+    "factored moments in shards": (Wide, FALLING, {"shard_state": "optimizer"}),
 }
 
 
-@quick(1, "name", CASES)
-def test_stopped_and_resumed_on_several_devices_it_is_what_one_device_makes(name, tmp_path):
-    """In float64 within 1e-10; then evaluation, and in float32 export, give the figures of training again."""
+@quick(2, "name", CASES)
+def test_on_several_devices_it_is_what_one_device_makes(name, tmp_path):
+    """In float64 within 1e-10. In float32 the file that is exported from the last checkpoint has its figures too."""
     model, values, settings = CASES[name]
-    settings = {"dtype": "float64", "epochs": 2, "global_batch_size": 18} | settings
-    workdir, double = str(tmp_path / "run"), settings["dtype"] == "float64"
-    alone = run(model, values, **settings | {"strategy": "single", "devices": 1, "shard_state": "none"})
-    run(model, values, **settings, workdir=workdir, steps=4)
-    found = run(model, values, **settings, workdir=workdir)
+    settings = {"global_batch_size": 18, "devices": 4, "workdir": str(tmp_path / "run")} | settings
+    double = "dtype" in settings
+    alone = run(model, values, **settings | ONE | {"shard_state": "none", "workdir": None})
+    found = run(model, values, **settings)
     tolerance = {"rtol": 0, "atol": 1e-10 if double else 2e-5}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found.state.params, alone.state.params)
     test = found.epochs[-1]["test"]
     assert test == pytest.approx(alone.epochs[-1]["test"], rel=1e-9 if double else 1e-4)
     assert found.epochs[-1]["train"]["examples"] == alone.epochs[-1]["train"]["examples"]
-    yours = {"model": model, "data": DATA} | values
-    loss = pytest.approx(test["loss"], rel=1e-5)
-    assert evaluate_run(workdir, **yours)[0]["loss"] == loss
     if not double:
-        export_run(workdir, str(tmp_path / "model.zip"), **yours)
-        assert evaluate_exported(load_exported(tmp_path / "model.zip"), DATA.test)["loss"] == loss
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_ends_bit_for_bit_alike(tmp_path):
-    """In the middle of an epoch; examples are read one by one and augmented."""
-    settings = {"strategy": "jit", "dtype": "float64", "epochs": 2, "devices": 4}
-    straight = run(Weighted, READ, **settings)
-    run(Weighted, READ, **settings, workdir=str(tmp_path / "run"), steps=7)
-    resumed = run(Weighted, READ, **settings, workdir=str(tmp_path / "run"))
-    jax.tree.map(np.testing.assert_array_equal, straight.state, resumed.state)
+        export_run(tmp_path / "run", str(tmp_path / "model.zip"), **{"model": model, "data": DATA} | values)
+        exported = evaluate_exported(load_exported(tmp_path / "model.zip"), DATA.test)
+        assert exported["loss"] == pytest.approx(test["loss"], rel=1e-5)
 
 
 def test_a_weight_of_two_counts_as_two_examples():
@@ -210,9 +169,9 @@ def test_a_weight_of_two_counts_as_two_examples():
 
     x, labels, weights = np.random.default_rng(3).normal(size=(12, 6)), np.arange(12) % 3, np.arange(12) % 2 + 1
     once, twice = two_arrays(Split(x, labels)), two_arrays(Split(x.repeat(weights, 0), labels.repeat(weights)))
-    settings = {"dtype": "float64", "optimizer": "sgd", "strategy": "pmap", "devices": 4}
+    settings = {"dtype": "float64", "optimizer": "sgd"} | ONE
     weighted, repeated = (
-        run(WithoutDropout, {"data": DataSet(part, once)}, global_batch_size=part.examples, **settings)
+        run(WithoutDropout, {"data": DataSet(part)}, global_batch_size=part.examples, **settings)
         for part in (once._replace(weights=weights), twice._replace(weights=None))
     )
     for arrays in ("params", "model_state"):
@@ -220,29 +179,6 @@ def test_a_weight_of_two_counts_as_two_examples():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), *states)
     assert weighted.epochs[0]["train"]["accuracy"] == pytest.approx(repeated.epochs[0]["train"]["accuracy"])
     assert [each.epochs[0]["train"]["examples"] for each in (weighted, repeated)] == [12, 18]
-
-
-def constant(width):
-    """A network whose loss is always the same, and counts any positive numbers."""
-
-    class Constant(Net):
-        def __init__(self, *, rngs, width=width):
-            self.hidden, self.head = nnx.Linear(6, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
-
-        def loss(self, batch):
-            weights = batch.weights * (1.5 + jnp.sign(batch.inputs[:, 0]))
-            square = (weights * batch.inputs[:, 1] ** 2).sum()
-            return MetricSums(square + 0 * self(batch.inputs).sum(), None, weights.sum(), {"square": square})
-
-    return Constant
-
-
-@quick(1, "build", [functools.partial(constant(8), width=4), constant(8)])
-def test_a_models_loss_is_used_however_it_is_built(build):
-    """Its mean is that of NumPy over all examples; float32, within 1e-5."""
-    x, test = DATA.test.inputs, run(build, devices=3).epochs[-1]["test"]
-    wanted = pytest.approx(np.average(x[:, 1] ** 2, weights=1.5 + np.sign(x[:, 0])), rel=1e-5)
-    assert (test["loss"], test["square"], "accuracy" in test) == (wanted, wanted, False)
 
 
 class Signs(Net):
@@ -257,17 +193,19 @@ class Signs(Net):
         return {"probability": 1 / (1 + jnp.exp(-self(x)))}
 
 
+SIGNS = {"model": Signs} | changed(lambda part: part._replace(labels=(part.inputs[:, :3] > 0).astype(np.int32)))
+
+
 def test_your_loss_is_evaluated_exported_and_asked(tmp_path, monkeypatch):
     """A run of values needs them again, and says so."""
     monkeypatch.chdir(tmp_path)
-    values = {"model": Signs} | changed(lambda part: part._replace(labels=(part.inputs[:, :3] > 0).astype(np.int32)))
-    last = run(own=values, epochs=20, learning_rate=0.1, workdir="run").epochs[-1]["test"]
-    assert last["accuracy"] > 0.95
+    last = run(own=SIGNS, epochs=3, learning_rate=0.1, workdir="run", **ONE).epochs[-1]["test"]
+    assert last["accuracy"] > 0.7
     wanted = pytest.approx({name: last[name] for name in ("loss", "accuracy", "examples")}, rel=1e-5)
-    evaluated, facts = evaluate_run("run", strategy="jit", devices=3, **values)
+    evaluated, facts = evaluate_run("run", **SIGNS)
     assert (evaluated, facts["dataset"]) == (wanted, "arrays")
-    assert export_run("run", "model.zip", **values)["model"] == "Signs"
-    assert evaluate_exported(load_exported("model.zip"), values["data"].test) == wanted
+    assert export_run("run", "model.zip", **SIGNS)["model"] == "Signs"
+    assert evaluate_exported(load_exported("model.zip"), SIGNS["data"].test) == wanted
     for command in (["evaluate", "run"], ["export", "run", "other.zip"], ["evaluate", "model.zip"]):
         done = entry.run_command(*command)
         assert done.status == 2
@@ -275,17 +213,23 @@ def test_your_loss_is_evaluated_exported_and_asked(tmp_path, monkeypatch):
     np.save("rows.npy", DATA.test.inputs)
     lines = entry.run_command("predict", "model.zip", "rows.npy", "--json").out.splitlines()
     answers = np.array([json.loads(line)["outputs"]["probability"] for line in lines])
-    assert np.mean((answers > 0.5) == values["data"].test.labels) == pytest.approx(last["accuracy"])
+    assert np.mean((answers > 0.5) == SIGNS["data"].test.labels) == pytest.approx(last["accuracy"])
+
+
+def moved(inputs, key):
+    return inputs + 0.1 * jax.random.normal(key, inputs.shape)
 
 
 def test_with_a_validation_set_and_without_any(tmp_path):
-    """It is measured in place of the test set, which waits for `evaluate`; alone, the figures of training count."""
-    workdir, data = str(tmp_path / "run"), DataSet(DATA.train, DATA.test, ("a", "b", "c"), DATA.train)
+    """It's measured in place of the test set, which waits for `evaluate`; without either the figures of training count.
+    The header names the loss with what is around it."""
+    workdir, data = str(tmp_path / "run"), DataSet(DATA.train, DATA.test, ("a", "b", "c"), DATA.train, moved)
     with contextlib.redirect_stdout(io.StringIO()) as shown:
-        epoch = run(own={"data": data}, workdir=workdir).epochs[0]
-        alone = run(own={"data": DataSet(DATA.train)}).epochs[0]
+        epoch = run(own={"data": data}, workdir=workdir, **ONE).epochs[0]
+        alone = run(own={"data": DataSet(DATA.train)}, **ONE).epochs[0]
     assert "100 to train, 40 to test, 100 to validate" in shown.getvalue()
     assert "validation accuracy: best" in shown.getvalue()
+    assert "loss     augmented(cross_entropy(label_smoothing=0.1), moved)\n" in shown.getvalue()
     assert (epoch["validation"]["examples"], "test" in epoch, "test" in alone) == (100, False, False)
     assert f"train accuracy: best {alone['train']['accuracy']:.4f} (epoch 1)" in shown.getvalue()
     assert evaluate_run(workdir, model=Net, data=data)[0]["examples"] == 40
@@ -293,17 +237,16 @@ def test_with_a_validation_set_and_without_any(tmp_path):
         evaluate_run(workdir, model=Net, data=DataSet(DATA.train))
 
 
-@pytest.mark.parametrize("chosen", [{"trainable": nnx.PathContains("head")}, None])
-def test_parameters_that_are_not_trained_stay_also_under_weight_decay(tmp_path, chosen):
-    """A filter from Python and the name on the command line are the same run, which its folder can tell."""
+def test_parameters_that_are_not_trained_stay_also_under_weight_decay(tmp_path):
+    """Its folder tells which are trained."""
     workdir = tmp_path / "run"
-    settings = {"optimizer": "adamw", "weight_decay": 0.5, "workdir": str(workdir), "steps": 3}
-    found = run(own=chosen, **settings | ({} if chosen else {"trainable": ("head",)})).state
+    settings = {"optimizer": "adamw", "weight_decay": 0.5, "workdir": str(workdir), "steps": 3} | ONE
+    found = run(own={"trainable": nnx.PathContains("head")}, **settings).state
     with jax.default_device(jax.devices("cpu")[0]):
         first = nnx.to_pure_dict(nnx.state(Net(rngs=nnx.Rngs(0))))
     jax.tree.map(np.testing.assert_array_equal, found.model_state, {"hidden": first["hidden"]})
     assert not np.array_equal(found.params["head"]["kernel"], first["head"]["kernel"])
-    assert read_config(workdir).trainable == (("head.bias", "head.kernel") if chosen else ("head",))
+    assert read_config(workdir).trainable == ("head.bias", "head.kernel")
     assert jax.tree.map(np.shape, load_run(workdir, model=Net)[1].params) == {"head": {"bias": (3,), "kernel": (16, 3)}}
 
 
@@ -316,11 +259,10 @@ def top_two(logits, batch):
 
 
 def test_metrics_of_a_classifier(tmp_path):
-    """They are shown beside its accuracy, by evaluation too, and what is trained is the same."""
-    found = run(own={"metrics": top_two}, workdir=str(tmp_path / "run"), devices=3)
-    test, plain = found.epochs[-1]["test"], run(devices=3)
-    assert 1 >= test["top 2"] > test["accuracy"] == plain.epochs[-1]["test"]["accuracy"]
-    jax.tree.map(np.testing.assert_array_equal, found.state, plain.state)
+    """They are shown with its accuracy, by evaluation too."""
+    found = run(own={"metrics": top_two}, workdir=str(tmp_path / "run"))
+    test = found.epochs[-1]["test"]
+    assert 1 >= test["top 2"] > test["accuracy"]
     means, _ = evaluate_run(str(tmp_path / "run"), model=Net, data=DATA, metrics=top_two, strategy="single")
     assert (means["top 2"], means["recall of 2"]) == (test["top 2"], test["recall of 2"])
     head, hidden = found.state.params["head"], found.state.params["hidden"]
@@ -329,10 +271,14 @@ def test_metrics_of_a_classifier(tmp_path):
 
 
 def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
-    settings = {"workdir": str(tmp_path / "run"), "steps": 2}
-    run(own={"optimizer": optax.lion}, **settings)
+    settings = {"workdir": str(tmp_path / "run"), "steps": 2} | ONE
+    run(own={"optimizer": optax.lion, "data": dataclasses.replace(DATA, augment=moved)}, **settings)
     with pytest.raises(UserError, match=r"optimizer \('yours' there, 'adam' now\)"):
         run(**settings)
+    with pytest.raises(UserError, match="is of another optimizer: use it as it was, or another folder"):
+        run(own={"optimizer": lambda schedule: optax.chain(optax.clip(1.0), optax.lion(schedule))}, **settings)
+    with pytest.raises(UserError, match="the loss of 4 examples"):
+        run(own={"optimizer": optax.lion}, **settings)
     with pytest.raises(UserError, match=r"unknown optimizer 'lion': .*from Python optimizer=..."):
         evaluate_run(settings["workdir"], model=Net, data=DATA)
 
@@ -344,16 +290,24 @@ class OfOneSize(Net):
         return super().__call__(x).reshape(len(x), -1)
 
 
+class AnswersOneSize(Signs):
+    """Trains, and can't be asked for any number of answers."""
+
+    def predict(self, x):
+        return x.reshape(len(x), -1)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        (SIGNS | {"model": AnswersOneSize}, "warning: the model cannot be exported for any number of inputs ("),
         ({"model": OfOneSize}, "warning: the model cannot be exported for any number of inputs ("),
         ({"optimizer": lambda rate: optax.contrib.schedule_free(optax.sgd(rate), rate, 0.9)}, "schedule_free_eval_par"),
         ({}, ""),
     ],
 )
 def test_before_training_a_warning_says_what_will_be_missing(capsys, values, said):
-    run(own=values, steps=1)
+    run(own=values, steps=1, **ONE)
     warning = capsys.readouterr().err
     assert said in warning
     assert bool(said) == bool(warning)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import python
-from marks import quick
 from own_program import PROGRAM
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +29,8 @@ def run_example(monkeypatch, name, folder, **settings):
         return main(where, **{"progress": False, "compile_cache": False} | settings).epochs[-1]["test"]
 
 
-@quick(1, ("name", "strategy", "is_reached"), EXAMPLES)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "strategy", "is_reached"), EXAMPLES)
 def test_an_example_reaches_what_the_page_says(name, strategy, is_reached, tmp_path, monkeypatch):
     assert is_reached(run_example(monkeypatch, name, tmp_path, strategy=strategy, devices=2))
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60

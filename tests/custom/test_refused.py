@@ -57,6 +57,24 @@ def two_weights(model, batch, sums):
     return {"count": (batch.weights * (1 + 2.0 * (batch.labels > 0))).sum(), "correct": right}
 
 
+def sorted_by_class(part):
+    order = part.labels.argsort()
+    return Split(part.inputs[order], part.labels[order])
+
+
+def unlike_weights(heavy):
+    """The right examples of the last class count three times, or all of that class, but not in the accuracy."""
+
+    def weighted(model, batch):
+        logits = model(batch.inputs)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        right, weights = logits.argmax(1) == batch.labels, batch.weights * (1 + 2.0 * (batch.labels == 2))
+        others = {"correct": (weights, batch.weights), "count": (batch.weights, weights)}[heavy]
+        return MetricSums((batch.weights * losses).sum(), (others[0] * right).sum(), others[1].sum())
+
+    return {"data": DataSet(sorted_by_class(DATA.train)), "loss": weighted}
+
+
 def returns(value):
     return {"model": Line, "data": REAL, "loss": lambda model, batch: value(squares(model, batch))}
 
@@ -68,18 +86,16 @@ LOSSES = [
     (loss(lambda m, b, sums: {"loss": sums.loss + 3}), "a penalty that is added once a batch"),
     (loss(lambda m, b, sums: {"loss": sums.loss + 3}, train=True), "Line in training has a penalty"),
     (loss(contrastive), r"is not a sum over .* return \(batch.weights \* losses\).sum\(\)"),
-    (loss(lambda m, b, sums: noisy(m, b, jax.random.normal(jax.random.key(0), b.inputs.shape))), "is not a sum over"),
     (loss(lambda m, b, sums: noisy(m, b, jax.random.normal(current_context().keys[0], (6,))), True), "is not a sum"),
-    (loss(lambda m, b, sums: noisy(m, b, np.random.normal()), True), "Line draws random numbers of NumPy"),
     (loss(lambda m, b, sums: noisy(m, b, np.random.normal(size=6)), True), "Line draws random numbers of NumPy"),
     (loss(two_weights), "returns correct 1 for an example that counts 3, so its accuracy would be wrong: give both"),
+    (unlike_weights("correct"), "returns correct 3 for an example that counts 1, so its accuracy would be wrong"),
+    (unlike_weights("count"), "returns correct 1 for an example that counts 3, so its accuracy would be wrong"),
     (loss(lambda m, b, sums: {"others": {"loss": sums.loss}}), "further sum called loss"),
-    (loss(lambda m, b, sums: {"loss": None}), r"returns loss as None: .* \(batch.weights \* loss\).sum\(\)"),
-    (loss(lambda m, b, sums: {"loss": 0}), "returns loss as 0: return its sum"),
     (loss(lambda m, b, sums: {"count": 4}), r"returns count as 4: .*, for example batch.weights.sum\(\)"),
-    (loss(lambda m, b, sums: {"loss": squares(m, b)}), r"returns loss as float32 \[4\]: return its sum"),
+    (loss(lambda m, b, sums: {"loss": squares(m, b)}), r"returns loss as float32 \[16\]: return its sum"),
+    (returns(lambda losses: None), "the loss of Line returns None: return sums over the examples"),
     (returns(lambda losses: losses.mean()), r"the loss of Line returns float32 \[\]: return sums .* \* losses\).sum"),
-    (returns(lambda losses: None), "the loss of Line returns .*: return sums over the examples"),
     ({"loss": lambda model, batch, context: 0}, "the loss has an argument context, which it no longer gets"),
 ]
 
@@ -135,13 +151,6 @@ class Sows(Net):
         return super().__call__(x)
 
 
-class Listed(nnx.Module):
-    """Keeps its layers in a plain list, which is no place for them."""
-
-    def __init__(self, *, rngs):
-        self.layers = [nnx.Linear(6, 3, rngs=rngs)]
-
-
 class Pictures(nnx.Module):
     def __init__(self, *, rngs):
         self.conv = nnx.Conv(1, 3, (3, 3), rngs=rngs)
@@ -165,26 +174,28 @@ def labels(make):
 
 
 MODELS = [
-    (labels(lambda part: part.labels + 1), "are from 1 to 3, and Net has 3 logits: use 0 to 2, "),
-    ({"data": DataSet([(np.ones(6), each) for each in (0, 1, 2, 0, 1, 3)])}, "have . and 3, and the model has 3"),
-    (labels(lambda part: np.eye(3)[part.labels]), r"float32 \[4, 3\]: of one-hot .* labels.argmax"),
-    (labels(lambda part: part.labels / 2), r"labels are float32 \[4\]: .* labels.astype\('int32'\)"),
-    (labels(lambda part: {"a": part.labels}), r"labels are int32 \[4\]: .* a loss of your own"),
+    ({"data": DataSet([(np.ones(6), 3 if i == 1 else i % 3) for i in range(40)])}, "have 0 and 3, and the model has 3"),
+    (labels(lambda part: np.eye(3)[part.labels]), r"float32 \[16, 3\]: of one-hot .* labels.argmax"),
+    (labels(lambda part: part.labels / 2), r"labels are float32 \[16\]: .* labels.astype\('int32'\)"),
+    (labels(lambda part: {"a": part.labels}), r"labels are int32 \[16\]: .* a loss of your own"),
     ({"data": DataSet(DATA.train, classes=("a", "b"))}, "the data name 2 classes, and Net has 3 logits: name all"),
     (
         {"model": Pictures, "data": DataSet(Split(np.zeros((40, 1, 12, 12), np.float32), np.zeros(40, np.int32)))},
         r"Flax wants channels last, so give \[n, 12, 12, 1\]",
     ),
-    ({"model": OneLogit}, "OneLogit has a single logit: give it one for each class, or a loss of your own"),
-    ({"model": net(lambda call, x: (call(x), x))}, r"Changed gives float32 \[4, 3\], float32 \[4, 6\]"),
+    (
+        {"model": Pictures, "data": DataSet(Split(np.zeros((40, 12, 12, 3), np.float32), np.zeros(40, np.int32)))},
+        r"For a folder of grey images give pmapdp.custom.images.ImageFolder\(folder, mode='L'\) in Python",
+    ),
+    (
+        {"model": OneLogit},
+        "labels are from 0 to 2, and OneLogit has 1 logits: use 0 to 0, .* or a model of more logits",
+    ),
+    ({"model": net(lambda call, x: (call(x), x))}, r"Changed gives float32 \[16, 3\], float32 \[16, 6\]"),
     ({"model": WithContext}, "WithContext.__call__ has an argument context, which it no longer gets: leave it out"),
     ({"model": Sows}, "Sows makes the variable seen.* as it is called: make it in __init__, or leave nnx.sow out"),
-    ({"model": 5}, "5 cannot be built .*: give a class or function of rngs"),
     ({"model": lambda rngs: 5}, "gives 5: give a class or function of rngs"),
-    ({"model": Listed}, "Listed.* cannot be built .*static attribute 'layers'"),
-    ({"model": LinenNet}, "LinenNet.* cannot be built .*; one of Linen needs flax.nnx.bridge.ToNNX"),
     ({"model": bridged}, "ToNNX draws random numbers from "),
-    ({"model": moments()}, "Moments writes mean from the rows of one device, or padding with them: weight them"),
     ({"model": moments(weighted=True)}, "Moments writes mean from the rows of one device, or padding with them"),
     ({"model": moments(everywhere=True)}, "Moments writes mean from the rows of one device, or padding with them"),
 ]
@@ -200,19 +211,15 @@ def chained(rule):
 
 VALUES = [
     (augmented(lambda inputs: inputs), "Net fails in training .*: correct its __call__, its loss, metrics= or augment"),
-    (augmented(lambda inputs, key: inputs["c"]), "Net fails in training "),
     (augmented(lambda inputs, key: inputs + np.random.normal()), "random numbers of NumPy"),
-    (augmented(5), "Net fails in training .*callable"),
     ({"optimizer": optax.adam(0.1)}, r"optimizer=.* fails .*: give a function .* optimizer=optax.lion"),
-    ({"optimizer": lambda schedule: optax.adam(0.1)}, "does not use its schedule"),
     (chained(optax.contrib.reduce_on_plateau), "fails .*required keyword-only argument: 'value'"),
     (chained(lambda: optax.add_noise(0.1, 0.5, 0)), "keeps random keys, and a checkpoint holds numbers alone"),
     ({"schedule": lambda step: jnp.ones(3)}, r"gives float32 \[3\], not one real number: give a function of JAX"),
-    ({"schedule": lambda step: 0.1 if step > 3 else 0.2}, "fails for a number of updates .*: give a function of JAX"),
-    ({"schedule": 0.1}, "schedule=0.1 fails for a number of updates .*not callable"),
     ({"trainable": nnx.PathContains("tail")}, "chooses no parameter of head.bias, head.kernel"),
+    ({"schedule": lambda step: 0.1 if step > 3 else 0.2}, "fails for a number of updates .*: give a function of JAX"),
     ({"metrics": lambda logits, batch: 3}, "Net fails in evaluation .*: correct its __call__, its loss, metrics="),
-    ({"metrics": lambda logits, batch: {"x": logits.mean()}}, "x in the loss of Net "),
+    ({"metrics": lambda logits, batch: {"x": (logits.argmax(1) == 0).mean()}}, "x in the loss of Net "),
     ({"metrics": lambda logits, batch: {"loss": batch.weights.sum()}}, "a further sum called loss, which there is"),
     ({"metrics": lambda logits, batch: {}, "loss": lambda m, b: 0}, "metrics= is for the cross-entropy: return"),
 ]
@@ -230,17 +237,16 @@ def test_what_would_break_a_promise_is_one_sentence(values, sentence):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("strategy", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)])
-def test_a_layer_that_leaves_the_devices_different_is_found_after_the_first_update(strategy):
+def test_a_layer_that_leaves_the_devices_different_is_found_after_the_first_update():
     """The trial on four devices doesn't show it."""
-    settings = {"strategy": strategy, "devices": 6, "global_batch_size": 18}
+    settings = {"strategy": "pmap", "devices": 6, "global_batch_size": 18}
     with pytest.raises(UserError, match="after the first update mean differs between devices"):
         run(moments(everywhere=True, weighted=True, odd=True), **settings)
-    assert run(moments(everywhere=True, weighted=True), **settings).epochs
+    assert run(moments(everywhere=True, weighted=True), steps=1).epochs
 
 
-def test_a_type_that_the_model_does_not_take_and_one_that_was_built_are_refused():
-    with pytest.raises(UserError, match="model is a Net that was built already: give a class or function of rngs"):
+def test_a_type_that_the_model_does_not_take_and_a_built_model_are_refused():
+    with pytest.raises(UserError, match=r"Net.* cannot be built .*: give a class or function of rngs"):
         run(Net(rngs=nnx.Rngs(0)))
     with pytest.raises(UserError, match=r"--dtype bfloat16 has no effect on .*Line'>, which takes no dtype"):
         run(Line, dtype="bfloat16")
