@@ -14,7 +14,7 @@ import dataclasses
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
 import jax
@@ -44,9 +44,8 @@ class Options:
 
     model: str = setting(
         "arguments",
-        dataclasses.MISSING,
-        "Folder of a run, whose newest checkpoint is taken, or a file that python -m pmapdp.export wrote; such a file "
-        "holds a program, so use only files of people whom you trust.",
+        MISSING,
+        "Folder of a run, or an exported file of people whom you trust: it's a program.",
         place="MODEL",
     )
     strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
@@ -54,12 +53,8 @@ class Options:
     )
     devices: int | None = setting("options", None, "Of a run: number of devices; default: as in training.")
     best: bool = setting("options", False, "Of a run: the checkpoint of its best epoch instead of the newest.")
-    dataset: str | None = setting(
-        "options", None, "Of an exported model: your data, as in training; default: the built-in data set."
-    )
-    data_dir: str | None = setting(
-        "options", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else in your home."
-    )
+    dataset: str | None = setting("options", None, "Of an exported model: your data; default: the built-in data set.")
+    data_dir: str | None = setting("options", None, "Folder of downloaded data sets; default: as in training.")
     json: bool = setting("options", False, "Print the result as one JSON object.")
 
 
@@ -120,9 +115,9 @@ def evaluate_exported(exported: Exported, split: Any) -> Means:
     with exported.precision():
         part = make_part("the test", split, exported.metadata["labels"])
         if isinstance(part, Texts):
-            if exported.view is None:
+            if exported.featurizer is None:
                 raise UserError("the model takes no texts: give the data of its training")
-            part = Split(exported.view(part.texts), part.labels)
+            part = Split(exported.featurizer(part.texts), part.labels)
         if (given := describe_arrays(part.take(np.arange(1)).inputs)) != (taken := exported.metadata["input"]):
             raise UserError(f"the model takes {taken}, and the test set has {given}: give the data of its training")
         arrays, sums, meter = jax.device_put(exported.arrays), jax.jit(exported.loss.call), Meter()

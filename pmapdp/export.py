@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import zipfile
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from pmapdp.state import Task, TrainState, count_parameters
 from pmapdp.train import trained_task
 
 FORMAT = "pmapdp model 2"
-METADATA, PROGRAM, LOSS, ARRAYS, VIEW = "metadata.json", "model.jax", "loss.jax", "arrays/", "view.json"
+METADATA, PROGRAM, LOSS, ARRAYS, FEATURIZER = "metadata.json", "model.jax", "loss.jax", "arrays/", "view.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
 EXAMPLES_PER_CALL = 256
 ADVICE = "name a file made with python -m pmapdp.export, or export the model again"
@@ -55,7 +55,7 @@ class Exported:
     model: jax.export.Exported  # a function of the arrays and the inputs
     arrays: dict[str, np.ndarray]  # parameters and running statistics
     loss: jax.export.Exported  # the sums of its loss and metrics, of labels and weights too
-    view: Any = None  # of a text model, turns n strings into its inputs
+    featurizer: Any = None  # of a text model, turns n strings into its inputs
 
     @cached_property
     def compiled(self) -> Any:
@@ -108,7 +108,7 @@ def load_exported(path: str | Path) -> Exported:
                 raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
             programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS)]
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
-            fitted = json.loads(archive.read(VIEW)) if VIEW in archive.namelist() else None
+            fitted = json.loads(archive.read(FEATURIZER)) if FEATURIZER in archive.namelist() else None
     except Exception as error:  # zipfile and NumPy have several for damaged bytes
         raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
     try:
@@ -119,8 +119,8 @@ def load_exported(path: str | Path) -> Exported:
             f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
             f"({reason(error)}): use jax {metadata['jax']}, or export the model again with this one"
         ) from None
-    view = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)
-    return Exported(metadata, model, arrays, loss, view)
+    featurizer = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)
+    return Exported(metadata, model, arrays, loss, featurizer)
 
 
 def export_run(
@@ -137,7 +137,7 @@ def export_run(
         data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)
         task = trained_task(config, **yours)
         state, step, progress = load_state(folder, task, best=best, content=fingerprint(data))
-    arrays, view = featurize(data, task.model)
+    arrays, featurizer = featurize(data, task.model)
     last = progress["last"]
     metadata = {
         "model": os.path.basename(config.model),
@@ -149,12 +149,19 @@ def export_run(
         "metrics": {name: last[name] for name in ("validation", "test") if name in last and last["step"] == step},
         "measured": [next((name for name in ("test", "validation") if name in last), None), last.get("step", 0)],
     }
-    export_model(task, state, file or path, examples=arrays.train.take(np.arange(1)), metadata=metadata, view=view)
+    example = arrays.train.take(np.arange(1))
+    export_model(task, state, file or path, examples=example, metadata=metadata, featurizer=featurizer)
     return metadata
 
 
 def export_model(
-    task: Task, state: TrainState, path: str | Path, *, examples: Split, metadata: dict[str, Any], view: Any = None
+    task: Task,
+    state: TrainState,
+    path: str | Path,
+    *,
+    examples: Split,
+    metadata: dict[str, Any],
+    featurizer: Any = None,
 ) -> None:
     """Write a model and its loss to the zip `path`, which is replaced as a whole or not at all.
 
@@ -163,7 +170,7 @@ def export_model(
         path: of the file.
         examples: one or more, to which the model must answer with finite numbers.
         metadata: JSON to keep with the model; `labels` are the names of the C classes, empty for their numbers.
-        view: of a text model, the vocabulary that was fitted to the training texts.
+        featurizer: of a text model, fitted to the training texts.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
@@ -222,8 +229,8 @@ def export_model(
     }
     Exported(metadata, model, arrays, loss).outputs(examples.inputs)  # finite parameters may give infinite answers
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: model.serialize(), LOSS: loss.serialize()}
-    if view is not None:
-        files[VIEW] = json.dumps(dataclasses.asdict(view)).encode()
+    if featurizer is not None:
+        files[FEATURIZER] = json.dumps(dataclasses.asdict(featurizer)).encode()
     zipped = io.BytesIO()
     np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
     with zipfile.ZipFile(zipped, "a") as archive:
@@ -236,22 +243,10 @@ def export_model(
 class Options:
     """The run, and the file to write."""
 
-    workdir: str = setting(
-        "arguments",
-        dataclasses.MISSING,
-        "Folder of the run, the --workdir of python -m pmapdp.train; its newest checkpoint is taken.",
-        place="WORKDIR",
-    )
-    file: str = setting(
-        "arguments",
-        dataclasses.MISSING,
-        "The file to write, for example model.zip; replaced if it exists.",
-        place="FILE",
-    )
+    workdir: str = setting("arguments", MISSING, "Folder of the run; its newest checkpoint is taken.", place="WORKDIR")
+    file: str = setting("arguments", MISSING, "The file to write, or to replace, for example model.zip.", place="FILE")
     best: bool = setting("options", False, "The checkpoint of its best epoch instead of the newest.")
-    data_dir: str | None = setting(
-        "options", None, "For a text model, which needs the vocabulary: folder of data sets; default: as in training."
-    )
+    data_dir: str | None = setting("options", None, "Folder of downloaded data sets; default: as in training.")
 
 
 def main(arguments: list[str]) -> None:

@@ -13,12 +13,11 @@ line may name the columns. Every model takes .npy arrays of one example or of se
 """
 
 import csv
-import dataclasses
 import io
 import json
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,10 +35,7 @@ class Options:
     """The model and the questions."""
 
     model: str = setting(
-        "arguments",
-        dataclasses.MISSING,
-        "A file that python -m pmapdp.export wrote. It holds a program, so use only files of people whom you trust.",
-        place="MODEL",
+        "arguments", MISSING, "An exported file of people whom you trust, because it's a program.", place="MODEL"
     )
     input: tuple[str, ...] = setting("arguments", (), "Files, or texts.", place="[INPUT...]")
     lines: str | None = setting(
@@ -159,11 +155,11 @@ def main(arguments: list[str]) -> None:
     options = cli.parse(Options, arguments, __doc__)
     exported = load_exported(options.model)
     known: list[dict[str, Any]]
-    if exported.view:
+    if exported.featurizer:
         texts = [*options.input, *(read_lines(options.lines) if options.lines else [])]
         known = [{"text": text} for text in texts]
         names = [textwrap.shorten(text, 60, placeholder="...") for text in texts]
-        inputs = exported.view(texts) if texts else None
+        inputs = exported.featurizer(texts) if texts else None
     elif options.lines:
         raise UserError(f"--lines {options.lines} is for text models, and {options.model} takes no texts: name files")
     else:
@@ -188,7 +184,7 @@ def main(arguments: list[str]) -> None:
             best, probabilities = int(np.argmax(answers["logits"])), answers["probabilities"]
             label, probability = in_one_line(labels[best]).ljust(max(map(len, labels))), f"{probabilities[best]:.4f}"
             # Texts are long and differ in length, so they come last.
-            line = [label, probability, name] if exported.view else [name.ljust(width), label, probability]
+            line = [label, probability, name] if exported.featurizer else [name.ljust(width), label, probability]
             answer = {"class": labels[best], "probability": probabilities[best]}
             answer["probabilities"] = dict(zip(labels, probabilities, strict=True))
         elif list(answers) == ["outputs"]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import entry
 import numpy as np
@@ -31,9 +30,6 @@ def make(schedule):
 
 def rate(step):
     return 0.01 * 0.9**step
-
-def fixed(schedule):
-    return optax.adam(0.1)
 
 os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sub"))
 """
@@ -85,46 +81,3 @@ def test_they_train_resume_evaluate_and_export(folder, monkeypatch):
         done = entry.run_command(*command)
         assert done.status == 2
         assert "differs in the content of the data" in done.err
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--schedule", "step"], "unknown schedule 'step': choose from constant, piecewise, cosine, my_file.py:make"),
-        (["--optimizer", "none.py:make"], "none.py:make: there is no file "),
-        (["--optimizer", "my.py:mak"], "my.py has no 'mak': use one of Net, fixed, make, rate"),
-        (["--optimizer", "my.py:fixed"], "does not use its schedule, so --learning-rate would have no effect: use "),
-        (["--trainable", "ou"], "unknown trainable 'ou': did you mean 'out'? choose from "),
-        (["--weight-decay", "0.1"], "--weight-decay 0.1 has an effect only with adamw"),
-        (["--dataset", "my.py:none"], "my.py has no 'none': use one of Net, fixed, make, rate"),
-        (["--dataset", "none/"], "none cannot be read (No such file or directory"),
-    ],
-)
-def test_wrong_flags_are_one_sentence(folder, flags, sentence):
-    done = entry.run_command(*TRAIN, *flags)
-    assert done.status == 2
-    assert sentence in done.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("code", "line"),
-    [
-        ("1 / 0", "fails at line 2 (ZeroDivisionError: division by zero): fix that line"),
-        ("class Net:\n    def __init__(self, rngs):\n        self.x = rngs.y.z", "cannot be built"),
-        (
-            "from flax import nnx\nclass Net(nnx.Linear):\n    def __init__(self, rngs):\n"
-            "        super().__init__(2, 2, rngs=rngs)\n    def __call__(self, x):\n        return missing",
-            "Net does not take inputs",
-        ),
-        ("", "yours.py has no 'Net': use one of its names"),
-    ],
-)
-def test_errors_in_your_file_show_where(folder, code, line):
-    """The traceback begins in your file, and the sentence comes last."""
-    Path("yours.py").write_text(f"\n{code}\n")
-    done = entry.run_command("train", "--model", "yours.py:Net", "--devices", 1)
-    *traceback, sentence = done.err.splitlines()
-    assert (done.status, line in sentence) == (2, True), sentence
-    if code:
-        assert "yours.py" in next(each for each in traceback if each.lstrip().startswith("File"))
-        assert any(code.splitlines()[-1].strip() in each for each in traceback)

@@ -213,6 +213,10 @@ VALUES = [
     (augmented(lambda inputs: inputs), "Net fails in training .*: correct its __call__, its loss, metrics= or augment"),
     (augmented(lambda inputs, key: inputs + np.random.normal()), "random numbers of NumPy"),
     ({"optimizer": optax.adam(0.1)}, r"optimizer=.* fails .*: give a function .* optimizer=optax.lion"),
+    (
+        {"optimizer": lambda schedule: optax.adam(0.1)},
+        "does not use its schedule, so --learning-rate would have no eff",
+    ),
     (chained(optax.contrib.reduce_on_plateau), "fails .*required keyword-only argument: 'value'"),
     (chained(lambda: optax.add_noise(0.1, 0.5, 0)), "keeps random keys, and a checkpoint holds numbers alone"),
     ({"schedule": lambda step: jnp.ones(3)}, r"gives float32 \[3\], not one real number: give a function of JAX"),

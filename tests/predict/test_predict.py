@@ -164,7 +164,7 @@ TEXTS = ["The music was wonderful. I found the cast superb!", "The plot was dull
 def test_texts_give_the_accuracy_of_training(sentiment):
     file, expected = sentiment
     exported, test = load_exported(file), load_data("reviews").test
-    classes = exported.outputs(exported.view(test.texts))["logits"].argmax(-1)
+    classes = exported.outputs(exported.featurizer(test.texts))["logits"].argmax(-1)
     assert (classes == test.labels).mean() == expected["test"]["accuracy"] > 0.7  # half would be chance
     found = evaluate_exported(exported, test)
     assert (found["accuracy"], found["examples"]) == (expected["test"]["accuracy"], 1000)
