@@ -64,7 +64,8 @@ def report(error: BaseException) -> int:
     if cause is not None and (frames := from_first_user_frame(cause)):
         traceback.print_exception(type(cause), cause, frames)
         if not expected:
-            last = traceback.extract_tb(frames)[-1]
+            first, *others = traceback.extract_tb(frames)
+            last = next((each for each in reversed(others) if each.filename == first.filename), first)
             where = f"{last.filename} fails at line {last.lineno}"
             error = UserError(f"{where} ({type(error).__name__}: {reason(error)}): fix that line")
     elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):

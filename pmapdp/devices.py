@@ -77,13 +77,15 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
 
 
 def choose(count: int | None = None) -> list[jax.Device]:
-    """Return the devices of this process: the first `count`, or all accelerators, or 8 simulated CPU devices.
+    """Return the devices of this process: the first `count`, or all accelerators, or simulated CPU devices.
 
-    If JAX has started already, they are among those it started with. A `UserError` says that there are fewer.
+    Without a `count` these are as many as the environment or the program has asked for, or 8. If JAX has started
+    already, they are among those it started with. A `UserError` says that there are fewer.
     """
-    given = count_from_environment()
+    given, asked = count_from_environment(), jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if count is not None or given or count_started() is None:
-        simulate(count if count is not None else given[1] if given else DEFAULT_SIMULATED)
+        default = given[1] if given else asked if asked > 0 else DEFAULT_SIMULATED
+        simulate(default if count is None else count)
     devices = jax.local_devices()
     if count is not None and count > len(devices):
         raise UserError(

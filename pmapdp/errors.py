@@ -85,5 +85,5 @@ def user_code_errors(said: str, works: str) -> Iterator[None]:
 
 
 def shown(value: Any) -> str:
-    """Return a value in one short line."""
-    return " ".join(reprlib.repr(value).split())
+    """Return a value in one short line; of a function or class its name."""
+    return getattr(value, "__qualname__", " ".join(reprlib.repr(value).split()))

@@ -16,6 +16,8 @@ for function, count, env, started in json.loads(sys.argv[1]):
     if os.fork() == 0:
         if started:
             jax.devices()
+        else:
+            jax.config.update("jax_num_cpu_devices", int(env.get("PROGRAM", -1)))
         os.environ.update(env)
         try:
             (simulate if function == "simulate" else choose)(count)
@@ -27,6 +29,7 @@ for function, count, env, started in json.loads(sys.argv[1]):
 """
 MANY = [
     ("choose", None, {}, 8, max(cores(), 16)),
+    ("choose", None, {"PROGRAM": "2"}, 2, max(cores(), 4)),  # what the program has asked JAX for
     ("choose", 3, {}, 3, max(cores(), 6)),
     ("choose", 2, {"NPROC": "40"}, 2, 40),  # a thread pool of the user's is kept
     ("choose", 4, {"NPROC": "4"}, 4, 8),  # unless it is so small that collectives may deadlock

@@ -94,7 +94,12 @@ def make_trial(task: Task, batches: Batch, train: bool) -> Callable[..., tuple[d
                 "every update, and others in a run that resumes: draw with current_context().next_keys()"
             )
         compute = traced.lower().compile()
-        return lambda batches, streams=constant_streams: jax.device_get(compute(*arrays, streams, batches))
+
+    def run(batches: Batch, streams: Any = constant_streams) -> Any:
+        with jax.debug_nans(False):  # training finds where a NaN comes from
+            return jax.device_get(compute(*arrays, streams, batches))
+
+    return run
 
 
 def content(traced: Any) -> tuple[str, list[bytes]]:

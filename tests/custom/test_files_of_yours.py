@@ -81,3 +81,10 @@ def test_they_train_resume_evaluate_and_export(folder, monkeypatch):
         done = entry.run_command(*command)
         assert done.status == 2
         assert "differs in the content of the data" in done.err
+
+
+def test_an_error_in_a_library_names_your_line(tmp_path):
+    (tmp_path / "yours.py").write_text("import json\n\ndef make():\n    return json.loads('x')\n")
+    done = entry.run_command("train", "--dataset", f"{tmp_path}/yours.py:make")
+    assert done.status == 2
+    assert "yours.py fails at line 4 (JSONDecodeError: " in done.err.splitlines()[-1]
