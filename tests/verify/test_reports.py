@@ -55,6 +55,7 @@ class Metrics(NamedTuple):
 
     loss: jax.Array
     size: jax.Array
+    count: jax.Array
 
 
 def nan_metric(w, batch, average=alone):
@@ -112,28 +113,19 @@ def test_a_step_that_fails_or_returns_something_else_is_said(step, said):
 
 
 @pytest.mark.slow
-def test_metrics_that_are_absent_are_not_passed():
-    report = verify(
-        **GIVEN | {"reference": lambda w, b: descend(w, b)[0]}, step=on_pmap(lambda *a, **k: descend(*a, **k)[0])
-    )
+def test_metrics_have_the_names_of_their_fields_and_those_that_are_absent_are_not_passed():
+    """A whole number that went through a fraction is compared exactly, as clu's count of ones."""
+    step = lambda w, b, average=alone: (  # noqa: E731
+        w / 2, Metrics(average(loss_of(w, b)), average(b["y"].mean()), jnp.ones(3).sum().astype(int))
+    )  # fmt: skip
+    report = verify(**GIVEN | {"reference": step}, step=on_pmap(step))
+    assert report.ok, str(report)
+    assert report.compared.leaves == ("the value itself", "metrics/loss", "metrics/size"), str(report)
+    assert report.compared.exactly == ("metrics/count",)
+    alone_step = lambda w, b: step(w, b)[0]  # noqa: E731
+    report = verify(**GIVEN | {"reference": alone_step, "updates": 1}, step=jax.jit(alone_step), layout="sharded")
     assert report.ok, str(report)
     assert "same metrics (the step returns no metrics that can be compared)" in flat(report)
-
-
-@pytest.mark.slow
-def test_names_of_fields_are_names_of_leaves():
-    step = lambda w, b, average=alone: (w / 2, Metrics(average(loss_of(w, b)), average(b["y"].mean())))  # noqa: E731
-    report = verify(**GIVEN | {"reference": step}, step=on_pmap(step))
-    assert report.compared.leaves == ("the value itself", "metrics/loss", "metrics/size"), str(report)
-
-
-@pytest.mark.slow
-def test_whole_numbers_that_went_through_a_fraction_are_compared():
-    """As in clu's metrics: a count of ones, cut to a whole number."""
-    step = lambda w, b, average=alone: (descend(w, b, average)[0], jnp.ones(3).sum().astype(int))  # noqa: E731
-    report = verify(**GIVEN | {"reference": step}, step=on_pmap(step))
-    assert report.ok, str(report)
-    assert report.compared.exactly == ("metrics/the value itself",)
 
 
 @quick(1, "way", ["shard_map", "pmap"])
@@ -223,6 +215,14 @@ def test_one_device_alone_proves_nothing():
     report = verify(**JIT, counts=[1])
     assert (report.failed, report.verdict, report.ok) == ([], "incomplete", False)
     assert "no update was compared on more than one device" in flat(report)
+
+
+def test_whole_numbers_alone_prove_nothing():
+    step = lambda count, batch: count + len(batch["y"])  # noqa: E731
+    report = verify(reference=step, step=jax.jit(step), state=np.int32(0), batch=BATCH, layout="sharded", updates=1)
+    assert report.verdict == "incomplete", str(report)
+    with pytest.raises(VerificationError, match="no leaf holds floating-point numbers"):
+        report.require()
 
 
 def test_what_was_not_checked_is_one_line_and_in_the_json():
