@@ -151,24 +151,24 @@ def rows_of_call(call: Any) -> Iterator[str]:
             yield "old-flag"
 
 
+@cache
 def row_of_path(path: str) -> str:
     """Find the row of a dotted path, or of what it begins with; "gone" if the installed libraries lack it."""
     parts = path.split(".") if "(" not in path else []
-    starts = [".".join(parts[:number]) for number in range(len(parts), 1, -1)]
-    return next((BY_NAME[each] for each in starts if each in BY_NAME), "gone" if parts and is_missing(path) else "")
+    for number in range(len(parts), 1, -1):
+        if row := BY_NAME.get(".".join(parts[:number])):
+            return row
+    return "gone" if parts[:1] in (["jax"], ["flax"], ["optax"]) and is_missing(path) else ""
 
 
-@cache
 def is_missing(path: str) -> bool:
-    """Return True if the installed JAX, Flax or Optax lacks a name."""
+    """Return True if the installed JAX, Flax or Optax lacks a name; not if a module can't be imported here."""
     with warnings.catch_warnings(action="ignore"):
         try:
-            if path.split(".")[0] in ("jax", "flax", "optax"):
-                pkgutil.resolve_name(path)
-        except (ModuleNotFoundError, AttributeError) as error:
-            return isinstance(error, AttributeError) or path.startswith(str(error.name))
-        except Exception:  # a module that can't be imported here may well be there
-            return False
+            pkgutil.resolve_name(path)
+        except Exception as error:
+            is_module = isinstance(error, ModuleNotFoundError) and path.startswith(str(error.name))
+            return is_module or isinstance(error, AttributeError)
     return False
 
 
@@ -209,17 +209,19 @@ def is_other_axis(node: Any, axes: set[Any]) -> bool:
     return axis is not None and axis not in axes
 
 
-def find(files: dict[str, File]) -> tuple[list[tuple[str, int, str, str]], list[Use]]:
-    """Find a program's constructs, as (path, line, row, code), and the functions that it maps."""
+def find(files: dict[str, File]) -> tuple[list[dict[str, Any]], list[Use]]:
+    """Find a program's constructs, with their rows of the table, and the functions that it maps."""
     nodes = [node for file in files.values() for node in file.nodes]
     uses = {use.node: use for node in nodes if isinstance(node, ast.Call | ast.FunctionDef) and (use := mapped(node))}
     axes = {constant(use.options.get("axis_name")) for use in uses.values() if "axis_name" in use.options}
-    found: dict[Any, str] = {}
+    order, found = list(TABLE), dict[Any, Any]()
     for node in nodes:
         for row in filter(None, rows_of(node)):
             is_open = STATUS[row] in BROKEN or uses  # a program without pmap may use the rest as it likes
             if is_open and not (STATUS[row] == "gone" and is_guarded(node)) and not is_other_axis(node, axes):
-                found.setdefault((node.file.path, node.lineno, row), " ".join(ast.unparse(node).split()))
-    order = list(TABLE)
-    in_order = sorted(found.items(), key=lambda each: (*each[0][:2], order.index(each[0][2])))
-    return [(*place, code) for place, code in in_order], list(uses.values())
+                found.setdefault((node.file.path, node.lineno, order.index(row)), node)
+    return [
+        {"path": path, "line": line, "construct": order[row], "status": STATUS[order[row]]}
+        | {"code": " ".join(ast.unparse(node).split()), **TABLE[order[row]], "link": f"docs/porting.md#{order[row]}"}
+        for (path, line, row), node in sorted(found.items(), key=lambda each: each[0])
+    ], list(uses.values())

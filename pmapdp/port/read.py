@@ -5,7 +5,6 @@ a dotted path in a library (`jnp.sum` is "jax.numpy.sum"), a `File`, or a node o
 """
 
 import ast
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 from pmapdp.errors import UserError, reason
 
 SKIPPED_FOLDERS = {"node_modules", "site-packages", "__pycache__", "venv", "env", "build"}
-CELL = 10**6  # line 7 of a notebook's second cell has number 2_000_007
 FUNCTION = (ast.FunctionDef, ast.Lambda)
 
 
@@ -122,17 +120,18 @@ def read_program(given: str) -> tuple[dict[str, File], list[str]]:
         UserError: there is nothing to read, or the one file that was named can't be read.
     """
     path, files, unread = Path(given), dict[str, File](), list[str]()
-    if not path.is_dir() and not (path.is_file() and path.suffix in (".py", ".ipynb")):
-        raise UserError(f"{given!r} is no Python file, notebook or folder: name one, for example train.py")
-    paths = [path] if path.is_file() else [*sorted(path.rglob("*.py")), *sorted(path.rglob("*.ipynb"))]
+    if not path.is_dir() and not (path.is_file() and path.suffix == ".py"):
+        advice = "name one, for example train.py; jupyter nbconvert --to script makes one of a notebook"
+        raise UserError(f"{given!r} is no Python file or folder: {advice}")
+    paths = [path] if path.is_file() else sorted(path.rglob("*.py"))
     for each in paths:  # grows by what a single file imports
         parts = each.relative_to(path).parts if path.is_dir() else ()
         if str(each) in files or not each.is_file() or any(x in SKIPPED_FOLDERS or x[:1] == "." for x in parts):
             continue
         try:
             with warnings.catch_warnings(action="ignore"):  # they're about the program's strings
-                tree = parse_notebook(each) if each.suffix == ".ipynb" else ast.parse(each.read_bytes())
-        except (SyntaxError, OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+                tree = ast.parse(each.read_bytes())
+        except (SyntaxError, OSError, ValueError, RecursionError) as error:
             unread.append(f"{each} can't be read ({reason(error)}): is it Python 3?")
             continue
         files[str(each)] = file = File(str(each), tree, files)
@@ -144,15 +143,3 @@ def read_program(given: str) -> tuple[dict[str, File], list[str]]:
     if not files and (unread or path.is_dir()):
         raise UserError(unread[0] if unread else f"the folder {given!r} holds no Python: name one with .py files")
     return files, unread
-
-
-def parse_notebook(path: Path) -> ast.Module:
-    """Parse a notebook's code cells as one module; line numbers hold the number of the cell."""
-    body: list[ast.stmt] = []
-    for number, cell in enumerate(json.loads(path.read_bytes())["cells"], 1):
-        lines = "".join(cell["source"]).splitlines() if cell["cell_type"] == "code" else []
-        if lines and not lines[0].startswith("%%"):  # that is a cell in another language
-            # IPython's lines become `pass`, so that line numbers and blocks stay.
-            code = "\n".join("pass" if each[:1] in ("%", "!", "?") else each for each in lines)
-            body += ast.increment_lineno(ast.parse(code), number * CELL).body
-    return ast.Module(body, [])
