@@ -11,7 +11,7 @@ from notebooks import built, figures, printed, source
 
 LESSONS = build.sources()
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
-TWICE = ("06", "14")  # run a second time in the same kernel: one is short, the other writes files
+TWICE = ("06", "11")  # run a second time in the same kernel: lesson 11 sets a global mesh
 LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
 
 

@@ -98,23 +98,6 @@ def test_zero_that_gathers_everything_first_is_worse_than_none_with_plain_sgd():
     assert peak(columns) > 1.2 * peak(replicated)
 
 
-def test_groups_of_devices_need_check_vma_false_under_shard_map():
-    """The page on porting: with the check, JAX raises an error that says nothing."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
-
-    def sum_in_pairs(check_vma):
-        pairs = [[0, 1], [2, 3]]
-        specs = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
-        mapped = jax.shard_map(
-            lambda x: jax.lax.psum(x, "data", axis_index_groups=pairs), mesh=mesh, **specs, check_vma=check_vma
-        )
-        return mapped(np.arange(4.0))
-
-    assert sum_in_pairs(check_vma=False).tolist() == [1, 1, 5, 5]
-    with pytest.raises(NotImplementedError):
-        sum_in_pairs(check_vma=True)
-
-
 def test_masks_differ_from_those_before_jax_0_5():
     """The page on porting: `jax_threefry_partitionable` was False then."""
     key, masks = jax.random.key(0), []

@@ -20,10 +20,7 @@ def one_row_each() -> None:
 
 @drawing.picture
 def same_work_each(seconds: dict[int, float]) -> None:
-    """Four bars for 1, 2, 4 and 8 simulated devices with the same work each: more devices take longer, because they share the cores.
-
-    `seconds` by the number of devices.
-    """
+    """Four bars for 1, 2, 4 and 8 simulated devices with the same work each: more devices take longer, because they share the cores."""
     milliseconds = [1000 * value for value in seconds.values()]
     plt.bar([str(N) for N in seconds], milliseconds, color=drawing.DEVICE_COLOURS[0], width=0.6)
     plt.axhline(milliseconds[0], color=drawing.INK, linestyle=":", label="eight GPUs would take as long as one")

@@ -40,11 +40,7 @@ def two_losses(right: Sequence[float], wrong: Sequence[float]) -> None:
 def digits_and_mistakes(curve: np.ndarray, images: np.ndarray, labels: np.ndarray, guesses: np.ndarray) -> None:
     """Left, the losses on training and validation scans fall over 60 epochs. Right, scans that the network misread, with its guesses.
 
-    Args:
-        curve: `[epochs, 2]` losses of the training and of the validation scans.
-        images: `[n, 64]` test scans.
-        labels: `[n]` their digits.
-        guesses: `[n]` what the network took them for.
+    `curve` `[epochs, 2]` has the two losses. Of n test scans there are `images` `[n, 64]`, `labels` `[n]` and `guesses` `[n]`.
     """
     figure = plt.figure(figsize=(9, 3))
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
@@ -64,11 +60,8 @@ def digits_and_mistakes(curve: np.ndarray, images: np.ndarray, labels: np.ndarra
 
 
 @drawing.picture
-def eight_parts(parts: np.ndarray, whole: float) -> None:
-    """Eight bars in eight colours, the gradient of one weight from each part; a line marks their mean, the whole batch's gradient.
-
-    `parts` are `[8]`.
-    """
+def eight_parts(parts: np.ndarray, whole: float) -> None:  # parts [8]
+    """Eight bars in eight colours, the gradient of one weight from each part; a line marks their mean, the whole batch's gradient."""
     plt.bar(range(8), parts, color=drawing.DEVICE_COLOURS[:8])
     plt.axhline(0, color=drawing.INK, linewidth=0.8)
     plt.axhline(whole, color=drawing.INK, linestyle="--")

@@ -24,11 +24,8 @@ def trace() -> None:
 
 
 @drawing.picture
-def jit_or_not(times: dict[str, tuple[float, float]]) -> None:
-    """Bars of the time without and with jit: GELU is several times faster with it, the matrix products about as fast.
-
-    `times` are milliseconds (without, with) by the name of the work.
-    """
+def jit_or_not(times: dict[str, tuple[float, float]]) -> None:  # milliseconds (without, with)
+    """Bars of the time without and with jit: GELU is several times faster with it, the matrix products about as fast."""
     _, panels = plt.subplots(1, len(times), figsize=(7, 2.4))
     for panel, (name, (without, compiled)) in zip(panels, times.items(), strict=True):
         panel.bar(["without jit", "with jit"], [without, compiled], color=[drawing.INK, drawing.DEVICE_COLOURS[0]])

@@ -7,11 +7,8 @@ from pmapdp.lessons import drawing
 
 
 @drawing.picture
-def dot_products(results: np.ndarray) -> None:
-    """Each of eight devices gets a row of xs and a row of ys, and computes one number of the result, their dot product.
-
-    `results` are `[8]`.
-    """
+def dot_products(results: np.ndarray) -> None:  # [8]
+    """Each of eight devices gets a row of xs and a row of ys, and computes one number of the result, their dot product."""
     axes = drawing.canvas(18.9, 5.4)
     for row, label in enumerate(["xs [8, 10]", "ys [8, 10]", "", "result [8]"]):
         axes.text(0.1, 0.6 + 1.4 * row, label, va="center")
@@ -42,11 +39,8 @@ def mesh_and_specs() -> None:
 
 
 @drawing.picture
-def classes_by_device(classes: np.ndarray) -> None:
-    """Ten bars, one a class, each stacked from the points that the eight devices put into this class, in the devices' colours.
-
-    `classes` are `[8, b]`.
-    """
+def classes_by_device(classes: np.ndarray) -> None:  # [8, b]
+    """Ten bars, one a class, each stacked from the points that the eight devices put into this class, in the devices' colours."""
     bottom = np.zeros(10)
     for d, found in enumerate(classes):
         counts = np.bincount(found, minlength=10)

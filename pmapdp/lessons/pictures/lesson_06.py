@@ -12,18 +12,14 @@ from pmapdp.lessons import drawing
 def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
     """The ring all-reduce in seven tables of 4 devices by 4 chunks: after three steps each has one sum, after six all four.
 
-    Args:
-        states: what the devices hold before and after every step, each `[N, N]`.
-        sums: `[N]`, the numbers that everybody holds at the end; they are drawn bold.
+    `states` `[N, N]` are what the devices hold before and after each step; `sums` `[N]`, the result, are drawn bold.
     """
     N = len(sums)
     _, places = plt.subplots(2, 4, figsize=(9, 4.9), layout="constrained")
-    for step, axes in enumerate(places.flat):
+    places.flat[-1].set_axis_off()
+    for step, axes in enumerate(places.flat[: len(states)]):
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-        if step >= len(states):
-            axes.set_axis_off()
-            continue
         title = "start" if step == 0 else f"step {step}: add" if step < N else f"step {step}: copy"
         axes.set_title(title, fontsize=11, color=drawing.INK, weight="bold")
         axes.set_xlim(-0.55, N - 0.45)

@@ -40,13 +40,10 @@ def work_by_device(work: dict[str, float]) -> None:
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
-    """Memory of one device during an update: one high hill for the whole batch, K lower hills with K micro-batches.
-
-    `programs` are compiled, by name. Time is the number of instructions done.
-    """
+    """Memory of one device during an update: one high hill for the whole batch, K lower hills with K micro-batches."""
     for dashes, colour, (name, program) in zip(drawing.DASHES, (0, 1, 4), programs.items(), strict=False):
         megabytes = memory.curve(program)
-        time = np.linspace(0, 1, len(megabytes))
+        time = np.linspace(0, 1, len(megabytes))  # in instructions
         plt.plot(time, megabytes, dashes, color=drawing.DEVICE_COLOURS[colour], label=name)
     plt.gca().set(xlabel="one update, from start to end", ylabel="MB on one device", xticks=[], ylim=(0, None))
     drawing.legend_beside(plt.gca())

@@ -57,11 +57,8 @@ def pair() -> None:
 
 
 @drawing.picture
-def bytes_by_batch(sizes: Sequence[int], sent: dict[str, Sequence[int]]) -> None:
-    """Bytes a device all-reduces in an update: constant for data parallelism, rising with the batch for tensor parallelism; they cross at 512.
-
-    `sent` in bytes by the batch sizes, by the name of the way.
-    """
+def bytes_by_batch(sizes: Sequence[int], sent: dict[str, Sequence[int]]) -> None:  # bytes
+    """Bytes a device all-reduces in an update: constant for data parallelism, rising with the batch for tensor parallelism; they cross at 512."""
     for colour, (name, each) in zip((1, 0), sent.items(), strict=True):
         plt.plot(sizes, [b / 1e6 for b in each], "o-", color=drawing.DEVICE_COLOURS[colour], markersize=4, label=name)
     plt.gca().set(xscale="log", yscale="log", xlabel="batch size", ylabel="MB all-reduced", xticks=sizes)

@@ -27,10 +27,7 @@ STAGES = {
 
 @drawing.picture
 def bytes_of_seven_billion(gigabytes: dict[str, tuple[float, float, float]]) -> None:
-    """Bars of GB on one of eight devices, against a line at 80 GB: data parallel 112, ZeRO-1 63, ZeRO-2 38.5, ZeRO-3 14.
-
-    `gigabytes` of parameters, gradients and moments, by the name of the way.
-    """
+    """Bars of GB on one of eight devices, against a line at 80 GB: data parallel 112, ZeRO-1 63, ZeRO-2 38.5, ZeRO-3 14."""
     _, axes = plt.subplots(figsize=(7, 2.1))
     left = np.zeros(len(gigabytes))
     parts = {"parameters": 0, "gradients": 1, "Adam's moments": 4}
@@ -63,15 +60,12 @@ def zero_over_time() -> None:
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
-    """Memory of one device over a step: highest if replicated, then gathered first, in the layer, again, and left to the compiler.
-
-    `programs` are compiled, by name. Time is the number of instructions done.
-    """
+    """Memory of one device over a step: highest if replicated, then gathered first, in the layer, again, and left to the compiler."""
     plt.figure(figsize=(7, 3.2))
     for colour, (name, program) in zip((7, 5, 1, 2, 0), programs.items(), strict=True):
         at_rest = program.memory_analysis().argument_size_in_bytes / 1e6
         megabytes = [at_rest, *(at_rest + each for each in memory.curve(program)), at_rest]
-        time = np.linspace(0, 1, len(megabytes))
+        time = np.linspace(0, 1, len(megabytes))  # in instructions
         label = f"{name}: {at_rest:.0f} MB at rest,\n{max(megabytes):.0f} MB at the peak"
         plt.plot(time, megabytes, color=drawing.DEVICE_COLOURS[colour], label=label, linewidth=1.3)
     plt.gca().set(xlabel="one step, from start to end", ylabel="MB on one device", xticks=[], ylim=(0, None))

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 00; see ../test_exercises.py."""
-
 SUM = "jax.device_put(a, device) + jax.device_put(b, device)"
 UNDER_A_DEFAULT = """None
     with jax.default_device(device):

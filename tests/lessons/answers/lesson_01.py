@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 01; see ../test_exercises.py."""
-
 SOFTMAX = "return (probabilities - np.eye(C)[labels]) / B"
 IN_PLACE = "probabilities[np.arange(B), labels] -= 1\n    return probabilities / B"
 STANDARDIZED = "(g - g.mean(0) - y * (g * y).mean(0)) / x.std(0)"

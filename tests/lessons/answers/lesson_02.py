@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 02; see ../test_exercises.py."""
-
 POWER = "jnp.where(x > 0, x, 0) ** n"
 LENGTH = "length = jnp.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradient)))"
 CLIPPED = "leaf / jnp.maximum(length / limit, 1)"

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 03; see ../test_exercises.py."""
-
 from flax import nnx
 
 MAP = "jax.tree.map(lambda array: array if array.ndim == 1 else factor * array, params)"

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 06; see ../test_exercises.py."""
-
 SUM = 'lax.psum(jnp.where(lax.axis_index("data") == 0, x, 0), "data")'
 LOOP = "while distance < N:"
 RING = f"""travelling = x

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 07; see ../test_exercises.py."""
-
 LOCAL = "(lambda x, axis: x)"  # in place of lax.pmean
 COUNT, MEAN = 'lax.pmean(weights.sum(), "data")', 'lax.pmean(weights @ values, "data") / count'
 SQUARES = 'lax.pmean(weights @ jnp.square(values - mean), "data") / count'

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 08; see ../test_exercises.py."""
-
 VMAP = "jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)"
 UPDATE, LAYER = "key(seed), update)", "update), layer)"
 INDEX_FIRST = """jax.vmap(

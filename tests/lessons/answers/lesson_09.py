@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 09; see ../test_exercises.py."""
-
 JIT = "jax.jit(step, in_shardings=(replicated, split), out_shardings=replicated)"
 BY_SHARD_MAP = """jax.jit(
         jax.shard_map(

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 10; see ../test_exercises.py."""
-
 GRADIENT = 'jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)'
 CAST = 'jax.grad(loss)(lax.pcast(w, "data", to="varying"), x)'
 STEP = 'jax.value_and_grad(lambda params: lax.pmean(loss(params, x, y), "data"))(params)'
@@ -27,7 +25,4 @@ WRONG = {
     ],
 }
 
-RIGHT = {
-    "fixed_gradient": (GRADIENT, f'lax.pmean({CAST}, "data")'),
-    "make_step": (STEP, CAST_STEP),
-}
+RIGHT = {"fixed_gradient": (GRADIENT, f'lax.pmean({CAST}, "data")'), "make_step": (STEP, CAST_STEP)}

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 11; see ../test_exercises.py."""
-
 TYPED, GRAM = "jax.eval_shape(function, x)", "jnp.matmul(x.T, x, out_sharding=P())"
 GATHERED = 'jnp.einsum("bi,bj->ij", *[jax.reshard(x, P())] * 2)'
 BY_SHARD_MAP = 'jax.shard_map(lambda x: REDUCED, in_specs=P("data"), out_specs=P(), check_vma=False)(x)'
@@ -19,10 +17,7 @@ WRONG = {
         ("x.T @ x has other values", GRAM, f"{GRAM} + 1"),
         ("every device gets the rows of all others", GRAM, GATHERED),
     ],
-    "normalized_step": [
-        ("a batch that is not split was accepted", ASSERT, ""),
-        ("yours is", Z, "x"),
-    ],
+    "normalized_step": [("a batch that is not split was accepted", ASSERT, ""), ("yours is", Z, "x")],
 }
 
 RIGHT = {

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 12; see ../test_exercises.py."""
-
 PLACED = "jax.device_put(jax.tree.map(lambda x: x[0], tree), NamedSharding(mesh, PartitionSpec()))"
 BY_JIT = "jax.jit(lambda t: t, out_shardings=NamedSharding(mesh, PartitionSpec()))(jax.tree.map(lambda x: x[0], tree))"
 JIT = "jax.jit(step, in_shardings=(replicated, split, split), out_shardings=replicated)"

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 13; see ../test_exercises.py."""
-
 SCAN = "total, _ = lax.scan(add, jnp.zeros_like(w), x.reshape(K, -1, x.shape[1]))"
 GRADIENT, MEAN = "jax.grad(loss)(w, rows)", 'lax.pmean(total / K, "data")'
 FORI_LOOP = """rows = x.reshape(K, -1, x.shape[1])
@@ -23,9 +21,7 @@ WRONG = {
         ("[K, B / K, D] is", ".swapaxes(0, 1)", ""),
         ("must have the rows of x", CUT, "x.reshape(K, x.shape[1], -1).swapaxes(1, 2)"),
     ],
-    "fixed_gradient": [
-        ("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)"),
-    ],
+    "fixed_gradient": [("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)")],
 }
 
 RIGHT = {

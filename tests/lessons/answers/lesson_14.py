@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 14; see ../test_exercises.py."""
-
 import jax
 import numpy as np
 

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 15; see ../test_exercises.py."""
-
 PAIR = 'P(None, "model"), P("model", None)'
 PARTIAL = "jax.nn.relu(x @ W1) @ W2"
 GATHERED = """W1 = lax.all_gather(W1, "model", axis=1, tiled=True)

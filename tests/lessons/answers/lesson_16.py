@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 16; see ../test_exercises.py."""
-
 BORN = "jax.jit(build, out_shardings=sharding)()"
 SHARD = 'lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")'
 SLICE = 'lax.dynamic_slice_in_dim({}, lax.axis_index("data") * m.size, m.size)'

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 17; see ../test_exercises.py."""
-
 ASSEMBLED = "jax.make_array_from_single_device_arrays(shape, sharding, parts)"
 SORTED = "sorted(found, key=lambda device: device.process_index)"
 ANSWER = f"np.array({SORTED}).reshape(-1, each)"

@@ -1,5 +1,3 @@
-"""Answers to the exercises of lesson 18; see ../test_exercises.py."""
-
 WARM_UP, START = "jax.block_until_ready(function(x))\n    start = clock()", "start = clock()"
 CALL = "    jax.block_until_ready(function(x))\n    return"
 GROUP = """    for _ in range(3):
