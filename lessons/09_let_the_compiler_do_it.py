@@ -83,7 +83,9 @@ reduced = {}
 for name, function in functions.items():
     program = jax.jit(function).lower(rows).compile()
     reduced[name] = [line for line in program.as_text().splitlines() if " all-reduce(" in line]
-    print(f"{name:10s} is placed as {program.output_shardings.spec}", *reduced[name])
+    print(f"{name:10s} is placed as {program.output_shardings.spec}")
+    for line in reduced[name]:
+        print("  ", line.partition(", channel_id")[0])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
