@@ -21,7 +21,7 @@
 # see the one mistake that leaves you with a single device and no error message.
 #
 # **You will** start JAX with eight simulated devices, say on which device an array is and where an operation runs, and
-# know what a simulation can't tell you. 10 minutes, 25 with exercises. You need Python and NumPy.
+# know what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
 
 # %% [markdown]
 # ## Eight devices, please

@@ -21,7 +21,7 @@
 # the course changes, a few lines at a time: in lesson 05 it trains on eight devices, with sixteen new lines.
 #
 # **You will** write a complete training program with Flax NNX and Optax, count every example exactly once, and read a
-# learning curve. 25 minutes, 40 with exercises. You need
+# learning curve. 20 minutes, 40 with exercises. You need
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%

@@ -21,7 +21,7 @@
 # the model or the numbers are wrong.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
-# all-reduce that's missing or wrong. 30 minutes, 50 with exercises. You need
+# all-reduce that's missing or wrong. 25 minutes, 45 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
 

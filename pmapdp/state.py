@@ -1,6 +1,6 @@
 """The train state: one pytree without any device axis, the same for every strategy and any number of devices.
 
-Lesson 03 teaches this file. It also has the task: the built model, the loss and the update rule of a training step.
+Lesson 05 teaches this file. It also has the task: the built model, the loss and the update rule of a training step.
 """
 
 import contextlib

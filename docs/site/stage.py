@@ -22,7 +22,7 @@ WIDEST = 120  # characters of a line of a block without a language, or it is wra
 START = f"""{FENCE}{{admonition}} Start here
 :class: tip
 
-- New to data parallelism? [The lessons](lessons/README.md) go from one device to eight in three hours.
+- New to data parallelism? [The lessons](lessons/README.md) go from one device to eight in two hours.
 - You have a training step? [Verify it](docs/verify.md).
 - You have a pmap program? [Port it](docs/porting.md).
 - You have a model? [Train it](docs/custom.md).

@@ -1,6 +1,6 @@
 """The parts that all four strategies share: sums over a device's examples, and the update from the global sums.
 
-Between the two comes the all-reduce, which each file of this folder does in its own way. Lesson 05 teaches this file.
+Between the two comes the all-reduce, which each file of this folder does in its own way. Lesson 13 teaches this file.
 """
 
 from collections.abc import Callable
