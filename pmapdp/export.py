@@ -156,22 +156,14 @@ def export_run(
 
 def export_model(
     task: Task,
-    state: TrainState,
-    path: str | Path,
+    state: TrainState,  # on the host
+    path: str | Path,  # replaced as a whole or not at all
     *,
-    examples: Split,
-    metadata: dict[str, Any],
-    featurizer: Any = None,
+    examples: Split,  # one or more, to which the model must answer with finite numbers
+    metadata: dict[str, Any],  # JSON to keep with it; `labels` are the names of the classes, empty for their numbers
+    featurizer: Any = None,  # of a text model, fitted to the training texts
 ) -> None:
-    """Write a model and its loss to the zip `path`, which is replaced as a whole or not at all.
-
-    Args:
-        task, state: the model, and its arrays on the host.
-        path: of the file.
-        examples: one or more, to which the model must answer with finite numbers.
-        metadata: JSON to keep with the model; `labels` are the names of the C classes, empty for their numbers.
-        featurizer: of a text model, fitted to the training texts.
-    """
+    """Write a model and its loss to a zip."""
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
@@ -185,7 +177,7 @@ def export_model(
             outputs = model(inputs)
             logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
             return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
-        outputs = model.predict(inputs) if hasattr(model, "predict") else model(inputs)
+        outputs = getattr(model, "predict", model)(inputs)
         if isinstance(outputs, tuple | list):
             return {f"output {number}": each for number, each in enumerate(outputs)}
         return outputs if isinstance(outputs, dict) else {"outputs": outputs}

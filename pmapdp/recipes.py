@@ -189,9 +189,9 @@ def require_recipe(config: Config) -> None:
 
 
 def compare_with_reported(config: Config, epochs: list[dict[str, Any]]) -> list[str]:
-    """Print the recipe's reported figures beside those of a run's epochs, a line each, as far as the run got.
+    """Return lines that compare the figures that the recipe reports with a run's, as far as it got.
 
-    A run of another data set, model or length has nothing to compare.
+    There are none for another data set, model or length.
     """
     recipe, here = RECIPES[config.recipe], {epoch["epoch"]: epoch for epoch in epochs}
     if any(getattr(config, name) != getattr(recipe.config, name) for name in ("dataset", "model", "epochs")):

@@ -172,8 +172,8 @@ def predict(
 ) -> Prediction:
     """Predict a step of a model on N devices with b examples each.
 
-    `flops` are those of one example, forward and backward, in `dtype`. The two passes attain the share `utilization` of
-    a device's peak. Parameters, gradients and Adam's moments are float32.
+    One example takes `flops`, forward and backward, in `dtype`, and the two passes attain the share `utilization` of a
+    device's peak. Parameters, gradients and Adam's moments are float32.
     """
     compute = b * flops / (utilization * hardware.peak[dtype])
     # The gradient is read; the parameter and its two moments are read and written.

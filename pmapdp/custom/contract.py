@@ -129,9 +129,9 @@ def tolerance(task: Task, train: bool, size: float = 1.0) -> dict[str, Any]:
 
 
 def check_sum(task: Task, name: str, total: float, padding: float, apart: np.ndarray, *, train: bool) -> None:
-    """Refuse a `total` over all examples that differs from those of devices with some each, `apart` `[devices]`.
+    """Refuse a sum that devices with some examples each, `apart` `[devices]`, don't add up to, or that padding changes.
 
-    The last device has padding alone. `padding` is the sum of a device on which all examples have weight 0.
+    `total` is the sum of one device with all examples, and `padding` the same if they have weight 0.
     """
     near, added = partial(np.isclose, **tolerance(task, train, total)), float(apart.sum())
     if not math.isfinite(total) or (near(added, total) and near(padding, 0)):  # training names a step that isn't finite
@@ -147,8 +147,8 @@ def check_sum(task: Task, name: str, total: float, padding: float, apart: np.nda
             "batch.weights.sum()"
         )
     raise UserError(
-        f"{what} is not a sum over the examples ({total:.4g} for some of them together, {added:.4g} for two halves): "
-        "let none depend on others, and return (batch.weights * losses).sum() and batch.weights.sum()"
+        f"{what} is not a sum over the examples ({total:.4g} for all of them, {added:.4g} for two halves): let none "
+        "depend on others, and return (batch.weights * losses).sum() and batch.weights.sum()"
     )
 
 

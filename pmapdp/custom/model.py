@@ -96,7 +96,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool) -> None:
 
 
 def any_batch(arrays: Any) -> Any:
-    """Describe arrays `[n, ...]` to JAX as those of a batch of any size."""
+    """Describe arrays `[n, ...]` to JAX as a batch of any size."""
     scope = jax.export.SymbolicScope()
 
     def any_size(x: np.ndarray) -> jax.ShapeDtypeStruct:

@@ -49,8 +49,8 @@ def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, tas
         raise UserError(f"{given} keeps random keys, and a checkpoint holds numbers alone: leave out what draws them")
     if "ScheduleFreeState" in str(jax.tree.structure(state)):
         print(
-            f"warning: {given} has other parameters for evaluation, but this run evaluates, keeps and exports those of "
-            "training: get them from Python with optax.contrib.schedule_free_eval_params",
+            f"warning: {given} has other parameters for evaluation, but this run evaluates, keeps and exports the ones "
+            "that it trains: get them from Python with optax.contrib.schedule_free_eval_params",
             file=sys.stderr,
         )
     if not steps:  # the run would show a learning rate that is not the optimizer's

@@ -1,6 +1,6 @@
 """A small transformer that classifies texts: two blocks of attention and MLP over 128 tokens, 599,682 parameters.
 
-The blocks are those of Vaswani et al., "Attention is all you need", NeurIPS 2017, with the norm in front of each part
+The blocks are from Vaswani et al., "Attention is all you need", NeurIPS 2017, with the norm in front of each part
 (Xiong et al., "On layer normalization in the transformer architecture", ICML 2020).
 """
 

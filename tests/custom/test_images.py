@@ -53,7 +53,7 @@ def test_colours_and_sizes(tmp_path, kind):
 
 
 def test_parts_in_folders(tmp_path):
-    """The classes are those of the training set, also if the test set lacks one."""
+    """The training set has all classes, and the test set may lack one."""
     for part in ("train", "test", "validation"):
         write(tmp_path / part)
     for path in (tmp_path / "test" / "blue").iterdir():

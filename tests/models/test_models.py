@@ -1,4 +1,4 @@
-"""The networks are those of their sources: sizes, initial values, and outputs against plain programs."""
+"""The networks are as their sources have them: sizes, initial values, and outputs against plain programs."""
 
 import functools
 

@@ -48,7 +48,7 @@ def digits(tmp_path_factory):
 def sentiment(tmp_path_factory):
     """The file of a short run on the synthetic reviews, and the results of its last epoch."""
     folder = tmp_path_factory.mktemp("texts")
-    settings = {"model": "text_mlp", "dataset": "reviews", "strategy": "jit", "devices": 8, "global_batch_size": 64}
+    settings = {"model": "text_mlp", "dataset": "reviews", "strategy": "single", "global_batch_size": 64}
     settings |= {"epochs": 3, "optimizer": "sgd", "learning_rate": 0.64, "workdir": str(folder / "run")}
     epochs = train(Config(**settings, progress=False, compile_cache=False)).epochs
     export_run(settings["workdir"], folder / "sentiment.zip")

@@ -13,16 +13,7 @@ from pmapdp import cli
 from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.registry import MODELS
-from pmapdp.scaling import (
-    HARDWARE,
-    Level,
-    main,
-    predict,
-    reduce_scatter,
-    reduce_scatter_at,
-    sides,
-    spread,
-)
+from pmapdp.scaling import HARDWARE, Level, main, predict, reduce_scatter, reduce_scatter_at, sides, spread
 from pmapdp.scaling import RESNET_FLOPS as FLOPS
 from pmapdp.scaling import RESNET_PARAMETERS as PARAMETERS
 from pmapdp.scaling import RESNET_SHARES as SHARES
