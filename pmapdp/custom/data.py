@@ -137,12 +137,18 @@ class Examples:
                 row = jax.tree.map(lambda leaf: leaf[None], example)
                 check_split(f"example {index} of {self.name}", row, self.classes)
             raise
-        if self.logits and not ((split.labels >= 0) & (split.labels < self.logits)).all():
-            raise UserError(
-                f"{self.name} labels have {split.labels.min()} and {split.labels.max()}, and the model has "
-                f"{self.logits} logits: use 0 to {self.logits - 1}"
-            )
+        if self.logits:
+            check_labels(self.name, split.labels, self.logits)
         return split
+
+
+def check_labels(name: str, labels: np.ndarray, logits: int) -> None:
+    """Refuse labels that are no numbers of the classes of a model with so many logits."""
+    if labels.min() < 0 or labels.max() >= logits:
+        raise UserError(
+            f"{name} labels are from {labels.min()} to {labels.max()}, and the model has {logits} logits: use 0 to "
+            f"{logits - 1}, numpy.unique(labels, return_inverse=True)[1], or a model of more logits"
+        )
 
 
 def split_example(example: Any) -> tuple[Any, Any, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.custom.contract import check_correct, check_loss
-from pmapdp.custom.data import Examples, describe
+from pmapdp.custom.data import PARTS, Examples, check_labels, describe
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason, shown, user_code_errors
@@ -128,16 +128,11 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
             f"the data name {len(data.classes)} classes, and {name} has {C} logits: name all of them in their order, "
             "DataSet(..., classes=(...)), or none"
         )
-    for part in data.parts.values():
+    for each, part in data.parts.items():
         if isinstance(part, Examples):
             part.logits = C  # its labels are checked as they are read
         else:
-            labels = np.append(labels, part.labels)
-    if labels.min() < 0 or labels.max() >= C:
-        raise UserError(
-            f"the labels are from {labels.min()} to {labels.max()}, and {name} has {C} logits: use 0 to {C - 1}, "
-            "numpy.unique(labels, return_inverse=True)[1], or a model of more logits"
-        )
+            check_labels(PARTS[each], part.labels, C)
 
 
 def augment_task(task: Task, augment: Callable[[Any, jax.Array], Any] | None) -> Task:

@@ -174,7 +174,7 @@ def labels(make):
 
 
 MODELS = [
-    ({"data": DataSet([(np.ones(6), 3 if i == 1 else i % 3) for i in range(40)])}, "have 0 and 3, and the model has 3"),
+    ({"data": DataSet([(np.ones(6), 3 if i == 1 else i % 3) for i in range(40)])}, "are from 0 to 3, and the model"),
     (labels(lambda part: np.eye(3)[part.labels]), r"float32 \[16, 3\]: of one-hot .* labels.argmax"),
     (labels(lambda part: part.labels / 2), r"labels are float32 \[16\]: .* labels.astype\('int32'\)"),
     (labels(lambda part: {"a": part.labels}), r"labels are int32 \[16\]: .* a loss of your own"),
@@ -189,7 +189,7 @@ MODELS = [
     ),
     (
         {"model": OneLogit},
-        "labels are from 0 to 2, and OneLogit has 1 logits: use 0 to 0, .* or a model of more logits",
+        "training labels are from 0 to 2, and the model has 1 logits: use 0 to 0, .* or a model of more",
     ),
     ({"model": net(lambda call, x: (call(x), x))}, r"Changed gives float32 \[16, 3\], float32 \[16, 6\]"),
     ({"model": WithContext}, "WithContext.__call__ has an argument context, which it no longer gets: leave it out"),
