@@ -11,9 +11,10 @@ If `verify` says "cause unknown", its facts narrow the list down. Do the devices
 all-reduce is missing. Is one leaf N times too large? Then something is summed that should be averaged. Is only the last
 batch wrong? Then padding counts, or the devices hold different numbers of examples.
 
-The lines with a minus are wrong, and those with a plus are right, in a [training step](../tests/verify/program.py).
-The tests put each wrong one into it, and `verify` must find it by the name above it (`report.causes`). Under jit the
-compiler adds the all-reduces, so you can't forget one. The braces stand for what was found."""
+The lines come from a [training step](../tests/verify/program.py): a line with a minus is wrong, a line with a plus is
+right. The tests put each wrong line into that step, and `verify` must name the mistake as its heading does
+(`report.causes`). Then comes the sentence that `verify` prints, in which braces stand for what it found. Under jit the
+compiler adds the all-reduces, so you can't forget one."""
 EVERYWHERE = ["pmap", "shard_map", "jit"]
 
 

@@ -39,7 +39,7 @@ fixed = functools.partial(setting, fixed=True)
 class Config:
     """All settings of a run. A `UserError` names a value that no run can work with."""
 
-    recipe: str = setting("arguments", "digits", "One of those below (default: digits).", place="[RECIPE]")
+    recipe: str = setting("arguments", "digits", "One of the recipes (default: digits).", place="[RECIPE]")
 
     dataset: str = fixed(
         "data",
@@ -67,13 +67,13 @@ class Config:
         "parallel", "pmap", "How the batch is split and averaged; single runs on one device."
     )
     devices: int | None = setting(
-        "parallel", None, "Default: all accelerators, or else 8 simulated CPU devices.", (1, MOST, "8")
+        "parallel", None, "Number of devices; default: all accelerators, or 8 simulated CPU devices.", (1, MOST, "8")
     )
     global_batch_size: int | None = fixed(
-        "parallel", None, "Examples per update over all devices, any number; default: 64, or all.", (1, MOST, "64")
+        "parallel", None, "Examples per update over all devices; default: 64, or all if fewer.", (1, MOST, "64")
     )
     per_device_batch_size: int | None = setting(
-        "parallel", None, "Examples per update on one device, instead.", (1, MOST, "8")
+        "parallel", None, "Examples per update on one device; give this or the global size.", (1, MOST, "8")
     )
     accumulate: int = fixed(
         "parallel", 1, "Micro-batches per update; batch norm takes moments over each alone.", (1, MOST, "2")
@@ -94,11 +94,11 @@ class Config:
 
     optimizer: str = fixed("optimization", "adam", "sgd, momentum (0.9), adam, adamw, or yours: my_file.py:make.")
     learning_rate: float = fixed(
-        "optimization", 5e-3, "Peak learning rate, where the schedule starts after a warm-up.", (0, FLOAT32, "0.001")
+        "optimization", 5e-3, "Peak learning rate, reached at the end of any warm-up.", (0, FLOAT32, "0.001")
     )
     schedule: str = fixed("optimization", "cosine", "constant, piecewise, cosine (to 0), or yours: my_file.py:rate.")
     switch_epochs: tuple[int, ...] = fixed(
-        "optimization", (), "Piecewise schedule: epochs, from 0, at whose start the rate changes."
+        "optimization", (), "Piecewise schedule: the rate changes at the start of these epochs (from 0)."
     )
     switch_factor: float = fixed(
         "optimization", 0.1, "Piecewise schedule: factor of the rate at each switch.", (1e-30, FLOAT32, "0.1")
@@ -108,11 +108,11 @@ class Config:
         "optimization", "none", "Multiply the rate by k = global / base batch size (linear), or its root (sqrt)."
     )
     base_batch_size: int = fixed(
-        "optimization", 64, "Global batch size for which a learning rate that is scaled is meant.", (1, MOST, "64")
+        "optimization", 64, "Scaling starts from this global batch size, for which you chose the rate.", (1, MOST, "64")
     )
     weight_decay: float = fixed("optimization", 0.0, "Decoupled weight decay (adamw only).", (0, FLOAT32, "0.01"))
     clip_norm: float | None = fixed(
-        "optimization", None, "Scale a longer gradient down to this global norm.", (1e-30, FLOAT32, "1.0")
+        "optimization", None, "Scale the gradient down to this global norm if it is longer.", (1e-30, FLOAT32, "1.0")
     )
     label_smoothing: float = fixed(
         "optimization", 0.1, "Share of the target spread over all classes, in the train loss alone.", (0, 0.999, "0.1")
@@ -137,13 +137,13 @@ class Config:
         "workdir", None, "Folder of the run: checkpoints, metrics, log. The same command again resumes there."
     )
     checkpoint_every: int | None = setting(
-        "workdir", None, "Write a checkpoint after this many updates, and after each epoch.", (1, MOST, "100")
+        "workdir", None, "Write a checkpoint every so many updates, and after each epoch.", (1, MOST, "100")
     )
     keep_checkpoints: int = setting("workdir", 3, "Newest checkpoints to keep, and the best epoch's.", (1, MOST, "3"))
     check_replicas: int | None = setting(
         "workdir",
         None,
-        "Compare the devices' copies of the state after this many updates; stop if they differ.",
+        "Compare the devices' copies of the state every so many updates; stop if they differ.",
         (1, MOST, "100"),
     )
     profile: bool = setting("workdir", False, "Trace a few updates, and print the ten longest operations.")

@@ -53,7 +53,7 @@ class CompareOptions(Outputs):
     recipe: str = setting(
         "arguments",
         "digits",
-        "One of those below; or two or more FILE.py:PROGRAM, steps of your own as pmapdp.verify takes them.",
+        "One of the recipes; or two or more FILE.py:PROGRAM, steps of your own as pmapdp.verify takes them.",
         place="[RECIPE]",
     )
     strategies: tuple[str, ...] = setting("comparison", OTHERS, "Strategies to compare with a single device.")
