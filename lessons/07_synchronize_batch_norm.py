@@ -67,11 +67,12 @@ for synchronize in (False, True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Without the average, both devices answer -1 and 1. So 0 and 10 have become the same number, and 2 and 12 have, too. With
-# it, both use the mean 6 and the variance 26.
+# Without the average, both devices return -1 and 1. So 0 and 10 have become the same number, and so
+# have 2 and 12. With the average, both devices use the mean 6 and the variance 26.
 #
-# Why do we average the squares, and not the variances? Each device's own variance is 1, and so is their average. It misses
-# that the two devices have different means, and that's 25 of the 26.
+# Why do we average the squares, and not the variances? Each device's own variance is 1, so the
+# average of the variances is 1, too. That misses the difference between the two devices' means,
+# 1 and 11, which makes up 25 of the 26.
 #
 # </details>
 #
@@ -130,15 +131,18 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # %% [markdown]
 # That's the heart of the layer. Two things are missing.
 #
-# **Running averages.** In evaluation there's no batch to take moments of, so the layer keeps a running mean and a running
-# variance, and moves them a little in every update. They are part of the state, but no gradient flows to them. All
-# devices compute the same moments, so all copies of the running averages stay equal.
+# **Running averages.** In evaluation, the output for an example mustn't depend on the other
+# examples in its batch. So the layer keeps a running mean and a running variance, moves them a
+# little in every update, and normalizes with them in evaluation. They are part of the state, but no
+# gradient flows to them. All devices compute the same moments, so all copies of the running
+# averages stay equal.
 #
-# **Digits.** `E[x²] - E[x]²` is the small difference of two large numbers if the mean is large, and float32 has seven
-# digits. So the layer subtracts its running mean first, which doesn't change the variance. In the first update that
-# doesn't help yet, because the running mean is still 0. If the batch's mean is d standard deviations away from it, you
-# lose about 2 log₁₀(d) of the seven digits: two at d = 10, six at d = 1,000. But each update closes a tenth of the gap,
-# so after 40 updates 1.5 % of it is left.
+# **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and
+# float32 has only seven digits for it. So the layer subtracts its running mean first, which doesn't
+# change the variance. In the first update that doesn't help yet, because the running mean is
+# still 0. If the batch's mean is d standard deviations away from the running mean, you lose about 2
+# log₁₀(d) of the seven digits: two at d = 10, six at d = 1,000. But each update closes a tenth of
+# this gap, so after 40 updates only 1.5 % of it is left.
 #
 # ## The program so far
 #
@@ -151,16 +155,18 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias.
 # - The model now holds two kinds of numbers, and the optimizer may only touch one of them. So `nnx.split` takes the model
 #   apart, into `parameters` and `statistics`. `loss_sums` puts it together again with `nnx.merge`, runs it, and hands
-#   back the new statistics. (`copy=True`, because the layer assigns to its statistics while JAX traces.)
+#   back the new statistics. (Without `copy=True`, Flax raises an error: the layer would assign to
+#   variables that were made outside of the function that JAX traces.)
 # - The state has three parts instead of two. `train_step` doesn't average the new statistics: they are equal already.
 
 # %%
 lesson_07.all_reduces()
 
 # %% [markdown]
-# Each update has to wait for three all-reduces. The first one is in your layer. You didn't write the second: the mean
-# depends on the examples of all devices, so JAX needs an all-reduce to differentiate through `pmean`. The third is
-# lesson 05's. Here is the whole program.
+# (The picture shows four of your eight devices.) Each update has to wait for three all-reduces. The
+# first one is in your layer. You didn't write the second: the mean depends on the examples of all
+# devices, so JAX needs an all-reduce to differentiate through `pmean`. The third is lesson 05's.
+# Here is the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -169,8 +175,9 @@ lesson_07.all_reduces()
 # ## Proof: one device and eight
 #
 # Let's run the same step on one device and on eight, for a whole epoch. Its last batch has 8 examples, and all of them
-# are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam again, as in lesson 05.
-# Parameters *and* running averages must agree within 1e-5.
+# are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam again,
+# because Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within
+# 1e-5.
 
 
 # %%
@@ -206,8 +213,8 @@ assert distance(one, eight) < 1e-5
 #
 # ## The mistake: forget the axis
 #
-# Now take Flax's layer and forget its `axis_name`. Everything else stays, so the gradients are still averaged. The batches
-# are full, so the mask plays no role.
+# Now take Flax's layer and forget its `axis_name`. Everything else stays, so the gradients are
+# still averaged. We leave out the short last batch, so the mask plays no role.
 #
 # **Predict:** after an epoch, do all devices hold the same parameters? The same running averages?
 
@@ -265,21 +272,23 @@ assert np.ptp(right_means, axis=1).max() == 0
 assert local[1]["norm"]["mean"][...].is_fully_replicated
 
 # %% [markdown]
-# Your checkpoint keeps one of these eight curves, so the accuracy you report depends on which one it is. And one device
-# would have trained other parameters, because here each device normalized with its own 16 examples.
+# Your checkpoint keeps the end of one of these eight curves, so the accuracy you report depends on
+# which device it comes from. A single device would even have trained different parameters, because
+# here each device normalized with its own 16 examples.
 #
 # Some programs do this on purpose. Local batch norm needs no all-reduce in the forward pass, and with many examples on
 # each device its moments are close to the global ones. But such a program has to average the running averages before it
-# evaluates or saves. In PyTorch's DDP batch norm is local, too, unless you convert it. There every forward pass in
-# training begins with a broadcast, so that all processes start from process 0's running averages.
+# evaluates or saves. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
+# `convert_sync_batchnorm`. But it broadcasts process 0's running averages before every forward pass
+# in training, so all processes start from the same ones.
 #
 # Under `jit` (lesson 09) the problem goes away. There the layer sees the global batch, so plain `nnx.BatchNorm` is
 # synchronized, and its `mask` is right for ragged batches, too.
 #
 # ## What it costs
 #
-# The layer after batch norm can't start before the all-reduce is done, so the devices have nothing to compute
-# meanwhile.
+# Batch norm can't normalize before its all-reduce is done, and the next layer needs its result. So
+# the devices have nothing to compute meanwhile.
 #
 # **Predict:** how many more all-reduces does the synchronized step have than the local one?
 

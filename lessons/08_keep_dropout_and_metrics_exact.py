@@ -41,8 +41,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Dropout sets random activations to 0, here half of them. In JAX the same key and the same shape always give the same
 # random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02). Inside `pmap` each device
-# draws the masks of its own examples. But from which key? Here are three ways. `indices` are the numbers of this device's
-# examples in the data set, and an example has twelve activations.
+# draws the masks of its own examples. But from which key? Here are three ways. `indices` says which
+# examples of the data set this device has, and each example has twelve activations.
 
 
 # %%
@@ -125,8 +125,8 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Yes. You ask for one mask of eight rows, and the compiler lets each device draw its own row of it. So under `jit` you
-# don't need a key per example.
+# Yes. You ask for one mask of eight rows. The compiler lets each device draw its own row, with the
+# numbers that a single device would have drawn. So under `jit` you don't need a key per example.
 #
 # </details>
 #
@@ -146,8 +146,9 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # - The network gets its keys as an argument. In evaluation it gets none, and then there's no dropout.
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask.
-# If you call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`, it has no state, but that's one key for
-# all examples.
+# If you call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`, it has no state.
+# But then one key draws the masks of all the device's examples, and they depend on the number of
+# devices again.
 
 # %% tags=["take-home"]
 # include program/08_exact.py
@@ -156,9 +157,10 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # ## Proof, and what a key per device does
 #
 # Now train for an epoch on 1, 2 and 8 devices: once with `example_keys`, and once with a key per device, as in most
-# programs. SGD replaces Adam again. If the masks are the same, the parameters must agree within 1e-5.
+# programs. SGD replaces Adam again, because Adam blows up rounding. If the masks are the same, the
+# parameters must agree within 1e-5.
 #
-# **Predict:** in which of the two do the losses agree with one device's, and how well?
+# **Predict:** with which of the two keys do the losses agree with one device's? To how many digits?
 
 
 # %% tags=["prediction"]
@@ -212,9 +214,10 @@ assert apart["device_keys"] > 1e-2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With a key per example, they agree as well as without dropout: the difference is float32's rounding. With a key per
-# device, the loss differs from the first update on, in the second decimal place. That isn't a mistake. But if you also
-# made a real mistake of that size, you couldn't tell the two apart.
+# With a key per example, the losses agree as well as without dropout: the difference is float32's
+# rounding. (Equal losses are drawn at 1e-9, because a logarithmic axis has no 0.) With a key per
+# device, the loss differs from the first update on, in the second decimal place. That isn't a
+# mistake. But if you also made a real mistake of that size, you couldn't tell the two apart.
 #
 # </details>
 #
@@ -265,11 +268,13 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #
 # </details>
 #
-# The gradient of a mean of means is wrong in the same way, even if every batch is full. With gradient accumulation it
-# happens on a single device, too, if you average the means of the micro-batches. Hugging Face's Trainer did just that
-# [until October 2024](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums and
-# counts over devices *and* batches, and divide once, at the end. It also saves you from NaN. If a device holds nothing
-# but padding, its own mean is 0 / 0, and one NaN is enough to spoil the average.
+# The gradient of a mean of means is wrong in the same way, even if every batch has all its
+# sentences. With gradient accumulation it happens on a single device, too, if you average the means
+# of the micro-batches. Hugging Face's Trainer did just that [until October
+# 2024](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums
+# and counts over devices *and* batches, and divide once, at the end. It also saves you from NaN. If
+# a device holds nothing but padding, its own mean is 0 / 0, and one NaN is enough to spoil the
+# average.
 #
 # ## Exercises
 #
@@ -281,10 +286,11 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #    <details><summary>Hint</summary><code>jax.random.fold_in</code> three times: with the update, with the layer, and
 #    inside <code>jax.vmap</code> with each index.</details>
 # 2. `exact_accuracy` (10 minutes): the whole evaluation. Return the accuracy over all n examples `x` `[n, D]`, `labels`
-#    `[n]`, for any n. `predict` maps `[rows, D]` to logits `[rows, C]`, and the memory is enough for `N * b` rows at a
-#    time, where N is the number of devices. Use pmap, or jit, if you know it already. <details><summary>Hint</summary>Pad
-#    x, labels and weights to a multiple of <code>N * b</code> with <code>np.pad</code>. Map a function that returns
-#    <code>lax.psum</code> of two sums. Add them up over the batches.</details>
+#    `[n]`, for any n. `predict` maps `[rows, D]` to logits `[rows, C]`. N is the number of devices,
+#    and there's memory for `N * b` rows at a time. Use pmap, or jit if you know it already.
+#    <details><summary>Hint</summary>Pad x, labels and weights to a multiple of <code>N * b</code>
+#    with <code>np.pad</code>. Map a function that returns <code>lax.psum</code> of two sums. Add
+#    them up over the batches.</details>
 # 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is right for every full batch, and wrong for the last batch
 #    of an epoch. <details><summary>Hint</summary>What does <code>len(x)</code> count?</details>
 

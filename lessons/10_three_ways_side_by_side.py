@@ -119,8 +119,9 @@ for name, value, shape in zip(
 # ## The trap
 #
 # Now the gradient. Under pmap you take the gradient of this device's loss, and then you average it. Here's that
-# function, and two variations: one averages the loss instead, and the other casts `w` first. `shard_map` has an option,
-# `check_vma`, which is on unless you switch it off.
+# function, and two variations: one averages the loss instead, and the other casts `w` first.
+# `shard_map` has an option, `check_vma`, which is on unless you switch it off. So there are three
+# functions, and each runs with the check on and off.
 #
 # **Predict:** the right answer is 7.5. Which of these six find it?
 
@@ -224,8 +225,9 @@ assert "can't be statically inferred" in refusal
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the check it does, before anything runs: `out_specs=P()` promises that all devices return the same, and JAX sees that
-# this gradient varies. Without it you get eight different gradients under one name.
+# With the check, JAX notices before anything runs: `out_specs=P()` promises that all devices return
+# the same, and JAX sees that this gradient varies. Without it you get eight different gradients
+# under one name.
 #
 # </details>
 #
@@ -234,8 +236,9 @@ assert "can't be statically inferred" in refusal
 #
 # pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns it off, with `check_vma=False` and pmap's
 # `pmean`, and you should know why. It has to run *your* model, whatever is in it, and JAX's check refuses some models
-# that are right. `nnx.RNN`, for example, loops over time and starts from zeros. Its state doesn't vary before the first
-# step, and it does after it, so JAX refuses the loop. The price is that a forgotten all-reduce would pass there. So the
+# that are right. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the
+# same on all devices, but from the first step on the state varies, and JAX refuses a loop that
+# changes this. The price: if pmapdp itself forgot an all-reduce, JAX wouldn't notice. So pmapdp's
 # tests compare every update with one device's, on one to eight devices.
 #
 # ## What the trap does to a run
@@ -284,9 +287,10 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With SGD you may, because the trap acts like a learning rate that's eight times too high. On this easy problem that
-# even looks like a good idea. With Adam you won't: it divides the gradient by its own size, so the factor cancels. It
-# would only show if you clip the gradient, add weight decay to it, or read its norm in your log.
+# With SGD you may, because the trap acts like a learning rate that's eight times too high. On this
+# easy problem the loss even falls faster. With Adam you won't: it divides the gradient by its own
+# size, so the factor cancels. You'd only see it if you clip the gradient, add weight decay to the
+# gradient, or read the gradient's norm in your log.
 #
 # </details>
 #
@@ -312,8 +316,8 @@ assert apart < 1e-6
 assert np.isclose(ratio, 8, rtol=1e-4)
 
 # %% [markdown]
-# [`pmapdp.verify`](../docs/verify.md) makes this comparison for a step of yours, and tells you which mistake it is. You'll
-# use it in [lesson 12](12_port_a_pmap_program.ipynb).
+# [`pmapdp.verify`](../docs/verify.md) makes this comparison for your own step, and names the
+# mistake. You'll use it in [lesson 12](12_port_a_pmap_program.ipynb).
 #
 # ## The three, side by side
 #
@@ -370,7 +374,8 @@ for exercise in (fixed_gradient, make_step):
 # %% [markdown]
 # ## Take away
 #
-# - `shard_map` takes jit's arrays and runs pmap's step. `in_specs` says how to cut, `out_specs` how to put together.
+# - `shard_map` takes jit's arrays and runs pmap's step. `in_specs` says how to cut the arrays, and
+#   `out_specs` how to put the results together.
 # - With the check on, `jax.grad` of a replicated weight is already summed over the devices. Cast first, or average the loss.
 # - The check finds a forgotten all-reduce before anything runs. Without it, compare one update with one device's.
 #

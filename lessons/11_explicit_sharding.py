@@ -17,7 +17,8 @@
 # In lesson 09 you forgot to place a batch. The result was right, and all eight devices did all of the work. Nobody told
 # you: under `jit` the compiler chooses where arrays go, and you only see its choice if you read the compiled program. It
 # doesn't have to be like that. In this lesson you'll change ten lines, and the sharding becomes part of an array's
-# *type*. Then you can print it, and you can assert it. Where JAX isn't sure what you want, it asks instead of guessing.
+# *type*. Then you can print it, and you can assert it. If JAX isn't sure what you want, it asks
+# instead of guessing.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
 # this is worth it. 20 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
@@ -108,10 +109,11 @@ for name, type_ in types.items():
 #
 # </details>
 #
-# So operations have rules that make the type of the result from the types of the arguments. Here's a network on a mesh
-# with two axes. The examples are split over "data" and the hidden units over "model". For `hidden` the rule is enough.
-# The product for `logits` adds up over the split hidden units, so it needs an all-reduce, and there you have to say
-# which type you want. You'll see how in the next section.
+# So each operation has a rule that derives the type of its result from the types of its arguments.
+# Here's a network on a mesh with two axes. The examples are split over "data" and the hidden units
+# over "model". For `hidden` the rule is enough.
+# The product for `logits` adds up over the split hidden units. The devices have to communicate, and
+# you have to say which type you want. You'll see how in the next section.
 
 # %%
 lesson_11.types()
@@ -147,16 +149,18 @@ for name, function in questions.items():
 # - The product adds up over the split axis, so each device has a part of every sum. The result can be replicated, or split
 #   by rows, or by columns.
 # - The sum can be split by rows or by columns, but one mesh axis can't split both.
-# - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be replicated, or split again.
+# - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be
+#   replicated, or split along its 16 columns.
 #
-# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. JAX
-# asks about every product that adds up over a split axis, even if the result is a single number. It doesn't ask about
-# `.sum()`.
+# Each choice means different communication, so JAX leaves it to you. That's also why
+# `weights @ losses` had to go. JAX asks about every product that adds up over a split axis, even if
+# the result is a single number. It doesn't ask about `.sum()`, which always replicates what it has
+# added up.
 #
 # </details>
 #
-# You answer with `out_sharding`, which says how you want the result. `jax.reshard` changes the sharding of an array that
-# you have.
+# You answer with `out_sharding`, which says how you want the result. And `jax.reshard` changes the
+# sharding of an array that you already have.
 
 # %%
 answers = {
@@ -308,7 +312,8 @@ np.testing.assert_array_equal(
 # 3. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
 #    `(z @ w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]` with normalized columns: each column minus its
 #    mean, divided by its standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't
-#    split. <details><summary>Hint</summary>It's the program of one device. Only the assert knows of shardings.</details>
+#    split. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions
+#    a sharding.</details>
 
 # %%
 from pmapdp.lessons.checks import check

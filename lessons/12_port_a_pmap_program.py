@@ -16,9 +16,10 @@
 #
 # Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is in maintenance,
 # and JAX's developers [recommend shard_map for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
-# move the program without changing its results? In this lesson you'll change some twenty lines, and the new program
-# prints the old one's numbers, dropout masks and all. You'll also find out something that the old program never told
-# you. And you'll forget a line on purpose, because this time JAX notices.
+# move the program without changing its results? In this lesson you'll change seventeen lines, and
+# the new program prints the old one's numbers, because even its dropout masks are the same. You'll
+# also find out something that the old program never told you. And you'll forget a line on purpose,
+# because this time JAX notices.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
 # device. 25 minutes, 45 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -49,7 +50,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #   `[N, b, ...]`.
 # - Each device folds its number into the dropout key (lesson 08).
 # - Each device has batch statistics of its own (lesson 07). They are averaged once an epoch.
-# - Batches that aren't full are dropped, in the evaluation, too: it looks at 896 of 1,000 examples.
+# - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the
+#   1,000 examples.
 
 # %%
 # include program/12_old_pmap.py
@@ -57,9 +59,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # Does anything in it hurt today? JAX's guide lists what fails or crawls now that pmap is built on shard_map, and
 # [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program, in the
-# line with `metrics['loss'][0]`. Here's the same with a parameter of 4 MB that every device has a copy of.
+# line with `metrics['loss'][0]`. Here's the same indexing, with a parameter of 4 MB of which every
+# device has a copy.
 #
-# **Predict:** what does it take to get copy 0 with `x[0]`?
+# **Predict:** what do the devices have to send if you take copy 0 with `x[0]`?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists them, from a compiled program
@@ -110,7 +113,8 @@ lesson_12.before_and_after()
 # - `lax.pcast` keeps `jax.grad` from adding up over the devices, so you can leave the check on (lesson 10).
 #
 # If your program is large, you don't have to do all of it at once: `my_pmap` on the
-# [page](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, with the arrays as they are.
+# [page](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and
+# leaves the arrays as they are.
 #
 # **Predict:** the old program ended with loss 0.4827 and accuracy 0.9018. And this one?
 
@@ -165,9 +169,11 @@ print("\nwithout: one unit's running mean, by device:", np.round(means, 3))
 #
 # </details>
 #
-# The same happens to a metric without its `pmean`, and to a dropout key that's kept in the state: your log and your
-# checkpoint get device 0's, and a run that resumes from the checkpoint draws the same masks on all devices. The
-# [page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how a state keeps one key per device.
+# The same happens to a metric without its `pmean`: your log shows device 0's. And it happens to a
+# dropout key that's kept in the state: your checkpoint gets device 0's key, so a run that resumes
+# from it draws the same masks on all devices. The
+# [page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how a state keeps one
+# key per device.
 #
 # ## Is it the old program? Is it right?
 #
@@ -263,19 +269,20 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit is different, but
-# it ends in about the same place. So if you go to jit, compare the final accuracy with the old program's, and the exact
-# numbers with one device's.
+# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit
+# is different, but it falls in much the same way. So if you go to jit, compare the final accuracy
+# with the old program's, and the exact numbers with one device's.
 #
 # ## What else is in such a program
 #
 # - **Evaluation.** Don't drop the last batch: pad it, give the padding weight 0, and divide by the sum of the weights,
 #   as your own program has done since lesson 03.
-# - **Checkpoints.** A checkpoint of `unreplicate(state)` loads as it is. If the device axis was saved, take copy 0 of each
-#   array on the host.
-# - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
-#   need you, and writes a file that verifies your step. [Porting](../docs/porting.md) shows what it says about this one, and
-#   has a row for every construct.
+# - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they
+#   are. If it saved the device axis, too, take copy 0 of each array on the host.
+# - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it,
+#   lists the lines that need your attention, and writes a file that verifies your step.
+#   [Porting](../docs/porting.md) shows what it says about this one, and has a row for every
+#   construct.
 #
 # ## Exercises
 #
@@ -284,9 +291,10 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 # 1. `unstacked` (5 minutes): an old checkpoint was saved with the device axis, so `tree` holds NumPy arrays `[N, ...]`.
 #    Return the tree without that axis, placed on every device of `mesh`. <details><summary>Hint</summary>Index on the host,
 #    where it costs nothing. Then one device_put.</details>
-# 2. `ported` (10 minutes): port this step to `jit` or `shard_map`, over the axis "batch" of `mesh`. Return a compiled `step(w,
-#    x, y) -> (w, loss)` for `w` `[D]`, x `[B, D]`, y `[B]`, with the same results, replicated. <details><summary>Hint</summary>
-#    Under jit the loss is the mean over the whole batch. Under shard_map, mind the trap.</details>
+# 2. `ported` (10 minutes): port the `step` below this list to `jit` or `shard_map`, over the axis
+#    "batch" of `mesh`. Return a compiled `step(w, x, y) -> (w, loss)` for `w` `[D]`, x `[B, D]`, y
+#    `[B]`, with the same results, replicated. <details><summary>Hint</summary> Under jit the loss
+#    is the mean over the whole batch. Under shard_map, mind the trap.</details>
 # 3. `corrected_variance` (5 minutes, find the mistake): `broken_variance` runs in a `shard_map` over the axis "batch", and
 #    `x` `[b, D]` holds this device's rows. All devices agree, on a wrong number. Return the variance `[D]` of the global
 #    batch. <details><summary>Hint</summary>The devices' rows have different means. Average the mean first.</details>
@@ -329,8 +337,8 @@ for exercise in (unstacked, ported, corrected_variance):
 # ## Take away
 #
 # - shard_map takes the device axis away and leaves the step. jit takes the collectives away as well.
-# - A replicated state has one value of everything. Average batch statistics in the step, and keep the check on: it finds
-#   what you forgot.
+# - A replicated state has one value of each array. So average batch statistics in the step, and
+#   keep the check on: it finds what you forgot.
 # - Verify twice: against the old program, and against one device. The old program may not pass the second one either.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your

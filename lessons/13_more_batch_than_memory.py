@@ -90,8 +90,8 @@ print(f"by hand {by_hand:.1f} MB of activations, planned {planned(whole):.1f} MB
 # Let's accumulate by hand. The loss is the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. The gradient of an
 # example is `-2 * x`, so the gradient of the mean is -5.
 #
-# **Predict:** what are the gradients of the halves 1, 2 and 3, 4, and what's their mean? What if you cut it into 1, 2, 3
-# and 4?
+# **Predict:** what are the gradients of the two halves, [1, 2] and [3, 4], and what's their mean?
+# What if you cut the batch into [1, 2, 3] and [4]?
 
 # %% tags=["prediction"]
 gradient = jax.grad(lambda w, x: jnp.square(w - x).mean())
@@ -155,9 +155,10 @@ assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fo
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They repeat the work of the other two. The compiler copies each micro-batch to all devices, and every device computes
-# all of its rows. So your eight devices are only as fast as two. Nothing warns you, because the result is right. (With
-# the Explicit axes of lesson 11, JAX refuses this cut.)
+# They repeat the work of the other two. The rows of a micro-batch are cut in two, and the compiler
+# copies each half to four devices, which all compute it. So your eight devices are only as fast as
+# two. Nothing warns you, because the result is right. (With the Explicit axes of lesson 11, JAX
+# refuses this cut.)
 #
 # </details>
 #
@@ -189,7 +190,8 @@ assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fo
 # </details>
 #
 # If you have convolutions and no GPU, write `lax.scan(..., unroll=K)`. XLA for CPUs runs a convolution in a loop 20 to
-# 50 times slower. Unrolled it's fast, but the compiler may start all forward passes first, and then nothing is saved.
+# 50 times slower. Unrolled it's fast, but the compiler may start all the forward passes first, and
+# then you save no memory.
 #
 # ## What it saves, and what it costs
 #
@@ -220,8 +222,10 @@ np.testing.assert_allclose(*outputs, rtol=1e-3, atol=1e-3 * np.abs(outputs[0]).m
 # <details><summary>Answer</summary>
 #
 # No. The hills are the activations: they rise in the forward pass and fall in the backward pass, and with K = 4 there are
-# four lower hills. But they stand on a plateau that doesn't shrink: the sum of the gradients, and the gradients of the
-# current micro-batch, which are as large as the parameters.
+# four lower hills. But they stand on a plateau that doesn't shrink: the sum of the gradients, and
+# the gradients of the current micro-batch, each as large as the parameters. (The curves lie a
+# little above the printed numbers, because they count memory twice if two arrays share it in the
+# plan.)
 #
 # </details>
 #
@@ -263,9 +267,10 @@ assert not np.allclose(one_batch, two_halves)
 #
 # </details>
 #
-# PyTorch does the same, and so does pmapdp's `--accumulate`. The running statistics get K updates instead of one, too. So
-# with batch norm, K is part of the recipe: keep micro-batches of at least 32 examples or so, or use group norm or layer
-# norm, which look at one example at a time.
+# PyTorch does the same, and so does pmapdp's `--accumulate`. The running statistics also change:
+# they get K updates instead of one. So with batch norm, K is part of the recipe: keep micro-batches
+# of at least 32 examples or so, or use group norm or layer norm, which look at one example at a
+# time.
 #
 # ## bfloat16
 #
@@ -332,10 +337,11 @@ assert stalled > 1.3 * full
 #
 # </details>
 #
-# So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes,
-# but its smallest number is 6e-8. So small gradients become 0, and people multiply the loss by 2¹⁵ or so (PyTorch's
-# `GradScaler`). bfloat16 goes down to 1e-38 and doesn't need that. (XLA for CPUs multiplies in float32 and rounds
-# afterwards, so here you see the rounding, but neither the memory nor the speed.)
+# So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also
+# takes two bytes, but its smallest positive number is 6e-8. So small gradients become 0, and people
+# multiply the loss by a large number (PyTorch's `GradScaler` starts with 2¹⁶). bfloat16 goes down
+# to 1e-38 and doesn't need that. (XLA for CPUs multiplies in float32 and rounds afterwards, so here
+# you see the rounding, but neither the memory nor the speed.)
 #
 # ## Compute again instead of keeping
 #
@@ -346,7 +352,8 @@ assert stalled > 1.3 * full
 # Here the layers are in a `lax.scan`, as in most large models. A layer has one matrix product in the forward pass and two
 # in the backward pass.
 #
-# **Predict:** how many products does the gradient contain with each policy? Which one needs the least memory?
+# **Predict:** with each policy, how many products does the gradient contain for one layer? Which
+# policy needs the least memory?
 
 
 # %% tags=["prediction"]

@@ -92,7 +92,8 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 lesson_14.timeline()
 
 # %% [markdown]
-# So a kill never leaves half a checkpoint: it leaves the one before. `max_to_keep` deletes the older ones.
+# So a kill never leaves you with half a checkpoint: you still have the one before. `max_to_keep=2`
+# keeps the newest two and deletes the others.
 #
 # The program wants a folder on its command line. We set `sys.argv` as if we had typed one, and run it here to the end,
 # without a kill. Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
@@ -145,9 +146,10 @@ for a, b in zip(whole, killed, strict=True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Most often after epoch 1. It's 2 if the thread was quick enough, and 0 if it was still writing 1. What the killed
-# process had done since that checkpoint is lost, so the second process does it again. The lines that follow are the same
-# to the last digit, and the final parameters are the same bits: the folded cell compares them. (Exit status -9 means
+# Most often after epoch 1. It's epoch 2 if the thread had already written checkpoint 2, and epoch 0
+# if it was still writing checkpoint 1. What the killed process had done since that checkpoint is
+# lost, so the second process does it again. The lines that follow are the same to the last digit,
+# and the final parameters are the same bits: the folded cell compares them. (Exit status -9 means
 # killed by signal 9.)
 #
 # </details>
@@ -211,17 +213,19 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # something breaks every M seconds, save about every √(2 s M) seconds
 # ([Young, 1974](https://doi.org/10.1145/361147.361115)). With 10 s and one failure a day that's every 22 minutes.
 #
-# Slurm and Kubernetes warn you before they kill: they send SIGTERM. Let a handler note it, save after the current
-# update, and stop. If that's done before they kill you (30 seconds later, by default), you lose nothing:
+# Slurm and Kubernetes warn you before they kill: they send SIGTERM. Let a handler note it. Then
+# save after the current update, and stop. If you're done before they kill you (30 seconds later, by
+# default), you lose nothing:
 #
 # ```python
 # asked = []
 # signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 # ```
 #
-# Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN. In Orbax you choose
-# what to keep by a preservation policy, and you give it the loss with `metrics=` in `save`. And don't change a setting
-# in the middle of a run. Afterwards you couldn't say which setting gave the result, so pmapdp refuses it.
+# Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN.
+# In Orbax a preservation policy says what to keep, and you pass the loss to `save` as `metrics=`.
+# And don't change a setting in the middle of a run, because afterwards you couldn't say which
+# setting gave the result. pmapdp refuses to resume with a changed setting.
 #
 # ## Give the model away
 #
@@ -260,7 +264,8 @@ assert answer == [f"{here} Flax is imported: False"]
 # <details><summary>Answer</summary>
 #
 # No. The bytes contain the function's program, with the parameters as constants. It isn't compiled yet (the format is
-# called StableHLO): JAX compiles it where it runs, without your code. The classes are the same.
+# called StableHLO): JAX compiles it where it runs, without your code. Both processes predict the
+# same classes.
 #
 # </details>
 #
@@ -276,10 +281,12 @@ assert answer == [f"{here} Flax is imported: False"]
 #    wasn't killed. Each epoch has its own order, and its last batch may be shorter. <details><summary>Hint</summary>The
 #    order may depend on the seed and the epoch only. An epoch has <code>-(-examples // batch_size)</code> updates, which
 #    is rounded up; <code>divmod</code> gives you the epoch and the place in it.</details>
-# 2. `resumable` (10 minutes): the whole lesson, and a save after every update. Return the state after update `last`, of a
-#    run that starts from the newest checkpoint in `folder` if there is one. The state is a dictionary with an entry
-#    `"updates"`; `create()` makes it, and `step(state, number)` returns the next one. <details><summary>Hint</summary>As in
-#    your program: <code>latest_step</code>, <code>restore</code>, <code>save</code>, and <code>close</code>.</details>
+# 2. `resumable` (10 minutes): the whole lesson, with a save after every update. Start from the
+#    newest checkpoint in `folder`, if there is one, and return the state after update `last`. The
+#    state is a dictionary with an entry `"updates"`; `create()` makes it, and `step(state, number)`
+#    returns the next one. <details><summary>Hint</summary>As in your program:
+#    <code>latest_step</code>, <code>restore</code>, <code>save</code>, and
+#    <code>close</code>.</details>
 # 3. `exported` (5 minutes): the bytes of `jax.export` for `function`, which takes `[n, 4]` float32 for any n.
 #    <details><summary>Hint</summary><code>symbolic_shape</code>, <code>ShapeDtypeStruct</code>,
 #    <code>serialize</code>.</details>

@@ -91,8 +91,9 @@ for name, (of_x, of_w, of_result) in cases.items():
 #
 # **One all-reduce for two products.** This is **tensor parallelism** as in
 # [Megatron-LM](https://arxiv.org/abs/1909.08053). You can combine it with data parallelism on a mesh with two axes. The
-# picture shows both on eight devices. Each rectangle is an array, and each box in it is a shard, with the colour and
-# the number of the first device that holds it.
+# picture shows both on eight devices. Each rectangle is an array, and each box in it is a shard,
+# with the colour and the number of the first device that holds it. Above the array stand its name
+# and the shape of one shard.
 
 # %%
 SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
@@ -169,8 +170,8 @@ assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One for each pair forward, and one for each pair backward. (If nothing before the first pair were trained, its backward
-# all-reduce would go.)
+# One for each pair forward, and one for each pair backward. (If nothing before the first pair were
+# trained, the first pair wouldn't need its backward all-reduce.)
 #
 # </details>
 #
@@ -239,7 +240,8 @@ np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# At about 512: 4 x 512 x 128 = 262,144. Below that, tensor parallelism sends less.
+# At about 512: four all-reduces of 512 x 128 numbers make 262,144. With a smaller batch, tensor
+# parallelism sends less.
 #
 # </details>
 #
@@ -251,7 +253,8 @@ np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism
 #
 # ## The mistake: columns, then columns
 #
-# Suppose you split both matrices by their columns. Each device still holds half of each, and the result is right.
+# Suppose you split both matrices by their columns. Each device still holds half of each matrix, and
+# the result is right.
 #
 # **Predict:** `h` is split by its hidden units. What must the program do before the second product?
 
@@ -283,9 +286,9 @@ assert bad.bytes > 40 * good.bytes
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It gathers all of `h` on both devices, 64 x 512 numbers, and in the end the result, too. An all-reduce of 64 x 10
-# numbers would be enough. Nothing warns you, and in a deep network you'd pay for it in every layer. So read the
-# collectives of your program.
+# It must gather all of `h` on both devices, 64 x 512 numbers. In the end it gathers the result,
+# too. An all-reduce of 64 x 10 numbers would be enough. Nothing warns you, and in a deep network
+# you'd pay for it in every layer. So read the collectives of your program.
 #
 # </details>
 #
@@ -319,7 +322,8 @@ assert bad.bytes > 40 * good.bytes
 #
 # </details>
 #
-# A checkpoint doesn't tie you to a layout, either. You can save it on this mesh and resume on another one.
+# A checkpoint doesn't tie you to a layout, either. You can save it on this mesh and resume on a
+# different one.
 #
 # ## Exercises
 #

@@ -145,10 +145,11 @@ for step in (all_reduced, zero_1):
 # - `shard` decides for each array: split the first axis, if the number of devices divides it.
 # - `jax.eval_shape` runs `init_state` on shapes alone. It computes nothing and needs no memory. We need the shapes, because
 #   the shardings have to be known before there's a state.
-# - `jax.jit(init_state, out_shardings=...)` is how the state is **born sharded**: each device makes its own part. If
-#   you made the state first and split it afterwards, one device would have to hold all parameters and moments for a
-#   moment: 84 GB for our seven billion parameters.
-# - Parameters and gradients come back in the same shardings. The training step hasn't changed at all.
+# - `jax.jit(init_state, out_shardings=...)` is how the state is **born sharded**: each device makes
+#   its own part. If you made the state first and split it afterwards, one device would briefly hold
+#   all the parameters and both of Adam's moments: 84 GB for our seven billion parameters.
+# - The step returns parameters and moments in the same shardings. The training step's code hasn't
+#   changed at all.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 #
@@ -188,9 +189,10 @@ assert whole_parts == [(10,)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# About an eighth, from the moment it's born. It's a little more, because the bias `[10]` of the last layer isn't
-# divisible by 8 and stays whole. If you had moved the result of `init_state()`, the first device would have held all of
-# it.
+# About an eighth, from the moment it's born. It's a little more, because the bias `[10]` of the
+# last layer isn't divisible by 8 and stays whole. (The second number is larger still, because it
+# counts 8 bytes for the address of each array.) If you had moved the result of `init_state()`, the
+# first device would have held all of it.
 #
 # </details>
 #
@@ -274,17 +276,19 @@ for each in after:
 # - *Gathered first* keeps all layers to the end. It saves something here only because Adam's moments are split. With plain
 #   SGD it would be worse than no ZeRO at all.
 # - *Gathered in the layer* still takes more than twice the memory of the best. Your constraint makes the gathered layer
-#   a value of the program, and the backward pass needs this value. So all sixteen gathered layers are kept until then.
-# - *Gathered again* drops it and gathers it once more, and computes the layer once more, too. (A policy as in lesson 13
-#   avoids the second computation.)
-# - *Left to the compiler*, the shards are kept and gathered where they're used.
+#   a value of the program, and the backward pass needs this value. So all sixteen gathered layers
+#   are kept until the backward pass has used them.
+# - *Gathered again* drops the gathered layer. The backward pass gathers it once more, and computes
+#   the layer once more, too. (A policy as in lesson 13 avoids the second computation.)
+# - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where
+#   it's used.
 #
 # </details>
 #
 # So don't gather by hand. Scan over the layers, say where the state is, and look at the plan: `memory_analysis()` gives
 # you the peak without running anything. Look again on your GPUs, because this plan was made by XLA for CPUs. (To hide
-# the gathers, XLA for GPUs and TPUs may fetch the next layer while the current one is being computed. Then it holds
-# two.)
+# the gathers, XLA for GPUs and TPUs may fetch the next layer while the current one is being
+# computed. Then a device holds two gathered layers.)
 #
 # ## The mistake: a norm of a part
 #
@@ -312,9 +316,10 @@ np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# √8, about 2.83: eight parts of length 1. If the parts differ, the gradient also changes its direction. There's no error. In
-# exercise 3 you repair it. Under `jit` it can't happen, because there the norm is the norm of the global array. That's one
-# more reason to let the compiler do it.
+# √8, about 2.83, because it's made of eight parts of length 1. If the parts have different lengths,
+# the gradient even changes its direction. There's no error. You'll repair this in exercise 3. Under
+# `jit` it can't happen, because there the norm is the norm of the global array. That's one more
+# reason to let the compiler do it.
 #
 # </details>
 #

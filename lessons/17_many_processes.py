@@ -127,8 +127,8 @@ np.testing.assert_allclose(found, [0.6199, 0.8094, 0.5102, 0.8440], atol=2e-4)  
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Process 0 prints the numbers of the single process; the last digit may differ, because the devices add up in another
-# order. Process 1 prints nothing.
+# Process 0 prints the numbers of the single process; the last digit may differ, because the devices
+# add up in a different order. Process 1 prints nothing.
 #
 # </details>
 #
@@ -136,8 +136,9 @@ np.testing.assert_allclose(found, [0.6199, 0.8094, 0.5102, 0.8440], atol=2e-4)  
 #
 # Many programs don't use the callback. With two processes, they simply let process 0 take the first half of the batch
 # and process 1 the second half. That's right only if the mesh lists the devices process by process. On TPUs it often
-# doesn't, because `jax.make_mesh` tries to put chips next to each other that are directly connected. For 4 x 2 chips of
-# a TPU v5e on two hosts, JAX's own function puts the processes in the order 0 0 1 1 1 1 0 0.
+# doesn't, because `jax.make_mesh` tries to put chips next to each other that are directly
+# connected. For 4 x 2 chips of a TPU v5e on two hosts, `mesh_utils.create_device_mesh`, which
+# `jax.make_mesh` calls, puts the processes in the order 0 0 1 1 1 1 0 0.
 #
 # **Predict:** on such a mesh, process 0 gives the numbers 0 to 3, and process 1 gives 4 to 7. What does the global
 # array contain? Is there an error?
@@ -191,7 +192,8 @@ assert accuracies[1] < 0.35
 # <details><summary>Answer</summary>
 #
 # Two of the eight, the first ones. The other six are compared with labels of other examples, and one in ten of those is
-# right by luck. So the accuracy is about 0.25 x 0.87 + 0.75 x 0.1, or 0.3. It looks like a network that hasn't learned.
+# right by luck. So the accuracy is about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. You'd think that the
+# network hasn't learned.
 #
 # </details>
 #
@@ -214,9 +216,10 @@ assert accuracies[1] < 0.35
 #
 # ## One GPU or all GPUs
 #
-# You can start one process for each GPU, as `torchrun` does, or one for each machine. JAX supports both, but Slurm and
-# Open MPI have a trap. We pretend to be Slurm, by setting its environment variables: one task on one machine. The task
-# connects twice. The first time it gives no arguments, and the second time it names its GPUs.
+# You can start one process for each GPU, as `torchrun` does, or one for each machine. JAX supports
+# both, but under Slurm and Open MPI there's a trap. We pretend to be Slurm, by setting its
+# environment variables: one task on one machine. The task connects twice. The first time it gives
+# no arguments, and the second time it names its GPUs.
 #
 # **Predict:** the machine has eight GPUs. How many will the task use after the first call?
 
@@ -308,11 +311,12 @@ assert both[0].returncode in (4, -signal.SIGABRT), said
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well. A collective between CPUs fails as soon as its connection closes: pmapdp then says that another
-# process is lost and exits with status 4, or gloo aborts (status -6). But on GPUs, a process that waits for NCCL may
-# notice nothing. For that case, every process sends a *heartbeat* to the coordinator. If the heartbeat of one process
-# stops for too long, JAX ends all the others by SIGABRT (exit status -6). "Too long" is 100 s, unless you set
-# `heartbeat_timeout_seconds` in `initialize`; we set 10.
+# No, it ends as well, in one of two ways. A collective between CPUs usually fails when its
+# connection closes: pmapdp then says that another process is lost and exits with status 4, or gloo
+# aborts (status -6). But a process may also notice nothing, for example on GPUs, if it waits for
+# NCCL. For that case, every process sends a *heartbeat* to the coordinator. If the heartbeat of one
+# process stops for too long, JAX ends all the others by SIGABRT (exit status -6). "Too long" is
+# 100 s, unless you set `heartbeat_timeout_seconds` in `initialize`; we set 10.
 #
 # </details>
 #
@@ -339,10 +343,13 @@ print(f"largest difference to the run without an accident, in one process: {diff
 assert difference < 1e-10
 
 # %% [markdown]
-# The resumed run ends with the same state, to within 1e-10 in float64. (The training loss is above the test loss
-# because this recipe smooths the labels.) You may even resume with more or fewer processes, because a checkpoint
-# contains global arrays. If Slurm warns you first, with SIGTERM, you lose nothing at all:
-# `multihost_utils.reached_preemption_sync_point(step)` is true in all processes after the same update.
+# The resumed run ends with the same state, to within 1e-10 in float64. (The training loss is above
+# the test loss because it's a mean over the epoch, in which the network was still learning, and
+# because this recipe smooths the labels.) You may even resume with more or fewer processes, because
+# a checkpoint
+# contains global arrays. If Slurm warns you first, with SIGTERM, you lose nothing at all. Ask
+# `multihost_utils.reached_preemption_sync_point(step)` after each update: it becomes true in all
+# processes after the same one, and then you save and stop.
 #
 # ## Exercises
 #

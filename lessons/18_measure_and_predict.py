@@ -230,8 +230,9 @@ assert found.count == 1
 # ## Memory or arithmetic?
 #
 # A device computes, and meanwhile it fetches numbers from its memory. Whichever takes longer decides how long the step
-# takes. An A100 does 156 TFLOP/s (TF32) and reads 2.04 TB/s, so it can do 76 operations for each byte that it reads. A
-# layer reads each of its weights once, 4 bytes, and uses it for b examples, 2 operations for each.
+# takes. An A100 does 156 TFLOP/s (TF32) and reads 2.04 TB/s, so it can do 76 operations for each
+# byte that it reads. A layer reads each of its weights once, which is 4 bytes. It uses the weight
+# for b examples, and that's 2 operations for each example.
 #
 # **Predict:** from how many examples on is the arithmetic the limit?
 
@@ -294,8 +295,9 @@ print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5
 # them over time, with the names of your scopes in the details.
 #
 # In a profile of several GPUs, look at the all-reduce. Its bar starts on each device when that device is ready, and ends on
-# all at the same time. If the bars start at different times, the early devices wait for the slowest one. If they start
-# together, their length is the transfer. If there are gaps before each step, the devices wait for Python or for data.
+# all at the same time. If the bars start at different times, the early devices wait for the slowest
+# one. If they start together, their length is the time of the transfer. If there are gaps before
+# each step, the devices wait for Python or for data.
 #
 # ## Predict the all-reduce
 #
@@ -323,14 +325,16 @@ for N in (2, 4, 64, 4096):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The time for the bytes levels off at 2 n / W. The time for the latencies keeps growing, and for 4 bytes there's nothing else.
-# That's why XLA sends one large message instead of many small ones.
+# The time for the bytes levels off at 2 n / W. The time for the latencies keeps growing, and with
+# 4 bytes it's nearly all there is. That's why XLA sends one large message instead of many small
+# ones.
 #
 # </details>
 #
 # Real machines aren't one ring. Eight GPUs of a node are joined by NVLink, and nodes by network cards that are twelve times
-# slower. So libraries add up inside the nodes first. Between the nodes, each GPU then sends only its eighth. (They also have
-# trees, with log N messages.) pmapdp's model does the same, level by level:
+# slower. So libraries add up inside the nodes first. Between the nodes, each GPU then sends only
+# its eighth. (They can also add up along a tree, in about log N messages.) pmapdp's model does the
+# same, level by level:
 
 # %%
 from pmapdp.scaling import RESNET_FLOPS, RESNET_PARAMETERS, RESNET_SHARES, predict
@@ -358,9 +362,12 @@ for N in (8, 64, 512):
 #
 # ## How wrong is it?
 #
-# A prediction is worth as much as its checks. Here are three published runs of ResNet-50:
-# [Goyal et al.](https://arxiv.org/abs/1706.02677) went from 8 to 256 P100 GPUs and reported about 90 %. NVIDIA went from 1 to
-# 8 A100s, in TF32 and in mixed precision. Next to each prediction stands the naive one: 100 %, no loss at all.
+# A prediction is only worth something if you've checked it. Here are three published runs of
+# ResNet-50:
+# [Goyal et al.](https://arxiv.org/abs/1706.02677) went from 8 to 256 P100 GPUs and reported about
+# 90 % of the perfect speedup. NVIDIA went from 1 to
+# 8 A100s, in TF32 and in mixed precision. Next to each prediction we print the naive one: 100 %, no
+# loss at all.
 #
 # **Predict:** in how many of the three is the calculated prediction clearly better than the naive one?
 
@@ -401,9 +408,10 @@ assert 0.17 < runs["8 A100 over 1, mixed"][0] / runs["8 A100 over 1, mixed"][1] 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In one. On the P100s the network really is the limit, and the calculation finds most of what's lost. (They overlapped it
-# with the backward pass, so it predicts too much loss.) On the A100s the all-reduce takes less than 1 % of the step. The GPUs
-# lose 3 % and 16 % to something else, and the calculation knows nothing about it.
+# In one. On the P100s the network really is what costs time, and the calculation comes close. (It
+# predicts a little too much loss, because Goyal et al. overlapped the all-reduce with the backward
+# pass, and the calculation doesn't.) On the A100s the all-reduce takes less than 1 % of the step.
+# The GPUs lose 3 % and 16 % to something else, and the calculation knows nothing about it.
 #
 # </details>
 #
@@ -417,8 +425,9 @@ assert 0.17 < runs["8 A100 over 1, mixed"][0] / runs["8 A100 over 1, mixed"][1] 
 #
 # ## Take it home
 #
-# `report` prints for a jitted step what it computes, keeps and sends, and how long the all-reduce would take on your links. It
-# times the step and gives the MFU, but not on simulated devices.
+# `report` takes a jitted step, and prints what the step computes, keeps and sends, and how long the
+# all-reduce would take on your links. It also times the step and prints the MFU, but not on
+# simulated devices.
 
 # %% tags=["take-home"]
 """Report on a training step: put in your own step, state and batch."""
@@ -573,7 +582,8 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - You can calculate what the all-reduce costs. Many devices lose time to other things, too, so check your prediction, and
 #   say how wrong it was.
 #
-# The model is in [scaling.py](../pmapdp/scaling.py), and `python -m pmapdp.train --workdir runs/first --profile` writes
-# the trace of a run. To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling
-# book on [rooflines](https://jax-ml.github.io/scaling-book/roofline/). This was the last lesson. Now it's your turn. To
-# look things up, use the [list of lessons](README.md).
+# The model of the all-reduce is in [scaling.py](../pmapdp/scaling.py), and
+# `python -m pmapdp.train --workdir runs/first --profile` writes the trace of a run. To read on: JAX
+# on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
+# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). This was the last lesson. Now it's
+# your turn. To look things up, use the [list of lessons](README.md).
