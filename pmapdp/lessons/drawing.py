@@ -132,7 +132,7 @@ def curves_by_device(curves: np.ndarray, reference: Any, name: str, ylabel: str)
     updates = range(1, len(curves) + 1)
     for d, curve in enumerate(curves.T):
         plt.plot(updates, curve, color=DEVICE_COLOURS[d], label=f"device {d}")
-    plt.plot(updates, reference, color=INK, linestyle="--", label=name)
+    plt.plot(updates, reference, color=INK, linestyle="--", linewidth=3, label=name)
     plt.gca().set(xlabel="update", ylabel=ylabel, xlim=(0, None))
     legend_beside(plt.gca())
 

@@ -38,7 +38,7 @@ def all_reduces() -> None:
                 if 5 < start < 23.4:
                     drawing.arrow(axes, (start, y + 0.5), (start + 0.6, y + 0.5), device=d)
     for number, (x, text) in enumerate(reduces.items()):
-        drawing.box(axes, x, 0.9, f"{number + 1}.\nall-reduce:\n{text}", width=2.6, height=4.8, size=8)
+        drawing.box(axes, x, 0.9, f"{number + 1}.\nall-\nreduce:\n{text}", width=2.6, height=4.8, size=8)
 
 
 @drawing.picture

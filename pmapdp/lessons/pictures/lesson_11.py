@@ -45,6 +45,8 @@ def shardings(arrays: dict[str, Any]) -> None:
         for device, part in array.sharding.devices_indices_map(array.shape).items():
             replicated = array.sharding.is_fully_replicated
             pixels[part] = to_rgb(drawing.INK if replicated else drawing.DEVICE_COLOURS[device.id])
+            if replicated and device.id == 0:
+                axes.text(8, 8, "all of it\non each device", color="white", ha="center", va="center")
         axes.imshow(pixels, extent=(0, array.shape[1], array.shape[0], 0))
         axes.set(xticks=[], yticks=[], xlim=(0, 16), ylim=(16, 0))
         axes.set_title(name, fontsize=8)

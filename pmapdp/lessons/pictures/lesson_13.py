@@ -41,12 +41,13 @@ def work_by_device(work: dict[str, float]) -> None:
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
     """Memory of one device during an update: one high hill for the whole batch, K lower hills with K micro-batches."""
-    for dashes, colour, (name, program) in zip(drawing.DASHES, (0, 1, 4), programs.items(), strict=False):
-        megabytes = memory.curve(program)
-        time = np.linspace(0, 1, len(megabytes))  # in instructions
-        plt.plot(time, megabytes, dashes, color=drawing.DEVICE_COLOURS[colour], label=name)
-    plt.gca().set(xlabel="one update, from start to end", ylabel="MB on one device", xticks=[], ylim=(0, None))
-    drawing.legend_beside(plt.gca())
+    _, grid = plt.subplots(1, len(programs), figsize=(7, 2), sharey=True, layout="constrained")
+    for axes, (name, program) in zip(grid, programs.items(), strict=True):
+        megabytes = memory.curve(program)  # after each instruction
+        axes.fill_between(range(len(megabytes)), megabytes, color=drawing.DEVICE_COLOURS[0])
+        axes.set_title(name, fontsize=9)
+        axes.set(xlabel="one update", xticks=[], ylim=(0, None))
+    grid[0].set_ylabel("MB on one device")
 
 
 @drawing.picture
