@@ -121,7 +121,7 @@ def read_picture(content: bytes, height: int, width: int, channels: int) -> np.n
     try:
         from PIL import Image
     except ImportError:
-        raise ValueError('Pillow is not installed: pip install "pmapdp[images]"') from None
+        raise ValueError("Pillow is not installed: run pip install pillow") from None
     with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
         if image.size != (width, height):
             raise ValueError(f"it is {image.width} x {image.height} pixels, and the model takes {width} x {height}")

@@ -49,7 +49,7 @@ class ImageFolder:
         try:
             from PIL import Image, ImageOps
         except ImportError:
-            raise UserError(f'{path} needs Pillow to be read: run pip install "pmapdp[data]", or give arrays') from None
+            raise UserError(f"{path} needs Pillow to be read: run pip install pillow, or give arrays") from None
         with open_file(path, advice="replace it, or take it out of the folder") as file:
             try:
                 with Image.open(file, formats=FORMATS) as opened:

@@ -77,7 +77,7 @@ def download(name: str, data_dir: Path) -> list[np.ndarray]:
     try:
         from torchvision import datasets
     except ImportError:
-        raise UserError(f'{missing}: run pip install "pmapdp[torchvision]", which downloads it, {advice}') from None
+        raise UserError(f"{missing}: run pip install torchvision, which downloads it, {advice}") from None
     data_set = getattr(datasets, FOLDERS[name])
     try:
         parts = [data_set(data_dir, train=train, download=True) for train in (True, False)]

@@ -42,6 +42,6 @@ def make_vectorizer(**settings: Any) -> Any:
         from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
     except ImportError:
         raise UserError(
-            'tf-idf weights need scikit-learn: run pip install "pmapdp[text]", or use --model transformer'
+            "tf-idf weights need scikit-learn: run pip install scikit-learn, or use --model transformer"
         ) from None
     return TfidfVectorizer(dtype=np.float32, **settings)

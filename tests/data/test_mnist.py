@@ -46,7 +46,7 @@ def read_only(*_, **__):
 @pytest.mark.parametrize(
     ("dataset", "torchvision", "fragments"),
     [
-        ("mnist", None, ["MNIST/raw: run pip", 'install "pmapdp[torchvision]"', "or use --dataset digits"]),
+        ("mnist", None, ["MNIST/raw: run pip install torchvision", "or use --dataset digits"]),
         ("fashion-mnist", None, ["FashionMNIST/raw: run pip"]),
         ("mnist", no_route, ["MNIST/raw and could not be downloaded", "no route to host", "--dataset digits"]),
         ("mnist", read_only, ["could not be downloaded ([Errno 13] Permission denied)"]),
