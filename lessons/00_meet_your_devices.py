@@ -26,8 +26,8 @@
 # %% [markdown]
 # ## Eight devices, please
 #
-# A **device** is what JAX keeps arrays on and computes with: a GPU, a TPU, or a CPU. How many there are is settled when
-# JAX starts, and JAX starts at the first call that needs a device. So ask before you do anything else:
+# A **device** is what JAX keeps arrays on and computes with: a GPU, a TPU, or a CPU. Their number is fixed when JAX starts,
+# and JAX starts at the first call that needs a device. So ask before you do anything else:
 #
 # ```python
 # jax.config.update("jax_num_cpu_devices", 8)
@@ -191,7 +191,8 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 #
 # </details>
 #
-# `devices.simulate` uses it, too. In this notebook JAX runs with eight devices. Ask for sixteen now:
+# `devices.simulate` uses it, too. In this notebook JAX is already running with eight devices. What happens if you ask for
+# sixteen now?
 
 # %%
 from pmapdp.errors import UserError
@@ -211,9 +212,9 @@ else:
 # 1. `add_on` (3 minutes): the sum of two arrays on a third device. The two may be on any devices.
 #    <details><summary>Hint</summary>Move both first.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
-#    device. One after the other would take N - 1 rounds. In pairs it takes log2 N, as in the picture below: in round 1,
-#    every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array two places over. Keep
-#    doubling. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
+#    device. If you add one array after the other, that takes N - 1 rounds. In pairs it takes log2 N, as in the picture
+#    below: in round 1, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array two
+#    places over. Keep doubling. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In each round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
 # 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device. The

@@ -151,7 +151,7 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # ## The program
 #
-# Here is where you left it in lesson 02:
+# Here it is as you left it in lesson 02:
 #
 # include program/02_jax.py
 #
