@@ -10,8 +10,8 @@ which leaf, and what usually causes it.
     print(report)
     report.require()  # raises in a test
 
-Reading order: `verification` (from the arguments to the report), `reference` (and what rounding allows), `trial` (a
-call of the step), and `causes` (the experiments that name a mistake).
+Reading order: `verification` (from the arguments to the report), `reference` (and what rounding allows), `layouts` (and
+a call of the step), and `causes` (the experiments that name a mistake).
 """
 
 from pmapdp.verify.layouts import Layout

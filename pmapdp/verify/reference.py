@@ -8,11 +8,10 @@
 device too: a wrong learning rate, or a key that stands still. `old_program` shows if a port does what the program did
 under pmap, masks and statistics of each device included. It can't see a mistake that the old program made.
 
-Three more runs tell rounding from mistakes. They start from numbers that are changed by one unit in the last place of
-the narrowest type in which the reference adds numbers, or by an eighth of one if it is narrower than float32: then an
-eighth of the numbers is rounded the other way. A leaf may be off by a multiple of its largest change in these runs,
-plus a fraction of its own change in the update, for formulas that differ by more than rounding, plus some units in its
-own last place. Whole numbers, truth values and keys must be equal. No leaf enters the tolerance of another.
+Three more runs tell rounding from mistakes, from numbers changed by one unit in the last place of the narrowest type in
+which the reference adds. A leaf may be off by a multiple of its largest change in these runs, plus a fraction of its
+own change in the update, for formulas that differ by more than rounding, plus some units in its own last place. Whole
+numbers, truth values and keys must be equal. No leaf enters the tolerance of another.
 """
 
 import functools
@@ -229,6 +228,7 @@ class Reference:
     def update(self, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype) -> list[Update]:
         """Make one update on each batch, with the tolerance of every leaf. Not-a-number is refused."""
         updates = []
+        # Below float32, an eighth of a unit: then an eighth of the numbers is rounded the other way.
         unit = float(jnp.finfo(narrowest).eps) / (1 if narrowest.itemsize >= 4 else 8)
         for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
             new = trees.to_host(self.jitted(state, batch, *key))

@@ -54,11 +54,6 @@ def is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def is_random(leaf: Any) -> bool:
-    """Return True if this leaf may drive random numbers: a key, or uint32 like raw keys and `nnx.Rngs` counters."""
-    return is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
-
-
 def is_float(leaf: Any) -> bool:
     """Return True if this leaf holds fractions."""
     return not is_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
@@ -78,12 +73,12 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
 
 
 def reseed(tree: Any) -> Any:
-    """Give the random leaves of a tree another seed."""
+    """Give the keys of a tree another seed, also raw ones and the counters of `nnx.Rngs`, which are uint32."""
 
     def another(leaf: Any) -> Any:
         if is_key(leaf):
             return jax.random.wrap_key_data(jax.random.key_data(leaf) ^ 7919, impl=jax.random.key_impl(leaf))
-        return np.asarray(leaf) ^ np.uint32(7919) if is_random(leaf) else leaf
+        return np.asarray(leaf) ^ np.uint32(7919) if getattr(leaf, "dtype", None) == np.uint32 else leaf
 
     return jax.tree.map(another, tree)
 

@@ -14,11 +14,10 @@ from pmapdp.errors import FailedError, UserError, shown
 from pmapdp.files import load_from_file
 from pmapdp.verify import trees
 from pmapdp.verify.causes import Case, explain_metrics, explain_state, key_stands_still, name_cause, work_is_not_split
-from pmapdp.verify.layouts import Layout, choose_layout
+from pmapdp.verify.layouts import Layout, Trial, blame, choose_layout
 from pmapdp.verify.reference import Reference, Update, narrowest_sum
 from pmapdp.verify.report import ArgumentsError, Check, CheckError, Compared, Report
 from pmapdp.verify.trees import few
-from pmapdp.verify.trial import Trial, blame
 
 COUNTS = (1, 2, 4, 8)
 # A mistake, and the causes that other checks then seem to find.
