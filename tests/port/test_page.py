@@ -81,10 +81,10 @@ def test_batches_are_split_in_order_and_padded_with_weight_0(page):
         assert sorted(rows // 2) == list(range(8))  # device d holds the rows 2 d and 2 d + 1
     batches = [np.full((16, 2), n) for n in range(5)]
     for ahead in (0, 9):
-        seen = list(page["placed"](batches, page["split"], ahead))
+        seen = list(page["place_ahead"](batches, page["split"], ahead))
         assert [int(x[0, 0]) for x in map(np.asarray, seen)] == list(range(5))
         assert seen[0].addressable_shards[0].data.shape == (2, 2)
-    padded = page["padded"](jax.tree.map(lambda x: x[:11], BATCH), 16)
+    padded = page["pad_batch"](jax.tree.map(lambda x: x[:11], BATCH), 16)
     assert (padded["x"].shape, padded["weight"].sum()) == ((16, 3), 11)
     np.testing.assert_array_equal(padded["y"][:11], BATCH["y"][:11])
 
