@@ -299,13 +299,8 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def narrowest_sum(reference: Reference, arguments: tuple) -> np.dtype:
     """Return the narrowest type in which the reference adds numbers, or returns what it was given in a wider one."""
     program, new = jax.make_jaxpr(reference.whole, return_shape=True)(*arguments)
-    every = list(equations(program.jaxpr))
-    sums = [each for each in every if each.primitive.name in SUMS]
+    sums = [each for each in equations(program.jaxpr) if each.primitive.name in SUMS]
     found = {variable.aval.dtype for each in sums for variable in (*each.invars, *each.outvars)}
-    # A step may add what it computed in half precision and widens again, such as gradients for the all-reduce.
-    computed = {id(variable) for each in every for variable in each.outvars}
-    casts = [each.invars[0] for each in every if each.primitive.name == "convert_element_type"]
-    found |= {each.aval.dtype for each in casts if id(each) in computed and each.aval.dtype.itemsize == 2}
     pairs = zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(new["state"]), strict=True)
     found |= {new.dtype for old, new in pairs if not trees.is_key(new) and new.dtype != jnp.result_type(old)}
     floats = [dtype for dtype in found if jnp.issubdtype(dtype, jnp.floating)]

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from marks import quick
-from steps import BATCH, W, alone, descend, loss_of, mean, on_pmap
+from steps import BATCH, W, descend, loss_of, mean
 
 from pmapdp.verify import Layout, one_device, verify
 from pmapdp.verify.layouts import replicate, split_rows
@@ -132,19 +132,8 @@ def mixed_precision():
     return on_one_and_eight(step, one_device(step, "i"))
 
 
-def gradients_in_half_precision():
-    """Both cast the gradients to bfloat16, as trainers do that halve the all-reduce."""
-
-    def step(w, batch, average=alone):
-        loss, gradient = jax.value_and_grad(loss_of)(w, batch)
-        return w - 0.1 * average(gradient.astype(jnp.bfloat16)).astype(w.dtype), {"loss": average(loss)}
-
-    return {"reference": step, "step": on_pmap(step), "state": W, "batch": BATCH}
-
-
 PROGRAMS = [
     shard_map_on_a_mesh_of_its_own, jit_with_nnx, zero_1, a_ragged_batch_padded_by_the_layout, mixed_precision,
-    gradients_in_half_precision,
 ]  # fmt: skip
 
 
