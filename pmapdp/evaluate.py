@@ -22,7 +22,7 @@ import numpy as np
 
 from pmapdp import cli
 from pmapdp.config import setting
-from pmapdp.custom.data import make_part
+from pmapdp.custom.data import check_labels, make_part
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe
@@ -120,6 +120,8 @@ def evaluate_exported(exported: Exported, split: Any) -> Means:
             part = Split(exported.featurizer(part.texts), part.labels)
         if (given := describe_arrays(part.take(np.arange(1)).inputs)) != (taken := exported.metadata["input"]):
             raise UserError(f"the model takes {taken}, and the test set has {given}: give the data of its training")
+        if exported.metadata["classifies"]:
+            check_labels("the test", part, len(exported.metadata["labels"]))
         arrays, sums, meter = jax.device_put(exported.arrays), jax.jit(exported.loss.call), Meter()
         batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
         for step, batch in enumerate(batches.epoch(0)):

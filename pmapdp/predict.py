@@ -25,9 +25,12 @@ import numpy as np
 
 from pmapdp import cli
 from pmapdp.config import setting
+from pmapdp.custom.images import read_image
 from pmapdp.errors import UserError, in_one_line, reason
 from pmapdp.export import load_exported
 from pmapdp.files import file_errors, read_file
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the channels of a model's images
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,10 @@ class Options:
 def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return the n examples in a file as `[n, *shape]` of `dtype`.
 
-    The file is a .npy array of one example or of n; for a model of uint8 images `[H, W, 1]` or `[H, W, 3]` a PNG or
-    JPEG image; for a model of rows `[D]` a table of numbers, .csv. A `UserError` says that it is none of these.
+    The file is a .npy array of one example or of n; for a model of uint8 images `[H, W, C]` an image; for a model of
+    rows `[D]` a table of numbers, .csv. A `UserError` says that it is none of these.
     """
-    wanted, pictures = np.dtype(dtype), dtype == "uint8" and len(shape) == 3 and shape[2] in (1, 3)
+    wanted, pictures = np.dtype(dtype), dtype == "uint8" and len(shape) == 3 and shape[2] in MODES
     kinds = ["a PNG or JPEG image"] * pictures + ["a table, .csv,"] * (len(shape) == 1) + ["a .npy array"]
     advice = f"name {' or '.join(kinds)} of shape {[*shape]} and type {dtype}, as the model takes it"
     content = read_file(path, advice=advice)
@@ -62,7 +65,7 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         elif len(shape) == 1 and path.lower().endswith(".csv"):
             array = read_table(content, shape[0])
         elif pictures:
-            array = read_picture(content, *shape)
+            array = read_image(io.BytesIO(content), MODES[shape[2]])
         else:
             raise ValueError("it is no .npy array")
         one = {shape, shape[:-1] if len(shape) == 3 and shape[2] == 1 else shape}  # a single channel may be left out
@@ -110,26 +113,6 @@ def decode(content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is no text in UTF-8: convert it first, for example with iconv") from None
-
-
-def read_picture(content: bytes, height: int, width: int, channels: int) -> np.ndarray:
-    """Return a PNG or JPEG image as `[1, height, width, channels]` uint8.
-
-    Colours become their luma, 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601), and transparent pixels black, as the data
-    sets' backgrounds are.
-    """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ValueError("Pillow is not installed: run pip install pillow") from None
-    with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-        if image.size != (width, height):
-            raise ValueError(f"it is {image.width} x {image.height} pixels, and the model takes {width} x {height}")
-        if image.mode.startswith("I"):
-            raise ValueError("it has 16 bits a pixel: write it with 8")  # Pillow cuts them off at 255
-        black = Image.new("RGBA", image.size, "black")
-        shown = Image.alpha_composite(black, image.convert("RGBA")).convert("L" if channels == 1 else "RGB")
-        return np.asarray(shown).reshape(1, height, width, channels)
 
 
 def read_lines(path: str) -> list[str]:

@@ -138,13 +138,15 @@ class Examples:
                 check_split(f"example {index} of {self.name}", row, self.classes)
             raise
         if self.logits:
-            check_labels(self.name, split.labels, self.logits)
+            check_labels(self.name, split, self.logits)
         return split
 
 
-def check_labels(name: str, labels: np.ndarray, logits: int) -> None:
-    """Refuse labels that are no numbers of the classes of a model with so many logits."""
-    if labels.min() < 0 or labels.max() >= logits:
+def check_labels(name: str, part: Any, logits: int) -> None:
+    """Refuse labels that are no classes of a model with so many logits, of `Examples` as they are read."""
+    if isinstance(part, Examples):
+        part.logits = logits
+    elif (labels := part.labels).min() < 0 or labels.max() >= logits:
         raise UserError(
             f"{name} labels are from {labels.min()} to {labels.max()}, and the model has {logits} logits: use 0 to "
             f"{logits - 1}, numpy.unique(labels, return_inverse=True)[1], or a model of more logits"

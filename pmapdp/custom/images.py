@@ -6,6 +6,7 @@ subfolders are the classes, in alphabetical order. If there is `photos/train/cat
 """
 
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -44,22 +45,34 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
-        """Read an image. A `UserError` says that it can't be read, or has more than 8 bits a colour."""
+        """Read an image. A `UserError` says that it can't be read."""
         path = self.folder / self.files[index]
-        try:
-            from PIL import Image, ImageOps
-        except ImportError:
-            raise UserError(f"{path} needs Pillow to be read: run pip install pillow, or give arrays") from None
         with open_file(path, advice="replace it, or take it out of the folder") as file:
-            try:
-                with Image.open(file, formats=FORMATS) as opened:
-                    if opened.mode[0] in "IF":
-                        raise ValueError(f"its mode is {opened.mode}, and images of 8 bits a colour are read")
-                    image = opened.convert(self.mode)
-            except Exception as error:  # Pillow has several errors for damaged bytes
-                raise ValueError(reason(error)) from None
-        pixels = np.asarray(image if self.size is None else ImageOps.fit(image, self.size[::-1]))
-        return pixels.reshape(*pixels.shape[:2], -1), self.files[index].parts[0]
+            return read_image(file, self.mode, self.size), self.files[index].parts[0]
+
+
+def read_image(file: BinaryIO, mode: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Read an image of 8 bits a colour as `[H, W, C]` uint8, scaled to (H, W) if you give a `size`.
+
+    Grey is the luma, 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601). Without transparency in the `mode`, transparent pixels
+    become black. A ValueError says that it's damaged, or of another kind.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise UserError("images need Pillow: run pip install pillow, or give arrays") from None
+    try:
+        with Image.open(file, formats=FORMATS) as opened:
+            if opened.mode[0] in "IF":
+                raise ValueError(f"its mode is {opened.mode}: write it with 8 bits a colour")
+            image: Any = opened
+            if mode != "RGBA" and opened.has_transparency_data:
+                image = Image.alpha_composite(Image.new("RGBA", opened.size, "black"), opened.convert("RGBA"))
+            image = image.convert(mode)
+    except Exception as error:  # Pillow has several errors for damaged bytes
+        raise ValueError(reason(error)) from None
+    pixels = np.asarray(image if size is None else ImageOps.fit(image, size[::-1]))
+    return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def subfolders(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from pmapdp.custom.contract import check_correct, check_loss
-from pmapdp.custom.data import PARTS, Examples, check_labels, describe
+from pmapdp.custom.data import PARTS, check_labels, describe
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason, shown, user_code_errors
@@ -129,10 +129,7 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
             "DataSet(..., classes=(...)), or none"
         )
     for each, part in data.parts.items():
-        if isinstance(part, Examples):
-            part.logits = C  # its labels are checked as they are read
-        else:
-            check_labels(PARTS[each], part.labels, C)
+        check_labels(PARTS[each], part, C)
 
 
 def augment_task(task: Task, augment: Callable[[Any, jax.Array], Any] | None) -> Task:

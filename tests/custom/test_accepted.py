@@ -145,10 +145,9 @@ CASES = {
 def test_on_several_devices_it_is_what_one_device_makes(name, tmp_path):
     """In float64 within 1e-10. In float32 the file that is exported from the last checkpoint has its figures too."""
     model, values, settings = CASES[name]
-    settings = {"global_batch_size": 18, "devices": 4, "workdir": str(tmp_path / "run")} | settings
-    double = "dtype" in settings
-    alone = run(model, values, **settings | ONE | {"shard_state": "none", "workdir": None})
-    found = run(model, values, **settings)
+    settings, double = {"global_batch_size": 18, "devices": 4} | settings, "dtype" in settings
+    alone = run(model, values, **settings | ONE | {"shard_state": "none"})
+    found = run(model, values, **settings, workdir=None if double else str(tmp_path / "run"))
     tolerance = {"rtol": 0, "atol": 1e-10 if double else 2e-5}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found.state.params, alone.state.params)
     test = found.epochs[-1]["test"]

@@ -85,6 +85,7 @@ def test_code_that_a_file_names_is_not_run(tmp_path, monkeypatch):
         (["RUN", "FILE"], "unrecognized arguments: FILE: try python -m pmapdp.evaluate runs/first"),
         (["FILE", "--strategy", "jit"], "FILE is an exported model, for one device and of one epoch: leave out --best"),
         (["FILE", "--dataset", "rows.npz"], "the model takes {'dtype': 'uint8', 'shape': ['batch', 28, 28, 1]}"),
+        (["FILE", "--dataset", "eleven.npz"], "the test labels are from 0 to 10, and the model has 10 logits"),
         (["FILE", "--dataset", "reviews"], "the model takes no texts: give the data of its training"),
         (["RUN", "--dataset", "digits"], "RUN is a run, which knows its data: leave out --dataset"),
         (["RUN", "--devices", "-1"], "--devices -1 must be at least 1"),
@@ -94,6 +95,8 @@ def test_mistakes(run, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     rows, labels = np.zeros((20, 6), np.float32), np.arange(20, dtype=np.int32) % 10
     np.savez("rows.npz", train_inputs=rows, train_labels=labels, test_inputs=rows, test_labels=labels)
+    images, eleven = np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 11
+    np.savez("eleven.npz", train_inputs=images, train_labels=eleven, test_inputs=images, test_labels=eleven)
     names = {"RUN": run[0], "FILE": run[1]}
     done = entry.run_command("evaluate", *(names.get(each, each) for each in arguments))
     for name, path in names.items():

@@ -16,6 +16,7 @@ from PIL import Image
 from trained import train_briefly
 
 from pmapdp.config import Config
+from pmapdp.custom.images import ImageFolder
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported
@@ -93,7 +94,7 @@ def test_images_and_arrays(digits, folder):
 
 
 def test_pictures_become_grey_on_black(folder):
-    """Also those that are white on a transparent ground, whose hidden colour is white too."""
+    """Also if they are white on a transparent ground, whose hidden colour is white too; as in training on a folder."""
     colours = noise(28, 28, 3)
     Image.fromarray(colours).save("colours.png")
     drawing = Image.new("RGBA", (28, 28), "white")
@@ -103,7 +104,12 @@ def test_pictures_become_grey_on_black(folder):
         ("colours.png", colours.astype(float) @ [0.299, 0.587, 0.114]),
         ("drawing.png", noise(28, 28)),
     ):
-        np.testing.assert_allclose(read_examples(name, DIGIT, "uint8")[0, ..., 0], wanted, atol=2)
+        found = read_examples(name, DIGIT, "uint8")[0]
+        np.testing.assert_allclose(found[..., 0], wanted, atol=2)
+        Path("class").mkdir(exist_ok=True)
+        Path(name).rename(f"class/{name}")
+        np.testing.assert_array_equal(ImageFolder(".", mode="L")[0][0], found)
+        Path(f"class/{name}").unlink()
 
 
 @pytest.mark.parametrize("shape", [(28, 28), DIGIT, (28, 28, 28), (1, *DIGIT)])
@@ -124,8 +130,8 @@ DEEP = np.random.default_rng(0).integers(0, 65536, (28, 28), np.uint16)
 @pytest.mark.parametrize(
     ("shape", "name", "content", "why"),
     [
-        (DIGIT, "wide.png", png(noise(28, 32)), "it is 32 x 28 pixels, and the model takes 28 x 28"),
-        (DIGIT, "deep.png", png(DEEP), "it has 16 bits a pixel: write it with 8"),
+        (DIGIT, "wide.png", png(noise(28, 32)), "its shape is [28, 32, 1]"),
+        (DIGIT, "deep.png", png(DEEP), "its mode is I;16: write it with 8 bits a colour"),
         (DIGIT, "eps.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n", "cannot identify image"),
         (DIGIT, "float.npy", npy(np.zeros((28, 28))), "it holds float64; numpy.rint(255 * array)"),
         (DIGIT, "large.npy", npy(noise(2, 32, 32)), "its shape is [2, 32, 32]"),
