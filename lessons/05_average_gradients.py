@@ -403,11 +403,11 @@ for exercise in (step, global_gradient, fixed_clipping):
 # ## Take away
 #
 # - Split the batch, compute gradients where the examples are, average them with one `lax.pmean`, and let every device
-#   make the same update. That's one device's update on the whole batch.
+#   make the same update. It's the update that one device would make on the whole batch.
 # - Average sums and counts, and divide once. Means of means are wrong as soon as a batch is ragged.
-# - A missing all-reduce and a sum for a mean raise no error. Compare one update with one device's.
+# - A missing all-reduce and a sum for a mean raise no error. Compare an update with the update of one device.
 #
-# You now know the heart of pmapdp's trainer. Here is where your functions live there:
+# You now know the heart of pmapdp's trainer. This is where you find your functions in it:
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -22,7 +22,6 @@ from pmapdp.compare.pictures import DEVICE_COLOURS
 INK = "#767676"  # the grey that has a contrast of 4.5 : 1 to white and to black
 DASHES = ("-", "--", ":", "-.")  # of the curves of one picture
 
-
 STYLE = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
