@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import io
 import os
 import re
 import reprlib
@@ -42,9 +41,6 @@ Options = TypeVar("Options")
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
     """Call `main` with the arguments of the command line, and return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal of another encoding shows "?"
     try:
         with catch_signals(stop):
             if "--version" in arguments:
@@ -71,11 +67,9 @@ def report(error: BaseException) -> int:
     elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         error = UserError(f"no memory is left ({reason(error)}): use a smaller batch or model")
     match error:
-        case UserError():
-            print(f"error: {error}", file=sys.stderr)
-            return error.status
-        case StoppedError():
-            print(in_one_line(str(error)), file=sys.stderr)
+        case UserError() | StoppedError():
+            prefix = "error: " if isinstance(error, UserError) else ""
+            print(prefix + in_one_line(str(error)), file=sys.stderr)
             return error.status
         case KeyboardInterrupt():
             return 128 + signal.SIGINT
@@ -120,7 +114,7 @@ def main() -> None:
 
 
 def describe_installation() -> str:
-    """List versions, the devices that JAX shows and the variables that it reads, a fact a line, for a report."""
+    """List versions, devices and JAX's variables, one fact per line, for the report of a bug."""
     import jax  # it takes a second, which --help doesn't need
 
     ours = {"pmapdp": __version__, **{name: version(name) for name in ("flax", "optax", "orbax-checkpoint")}}
@@ -131,7 +125,7 @@ def describe_installation() -> str:
 def parse(options: type[Options], arguments: list[str], doc: str | None) -> Options:
     """Parse a command line into `options`, a dataclass whose fields `config.setting` made.
 
-    A field `data_dir` is the flag `--data-dir`. One with a `place` is an argument without a flag. `doc` is the
+    A field `data_dir` is the flag `--data-dir`. A field with a `place` is an argument without a flag. `doc` is the
     docstring of the command's module: `--help` begins with it, and a mistake ends with its first example.
     """
     return options(**read_flags([options], arguments, doc))
@@ -153,7 +147,7 @@ def parse_with_recipe(
         raise unknown("recipe", recipe, RECIPES)
     names = {field.name for field in dataclasses.fields(options)}  # type: ignore[arg-type]
     chosen = options(**{name: values.pop(name) for name in names & values.keys()})
-    # A batch size on the command line replaces the recipe's, even if that is of the other kind.
+    # A batch size on the command line replaces the recipe's, even if the recipe has the other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
         values |= dict.fromkeys(sizes - values.keys())
@@ -185,31 +179,27 @@ def read_flags(
     other groups' fields. Settings outside of `sections` are no flags.
     """
     paragraphs = (doc or "").strip().split("\n\n")
-    filled = [each if each.startswith("    ") else textwrap.fill(each, WIDTH) for each in paragraphs]
     parser = Parser(
-        description="\n\n".join(filled),
+        description="\n\n".join(each if each.startswith("    ") else textwrap.fill(each, WIDTH) for each in paragraphs),
         epilog=epilog,
         formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=WIDTH),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
-        add_help=False,
     )
+    parser.add_argument("--version", action="store_true", help="show versions, devices and variables and exit")
     hints = {name: hint for group in groups for name, hint in typing.get_type_hints(group).items()}
     fields = {field.name: field for group in groups for field in dataclasses.fields(group)}
     last = {field.name for field in dataclasses.fields(groups[-1])}
-    titles = [field.metadata["section"] for field in fields.values()]
-    kept = {*titles} if sections is None else {*sections, "arguments"}
-    headings = {title: parser.add_argument_group(title) for title in dict.fromkeys([*titles, "options"])}
+    headings: dict[str, Any] = {"options": parser}
     for name, field in fields.items():
-        if name in last or field.metadata["section"] in kept:
-            default = field.default if name in last else defaults[name]
-            add_flag(headings[field.metadata["section"]], field, hints[name], default)
-    headings["options"].add_argument("--help", "-h", action="help", help="Show this help.")
-    headings["options"].add_argument("--version", action="store_true", help="Show versions, devices and variables.")
+        section = field.metadata["section"]
+        if name in last or sections is None or section in {"arguments", *sections}:
+            if section not in headings:
+                headings[section] = parser.add_argument_group(section)
+            add_flag(headings[section], field, hints[name], field.default if name in last else defaults[name])
+    places = [field.metadata["place"] for field in fields.values() if field.metadata["place"]]
     if example := re.search(r"^ *(python -m [\w.]+).*?(?=  |$)", doc or "", re.MULTILINE):
-        parser.example = example[0].strip()
-        places = [field.metadata["place"] for field in fields.values() if field.metadata["place"]]
-        parser.usage = " ".join([example[1], *places, "[flags]"])
+        parser.example, parser.usage = example[0].strip(), " ".join([example[1], *places, "[flags]"])
     found, left = parser.parse_known_intermixed_args(arguments)
     for each in left:
         if each.startswith("-"):
@@ -246,15 +236,12 @@ def add_flag(heading: Any, field: dataclasses.Field[Any], hint: Any, default: An
 
 
 def convert(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
-    """Return the value of the type `kind` that a text of the command line means."""
-    if kind not in KINDS:
-        if text not in typing.get_args(kind):
-            raise unknown(field.name.replace("_", " "), text, typing.get_args(kind))
-        return text
+    """Return the value of the type `kind` that a text on the command line means."""
+    if kind not in KINDS and text not in typing.get_args(kind):
+        raise unknown(field.name.replace("_", " "), text, typing.get_args(kind))
     try:
-        return kind(text)
+        return kind(text) if kind in KINDS else text
     except ValueError:
-        _, words, example = KINDS[kind]
-        name, limits = flag(field.name), field.metadata["limits"]
-        works = limits[2] if limits else example
-        raise UserError(f"{name} {reprlib.repr(text)} is not {words}: try {name} {works}") from None
+        (_, words, example), (*_, works) = KINDS[kind], field.metadata["limits"] or [None]
+        name = flag(field.name)
+        raise UserError(f"{name} {reprlib.repr(text)} is not {words}: try {name} {works or example}") from None

@@ -5,6 +5,7 @@ between CPUs, over NCCL between GPUs. Lesson 17 teaches this file.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -30,34 +31,31 @@ BY_HAND = "--coordinator 127.0.0.1:9876 --num-processes 2 --process-id 0"
 MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}  # settings, from process to process
 ALL_RAISE = DivergedError, ReplicasError, StoppedError  # after the same update
 FAREWELL = 5  # seconds in which the others may say the same error, before process 0 takes them all down
-# How the errors of a collective and of JAX's coordination service begin, or what they name.
+# Words in the errors of a collective and of JAX's coordination service.
 CONNECTION = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.IGNORECASE)
-# How many processes srun and mpirun have started; which of them this is.
+# Variables of srun and mpirun: the number of processes, and the number of this one.
 LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
+
+
+process_setting = functools.partial(setting, "processes")
 
 
 @dataclass(frozen=True)
 class ProcessesOptions:
     """Flags that connect several processes. --devices counts the devices of one process."""
 
-    distributed: bool = setting(
-        "processes",
-        False,
-        "Join the other processes that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU started with this one.",
+    distributed: bool = process_setting(
+        False, "Join the other processes that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU has started."
     )
-    coordinator: str | None = setting(
-        "processes",
-        None,
-        "Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it.",
+    coordinator: str | None = process_setting(
+        None, "Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it."
     )
-    num_processes: int | None = setting("processes", None, "Without those: the number of processes.")
-    process_id: int | None = setting(
-        "processes", None, "Without those: the number of this one, from 0; process 0 writes logs and metrics."
+    num_processes: int | None = process_setting(None, "Without those: the number of processes.")
+    process_id: int | None = process_setting(
+        None, "Without those: the number of this one, from 0; process 0 writes logs and metrics."
     )
-    heartbeat_timeout: int = setting(
-        "processes", 60, "Seconds without a sign of life of one process after which the others have ended."
-    )
-    join_timeout: int = setting("processes", 300, "Seconds to wait for all processes at the start.")
+    heartbeat_timeout: int = process_setting(60, "Seconds without a sign of life after which a process is lost.")
+    join_timeout: int = process_setting(300, "Seconds to wait for all processes at the start.")
 
 
 class LostError(UserError):
@@ -66,20 +64,15 @@ class LostError(UserError):
     status = 4
 
 
+@dataclass(frozen=True)
 class Peers:
-    """The processes of a run, seen from one of them. All make the same calls in the same order.
+    """The processes of a run, seen from one of them. All make the same calls in the same order."""
 
-    Attributes:
-        process: number of this process, from 0.
-        count: number of processes.
-        started: who started them, for the header.
-        first: true of process 0, which writes logs and metrics.
-    """
+    first: bool = True  # this is process 0, which writes logs and metrics
+    count: int = 1  # of processes
+    launcher: str = "by hand"  # who started them, for the header
 
-    def __init__(self, process: int = 0, count: int = 1, started: str = "by hand"):
-        self.process, self.count, self.started, self.first = process, count, started, process == 0
-
-    def exchange(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any) -> list[Any]:
         """Return the values of all processes, each JSON, in the order of their numbers."""
         if self.count == 1:
             return [value]
@@ -90,9 +83,9 @@ class Peers:
 
     def require_same(self, facts: dict[str, Any]) -> None:
         """Raise a `UserError` on all processes if a fact differs on one. All give the same names."""
-        first, *others = self.exchange(facts)
-        for fact, value in first.items():
-            require_equal(fact, [value, *(other[fact] for other in others)])
+        values = self.allgather(facts)
+        for fact in facts:
+            require_equal(fact, [value[fact] for value in values])
 
     def wait(self, name: str) -> None:
         """Wait until all processes make this call."""
@@ -154,7 +147,6 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
     """
     check_options(options, config)
     if not options.distributed and options.coordinator is None:
-        warn_of_launcher(config.workdir)
         yield SINGLE_PROCESS
         return
     connect(options)
@@ -176,10 +168,10 @@ def find_peers(config: Config) -> Peers:
     return agree(config, config.devices, "by the program")
 
 
-def agree(config: Config, number: int | None, started: str) -> Peers:
+def agree(config: Config, number: int | None, launcher: str) -> Peers:
     """Start JAX with `number` devices, and return the connected processes if all do the same run on like devices."""
     devices.choose(number)
-    peers = Peers(jax.process_index(), jax.process_count(), started)
+    peers = Peers(jax.process_index() == 0, jax.process_count(), launcher)
     # Before any collective, because JAX's own between processes don't work with different devices.
     kinds = [[d.device_kind for d in jax.devices() if d.process_index == p] for p in range(peers.count)]
     require_equal("its devices", [f"{len(kind)} x {kind[0]}" for kind in kinds])
@@ -228,7 +220,7 @@ def connect(options: ProcessesOptions) -> None:
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     """Return the address on which process 0 listens, None for all, and raise a `UserError` if its port is in use.
 
-    For a number or localhost, listen only there. A name may stand for another address elsewhere.
+    For a number or localhost, listen only there. A name may stand for another address on another machine.
     """
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
@@ -244,31 +236,25 @@ def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     return coordinator if numeric else None
 
 
-def warn_of_launcher(workdir: str | None) -> None:
-    """Say that srun or mpirun started several processes, each of which trains the whole run without --distributed."""
-    for size, rank in LAUNCHERS.items():
-        if (count := os.environ.get(size, "1")) != "1":
-            sentence = f"{size}={count} processes were started, and each would train the whole run: add --distributed"
-            if workdir:
-                raise UserError(f"{sentence}, or leave --workdir out, which they would share")
-            if os.environ.get(rank, "0") == "0":
-                print(f"warning: {sentence}", file=sys.stderr)
-
-
 def check_options(options: ProcessesOptions, config: Config) -> None:
     """Refuse flags that don't go together, and a run that several processes can't share."""
-    address, count, number = options.coordinator, options.num_processes, options.process_id
-    by_hand = address is not None and count is not None and number is not None and 0 <= number < count
-    if not by_hand and (address, count, number) != (None, None, None):
+    address, count, number = by_hand = options.coordinator, options.num_processes, options.process_id
+    if by_hand != (None, None, None) and (address is None or number not in range(count or 0)):
         raise UserError(
             "--coordinator, --num-processes and --process-id need each other, and processes are numbered from 0: give "
             f"all three, for example {BY_HAND}"
         )
     if not options.distributed and options.coordinator is None:
-        return
-    if config.strategy == "single":
+        for size, rank in LAUNCHERS.items():
+            if (started := os.environ.get(size, "1")) != "1":
+                said = f"{size}={started} processes were started, and each would train the whole run: add --distributed"
+                if config.workdir:
+                    raise UserError(f"{said}, or leave --workdir out, which they would share")
+                if os.environ.get(rank, "0") == "0":
+                    print(f"warning: {said}", file=sys.stderr)
+    elif config.strategy == "single":
         raise UserError("--strategy single runs on one device of one process: use --strategy pmap")
-    if config.strategy == "pmap" and config.shard_state != "none":
+    elif config.strategy == "pmap" and config.shard_state != "none":
         raise UserError(
             f"--shard-state {config.shard_state} works with --strategy pmap in one process only: use --strategy "
             "shard_map"
@@ -278,9 +264,7 @@ def check_options(options: ProcessesOptions, config: Config) -> None:
 def make_global(tree: Any, sharding: Any) -> Any:
     """Make global arrays from pmap's per-process results, without copying. Arrays of other strategies are global.
 
-    Args:
-        tree: replicated arrays of a process's own devices, or global arrays.
-        sharding: over all processes, as `Strategy.state_sharding`.
+    `tree` has replicated arrays on a process's own devices, or global arrays. `sharding` is `Strategy.state_sharding`.
     """
 
     def global_array(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -3,10 +3,8 @@
 import contextlib
 import importlib.machinery
 import importlib.util
-import json
 import os
 import re
-import shutil
 import stat
 import sys
 import tempfile
@@ -24,7 +22,7 @@ from pmapdp.errors import UserError, reason
 READ_ADVICE = "name another file"
 WRITE_ADVICE = "name a file in a folder that exists, is yours and has free space"
 
-# Our files begin like this. LINES are appended to, the others are replaced. JSON is no config.json or metrics.jsonl.
+# First bytes of the files that we write. We append to LINES and replace the others. JSON is no config.json.
 JSON, LINES, HTML, MODEL = rb'{(?!\s*"(format|event)")', rb'{"event": ', rb"<!doctype html>", rb"PK\x03\x04.{26}arrays/"
 
 
@@ -61,12 +59,6 @@ def read_file(path: str | Path, *, advice: str = READ_ADVICE) -> bytes:
         return file.read()
 
 
-def read_json(path: str | Path, *, advice: str) -> Any:
-    """Read a JSON file."""
-    with open_file(path, advice=advice) as file:
-        return json.load(file)
-
-
 @contextlib.contextmanager
 def open_arrays(path: str | Path, *, advice: str) -> Iterator[np.lib.npyio.NpzFile]:
     """Open a file of `numpy.savez`. Python objects in it, which are code, are not read."""
@@ -86,8 +78,6 @@ def write_file(path: str | Path, content: bytes | str, *, advice: str = WRITE_AD
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             with open(temporary, "xb") as file:
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copymode(target, temporary)
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -106,10 +96,10 @@ def find_writable(path: str | Path) -> Path:
 
 
 def check_output(name: str, path: str | None, kind: bytes, inputs: Iterable[str | None] = ()) -> Path | None:
-    """Return the full path of a file that a command will write, or None if it was not asked for.
+    """Return the full path of a file that a command will write, or None if it wasn't asked for.
 
-    Called before long work, and before your code runs, which may change the current folder. A `UserError` says that the
-    file is one of the `inputs`, doesn't begin like our files of this `kind`, or can't be written.
+    Call it before long work, and before the user's code, which may change the current folder. A `UserError` says that
+    the file is one of the `inputs`, doesn't begin like our files of this `kind`, or can't be written.
     """
     if path is None:
         return None
@@ -136,14 +126,10 @@ def from_first_user_frame(error: BaseException) -> TracebackType | None:
 
 
 def load_from_file(name: str, given: str) -> Callable[..., Any]:
-    """Run a Python file, and return the function or class in it that `FILE.py:NAME` names.
+    """Run a Python file, and return the function or class in it that `name`, FILE.py:NAME, stands for.
 
-    Args:
-        name: FILE.py:NAME.
-        given: the same as in the command, for the sentence, for example `--model my_file.py:Net`.
-
-    Raises:
-        UserError: there is no such file or name in it, or it is no Python. Its own errors come as they are.
+    `given` is the same as in the command, for example `--model my_file.py:Net`. A `UserError` says that there is no
+    such file or name in it, or that it's no Python. The file's own errors come as they are.
     """
     path, _, attribute = name.rpartition(":")
     if not path.endswith(".py") or not os.path.isfile(path):

@@ -130,7 +130,7 @@ class Run:
             "epoch": (step - 1) // self.per_epoch + 1,
             "step": step,
             "train": meter.means,
-            **({self.job.evaluated_part: tested} if tested else {}),
+            **({self.job.held_out: tested} if self.job.held_out else {}),
             "learning_rate": learning_rate,
             **meter.speed,
         }
@@ -283,6 +283,6 @@ class StopRequest:
     def should_stop(self, step: int) -> bool:
         """Return True if the run is to stop after update `step`; waits while the processes are agreeing."""
         if self.peers.count > 1 and not self.is_set and reached_preemption_sync_point(step):
-            came = max(self.peers.exchange(int(self.signal or 0)))
+            came = max(self.peers.allgather(int(self.signal or 0)))
             self.signal, self.is_set = signal.Signals(came or signal.SIGTERM), True
         return self.is_set

@@ -126,7 +126,7 @@ class Reporter:
             "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
             "state": state_line(state),
             "data": ", ".join([config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items()), *content]),
-            "started": f"{job.peers.started}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
+            "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
         }
         self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
 

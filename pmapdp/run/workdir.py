@@ -28,7 +28,7 @@ import optax
 from pmapdp.config import Config
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.errors import UserError
-from pmapdp.files import LINES, check_output, file_errors, open_regular, read_json, write_file
+from pmapdp.files import LINES, check_output, file_errors, open_file, open_regular, write_file
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.registry import DATA_SETS
@@ -67,11 +67,11 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     The folders of its own files don't count, because they may be moved, nor do the names of your optimizer and
     schedule, whose values are compared (`sample_functions`). `content` is the `fingerprint` of the data.
     """
-    fixed = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.metadata["fixed"]}
-    fixed |= {name: os.path.basename(fixed[name]) for name in CODE if is_path(fixed[name])}
+    settings = {each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.metadata["fixed"]}
+    settings |= {name: os.path.basename(settings[name]) for name in CODE if is_path(settings[name])}
     for kind, ours in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
-        fixed[kind] = fixed[kind] if fixed[kind] in ours else "yours"
-    return json.loads(json.dumps(fixed | ({CONTENT: content} if content else {})))
+        settings[kind] = settings[kind] if settings[kind] in ours else "yours"
+    return json.loads(json.dumps(settings | ({CONTENT: content} if content else {})))
 
 
 def sample_functions(job: "Job") -> dict[str, float]:
@@ -180,7 +180,9 @@ def read_config(path: str | Path) -> Config:
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
-    match read_json(file, advice="name another folder"):
+    with open_file(file, advice="name another folder") as opened:
+        content = json.load(opened)
+    match content:
         case {"format": "pmapdp run 2", "config": dict(settings)}:
             with contextlib.suppress(UserError, TypeError):  # TypeError: an unknown setting
                 values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}

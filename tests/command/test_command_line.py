@@ -80,26 +80,31 @@ def test_a_batch_size_replaces_the_recipes_of_either_kind():
     assert (of_mirrored.global_batch_size, of_mirrored.per_device_batch_size) == (256, None)
 
 
-CONSOLE = "import sys; sys.argv = ['pmapdp', '{}', '--{}']; from pmapdp.cli import main; main()"
+STARTED = """
+import sys
+from pmapdp import cli, devices
+from pmapdp.train import ProcessesOptions
+
+cli.parse_with_recipe(ProcessesOptions, ["--devices", "3"], "")
+devices.simulate(3)
+sys.argv = ["pmapdp", "port", "--version"]
+cli.main()
+"""
 
 
-def test_the_console_script_and_its_version():
-    done = python("-c", CONSOLE.format("train", "version"), env={"JAX_NUM_CPU_DEVICES": "3", "NPROC": "6"})
+def test_the_console_script_and_its_version_and_parsing_starts_no_device():
+    done = python("-c", STARTED, env={"XLA_FLAGS": "", "JAX_ENABLE_X64": "1", "NPROC": "6"})
     assert (done.returncode, done.stderr) == (0, "")
     facts = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert {f"jax: {jax.__version__}", "NPROC: 6", "JAX_NUM_CPU_DEVICES=3"} <= {*facts}
+    assert {f"jax: {jax.__version__}", "NPROC: 6", "JAX_ENABLE_X64=1"} <= {*facts}
     assert any(fact.startswith("device info: cpu-3") for fact in facts)
     assert not any("PATH" in fact for fact in facts)
-    mistake = python("-c", CONSOLE.format("prt", "help"))
-    assert (mistake.returncode, mistake.stderr.partition(":")[0]) == (2, "error")
-    assert "'port'" in mistake.stderr
 
 
-def test_parsing_starts_no_device():
-    code = (
-        "import jax, pmapdp.train as t; from pmapdp import cli, devices;"
-        "cli.parse_with_recipe(t.ProcessesOptions, ['--devices', '3'], '');"
-        "devices.simulate(3); print(len(jax.devices()))"
-    )
-    done = python("-c", code, env={"XLA_FLAGS": ""})
-    assert done.stdout == "3\n", done.stderr
+def test_a_command_that_there_is_not(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pmapdp", "prt"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "'port'" in said

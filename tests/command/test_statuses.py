@@ -48,7 +48,7 @@ FAILING = "def g():\n    raise {error}\n\ndef f():\n    g()\n"
 
 
 @pytest.mark.parametrize("sentence", [None, "the model cannot be built"])
-@pytest.mark.parametrize("error", ["ValueError('a\\nb')", "SystemExit(0)", "BrokenPipeError()", "OSError(28, 'full')"])
+@pytest.mark.parametrize("error", ["ValueError('a\\nb')", "SystemExit(0)", "BrokenPipeError()"])
 def test_an_error_in_your_file_shows_its_frames_then_a_sentence(tmp_path, capsys, error, sentence):
     path = tmp_path / "net.py"
     path.write_text(FAILING.format(error=error))
@@ -70,11 +70,10 @@ def test_an_error_in_your_file_shows_its_frames_then_a_sentence(tmp_path, capsys
 
 
 COMMAND = "import sys; from pmapdp import cli; sys.exit(cli.run(lambda _: {body}))"
-PRINT = "[print('x' * 80) for _ in range(9999)]"
 RICH = "[__import__('rich.console').console.Console().print('x' * 80) for _ in range(9999)]"
 
 
-@pytest.mark.parametrize("body", [PRINT, "print('x')", RICH])
+@pytest.mark.parametrize("body", ["print('x')", RICH])
 def test_a_reader_that_goes_away(body):
     """As `head` does: no traceback, and the status of `cat` and the like."""
     command = ["bash", "-c", '"$0" -c "$1" | true; exit ${PIPESTATUS[0]}', sys.executable, COMMAND.format(body=body)]

@@ -137,18 +137,17 @@ def test_two_processes_that_are_killed_and_stopped_and_resumed_equal_one_device(
 @pytest.mark.parametrize(
     ("strategy", "flags"),
     [
-        ("jit", FIVE),
-        ("shard_map", [*FIVE, "--model", "convnet"]),
+        ("jit", ["--model", "convnet"]),
         # examples that are read, and augmented, one by one
-        ("shard_map", [*FIVE, "--model", "FILE:Net", "--dataset", "FILE:make", "--global-batch-size", 18]),
+        ("shard_map", ["--model", "FILE:Net", "--dataset", "FILE:make", "--global-batch-size", 18]),
     ],
 )
 def test_two_processes_equal_one_device(tmp_path, strategy, flags):
     """At least five updates, with a ragged batch, in float64."""
     (tmp_path / "own.py").write_text(OWN)
-    flags = [str(flag).replace("FILE", str(tmp_path / "own.py")) for flag in flags]
-    train_here(*flags, "--strategy", "single", "--workdir", tmp_path / "one")
-    train_together(*flags, "--devices", 2, "--strategy", strategy, "--workdir", tmp_path / "two")
+    job = [str(flag).replace("FILE", str(tmp_path / "own.py")) for flag in [*FIVE, *flags]]
+    train_here(*job, "--strategy", "single", "--workdir", tmp_path / "one")
+    train_together(*job, "--devices", 2, "--strategy", strategy, "--workdir", tmp_path / "two", **launched(OPEN_MPI))
     require_close(tmp_path / "one", tmp_path / "two")
 
 
@@ -160,20 +159,6 @@ def test_the_parts_of_all_processes_make_up_the_batch():
         for name in whole._fields:
             joined = np.concatenate([getattr(part, name) for part in parts])
             np.testing.assert_array_equal(getattr(whole, name), joined)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
-    """Two processes, then one, then four continue each other's checkpoints and end as one process without a stop."""
-    job = [*FLOAT64, "--optimizer", "momentum", "--learning-rate", 0.05, "--epochs", 3]
-    straight, switched = tmp_path / "straight", tmp_path / "switched"
-    train_here(*job, "--devices", 4, "--workdir", straight)
-    train_together(*job, "--devices", 2, "--workdir", switched, "--steps", 30, **launched(OPEN_MPI))
-    train_here(*job, "--devices", 3, "--workdir", switched, "--steps", 50, "--strategy", "jit")
-    train_together(*job, "--devices", 1, "--workdir", switched, "--strategy", "shard_map", hands=by_hand(4))
-    assert [line["step"] for line in events(switched, "resume")] == [30, 50]
-    assert len(list(switched.glob("events.out.tfevents.*"))) == 3
-    require_close(straight, switched)
 
 
 @pytest.mark.parametrize("launcher", [SLURM, OPEN_MPI], ids=["slurm", "open mpi"])
@@ -236,10 +221,10 @@ def test_a_process_that_differs_is_refused(tmp_path, other, sentence):
 @pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_not_all_come(process):
     """Process 0 alone, or process 1 alone, whose coordinator does not listen."""
-    with running([*by_hand()[process], "--join-timeout", 3]) as (alone,):
+    with running([*by_hand()[process], "--join-timeout", 1]) as (alone,):
         ended = end_of(alone)
     assert ended.status == 2, ended
-    assert ended.err.startswith("error: not all processes have reached the coordinator (waited 3 s)"), ended
+    assert ended.err.startswith("error: not all processes have reached the coordinator (waited 1 s)"), ended
     assert ended.err.count("\n") == 0, ended
 
 
@@ -259,7 +244,6 @@ def hand(coordinator="127.0.0.1:9876", count=2, process=0) -> ProcessesOptions:
     ("options", "config", "sentence"),
     [
         (hand(process=2), {}, "processes are numbered from 0: give all three, for example --coordinator 127"),
-        (hand(process=-1), {}, "processes are numbered from 0: give all three, for example --coordinator 127"),
         (ProcessesOptions(coordinator="localhost:9876"), {}, "give all three, for example --coordinator 127"),
         (ProcessesOptions(process_id=0), {}, "give all three, for example --coordinator 127.0.0.1:9876"),
         (hand(), {"strategy": "single", "devices": 1}, "--strategy single runs on one device"),
@@ -281,7 +265,7 @@ def test_the_coordinator_listens_no_wider_than_it_must(host, alone):
 
 
 def test_addresses_that_cannot_be():
-    for address in ("here", "here:", ":80", "here:80/there"):
+    for address in ("here", ":80"):
         with pytest.raises(UserError, match=f"--coordinator {address} is not HOST:PORT: try --coordinator localhost"):
             find_bind_address(address, 0)
     with (
@@ -311,18 +295,17 @@ def test_a_lost_process_ends_the_others_and_the_same_command_resumes(tmp_path, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "asked"), [(signal.SIGINT, [1]), (signal.SIGHUP, [0, 1])])
-def test_a_signal_saves_and_stops_all(tmp_path, number, asked):
+def test_a_signal_to_all_saves_and_stops_all(tmp_path):
+    """Ctrl-C in a terminal, or srun, asks every process."""
     with running(*([*LONG, "--workdir", tmp_path, *each] for each in by_hand())) as processes:
         wait_for_checkpoint(tmp_path, processes)
-        for process in asked:
-            processes[process].send_signal(number)
+        for process in processes:
+            process.send_signal(signal.SIGINT)
         ended = [end_of(process) for process in processes]
     line = ended[0].err
-    assert line.startswith(f"stopped by {number.name} after step ")
-    assert [(each.status, each.err) for each in ended] == [(128 + number, line)] * 2, ended
-    step = int(line.split("step ")[1].split(":")[0].replace(",", ""))
-    assert (tmp_path / "checkpoints" / str(step)).is_dir()
+    assert [(each.status, each.err) for each in ended] == [(130, line)] * 2, ended
+    stopped = int(re.match("stopped by SIGINT after step ([0-9,]+): ", line)[1].replace(",", ""))
+    assert entry.checkpoint_steps(tmp_path)[-1] == stopped
 
 
 @pytest.mark.slow
@@ -354,8 +337,8 @@ sys.exit(cli.run(main, sys.argv[2:]))
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_both_after_the_same_update():
     """Else the update that one of them has started alone waits for the other for ever."""
-    hands = [[seconds, *MLP, "--devices", 2, "--learning-rate", 1e38, *each]
-             for seconds, each in zip((0, 0.05), by_hand(), strict=True)]  # fmt: skip
+    job = [*MLP, "--devices", 2, "--learning-rate", 1e38]
+    hands = [[seconds, *job, *each] for seconds, each in zip((0, 0.05), by_hand(), strict=True)]
     first, second = train_together(hands=hands, status=3, program=("-c", SLOWER))
     assert first.err == second.err
     assert "error: the loss is " in first.err
@@ -374,10 +357,9 @@ jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=process)
 mesh = Mesh(np.array(jax.devices()), ("data",))
 split, replicated = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
-x, y = (jax.make_array_from_process_local_data(split, np.full((1, 4), each, np.float32)) for each in (1, 100))
-function, array = [(lambda x: x.mean(0), x), (lambda y: y.sum(0), y)][process]
-result = jax.jit(function, out_shardings=replicated)(array)
-print(process, np.asarray(result).tolist(), file=sys.stderr)
+array = jax.make_array_from_process_local_data(split, np.full((1, 4), [1, 100][process], np.float32))
+function = [lambda x: x.mean(0), lambda y: y.sum(0)][process]
+print(process, np.asarray(jax.jit(function, out_shardings=replicated)(array)).tolist(), file=sys.stderr)
 """
 
 
