@@ -1,7 +1,7 @@
 """The settings of a run, in one frozen dataclass: type, default, limits and help of each stand together.
 
 `cli.py` makes the command line from it, and `Config()` is the recipe digits. A `Config` checks itself when it's made,
-also by `dataclasses.replace`.
+even by `dataclasses.replace`.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
 
-MOST = 2**31 - 1  # the largest int32, in which JAX counts
-FLOAT32 = 3.4e38
+MAX_INT = 2**31 - 1  # JAX counts in int32
+MAX_FLOAT = 3.4e38
 
 
 def setting(
@@ -67,16 +67,16 @@ class Config:
         "parallel", "pmap", "How the batch is split and averaged; single runs on one device."
     )
     devices: int | None = setting(
-        "parallel", None, "Number of devices; default: all accelerators, or 8 simulated CPU devices.", (1, MOST, "8")
+        "parallel", None, "Number of devices; default: all accelerators, or 8 simulated CPU devices.", (1, MAX_INT, "8")
     )
     global_batch_size: int | None = fixed(
-        "parallel", None, "Examples per update over all devices; default: 64, or all if fewer.", (1, MOST, "64")
+        "parallel", None, "Examples per update over all devices; default: 64, or all if fewer.", (1, MAX_INT, "64")
     )
     per_device_batch_size: int | None = setting(
-        "parallel", None, "Examples per update on one device; give this or the global size.", (1, MOST, "8")
+        "parallel", None, "Examples per update on one device; give this or the global size.", (1, MAX_INT, "8")
     )
     accumulate: int = fixed(
-        "parallel", 1, "Micro-batches per update; batch norm takes moments over each alone.", (1, MOST, "2")
+        "parallel", 1, "Micro-batches per update; batch norm takes moments over each alone.", (1, MAX_INT, "2")
     )
     mesh: str | None = setting(
         "parallel", None, "Axes of the devices and their sizes, for example data=4,model=2 (jit)."
@@ -94,25 +94,28 @@ class Config:
 
     optimizer: str = fixed("optimization", "adam", "sgd, momentum (0.9), adam, adamw, or yours: my_file.py:make.")
     learning_rate: float = fixed(
-        "optimization", 5e-3, "Peak learning rate, reached at the end of any warm-up.", (0, FLOAT32, "0.001")
+        "optimization", 5e-3, "Peak learning rate, reached at the end of any warm-up.", (0, MAX_FLOAT, "0.001")
     )
     schedule: str = fixed("optimization", "cosine", "constant, piecewise, cosine (to 0), or yours: my_file.py:rate.")
     switch_epochs: tuple[int, ...] = fixed(
         "optimization", (), "Piecewise schedule: the rate changes at the start of these epochs (from 0)."
     )
     switch_factor: float = fixed(
-        "optimization", 0.1, "Piecewise schedule: factor of the rate at each switch.", (1e-30, FLOAT32, "0.1")
+        "optimization", 0.1, "Piecewise schedule: factor of the rate at each switch.", (1e-30, MAX_FLOAT, "0.1")
     )
-    warmup_steps: int = fixed("optimization", 0, "Updates over which the rate first rises from 0.", (0, MOST, "0"))
+    warmup_steps: int = fixed("optimization", 0, "Updates over which the rate first rises from 0.", (0, MAX_INT, "0"))
     scale_learning_rate: Literal["none", "linear", "sqrt"] = fixed(
         "optimization", "none", "Multiply the rate by k = global / base batch size (linear), or its root (sqrt)."
     )
     base_batch_size: int = fixed(
-        "optimization", 64, "Scaling starts from this global batch size, for which you chose the rate.", (1, MOST, "64")
+        "optimization",
+        64,
+        "Scaling starts from this global batch size, for which you chose the rate.",
+        (1, MAX_INT, "64"),
     )
-    weight_decay: float = fixed("optimization", 0.0, "Decoupled weight decay (adamw only).", (0, FLOAT32, "0.01"))
+    weight_decay: float = fixed("optimization", 0.0, "Decoupled weight decay (adamw only).", (0, MAX_FLOAT, "0.01"))
     clip_norm: float | None = fixed(
-        "optimization", None, "Scale the gradient down to this global norm if it is longer.", (1e-30, FLOAT32, "1.0")
+        "optimization", None, "Scale the gradient down to this global norm if it is longer.", (1e-30, MAX_FLOAT, "1.0")
     )
     label_smoothing: float = fixed(
         "optimization", 0.1, "Share of the target spread over all classes, in the train loss alone.", (0, 0.999, "0.1")
@@ -121,12 +124,12 @@ class Config:
         "optimization", (), "Parts of the model to train, for example head; default: all."
     )
 
-    epochs: int = fixed("run", 20, "Passes over the training set.", (1, MOST, "10"))
-    steps: int | None = setting("run", None, "Stop after this many updates.", (1, MOST, "100"))
+    epochs: int = fixed("run", 20, "Passes over the training set.", (1, MAX_INT, "10"))
+    steps: int | None = setting("run", None, "Stop after this many updates.", (1, MAX_INT, "100"))
     best: str | None = fixed(
         "run", None, "Metric whose best epoch is kept: highest:accuracy (the default), or lowest:loss, ..."
     )
-    patience: int | None = fixed("run", None, "Stop after this many epochs without a better one.", (1, MOST, "3"))
+    patience: int | None = fixed("run", None, "Stop after this many epochs without a better one.", (1, MAX_INT, "3"))
     seed: int = fixed("run", 0, "Determines initial parameters, order of examples and dropout.", (0, 2**63 - 1, "0"))
 
     metrics_file: str | None = setting("output", None, "Append results to this file, one JSON object a line.")
@@ -137,14 +140,16 @@ class Config:
         "workdir", None, "Folder of the run: checkpoints, metrics, log. The same command again resumes there."
     )
     checkpoint_every: int | None = setting(
-        "workdir", None, "Write a checkpoint every so many updates, and after each epoch.", (1, MOST, "100")
+        "workdir", None, "Write a checkpoint every so many updates, and after each epoch.", (1, MAX_INT, "100")
     )
-    keep_checkpoints: int = setting("workdir", 3, "Newest checkpoints to keep, and the best epoch's.", (1, MOST, "3"))
+    keep_checkpoints: int = setting(
+        "workdir", 3, "Newest checkpoints to keep, and the best epoch's.", (1, MAX_INT, "3")
+    )
     check_replicas: int | None = setting(
         "workdir",
         None,
         "Compare the devices' copies of the state every so many updates; stop if they differ.",
-        (1, MOST, "100"),
+        (1, MAX_INT, "100"),
     )
     profile: bool = setting("workdir", False, "Trace a few updates, and print the ten longest operations.")
     compile_cache: bool = setting("workdir", True, "Keep compiled programs, so that the next start is faster.")

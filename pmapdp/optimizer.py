@@ -5,7 +5,7 @@ from typing import Any
 
 import optax
 
-from pmapdp.config import MOST, Config
+from pmapdp.config import MAX_INT, Config
 
 OPTIMIZERS: dict[str, Callable[[optax.Schedule, Config], optax.GradientTransformation]] = {
     "sgd": lambda schedule, config: optax.sgd(schedule),
@@ -16,26 +16,20 @@ OPTIMIZERS: dict[str, Callable[[optax.Schedule, Config], optax.GradientTransform
 SCHEDULES = ("constant", "piecewise", "cosine")
 
 
-def peak_learning_rate(config: Config, global_batch_size: int) -> float:
-    """Return the configured learning rate, scaled for k times the batch if that was asked for.
-
-    By k: Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017. By the square root of k, for Adam:
-    Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
-    """
-    exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
-    return config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
-
-
 def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, schedule_steps: int) -> optax.Schedule:
     """Make the learning rate, a function of the number of updates already made.
 
     Switches and the end of the cosine are counted from the start of training, warm-up included. `schedule_steps` are
     the updates in all epochs, even if the run stops early (`--steps`).
     """
-    peak, warmup = peak_learning_rate(config, global_batch_size), config.warmup_steps
+    # By k for k times the batch: Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017. For Adam by the
+    # root of k: Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
+    exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
+    peak = config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
+    warmup = config.warmup_steps
     if config.schedule == "piecewise":
         steps = [epoch * steps_per_epoch - warmup for epoch in config.switch_epochs]
-        switches = {step: config.switch_factor for step in steps if step <= MOST}  # no run gets to the others
+        switches = {step: config.switch_factor for step in steps if step <= MAX_INT}  # no run gets to the others
         main = optax.piecewise_constant_schedule(peak, switches)
     elif config.schedule == "cosine":
         main = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))

@@ -129,15 +129,15 @@ def train(
                         meter.add(step + 1, sums, batches.examples_in(step))
                         step += 1
                         run.after_update(step, state, meter)
-                run.end_epoch(step, state, meter, evaluate(job, state, job.evaluated_part))
+                run.end_epoch(step, state, meter, evaluate(job, state, job.held_out))
             run.end(step)
             run.report.line(*compare_with_reported(job.config, run.epochs))
             return Result(strategy.fetch(state), run.epochs)
 
 
-def evaluate(job: "Job", state: TrainState, part: str) -> dict[str, float]:
-    """Return the metrics of a placed state over exactly the examples of a part of the data set, {} for "train"."""
-    if part == "train":
+def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float]:
+    """Return the metrics of a placed state over exactly the examples of a part of the data set, {} without a part."""
+    if part is None:
         return {}
     meter, batches = Meter(), job.batches[part]
     try:
@@ -173,9 +173,9 @@ class Job:
     content: str | None  # a fingerprint of the data; None without a workdir and with one process
 
     @property
-    def evaluated_part(self) -> str:
-        """Return the part that is evaluated after each epoch: "validation", "test", or "train" if there is neither."""
-        return next(part for part in ("validation", "test", "train") if part in self.batches)
+    def held_out(self) -> str | None:
+        """Return the part that is evaluated after each epoch: "validation", else "test"; None if there is neither."""
+        return next((part for part in ("validation", "test") if part in self.batches), None)
 
 
 def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_PROCESS) -> Job:

@@ -13,13 +13,13 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """Make the step of the first of `devices`, which holds the state and the global batch `[B, ...]`."""
-    here = SingleDeviceSharding(devices[0])
+    sharding = SingleDeviceSharding(devices[0])
 
     def place_state(state: TrainState) -> TrainState:
-        return jax.device_put(state, here)
+        return jax.device_put(state, sharding)
 
     def place_batch(batch: Batch) -> Batch:
-        return jax.device_put(batch, here)
+        return jax.device_put(batch, sharding)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch)
@@ -37,5 +37,5 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         train_step=train_step,
         eval_step=eval_step,
         fetch=jax.device_get,
-        state_sharding=here,
+        state_sharding=sharding,
     )
