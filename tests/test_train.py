@@ -26,15 +26,15 @@ def finished(tmp_path_factory):
     """Lines of the metrics file and output of two epochs of the default recipe, but for its larger model."""
     file, output = tmp_path_factory.mktemp("finished") / "metrics.jsonl", io.StringIO()
     with contextlib.redirect_stdout(output):
-        assert cli.run(main, ["--model", "mlp", "--epochs", "2", "--metrics-file", str(file)]) == 0
+        assert cli.run(main, ["--model", "mlp", "--devices", "2", "--epochs", "2", "--metrics-file", str(file)]) == 0
     return [json.loads(line) for line in file.read_text().splitlines()], output.getvalue()
 
 
-def test_metrics_file_of_the_default_recipe(finished):
+def test_metrics_file_of_a_recipe(finished):
     (start, *epochs, end), _ = finished
     assert set(start) == START | {field.name for field in dataclasses.fields(Config)}
-    expected = {"event": "start", "strategy": "pmap", "devices": 8, "global_batch_size": 64, "jax": jax.__version__}
-    expected |= {"per_device_batch_size": 8, "parameters": 669_706, "examples": {"train": 1437, "test": 360}}
+    expected = {"event": "start", "strategy": "pmap", "devices": 2, "global_batch_size": 64, "jax": jax.__version__}
+    expected |= {"per_device_batch_size": 32, "parameters": 669_706, "examples": {"train": 1437, "test": 360}}
     assert start | expected == start
     assert [(epoch["epoch"], epoch["step"]) for epoch in epochs] == [(1, 23), (2, 46)]
     for epoch in epochs:
@@ -50,7 +50,7 @@ def test_metrics_file_of_the_default_recipe(finished):
 def test_output_elsewhere_than_on_a_terminal_is_plain(finished):
     lines, output = finished
     assert not {"\x1b", "\r"} & set(output)
-    for words in ("run      strategy pmap", "8 simulated CPU devices", "669,706 parameters", "1,437 to train"):
+    for words in ("run      strategy pmap", "2 simulated CPU devices", "669,706 parameters", "1,437 to train"):
         assert words in output
     assert sum(line.startswith("epoch ") and "  test loss " in line for line in output.splitlines()) == 2
     best, last = max(line["test"]["accuracy"] for line in lines[1:-1]), lines[-2]["test"]["accuracy"]
