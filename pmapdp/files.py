@@ -10,7 +10,7 @@ import sys
 import tempfile
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -95,18 +95,16 @@ def find_writable(path: str | Path) -> Path:
     return target
 
 
-def check_output(name: str, path: str | None, kind: bytes, inputs: Iterable[str | None] = ()) -> Path | None:
+def check_output(name: str, path: str | None, kind: bytes) -> Path | None:
     """Return the full path of a file that a command will write, or None if it wasn't asked for.
 
     Call it before long work, and before the user's code, which may change the current folder. A `UserError` says that
-    the file is one of the `inputs`, doesn't begin like our files of this `kind`, or can't be written.
+    the file doesn't begin like our files of this `kind`, or can't be written.
     """
     if path is None:
         return None
     with file_errors(f"{name} {path or repr('')}", "written", WRITE_ADVICE):
         target = find_writable(path)
-    if str(target) in {os.path.realpath(each) for each in inputs if each}:
-        raise UserError(f"{name} {path} is also a file that this command reads or writes: name another file")
     with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
         if (start := file.read(100)) and not re.match(kind, start, re.IGNORECASE | re.DOTALL):
             raise UserError(f"{name} {path} is a file of another kind, which would be lost: name another file")

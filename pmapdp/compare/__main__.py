@@ -85,14 +85,12 @@ def main(arguments: list[str]) -> None:
     options: Any
     if any(".py" in each for each in given):  # and not after a flag, as in --model my_file.py:Net
         options = cli.parse(ProgramsOptions, arguments, __doc__)
-        programs = list(dict.fromkeys(options.programs))
-        make_report = partial(report_programs, programs, options.devices)
+        make_report = partial(report_programs, list(dict.fromkeys(options.programs)), options.devices)
     else:
         config, options = cli.parse_with_recipe(CompareOptions, arguments, __doc__, ("data", "model", "optimization"))
-        programs, make_report = [], partial(report_strategies, config, options)
-    files = [each.rpartition(":")[0] for each in programs]
-    json_file = check_output("--json", options.json, JSON, files)
-    html_file = check_output("--html", options.html, HTML, [*files, options.json])
+        make_report = partial(report_strategies, config, options)
+    json_file = check_output("--json", options.json, JSON)
+    html_file = check_output("--html", options.html, HTML)
     report = make_report()
     if json_file:  # before anything is printed, whose reader may go away
         write_file(json_file, json.dumps(report, indent=2) + "\n")

@@ -52,7 +52,7 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     names = [name for name in ("workdir", "data_dir", "metrics_file", "init_from") if getattr(config, name)]
     names += [name for name in CODE if is_path(getattr(config, name))]
     if first:
-        check_output("--metrics-file", config.metrics_file, LINES, [config.init_from])
+        check_output("--metrics-file", config.metrics_file, LINES)
     return dataclasses.replace(config, **{name: os.path.abspath(getattr(config, name)) for name in names})
 
 

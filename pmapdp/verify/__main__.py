@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
     # Before the file is run, which may change the current folder and use JAX.
-    report_file = check_output("--json", options.json, JSON, [options.target.rpartition(":")[0]])
+    report_file = check_output("--json", options.json, JSON)
     _, report = verify_program(options.target, choose(options.devices))
     print(report)
     if report_file:

@@ -67,5 +67,5 @@ def test_a_wrong_path_is_one_sentence(source, name, content, sentence):
 
 def test_it_is_never_replaced_by_the_metrics(source):
     file = str(source[0]["file"])
-    with pytest.raises(UserError, match="also a file that this command reads"):
+    with pytest.raises(UserError, match="is a file of another kind, which would be lost"):
         train(Config(init_from=file, metrics_file=file))

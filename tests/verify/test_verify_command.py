@@ -51,7 +51,7 @@ def misspelt():
         ("pmean", "step.py:listed", 2, "the arguments of verify ('list' object"),
         ("pmean", "step.py:misspelt", 2, "(got an unexpected keyword argument 'layuot')"),
         ("pmean", "step.py:check --devices 0", 2, "0 devices cannot be simulated"),
-        ("pmean", "step.py:check --json step.py", 2, "is also a file that this command reads"),
+        ("pmean", "step.py:check --json step.py", 2, "is a file of another kind, which would be lost"),
     ],
 )
 def test_the_command_verifies_a_file_and_writes_the_report(capsys, monkeypatch, tmp_path, reduce, target, status, said):
