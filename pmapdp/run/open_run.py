@@ -71,7 +71,7 @@ class Run:
             theirs = self.progress["belongs_to"]
             ended = step >= theirs["epochs"] * self.per_epoch
             what = f"the checkpoint of step {step} in {self.checkpoints.folder}"
-            require_same(what, theirs, self.identity, ended=ended)
+            require_same(what, theirs, self.identity_after(step), ended=ended)
             news = f"restored from the checkpoint of step {step:,}"
             if ended and theirs["epochs"] < self.config.epochs:
                 news += f", and trained on to {self.config.epochs} epochs"
@@ -157,7 +157,12 @@ class Run:
             state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
                 raise DivergedError(f"the state is not finite after step {step}: {DIVERGED_ADVICE}")
-            self.checkpoints.save(step, state, self.progress | {"belongs_to": self.identity})
+            self.checkpoints.save(step, state, self.progress | {"belongs_to": self.identity_after(step)})
+
+    def identity_after(self, step: int) -> dict[str, Any]:
+        """Return the run's identity with the next update's learning rate, which the even points may miss."""
+        with jax.transfer_guard("allow"):
+            return self.identity | {"the schedule at the next update": float(f"{self.job.schedule(step):.6g}")}
 
     def ended_early(self) -> bool:
         """Return True if the last `--patience` epochs were no better than the best."""

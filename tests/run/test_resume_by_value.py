@@ -83,6 +83,14 @@ def test_the_same_function_of_another_name_goes_on_and_another_one_does_not(tmp_
     assert int(run(own={"optimizer": lambda schedule: optax.lion(schedule)}, **settings, epochs=2).state.step) == 10
 
 
+def test_a_schedule_that_differs_between_the_64_points_is_noticed(tmp_path):
+    """Of 200 updates, 0, 3, 6 and so on are compared, and always the next one: here 4."""
+    settings = {"workdir": str(tmp_path / "run"), "strategy": "single", "devices": 1, "epochs": 40}
+    run(own={"schedule": lambda n: 0.01}, **settings, steps=4)
+    with pytest.raises(UserError, match=r"the schedule at the next update \(0.01 there, 0.1 now"):
+        run(own={"schedule": lambda n: jnp.where(n == 4, 0.1, 0.01)}, **settings, steps=6)
+
+
 def test_a_file_that_was_edited_is_noticed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rate.py").write_text("def rate(step):\n    return 0.01 / (1 + step)\n")
