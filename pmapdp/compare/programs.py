@@ -49,7 +49,7 @@ def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
         own = trees.matches(path, arguments["per_device"])
         return (layout.place_own if own else layout.place_state)(leaf, devices)
 
-    state = trees.map_named(place, start)
+    state = trees.map_with_names(place, start)
     given_too = [] if batch is None else [layout.place_batch(batch, devices)]
     holds = {"state": what_devices_hold(state)} | ({"batch": what_devices_hold(given_too[0])} if given_too else {})
     given_too += [] if key is None else [layout.place_key(key, devices)]

@@ -21,7 +21,7 @@ import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import Trial
-from pmapdp.verify.reference import Update, equations, present
+from pmapdp.verify.reference import Update, equations, step_arguments
 from pmapdp.verify.report import CheckError
 from pmapdp.verify.trees import Leaves, distance, few, multiple
 
@@ -79,19 +79,19 @@ class Case:
             return []
 
     @cached_property
-    def reseeded(self) -> Update:
+    def other_seed(self) -> Update:
         """The update with other random numbers."""
         state, key = trees.reseed((self.update.state, self.update.key))
         other = self.update._replace(state=state, key=key)
         return other._replace(values=self.trial.reference(other.arguments))
 
     @cached_property
-    def drawn(self) -> dict[str, float]:
+    def random_leaves(self) -> dict[str, float]:
         """The distance that each leaf moves with other random numbers, if it does: a learning rate does not."""
-        a, b = self.update.values, self.reseeded.values
-        return {name: distance(a[name], b[name]) for name in self.differing(a, b)}
+        a, b = self.update.values, self.other_seed.values
+        return {name: distance(a[name], b[name]) for name in self.different_leaves(a, b)}
 
-    def differing(self, a: Leaves, b: Leaves) -> list[str]:
+    def different_leaves(self, a: Leaves, b: Leaves) -> list[str]:
         """Return the leaves of fractions in which two results differ by more than rounding."""
         close = [name for name, kind in self.update.kinds.items() if kind == "close"]
         return [name for name in close if distance(a[name], b[name]) > 4 * self.update.allowed[name]]
@@ -103,7 +103,7 @@ class Case:
 
     def change(self, name: str) -> tuple[float, float]:
         """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
-        old = trees.values(self.update.state)[name]
+        old = trees.values_by_name(self.update.state)[name]
         return multiple(self.got[name][0] - old, self.update.values[name] - old)
 
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
@@ -131,14 +131,15 @@ class Case:
     def has_parameters(self, besides: Sequence[str]) -> bool:
         """Return True if the next update depends on another leaf: without one, a parameter looks like a statistic."""
         own = self.trial.reference.is_own
-        others = [name for name in trees.named(self.update.state) if name not in besides and not own(name)]
+        others = [name for name in trees.leaves_by_name(self.update.state) if name not in besides and not own(name)]
         return any(map(self.matters, others[:MOST_LEAVES]))
 
 
 def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
     """Return the cause of a wrong state. If one device is off, too, no average over devices is at fault."""
-    looks = [devices_differ, same_mask, factor, mean_of_means] if case.N > 1 and not also_on_one else []
-    if found := next(filter(None, (look(case) for look in [*looks, examples] if case.clear)), None):
+    looks = [find_differing_devices, find_same_mask, find_factor, find_mean_of_means, find_unequal_examples]
+    looks = looks if case.N > 1 and not also_on_one else looks[-1:]
+    if found := next(filter(None, (look(case) for look in looks if case.clear)), None):
         return found
     for name in case.fractions[:1]:
         ratio, error = case.change(name)
@@ -146,7 +147,7 @@ def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
     return name_cause("unknown", list(case.wrong()), facts=facts)
 
 
-def devices_differ(case: Case) -> Cause | None:
+def find_differing_devices(case: Case) -> Cause | None:
     """Find values that differ between devices: of their own examples, as without an all-reduce, or of other things."""
     different = [name for name in case.wrong() if case.differs_between_devices(name)]
     local = [name for name in different if case.is_local(name)]
@@ -157,18 +158,18 @@ def devices_differ(case: Case) -> Cause | None:
     return name_cause("drift", [name for name in different if name not in local] or different) if different else None
 
 
-def same_mask(case: Case) -> Cause | None:
+def find_same_mask(case: Case) -> Cause | None:
     """Find one set of random numbers: with the same examples on all devices, the step does what one device does."""
     B = case.update.examples
-    if not B or not case.parts or not case.drawn:
+    if not B or not case.parts or not case.random_leaves:
         return None
     got, right = case.rerun(np.tile(np.arange(B // case.N), case.N))
-    if case.differing(got, case.parts[0]) or not case.differing(right, case.parts[0]):
+    if case.different_leaves(got, case.parts[0]) or not case.different_leaves(right, case.parts[0]):
         return None
     return name_cause("same mask", list(case.wrong()))
 
 
-def factor(case: Case) -> Cause | None:
+def find_factor(case: Case) -> Cause | None:
     """Find a change N or 1/N times as large, of the parameters or of moments that were zero."""
     changes = [case.change(name) for name in case.fractions if case.update.values[name].size > 1]
     return name_factor(case, [ratio for ratio, error in changes if error < NEAR * abs(ratio)])
@@ -184,7 +185,7 @@ def name_factor(case: Case, ratios: Sequence[float]) -> Cause | None:
         return any(is_first for is_first, _ in near) and all(map(any, near))
 
     if all_are(N) or all_are(N * N):
-        placed = present(*case.trial.place(case.update))
+        placed = step_arguments(*case.trial.place(case.update))
         try:
             program = jax.make_jaxpr(lambda: case.trial.step(*placed))()
             checked = any(each.params.get("check_vma") is True for each in equations(program.jaxpr))
@@ -196,7 +197,7 @@ def name_factor(case: Case, ratios: Sequence[float]) -> Cause | None:
     return name_cause("averaged twice", names, N=N) if all_are(1 / N) else None
 
 
-def mean_of_means(case: Case) -> Cause | None:
+def find_mean_of_means(case: Case) -> Cause | None:
     """Find the mean of what each device does with its own examples, or a statistic of the first device's."""
     parts = {name: [part[name] for part in case.parts] for name in case.clear[:MOST_LEAVES] if case.parts}
     means = [n for n, each in parts.items() if n in case.fractions and case.is_near(n, [np.mean(each, 0)])]
@@ -213,12 +214,12 @@ def mean_of_means(case: Case) -> Cause | None:
     return name_cause("mean of means", means) if {*errors} & {*means} or means == case.clear else None
 
 
-def examples(case: Case) -> Cause | None:
+def find_unequal_examples(case: Case) -> Cause | None:
     """Find examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
     B, names, right = case.update.examples, list(case.wrong()), case.update.values
     if not 2 <= B <= MOST_EXAMPLES:
         return None
-    found = influence(case, range(B), [name for name in case.fractions if right[name].size > 1])
+    found = measure_influence(case, range(B), [name for name in case.fractions if right[name].size > 1])
     if not found:
         return None
     best = found[min(found, key=lambda name: found[name][1])][0]
@@ -226,8 +227,8 @@ def examples(case: Case) -> Cause | None:
     low, high = best[ends]
     if high - low < 3 * EQUAL * abs(high):
         return None if case.N == 1 else name_factor(case, [float(np.nanmedian(x)) for x, _ in found.values()])
-    if case.drawn:  # a mask may look like it: then other examples count with other random numbers
-        other = influence(Case(case.trial, case.reseeded), ends, names)
+    if case.random_leaves:  # a mask may look like it: then other examples count with other random numbers
+        other = measure_influence(Case(case.trial, case.other_seed), ends, names)
         if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in other.values()):
             return None
     none, light, heavy = (np.flatnonzero(np.abs(best - x) < EQUAL * high).tolist() for x in (0, low, high))
@@ -238,7 +239,7 @@ def examples(case: Case) -> Cause | None:
     return name_cause("counted unequally", names, heavy=few(heavy), light=few(light), ratio=f"{high / low:.3g}")
 
 
-def influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str, tuple[np.ndarray, float]]:
+def measure_influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str, tuple[np.ndarray, float]]:
     """Return how far the step moves when an example is replaced, as a multiple of the reference's move.
 
     {leaf: (one number an example, largest relative error)}, for the leaves whose moves are multiples, and together the
@@ -291,11 +292,11 @@ def cause_of_metric(case: Case, name: str) -> str:
     return next(cause for rest, cause in rests if rest <= max(4 * nearest, 1e-6 * distance(right)))
 
 
-def key_stands_still(cases: list[Case]) -> Cause | None:
+def find_fixed_key(cases: list[Case]) -> Cause | None:
     """Find a second update that draws the random numbers of the first."""
     case, trial, first = cases[0], cases[0].trial, cases[0].update
-    if len(cases) == 1 or not case.drawn:
-        raise CheckError("no result depends on a key" if not case.drawn else "it takes updates=2")
+    if len(cases) == 1 or not case.random_leaves:
+        raise CheckError("no result depends on a key" if not case.random_leaves else "it takes updates=2")
 
     def advance(old: Any, new: Any) -> Any:
         return jax.tree.map(lambda a, b: a if trees.is_float(a) else b, old, new)
@@ -307,7 +308,7 @@ def key_stands_still(cases: list[Case]) -> Cause | None:
     again = trial.read(trial.call(advance(state, returned["state"]), batch, *key), first.values)
     if is_redrawn(case, *({name: copies[0] for name, copies in got.items()} for got in (case.got, again))):
         return None
-    one_key = jax.tree.all(jax.tree.map(np.array_equal, *(trees.values(each.key) for each in (first, second))))
+    one_key = jax.tree.all(jax.tree.map(np.array_equal, *(trees.values_by_name(each.key) for each in (first, second))))
     reference = trial.reference((advance(first.state, second.state), first.batch, *second.key))
     if first.key and one_key and not is_redrawn(case, first.values, reference):
         new = "jax.random.fold_in(key, update)"
@@ -320,26 +321,26 @@ def key_stands_still(cases: list[Case]) -> Cause | None:
 
 def is_redrawn(case: Case, a: Leaves, b: Leaves) -> bool:
     """Return True if two results differ in what is drawn: in the metrics, or in the state if these draw nothing."""
-    metrics = [name for name in case.drawn if case.trial.reference.is_metric(name)]
-    changed = [n for n in metrics or case.drawn if distance(a[n], b[n]) > REDRAWN * case.drawn[n]]
+    metrics = [name for name in case.random_leaves if case.trial.reference.is_metric(name)]
+    changed = [n for n in metrics or case.random_leaves if distance(a[n], b[n]) > REDRAWN * case.random_leaves[n]]
     if metrics or not changed:
         return bool(changed)
     # A learning rate by a schedule scales the change of the state, and draws nothing.
-    old = trees.values(case.update.state)
+    old = trees.values_by_name(case.update.state)
     pairs = [multiple(b[name] - old[name], a[name] - old[name]) for name in changed if old[name].size > 1]
     return not pairs or not all(error < 1e-3 * abs(ratio) for ratio, error in pairs)
 
 
-def work_is_not_split(cases: list[Case]) -> Cause | None:
+def find_unsplit_work(cases: list[Case]) -> Cause | None:
     """Find devices that make more than their part of the operations, by the compiler's counts."""
     case, reference, update = cases[0], cases[0].trial.reference, cases[0].update
     if case.N == 1 or not update.examples or update.examples % case.N:
         raise CheckError("there is no batch that is split over several devices")
-    placed, part = present(*case.trial.place(update)), update.rows(slice(update.examples // case.N))
+    placed, part = step_arguments(*case.trial.place(update)), update.rows(slice(update.examples // case.N))
     step: Any = case.trial.step if hasattr(case.trial.step, "lower") else jax.jit(case.trial.step)
     lowered = [
         step.lower(*placed),
-        reference.jitted_alone.lower(0, update.state, part, *update.key),
+        reference.jitted_device.lower(0, update.state, part, *update.key),
         reference.jitted.lower(*update.arguments),
     ]
     programs = [each.compile() for each in lowered]

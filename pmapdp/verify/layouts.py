@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.errors import shown
 from pmapdp.verify import trees
-from pmapdp.verify.reference import Reference, Update, present, split_result
+from pmapdp.verify.reference import Reference, Update, split_result, step_arguments
 from pmapdp.verify.report import ArgumentsError, CheckError
 from pmapdp.verify.trees import Leaves, few
 
@@ -100,10 +100,10 @@ class Trial(NamedTuple):
         """Put state, batch and key on the devices, by the layout; their memory is nobody else's."""
         state, batch, *key = trees.to_host(update.arguments)
         own, layout, devices, N = self.reference.is_own, self.layout, self.devices, len(self.devices)
-        rows = trees.map_named(lambda path, leaf: leaf if own(path) else None, state)
+        rows = trees.map_with_names(lambda path, leaf: leaf if own(path) else None, state)
         if wrong := [np.shape(leaf) for leaf in jax.tree.leaves(rows) if np.shape(leaf)[:1] != (N,)]:
             raise CheckError(f"a leaf that per_device names is {list(wrong[0])}, which are not {N} rows")
-        state = layout.place_state(trees.map_named(lambda path, x: None if own(path) else x, state), devices)
+        state = layout.place_state(trees.map_with_names(lambda path, x: None if own(path) else x, state), devices)
         rows = layout.place_own(rows, devices)
         state = jax.tree.map(lambda a, b: b if a is None else a, state, rows, is_leaf=lambda x: x is None)
         batch = None if batch is None else layout.place_batch(batch, devices)
@@ -112,7 +112,7 @@ class Trial(NamedTuple):
 
     def call(self, *placed: Any) -> dict[str, Any]:
         """Return the "state" and the "metrics" that the step returns for placed arguments, computed."""
-        returned = jax.block_until_ready(self.step(*present(*placed)))
+        returned = jax.block_until_ready(self.step(*step_arguments(*placed)))
         return split_result(returned, self.reference.form, "the step")
 
     def run(self, update: Update) -> dict[str, list[np.ndarray]]:

@@ -64,7 +64,7 @@ def old_program(step: Callable, axis_name: Any, groups: int) -> OldProgram | Cal
     return OldProgram(step, axis_name, groups) if groups > 1 else one_device(step, axis_name)
 
 
-def present(state: Any, batch: Any, *key: Any) -> tuple[Any, ...]:
+def step_arguments(state: Any, batch: Any, *key: Any) -> tuple[Any, ...]:
     """Return the arguments of a step: a batch that was not given is left out."""
     return (state, *key) if batch is None else (state, batch, *key)
 
@@ -76,7 +76,7 @@ def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
     for new, metrics in [(returned, {})] + ([tuple(returned)] if pair else []):
         if form == jax.tree.structure(new):
             return {"state": new, "metrics": metrics}
-    had, has = trees.named(state), trees.named(returned[0] if pair else returned)
+    had, has = trees.leaves_by_name(state), trees.leaves_by_name(returned[0] if pair else returned)
     if pair and has and set(has) < set(had):
         what = f"no new {few(name for name in had if name not in has)}: return the whole state"
     else:
@@ -116,9 +116,9 @@ class Reference:
         self.given, self.form, self.per_device, self.axis = given, form, per_device, axis
         self.is_old = isinstance(given, OldProgram)
         self.step: Callable = given.step if self.is_old else given
-        alone = one_device(self.alone, given.axis_name) if self.is_old else self.alone
-        self.jitted, self.jitted_alone = jax.jit(self.whole), jax.jit(alone)
-        self.prefix = "returned " * any(name.startswith("metrics/") for name in trees.named(form)) + "metrics/"
+        device = one_device(self.run_device, given.axis_name) if self.is_old else self.run_device
+        self.jitted, self.jitted_device = jax.jit(self.run_all), jax.jit(device)
+        self.prefix = "returned " * any(name.startswith("metrics/") for name in trees.leaves_by_name(form)) + "metrics/"
 
     def is_own(self, path: str) -> bool:
         """Return True if each device has its own values of a leaf."""
@@ -130,20 +130,20 @@ class Reference:
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
         """Return the leaves of the new state by their path, and the metrics as `metrics/path`."""
-        metrics = {self.prefix + path: leaf for path, leaf in trees.named(returned["metrics"]).items()}
-        return trees.named(returned["state"]) | metrics
+        metrics = {self.prefix + path: leaf for path, leaf in trees.leaves_by_name(returned["metrics"]).items()}
+        return trees.leaves_by_name(returned["state"]) | metrics
 
     def values(self, returned: dict[str, Any]) -> Leaves:
         """Return the same as numbers on the host."""
         return {name: trees.numbers(leaf) for name, leaf in self.leaves(returned).items()}
 
-    def alone(self, device: Any, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
+    def run_device(self, device: Any, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Return what one device makes, the "state" and the "metrics", from its row of each leaf of its own."""
-        mine = trees.map_named(lambda path, x: x[device] if self.is_own(path) else x, state)
+        mine = trees.map_with_names(lambda path, x: x[device] if self.is_own(path) else x, state)
         key = tuple(x[device] if self.is_own("key") else x for x in key)
-        return split_result(self.step(*present(mine, batch, *key)), self.form, "the reference")
+        return split_result(self.step(*step_arguments(mine, batch, *key)), self.form, "the reference")
 
-    def groups(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
+    def run_groups(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Return the same of all groups of an old program, each leaf `[groups, ...]`."""
         (_, axis_name, groups), axis = self.given, self.axis
 
@@ -153,24 +153,24 @@ class Reference:
                 raise ArgumentsError(f"{shape[axis]} examples do not divide over {groups} groups of old_program")
             return jnp.moveaxis(leaf.reshape(*shape[:axis], groups, -1, *shape[axis + 1 :]), axis, 0)
 
-        mapped = jax.vmap(self.alone, (0, None, 0, *[None] * len(key)), axis_name=axis_name)
+        mapped = jax.vmap(self.run_device, (0, None, 0, *[None] * len(key)), axis_name=axis_name)
         return mapped(jnp.arange(groups), state, jax.tree.map(cut, batch), *key)
 
-    def whole(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
+    def run_all(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Return what all devices make: of an old program the first group's leaves, but all groups' of their own."""
         if not self.is_old:
-            found = self.alone(0, state, batch, *key)
+            found = self.run_device(0, state, batch, *key)
             return found | {"state": jax.tree.map(lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state)}
 
         def first(tree: Any, prefix: str) -> Any:
-            return trees.map_named(lambda path, x: x if self.is_own(prefix + path) else x[0], tree)
+            return trees.map_with_names(lambda path, x: x if self.is_own(prefix + path) else x[0], tree)
 
-        every = self.groups(state, batch, *key)
+        every = self.run_groups(state, batch, *key)
         return {"state": first(every["state"], ""), "metrics": first(every["metrics"], self.prefix)}
 
     def __call__(self, arguments: tuple, device: int | None = None) -> Leaves:
         """Return the leaves of the new state and of the metrics, of one device alone if its number is given."""
-        found = self.jitted(*arguments) if device is None else self.jitted_alone(device, *arguments)
+        found = self.jitted(*arguments) if device is None else self.jitted_device(device, *arguments)
         return self.values(found)
 
     def matters(self, name: str, arguments: tuple) -> bool:
@@ -179,7 +179,7 @@ class Reference:
         def shift(path: str, leaf: Any) -> Any:
             return np.asarray(leaf * 1.5 + 0.1, leaf.dtype) if path == name and trees.is_float(leaf) else leaf
 
-        usual, other = self(arguments), self((trees.map_named(shift, arguments[0]), *arguments[1:]))
+        usual, other = self(arguments), self((trees.map_with_names(shift, arguments[0]), *arguments[1:]))
         return any(trees.distance(usual[each], other[each]) > 0 for each in usual if each != name)
 
     def check(self, arguments: tuple) -> None:
@@ -195,7 +195,7 @@ class Reference:
                 f"give what is missing, or put a function around step and reference (docs/verify.md)"
             ) from None
         try:
-            leaves = self.leaves(jax.eval_shape(self.whole, *arguments))
+            leaves = self.leaves(jax.eval_shape(self.run_all, *arguments))
         except CheckError as error:
             raise ArgumentsError(str(error)) from None
         for name in self.per_device:
@@ -206,10 +206,10 @@ class Reference:
 
     def require_equal_groups(self, arguments: tuple) -> None:
         """Refuse an old program whose groups end with different values of a leaf that `per_device` does not name."""
-        found = self.values(jax.jit(self.groups)(*arguments))
+        found = self.values(jax.jit(self.run_groups)(*arguments))
         apart = {name: trees.distance(x, np.broadcast_to(x[:1], x.shape)) for name, x in found.items()}
         names = [n for n, x in found.items() if apart[n] > UNEQUAL * trees.distance(x) and not self.is_own(n)]
-        others = [name for name in trees.named(arguments[0]) if name not in names and not self.is_own(name)]
+        others = [name for name in trees.leaves_by_name(arguments[0]) if name not in names and not self.is_own(name)]
         is_alone = not any(self.matters(name, arguments) for name in others)  # then a parameter looks like a statistic
         floats = [name for name in names if not self.is_metric(name) and found[name].dtype.kind == "f"]
         trained = [name for name in floats if is_alone or self.matters(name, arguments)]
@@ -225,7 +225,7 @@ class Reference:
                 f"per_device={[*self.per_device, *names]}, in the state as [{self.given.groups}, ...]"
             )
 
-    def update(self, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype) -> list[Update]:
+    def make_updates(self, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype) -> list[Update]:
         """Make one update on each batch, with the tolerance of every leaf. Not-a-number is refused."""
         updates = []
         # Below float32, an eighth of a unit: then an eighth of the numbers is rounded the other way.
@@ -249,7 +249,7 @@ class Reference:
         self, state: Any, new: dict[str, Any], others: list[Leaves], narrowest: np.dtype
     ) -> tuple[dict[str, float], dict[str, str]]:
         """Return how far each leaf that was made `new` of a state may be off, and its kind; `others` were nudged."""
-        old, times = trees.values(state), {8: 8, 4: 4}.get(narrowest.itemsize, 2)
+        old, times = trees.values_by_name(state), {8: 8, 4: 4}.get(narrowest.itemsize, 2)
         fraction = {8: 1e-7, 4: 7e-4}.get(narrowest.itemsize, 4 * float(jnp.finfo(narrowest).eps))
         allowed, kinds, changes = dict[str, float](), dict[str, str](), dict[str, float]()
         for name, leaf in self.leaves(new).items():
@@ -298,7 +298,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 def narrowest_sum(reference: Reference, arguments: tuple) -> np.dtype:
     """Return the narrowest type in which the reference adds numbers, or returns what it was given in a wider one."""
-    program, new = jax.make_jaxpr(reference.whole, return_shape=True)(*arguments)
+    program, new = jax.make_jaxpr(reference.run_all, return_shape=True)(*arguments)
     sums = [each for each in equations(program.jaxpr) if each.primitive.name in SUMS]
     found = {variable.aval.dtype for each in sums for variable in (*each.invars, *each.outvars)}
     pairs = zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(new["state"]), strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 
 
-def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
+def map_with_names(function: Callable[[str, Any], Any], tree: Any) -> Any:
     """Apply `function(path, leaf)` to every leaf; a path is text, for example `params/dense/kernel`."""
     keystr = jax.tree_util.keystr
 
@@ -20,16 +20,16 @@ def map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(apply, tree)
 
 
-def named(tree: Any) -> dict[str, Any]:
+def leaves_by_name(tree: Any) -> dict[str, Any]:
     """Return the leaves by their path; a typed key as its integers, whose type NumPy knows."""
     found: dict[str, Any] = {}
-    map_named(found.__setitem__, tree)
+    map_with_names(found.__setitem__, tree)
     return {n: jax.random.key_data(x) if is_key(x) and isinstance(x, jax.Array) else x for n, x in found.items()}
 
 
-def values(tree: Any) -> Leaves:
+def values_by_name(tree: Any) -> Leaves:
     """Return the leaves by their path, as numbers on the host."""
-    return {name: numbers(leaf) for name, leaf in named(tree).items()}
+    return {name: numbers(leaf) for name, leaf in leaves_by_name(tree).items()}
 
 
 def matches(path: str, names: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from pmapdp.errors import FailedError, UserError, shown
 from pmapdp.files import load_from_file
 from pmapdp.verify import trees
-from pmapdp.verify.causes import Case, explain_metrics, explain_state, key_stands_still, name_cause, work_is_not_split
+from pmapdp.verify.causes import Case, explain_metrics, explain_state, find_fixed_key, find_unsplit_work, name_cause
 from pmapdp.verify.layouts import Layout, Trial, blame, choose_layout
 from pmapdp.verify.reference import Reference, Update, narrowest_sum
 from pmapdp.verify.report import ArgumentsError, Check, CheckError, Compared, Report
@@ -89,11 +89,11 @@ def verify(
     keys = [() if key is None else (key(update) if callable(key) else key,) for update in range(len(batches))]
     state = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state)
     per_device = [per_device] if isinstance(per_device, str) else per_device
-    plain, placed_by = Reference(reference, state, per_device, batch_axis), choose_layout(layout, batch_axis)
-    made: list[Update] = []
+    plain, chosen_layout = Reference(reference, state, per_device, batch_axis), choose_layout(layout, batch_axis)
+    reference_updates: list[Update] = []
     runs: dict[int, list[Case]] = {}
 
-    def run(dtype: Any) -> tuple[list[Check], np.dtype]:
+    def check_in(dtype: Any) -> tuple[list[Check], np.dtype]:
         """Make all checks in one precision; none if the reference does not keep it."""
         host_state, host_batches = trees.to_host((state, batches), dtype)
         first, checks = (host_state, host_batches[0], *keys[0]), list[Check]()
@@ -102,27 +102,27 @@ def verify(
             narrowest = narrowest_sum(plain, first)
             if dtype and narrowest != dtype:
                 return [], narrowest
-            made[:] = plain.update(host_state, host_batches, keys, narrowest)
+            reference_updates[:] = plain.make_updates(host_state, host_batches, keys, narrowest)
             runs.clear()
             for N in sorted(counts):
                 cases = runs[N] = list[Case]()
                 try:
                     own: Any = make_step(devices[:N]) if make_step else step
-                    for update in made:  # each from the reference's state
-                        cases.append(Case(Trial(own, plain, placed_by, devices[:N]), update))
+                    for update in reference_updates:  # each from the reference's state
+                        cases.append(Case(Trial(own, plain, chosen_layout, devices[:N]), update))
                 except Exception as error:
                     status = error.status if isinstance(error, CheckError) else "FAILED"
                     why = str(error) if isinstance(error, CheckError) else f"it raises an error, {blame(error)}"
                     if status == "FAILED" or not cases:  # a ragged last batch may not divide: the others are compared
                         checks.append(Check("runs", status, (N,), why, "error" * (status == "FAILED")))
                         del runs[N]
-            return checks + (all_checks(runs) if runs else []), narrowest
+            return checks + (make_checks(runs) if runs else []), narrowest
 
     checks, why_not = list[Check](), "" if float64 else "as asked"
     if float64:
         try:
             with jax.enable_x64(True):
-                checks, narrowest = run(np.float64)
+                checks, narrowest = check_in(np.float64)
             why_not = "" if checks else f"given float64, the reference computes in {narrowest}"
         except ArgumentsError:
             raise
@@ -131,7 +131,7 @@ def verify(
         if any(check.name == "runs" and check.status == "FAILED" for check in checks):
             why_not = "the step raises an error with float64"
     if why_not:
-        checks, _ = run(None)
+        checks, _ = check_in(None)
     if all(check.status == "not checked" for check in checks):
         raise ArgumentsError(f"nothing can be checked: {checks[0].sentence}")
     notes = []
@@ -146,15 +146,15 @@ def verify(
         checks.append(Check("last batch", "not checked", (), "give last_batch, if yours is uneven or padded"))
     if make_step is None and len(counts) == 1:
         checks.append(Check("other numbers of devices", "not checked", (), "give make_step, or counts"))
-    compared, gaps = summarize(made, runs)
+    compared, gaps = summarize(reference_updates, runs)
     precision = f"the given types, not float64 ({why_not})" if why_not else "float64"
     return Report(checks + gaps, compared, precision, time.perf_counter() - started, tuple(notes))
 
 
-def all_checks(runs: dict[int, list[Case]]) -> list[Check]:
+def make_checks(runs: dict[int, list[Case]]) -> list[Check]:
     """Compare the results on every number of devices, and make the other checks on the largest."""
-    checks, N = [*same_results(runs, "same update", False), *same_results(runs, "same metrics", True)], max(runs)
-    for name, look in (("random numbers advance", key_stands_still), ("the work is split", work_is_not_split)):
+    checks, N = [*check_results(runs, "same update", False), *check_results(runs, "same metrics", True)], max(runs)
+    for name, look in (("random numbers advance", find_fixed_key), ("the work is split", find_unsplit_work)):
         try:
             cause, sentence = look(runs[N]) or ("", "")
             checks.append(Check(name, "FAILED" if cause else "passed", (N,), sentence, cause))
@@ -167,7 +167,7 @@ def all_checks(runs: dict[int, list[Case]]) -> list[Check]:
     return [c._replace(cause=cause, sentence=sentence) if c.cause in seeming else c for c in checks]
 
 
-def same_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list[Check]:
+def check_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list[Check]:
     """Check that the state or the metrics after every update equal the reference's, on every number of devices."""
     firsts = {N: first for N, cases in runs.items() if (first := next((c for c in cases if c.wrong(metrics)), None))}
     checks = []
