@@ -43,10 +43,7 @@ class Options:
     """The model, and how to evaluate it."""
 
     model: str = setting(
-        "arguments",
-        MISSING,
-        "Folder of a run, or an exported file of people whom you trust: it's a program.",
-        place="MODEL",
+        "arguments", MISSING, "Folder of a run, or an exported file of people you trust.", place="MODEL"
     )
     strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
         "options", None, "Of a run: how the batch is split and added up; default: as in training."

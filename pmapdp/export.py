@@ -28,7 +28,7 @@ import numpy as np
 from pmapdp import __version__, cli
 from pmapdp.config import setting
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.model import any_batch, not_exportable
+from pmapdp.custom.model import not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, reason
@@ -186,13 +186,14 @@ def export_model(
         indices = jnp.zeros(weights.shape, jnp.int32)  # they matter only in training
         return named_sums(task.loss(build(arrays), Batch(inputs, labels, indices, weights)))
 
-    inputs, labels, weights = any_batch((examples.inputs, examples.labels, np.ones(1, np.float32)))
     # JAX notes the file of every operation, which says much about the machine and differs from export to export.
     limit = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, limit)
     jax.config.update(limit, 0)
     try:
         with jax.enable_x64(task.dtype == "float64"):
+            batch = examples.inputs, examples.labels, np.ones(1, np.float32)
+            inputs, labels, weights = jax.export.symbolic_args_specs(batch, "batch, ...")
             model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
             loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(arrays, inputs, labels, weights)
     except Exception as error:

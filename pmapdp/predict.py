@@ -37,16 +37,10 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the channels of a model's 
 class Options:
     """The model and the questions."""
 
-    model: str = setting(
-        "arguments", MISSING, "An exported file of people whom you trust, because it's a program.", place="MODEL"
-    )
+    model: str = setting("arguments", MISSING, "An exported file, a program of people you trust.", place="MODEL")
     input: tuple[str, ...] = setting("arguments", (), "Files, or texts.", place="[INPUT...]")
-    lines: str | None = setting(
-        "options", None, 'Text model: take every line of this file as a text, or of standard input if it is "-".'
-    )
-    json: bool = setting(
-        "options", False, "Print one JSON object a line; of a classifier with the probabilities of all classes."
-    )
+    lines: str | None = setting("options", None, 'Take each line of this file as a text; "-" is standard input.')
+    json: bool = setting("options", False, "Print a JSON object a line, with the probabilities of all classes.")
 
 
 def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:

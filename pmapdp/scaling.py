@@ -197,8 +197,8 @@ def make_table(hardware: Hardware, counts: Sequence[int], **plan: Any) -> Table:
 
 
 @dataclass(frozen=True)
-class ScalingOptions:
-    """Settings of a prediction."""
+class Options:
+    """The model, and the machines to predict for."""
 
     parameters: int = setting(
         "model", RESNET_PARAMETERS, "Parameters of the model; default: ResNet-50's.", (1, math.inf, "124000000")
@@ -207,17 +207,12 @@ class ScalingOptions:
         "model", RESNET_FLOPS, "Operations of one example, forward and backward.", (1, math.inf, "8e11")
     )
     utilization: float | None = setting(
-        "model",
-        None,
-        "Share of the peak FLOP/s that one device attains: measure yours. Default: ResNet-50's on an A100.",
-        (1e-6, 1, "0.15"),
+        "model", None, "Share of a device's peak FLOP/s that it attains; default: ResNet-50's.", (1e-6, 1, "0.15")
     )
     dtype: Literal["float32", "bfloat16"] = setting("model", "float32", "Type of the computation.")
     per_device_batch_size: int = setting("model", 64, "Examples per update on one device.", (1, math.inf, "64"))
     hardware: tuple[Literal["a100", "h100", "tpu-v5e", "tpu-v5p"], ...] = setting(
-        "machine",
-        ("h100", "tpu-v5e", "tpu-v5p"),
-        "Machines to predict for; pmapdp/scaling.py has their figures and sources.",
+        "machine", ("h100", "tpu-v5e", "tpu-v5p"), "Machines to predict for; their sources are in pmapdp/scaling.py."
     )
     devices: tuple[int, ...] = setting("machine", (1, 8, 64, 512, 4096), "Numbers of devices in the tables.")
 
@@ -227,7 +222,7 @@ class ScalingOptions:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(ScalingOptions, arguments, __doc__)
+    options = cli.parse(Options, arguments, __doc__)
     share = RESNET_SHARES[options.dtype] if options.utilization is None else options.utilization
     plan: dict[str, Any] = {name: getattr(options, name) for name in ("parameters", "flops", "dtype")}
     plan |= {"b": options.per_device_batch_size, "utilization": share}

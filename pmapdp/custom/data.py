@@ -92,9 +92,7 @@ class Examples:
     def __init__(self, source: Any, name: str, classes: tuple[str, ...]):
         self.source, self.name, self.classes = source, name, classes
         self.logits: int | None = None  # of the model, if labels are numbers of classes
-        works = "give an object with len(data) and data[i]"
-        with user_code_errors(f"{name} data={shown(source)} have no length", works):
-            self.examples = len(source)
+        self.examples = len(source)
         if self.examples == 0:
             raise UserError(f"{name} data have no examples: give at least one")
         if self.examples == sys.maxsize:  # Grain's

@@ -90,20 +90,10 @@ def check_task(task: Task, data: DataSet, *, custom: bool) -> None:
         if not task.classifies and returned.correct is not None:
             check_correct(task, take(MORE_ROWS))
         try:
-            jax.eval_shape(call_exported, params, model_state, any_batch(example))
+            any_size = jax.export.symbolic_args_specs(example, "batch, ...")
+            jax.eval_shape(call_exported, params, model_state, any_size)
         except Exception as error:  # better now than after training
             print(f"warning: {not_exportable(error)}", file=sys.stderr)
-
-
-def any_batch(arrays: Any) -> Any:
-    """Describe arrays `[n, ...]` to JAX as a batch of any size."""
-    scope = jax.export.SymbolicScope()
-
-    def any_size(x: np.ndarray) -> jax.ShapeDtypeStruct:
-        shape = ", ".join(["batch", *map(str, x.shape[1:])])
-        return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), x.dtype)
-
-    return jax.tree.map(any_size, arrays)
 
 
 def not_exportable(error: Exception) -> str:
