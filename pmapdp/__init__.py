@@ -22,10 +22,11 @@ The core, in the order in which to read it (about an hour):
     metrics.py               sums on the host, read without stopping the devices
     train.py                 the trainer from top to bottom: data, model, step, loop, evaluation
 
-Everything else is in a folder that you need if you train for long (`run/`), split the model or the state (`sharding/`),
-have several machines (`distributed.py`), or bring a model, a loss or data (`custom/`).
-`evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scaling` are a command each, and `cli.py` is how each
-of them starts, reads its flags and ends. The core imports none of them, but for `train.py`, where all parts meet.
+Everything else is for when you need it: `run/` (long runs), `sharding/` (to split the model or the state),
+`distributed.py` (several machines) and `custom/` (your model, loss or data). `evaluate`, `export`, `predict`, `verify`,
+`port`, `compare` and `scaling` are a command each. `cli.py` starts and ends every command, `registry.py` and
+`recipes.py` have the names that a command line takes, and `files.py` reads and writes files. The core imports none of
+them, except in `train.py`, where all parts meet.
 """
 
 __version__ = "0.3.0"

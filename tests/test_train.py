@@ -26,24 +26,25 @@ def finished(tmp_path_factory):
     """Lines of the metrics file and output of two epochs of the default recipe, but for its larger model."""
     file, output = tmp_path_factory.mktemp("finished") / "metrics.jsonl", io.StringIO()
     with contextlib.redirect_stdout(output):
-        assert cli.run(main, ["--model", "mlp", "--devices", "2", "--epochs", "2", "--metrics-file", str(file)]) == 0
+        job = ["--model", "mlp", "--devices", "2", "--epochs", "2", "--global-batch-size", "479"]
+        assert cli.run(main, [*job, "--metrics-file", str(file)]) == 0
     return [json.loads(line) for line in file.read_text().splitlines()], output.getvalue()
 
 
 def test_metrics_file_of_a_recipe(finished):
     (start, *epochs, end), _ = finished
     assert set(start) == START | {field.name for field in dataclasses.fields(Config)}
-    expected = {"event": "start", "strategy": "pmap", "devices": 2, "global_batch_size": 64, "jax": jax.__version__}
-    expected |= {"per_device_batch_size": 32, "parameters": 669_706, "examples": {"train": 1437, "test": 360}}
+    expected = {"event": "start", "strategy": "pmap", "devices": 2, "global_batch_size": 479, "jax": jax.__version__}
+    expected |= {"per_device_batch_size": 240, "parameters": 669_706, "examples": {"train": 1437, "test": 360}}
     assert start | expected == start
-    assert [(epoch["epoch"], epoch["step"]) for epoch in epochs] == [(1, 23), (2, 46)]
+    assert [(epoch["epoch"], epoch["step"]) for epoch in epochs] == [(1, 3), (2, 6)]
     for epoch in epochs:
         assert set(epoch) == EPOCH
         assert (epoch["train"]["examples"], epoch["test"]["examples"]) == (1437, 360)
         assert min(epoch["examples_per_second"], epoch["step_ms"]) > 0
         assert 0 <= epoch["train"]["accuracy"] <= 1
     assert set(end) == {"event", "steps", "compile_seconds", "total_seconds"}
-    assert (end["event"], end["steps"]) == ("end", 46)
+    assert (end["event"], end["steps"]) == ("end", 6)
     assert 0 < end["compile_seconds"] < end["total_seconds"]
 
 

@@ -144,7 +144,13 @@ class Reporter:
 
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show step `step` (from 1, within the epoch) now and then, and trace some updates with --profile."""
-        self.trace_updates(state)
+        self.updates += 1
+        if self.trace and self.updates == WARM_UP:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
+            self.tracing = True
+        elif self.updates == WARM_UP + TRACED:
+            self.end_trace(state)
         if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
             self.tensorboard.add_scalar("train/loss of the epoch so far", meter.means["loss"], self.first_step + step)
         now, wait = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
@@ -180,20 +186,10 @@ class Reporter:
         shown = [" ".join([name, *in_words(part)]) for name, part in parts.items()]
         self.line("  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed]))  # at most 100 columns
 
-    def trace_updates(self, state: TrainState) -> None:
-        """Start the trace after four updates of this process, and end it ten later."""
-        self.updates += 1
-        if self.trace and self.updates in (WARM_UP, WARM_UP + TRACED):
-            jax.block_until_ready(state)
-            if self.updates == WARM_UP:
-                jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
-                self.tracing = True
-            else:
-                self.end_trace()
-
-    def end_trace(self) -> None:
+    def end_trace(self, state: TrainState | None = None) -> None:
         """End a trace that is running, even if the run ends before it has ten updates; print its longest operations."""
         if self.trace and self.tracing:
+            jax.block_until_ready(state)
             jax.profiler.stop_trace()
             self.tracing = False
             file = max(self.trace.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)

@@ -111,17 +111,16 @@ def sample_functions(job: "Job") -> dict[str, float]:
 
 def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, ended: bool = False) -> None:
     """Refuse a run or checkpoint, called `what`, of another identity. One that has `ended` may be given more epochs."""
-
-    def is_same(then: Any, now: Any, name: str) -> bool:
-        if name.startswith("the ") and isinstance(now, float):  # another machine may round what a function gives
-            rounding = 1e-2 if ours["dtype"] == "bfloat16" else 1e-4
-            return bool(np.isclose(then, now, rtol=rounding, atol=1e-9, equal_nan=True))
-        return bool(then == now)
-
-    pairs = {name: (theirs.get(name, now), now) for name, now in ours.items()}
-    if ended and ours["epochs"] > theirs["epochs"]:
-        pairs = {name: pair for name, pair in pairs.items() if not name.startswith(("epochs", *FOLLOW_EPOCHS))}
-    different = [f"{name} ({x!r} there, {y!r} now)" for name, (x, y) in pairs.items() if not is_same(x, y, name)]
+    more_epochs = ended and ours["epochs"] > theirs["epochs"]
+    rounding = 1e-2 if ours["dtype"] == "bfloat16" else 1e-4  # another machine may round what a function gives
+    different = []
+    for name, now in ours.items():
+        then = theirs.get(name, now)
+        is_same = then == now
+        if name.startswith("the ") and isinstance(now, float):
+            is_same = np.isclose(then, now, rtol=rounding, atol=1e-9, equal_nan=True)
+        if not is_same and not (more_epochs and name.startswith(("epochs", *FOLLOW_EPOCHS))):
+            different.append(f"{name} ({then!r} there, {now!r} now)")
     if different:
         raise UserError(
             f"{what} is of another configuration, which differs in {', '.join(different[:3])}: use the same or another "
