@@ -23,7 +23,6 @@ from pmapdp.distributed import ProcessesOptions, check_options, connect_processe
 from pmapdp.errors import UserError
 from pmapdp.train import load_run
 
-MLP = ["--model", "mlp", "--no-progress"]
 DATA = """
 import jax
 import numpy as np
@@ -267,43 +266,45 @@ def test_the_coordinator_listens_no_wider_than_it_must():
 # Faults
 
 
-LONG = [*MLP, "--devices", 2, "--checkpoint-every", 5, "--epochs", 1000]  # never done by itself
+LONG = ["--devices", 2, "--checkpoint-every", 5, "--epochs", 10**6]  # never done by itself
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "victim"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)])  # 0 is the coordinator
-def test_a_lost_process_ends_the_others_and_the_same_command_resumes(tmp_path, number, victim):
-    with running(*([*LONG, "--workdir", tmp_path, *hand] for hand in by_hand())) as processes:
-        wait_for_checkpoint(tmp_path, processes)
+def test_a_lost_process_ends_the_others_and_the_same_command_resumes(small_run, tmp_path, number, victim):
+    job = [*small_run, *LONG, "--workdir", tmp_path / "run"]
+    with running(*([*job, *hand] for hand in by_hand())) as processes:
+        wait_for_checkpoint(tmp_path / "run", processes)
         started = time.monotonic()
         processes[victim].send_signal(number)
         require_lost(end_of(processes[1 - victim]))
         assert time.monotonic() - started < HEARTBEAT + 5  # for the test itself, on a machine with much to do
-    steps = entry.checkpoint_steps(tmp_path)[-1]
-    assert "restored from the checkpoint of step" in train_here(*LONG, "--workdir", tmp_path, "--steps", steps + 1)
+    steps = entry.checkpoint_steps(tmp_path / "run")[-1]
+    assert "restored from the checkpoint of step" in train_here(*job, "--steps", steps + 1)
 
 
 @pytest.mark.slow
-def test_a_signal_to_all_saves_and_stops_all(tmp_path):
+def test_a_signal_to_all_saves_and_stops_all(small_run, tmp_path):
     """Ctrl-C in a terminal, or srun, asks every process."""
-    with running(*([*LONG, "--workdir", tmp_path, *each] for each in by_hand())) as processes:
-        wait_for_checkpoint(tmp_path, processes)
+    job = [*small_run, *LONG, "--workdir", tmp_path / "run"]
+    with running(*([*job, *hand] for hand in by_hand())) as processes:
+        wait_for_checkpoint(tmp_path / "run", processes)
         for process in processes:
             process.send_signal(signal.SIGINT)
         ended = [end_of(process) for process in processes]
     line = ended[0].err
     assert [(each.status, each.err) for each in ended] == [(130, line)] * 2, ended
     stopped = int(re.match("stopped by SIGINT after step ([0-9,]+): ", line)[1].replace(",", ""))
-    assert entry.checkpoint_steps(tmp_path)[-1] == stopped
+    assert entry.checkpoint_steps(tmp_path / "run")[-1] == stopped
 
 
 @pytest.mark.slow
-def test_a_bit_that_flips_in_one_process_ends_both(tmp_path):
-    kernel = "params/logits/kernel"
-    job = [10, kernel, 3, *MLP, "--devices", 2, "--epochs", 1, "--check-replicas", 6, "--checkpoint-every", 4]
-    for each in train_together(*job, "--workdir", tmp_path, status=5, program=(flipped_bit.__file__,)):
-        assert f"the copies of {kernel} differ after step 12: that of device " in each.err
-    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == 8
+def test_a_bit_that_flips_in_one_process_ends_both(small_run, tmp_path):
+    job = [*small_run, "--devices", 2, "--check-replicas", 5, "--checkpoint-every", 4, "--workdir", tmp_path / "run"]
+    flipped = [9, "params/out/kernel", 3]  # after update 9, on device 3
+    for each in train_together(*flipped, *job, status=5, program=(flipped_bit.__file__,)):
+        assert "the copies of params/out/kernel differ after step 10: that of device " in each.err
+    assert entry.checkpoint_steps(tmp_path / "run")[-1] == 8
 
 
 # The program of `pmapdp.train`, one process of which is slower.
@@ -324,9 +325,9 @@ sys.exit(cli.run(main, sys.argv[2:]))
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_both_after_the_same_update():
+def test_a_loss_that_is_not_finite_ends_both_after_the_same_update(small_run):
     """Else the update that one of them has started alone waits for the other for ever."""
-    job = [*MLP, "--devices", 2, "--learning-rate", 1e38]
+    job = [*small_run, "--dtype", "float32", "--devices", 2, "--learning-rate", 1e38]
     hands = [[seconds, *job, *each] for seconds, each in zip((0, 0.05), by_hand(), strict=True)]
     first, second = train_together(hands=hands, status=3, program=("-c", SLOWER))
     assert first.err == second.err
