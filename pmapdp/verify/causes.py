@@ -169,14 +169,13 @@ def find_same_mask(case: Case) -> Cause | None:
     return name_cause("same mask", list(case.wrong()))
 
 
-def find_factor(case: Case) -> Cause | None:
-    """Find a change N or 1/N times as large, of the parameters or of moments that were zero."""
+def find_factor(case: Case, ratios: Sequence[float] = ()) -> Cause | None:
+    """Find a gradient N or 1/N times as large: every ratio is that, or its square in Adam's second moments.
+
+    The ratios are those of each example's influence, or of the changes of parameters, or of moments that were zero.
+    """
     changes = [case.change(name) for name in case.fractions if case.update.values[name].size > 1]
-    return name_factor(case, [ratio for ratio, error in changes if error < NEAR * abs(ratio)])
-
-
-def name_factor(case: Case, ratios: Sequence[float]) -> Cause | None:
-    """Return the cause of a gradient N or 1/N times as large, if every ratio is that, or its square in 2nd moments."""
+    ratios = ratios or [ratio for ratio, error in changes if error < NEAR * abs(ratio)]
     N, names = case.N, list(case.wrong())
 
     def all_are(first: float) -> bool:
@@ -226,7 +225,7 @@ def find_unequal_examples(case: Case) -> Cause | None:
     ends = [int(np.nanargmin(best)), int(np.nanargmax(best))]
     low, high = best[ends]
     if high - low < 3 * EQUAL * abs(high):
-        return None if case.N == 1 else name_factor(case, [float(np.nanmedian(x)) for x, _ in found.values()])
+        return None if case.N == 1 else find_factor(case, [float(np.nanmedian(x)) for x, _ in found.values()])
     if case.random_leaves:  # a mask may look like it: then other examples count with other random numbers
         other = measure_influence(Case(case.trial, case.other_seed), ends, names)
         if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in other.values()):

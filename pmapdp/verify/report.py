@@ -49,27 +49,12 @@ class Check(NamedTuple):
         return wrap(text, " " * 13)
 
 
-class Compared(NamedTuple):
-    """The comparison: which leaves of state and metrics, in which updates, on how many devices."""
-
-    leaves: tuple[str, ...]  # each within its own tolerance
-    exactly: tuple[str, ...]  # keys, whole numbers and truth values
-    blind: tuple[str, ...]  # not compared, because rounding changes them by more than 30 % of their update
-    per_device: tuple[str, ...]  # not compared, because they belong to a device and the reference has one
-    updates: dict[int, tuple[int, ...]]  # number of the update, from 1: on which numbers of devices
-
-    def __str__(self) -> str:
-        on = "; ".join(f"{n} on {', '.join(map(str, counts)) or 'none'}" for n, counts in self.updates.items())
-        text = f"Compared: {len(self.leaves)} leaves within rounding, {len(self.exactly)} exactly. "
-        own = f"\nNot compared, because per_device names them: {', '.join(self.per_device)}."
-        return text + f"Updates, devices: {on}." + own * bool(self.per_device)
-
-
 class Report(NamedTuple):
     """The findings of `verify`."""
 
     checks: list[Check]
-    compared: Compared
+    kinds: dict[str, str]  # of the leaves: "close" and "exact" were compared, "blind" and "ignored" were not
+    updates: dict[int, tuple[int, ...]]  # the number of each, from 1: on which numbers of devices it was compared
     precision: str  # the type in which it was computed, and why it was not float64
     seconds: float  # that it took
     notes: tuple[str, ...] = ()  # what the reader should know first
@@ -104,7 +89,7 @@ class Report(NamedTuple):
 
         `not_compared` names the leaves that need not be compared, because rounding hides them.
         """
-        blind = set(self.compared.blind)
+        blind = {name for name, kind in self.kinds.items() if kind == "blind"}
         accepted = "every leaf" if blind and blind <= set(not_compared) else ""
         if self.failed or any(check.name != accepted for check in self.missing):
             raise VerificationError(f"\n{self}")
@@ -122,13 +107,17 @@ class Report(NamedTuple):
         unchecked = "; ".join(f"{c.name} ({c.sentence})" for c in self.checks if c.status == "not checked")
         shown = [str(check) for check in self.checks if check.status != "not checked"]
         shown += [wrap(f"Not checked: {unchecked}.")] * bool(unchecked)
-        return "\n".join([*map(wrap, self.notes), *shown, str(self.compared), last])
+        of_kind = {kind: [name for name in self.kinds if self.kinds[name] == kind] for kind in self.kinds.values()}
+        close, exact, own = (of_kind.get(kind, []) for kind in ("close", "exact", "ignored"))
+        on = "; ".join(f"{n} on {', '.join(map(str, counts)) or 'none'}" for n, counts in self.updates.items())
+        shown += [f"Compared: {len(close)} leaves within rounding, {len(exact)} exactly. Updates, devices: {on}."]
+        shown += [f"Not compared, because per_device names them: {', '.join(own)}."] * bool(own)
+        return "\n".join([*map(wrap, self.notes), *shown, last])
 
     def to_json(self) -> str:
         """Return the report as JSON."""
         found: dict[str, Any] = {"ok": self.ok, "verdict": self.verdict, "causes": self.causes, **self._asdict()}
-        found |= {"compared": self.compared._asdict(), "checks": [check._asdict() for check in self.checks]}
-        return json.dumps(found, indent=2)
+        return json.dumps(found | {"checks": [check._asdict() for check in self.checks]}, indent=2)
 
 
 def wrap(text: str, indent: str = "") -> str:

@@ -15,8 +15,8 @@ from pmapdp.files import load_from_file
 from pmapdp.verify import trees
 from pmapdp.verify.causes import Case, explain_metrics, explain_state, find_fixed_key, find_unsplit_work, name_cause
 from pmapdp.verify.layouts import Layout, Trial, blame, choose_layout
-from pmapdp.verify.reference import Reference, Update, narrowest_sum
-from pmapdp.verify.report import ArgumentsError, Check, CheckError, Compared, Report
+from pmapdp.verify.reference import OldProgram, Reference, Update, narrowest_sum
+from pmapdp.verify.report import ArgumentsError, Check, CheckError, Report
 from pmapdp.verify.trees import few
 
 COUNTS = (1, 2, 4, 8)
@@ -76,7 +76,7 @@ def verify(
     """
     started = time.perf_counter()
     devices = jax.devices() if devices is None else devices
-    groups = getattr(reference, "groups", 0)  # of an old program
+    groups = reference.groups if isinstance(reference, OldProgram) else 0
     if counts is None:
         several = [N for N in COUNTS if len(devices) >= N]
         counts = [groups] if groups else [len(devices)] if make_step is None else several
@@ -146,9 +146,15 @@ def verify(
         checks.append(Check("last batch", "not checked", (), "give last_batch, if yours is uneven or padded"))
     if make_step is None and len(counts) == 1:
         checks.append(Check("other numbers of devices", "not checked", (), "give make_step, or counts"))
-    compared, gaps = summarize(reference_updates, runs)
+    seen = [update.kinds for update in reference_updates]
+    kinds = {name: "blind" if "blind" in [each[name] for each in seen] else kind for name, kind in seen[0].items()}
+    on = {
+        update.number + 1: tuple(N for N, cases in runs.items() if any(case.update is update for case in cases))
+        for update in reference_updates
+    }
+    checks += find_gaps(kinds, on, reference_updates)
     precision = f"the given types, not float64 ({why_not})" if why_not else "float64"
-    return Report(checks + gaps, compared, precision, time.perf_counter() - started, tuple(notes))
+    return Report(checks, kinds, on, precision, time.perf_counter() - started, tuple(notes))
 
 
 def make_checks(runs: dict[int, list[Case]]) -> list[Check]:
@@ -191,14 +197,8 @@ def check_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list
     return checks
 
 
-def summarize(updates: list[Update], runs: dict[int, list[Case]]) -> tuple[Compared, list[Check]]:
-    """Say what was compared of the leaves, in which updates and on how many devices, and what was not."""
-    kinds = {name: {update.kinds[name] for update in updates} for update in updates for name in update.kinds}
-    kind_of = {name: "blind" if "blind" in seen else min(seen) for name, seen in kinds.items()}
-    close, exact, blind, ignored = (
-        tuple(name for name in kind_of if kind_of[name] == kind) for kind in ("close", "exact", "blind", "ignored")
-    )
-    on = {u.number + 1: tuple(N for N, cases in runs.items() if any(c.update is u for c in cases)) for u in updates}
+def find_gaps(kinds: dict[str, str], on: dict[int, tuple[int, ...]], updates: list[Update]) -> list[Check]:
+    """Say which leaves were not compared, and which updates on no more than one device."""
     lacking, gaps = [u for u in updates if not any(N > 1 for N in on[u.number + 1])], list[Check]()
     if lacking:
         why = f"update {lacking[0].number + 1} was compared on no more than one device, because its "
@@ -206,11 +206,12 @@ def summarize(updates: list[Update], runs: dict[int, list[Case]]) -> tuple[Compa
         if len(lacking) == len(updates):
             why = "no update was compared on more than one device; JAX_PLATFORMS=cpu lets pmapdp simulate eight"
         gaps.append(Check("several devices", "not compared", (), why))
-    if blind or not close:
+    blind = [name for name in kinds if kinds[name] == "blind"]
+    if blind or "close" not in kinds.values():
         why = f"rounding changes {few(blind)} by more than 30 % of their update. Give a state and data with larger "
-        why += f"updates, or accept it: report.require(not_compared={list(blind)[:3]})"
+        why += f"updates, or accept it: report.require(not_compared={blind[:3]})"
         gaps.append(Check("every leaf", "not compared", (), why if blind else "no leaf holds floating-point numbers"))
-    return Compared(close, exact, blind, ignored, on), gaps
+    return gaps
 
 
 def verify_program(target: str, devices: Sequence[jax.Device]) -> tuple[dict[str, Any], Report]:

@@ -142,7 +142,7 @@ def test_a_right_program_passes(program):
     given = program()
     report = verify(**given, float64=program is not zero_1)
     assert report.ok, str(report)
-    assert set(report.compared.updates.values()) == {tuple(given.get("counts", (8,)))}, str(report)
+    assert set(report.updates.values()) == {tuple(given.get("counts", (8,)))}, str(report)
     if program is mixed_precision:
         assert str(report).startswith("Note: in float64 tolerances would be a thousand times narrower, but given float")
         assert "computes in bfloat16" in report.precision
