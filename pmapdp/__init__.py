@@ -12,8 +12,8 @@ The core, in the order in which to read it (about an hour):
     models/cnn.py            a network in Flax NNX
     loss.py                  loss and metrics as sums and counts
     state.py                 the train state, one pytree; the task: model, loss, update rule
-    optimizer.py             updates and schedules
-    steps/shared.py          what all strategies share: sums here, then the update
+    optimizer.py             optimizers and learning-rate schedules
+    steps/shared.py          what all strategies share: a device's gradient sums, and the update
     steps/placing.py         arrays to the devices and back
     steps/single.py          one device
     steps/pmap.py            one program per device, and an all-reduce by name
@@ -24,7 +24,7 @@ The core, in the order in which to read it (about an hour):
 
 Everything else is for when you need it: `run/` (long runs), `sharding/` (to split the model or the state),
 `distributed.py` (several machines) and `custom/` (your model, loss or data). `evaluate`, `export`, `predict`, `verify`,
-`port`, `compare` and `scaling` are a command each. `cli.py` starts and ends every command, `registry.py` and
+`port`, `compare` and `scaling` are commands. `cli.py` starts and ends every command, `registry.py` and
 `recipes.py` have the names that a command line takes, and `files.py` reads and writes files. The core imports none of
 them, except in `train.py`, where all parts meet.
 """

@@ -1,4 +1,4 @@
-"""The settings of a run, in one frozen dataclass: type, default, limits and help of each stand together.
+"""The settings of a run, in one frozen dataclass, each with its type, default, limits and help.
 
 `cli.py` makes the command line from it, and `Config()` is the recipe digits. A `Config` checks itself when it's made,
 even by `dataclasses.replace`.

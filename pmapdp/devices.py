@@ -36,7 +36,7 @@ def count_started() -> int | None:
     """Return the number of CPU devices with which JAX has started, or None if it can still be set."""
     before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined] # defined as JAX is imported
     try:
-        jax.config.update("jax_num_cpu_devices", before + 2)
+        jax.config.update("jax_num_cpu_devices", before + 2)  # any change is refused once JAX has started
     except RuntimeError:
         return len(jax.local_devices(backend="cpu"))
     jax.config.update("jax_num_cpu_devices", before)
@@ -47,8 +47,8 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show at least `count` CPU devices. Call it before the first JAX computation.
 
     It does no harm on a machine with accelerators, because `jax.devices()` lists those first. A number that you set in
-    the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) stays. A `UserError` says that it, or the number with which JAX
-    has started, is smaller than `count`.
+    the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`) stays. A `UserError` says if it's smaller than `count`, or if
+    JAX has already started with fewer devices.
     """
     if not 1 <= count <= MOST_SIMULATED:
         raise UserError(f"{count} devices cannot be simulated: use 1 or more, and at most --devices {MOST_SIMULATED}")
@@ -79,8 +79,8 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
 def choose(count: int | None = None) -> list[jax.Device]:
     """Return the devices of this process: the first `count`, or all accelerators, or simulated CPU devices.
 
-    Without a `count` these are as many as the environment or the program has asked for, or 8. If JAX has started
-    already, they are among those it started with. A `UserError` says that there are fewer.
+    Without a `count`, as many are simulated as the environment or the program has asked for, or 8. Once JAX has
+    started, no more can be added. A `UserError` says if there are fewer than `count`.
     """
     given, asked = count_from_environment(), jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if count is not None or given or count_started() is None:
@@ -112,6 +112,4 @@ def describe(devices: list[jax.Device]) -> str:
         return f"{number} in {processes} processes, each {describe(here)}"
     if devices[0].platform != "cpu":
         return f"{number} x {kind}"
-    if number == 1:
-        return f"1 CPU device on {cores()} cores"
-    return f"{number} simulated CPU devices on {cores()} cores"
+    return f"{'1 CPU device' if number == 1 else f'{number} simulated CPU devices'} on {cores()} cores"

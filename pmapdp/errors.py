@@ -28,7 +28,7 @@ class FailedError(UserError):
 
 
 class DivergedError(UserError):
-    """A loss or the state is not finite: of training after update `step`, or of an evaluation (0)."""
+    """A loss or the state is not finite. `step` is the update with that training loss, or 0 for anything else."""
 
     status = 3
 
@@ -85,5 +85,5 @@ def user_code_errors(said: str, works: str) -> Iterator[None]:
 
 
 def shown(value: Any) -> str:
-    """Return a value in one short line; of a function or class its name."""
+    """Return a short text for a value: the name of a function or class, otherwise its repr in one line."""
     return getattr(value, "__qualname__", " ".join(reprlib.repr(value).split()))

@@ -38,7 +38,7 @@ class Context:
     def next_keys(self, number: Any = 0) -> jax.Array:
         """Return `[b]` random keys, one per example. Every call returns new ones, so no two layers draw the same mask.
 
-        Layers in a scan share one call, so they give a `number` that tells them apart.
+        Layers in a scan are traced once and share one call, so each gives a `number` of its own.
         """
         number = next(self.draws) + (number << 16)
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
@@ -73,8 +73,8 @@ class ExactBatchNorm(nnx.BatchNorm):
 
     One pass over the activations and one all-reduce give mean and variance: the sums of 1, x - m and (x - m)², where m
     is the running mean. The further the batch mean is from m, the more digits the variance loses: its relative error
-    is about (distance / standard deviation)² times the type's epsilon, so (mean / standard deviation)² times epsilon
-    while the layer is fresh and m is 0: 1e-3 at 100 in float32, and negligible once m is close to the mean.
+    is about (distance / standard deviation)² times the type's epsilon. In a fresh layer m is 0, so with a mean of 100
+    standard deviations that is 1e-3 in float32. Once m is close to the mean, it's negligible.
     """
 
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None) -> jax.Array:
@@ -123,7 +123,7 @@ class ExactBatchNorm(nnx.BatchNorm):
 
 
 class ExactDropout(nnx.Dropout):
-    """`nnx.Dropout` with a mask that belongs to the example.
+    """`nnx.Dropout` whose mask depends on the example, and not on the device.
 
     Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 15, 2014.
     """

@@ -22,8 +22,8 @@ class MetricSums(NamedTuple):
 
     loss: Any  # weighted losses; the cross-entropy is in nats
     correct: Any  # weights of the examples whose highest logit is at their class; None if there are no classes
-    count: Any  # weights, so the number of examples if each weighs 1. It divides the gradient
-    others: Any = NONE  # further metrics by name: a sum (shown is sum / count) or a pair (shown is first / second)
+    count: Any  # weights: the number of examples if each weighs 1. `update` divides the gradients by it
+    others: Any = NONE  # further metrics by name: a sum (shown as sum / count) or a pair (shown as first / second)
 
 
 def named_sums(sums: MetricSums) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pmapdp.errors import DivergedError
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
 UPDATES_AHEAD = 2
-READ_TOGETHER = 16  # updates. By a clock, processes would notice a NaN after different updates
+READ_TOGETHER = 16  # updates, and not seconds, so that all processes notice a NaN after the same update
 
 
 class Meter:

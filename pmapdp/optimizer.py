@@ -22,8 +22,8 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
     Switches and the end of the cosine are counted from the start of training, warm-up included. `schedule_steps` are
     the updates in all epochs, even if the run stops early (`--steps`).
     """
-    # By k for k times the batch: Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017. For Adam by the
-    # root of k: Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
+    # k times the batch, k times the rate: Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017. Adam's
+    # grows by sqrt(k): Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
     exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
     peak = config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
     warmup = config.warmup_steps

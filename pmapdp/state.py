@@ -141,6 +141,6 @@ def count_parameters(params: Any) -> int:
 
 @jax.jit
 def is_finite(state: TrainState) -> jax.Array:
-    """Return True if the numbers that an update computes are finite, `[]`. A model may keep an infinite constant."""
+    """Return `[]`, True if all numbers that an update computes are finite. A model may keep an infinite constant."""
     computed = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.optimizer_state))]
     return jnp.stack([*computed, *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state))]).all()

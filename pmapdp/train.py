@@ -40,8 +40,9 @@ from pmapdp.registry import MODELS, featurize, find_model, find_rule, load_data
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
-from pmapdp.sharding import split_step, zero
+from pmapdp.sharding import zero
 from pmapdp.sharding.layout import MeshLayout, check_sharding, fit_layout, number_of_devices
+from pmapdp.sharding.split_step import make_split_strategy
 from pmapdp.state import Task, TrainState, is_finite, named_leaves
 from pmapdp.steps import STRATEGIES
 from pmapdp.steps.placing import place_ahead
@@ -113,7 +114,7 @@ def train(
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
-    # 64 bits only for float64, whatever the caller has set: with them JAX draws other random numbers.
+    # Only a float64 run uses 64 bits, whatever the caller has set, because with them JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, Custom(model, data, loss, metrics, optimizer, schedule, trainable), peers)
         strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/
@@ -166,7 +167,7 @@ class Job:
     task: Task
     batches: dict[str, Batches]  # "train", and "test" and "validation" if the data set has them
     total_steps: int  # the most updates that the run makes
-    schedule: Callable[[Any], Any]  # updates made to learning rate
+    schedule: Callable[[Any], Any]  # (updates made) -> learning rate
     strategy: Strategy
     layout: MeshLayout  # which shard of every array each device holds
     peers: Peers  # the processes that own the devices
@@ -238,7 +239,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
         batches=batches,
         total_steps=min(config.steps or all_steps, all_steps),
         schedule=jax.jit(rate),  # operation by operation it would be a dozen programs to compile
-        strategy=make_strategy(config.strategy, task, all_devices, layout),
+        strategy=choose_strategy(config.strategy, task, all_devices, layout),
         layout=layout,
         peers=peers,
         content=content,
@@ -296,17 +297,17 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     return size
 
 
-def make_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:
+def choose_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:
     """Make the five functions of a strategy. For ZeRO and other layouts they are in `sharding/`."""
     if name == "jit" and layout.splits_state:
-        return split_step.make_strategy(task, layout)
+        return make_split_strategy(task, layout)
     if layout.shard_state == "optimizer":
-        return split_step.make_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
+        return make_split_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
     return STRATEGIES[name](task, devices)
 
 
 def trained_task(config: Config, **yours: Any) -> Task:
-    """Make the task of a run that is only read. Learning rates don't matter: they are not part of the state."""
+    """Make the task of a run whose state is only read. It needs no learning rate, which isn't part of the state."""
     custom = Custom(**yours)
     rule = custom.optimizer or find_rule("optimizer", config.optimizer)
     optimizer = make_optimizer(config, optax.constant_schedule(0.0), rule)

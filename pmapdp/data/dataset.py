@@ -47,7 +47,7 @@ class DataSet:
     test: Any = None
     classes: tuple[str, ...] = ()  # their names, in the order of their numbers
     validation: Any = None  # evaluated after each epoch instead of the test set, which waits for `pmapdp.evaluate`
-    augment: Callable[[Any, jax.Array], Any] | None = None  # (an example's inputs, a key) to new ones, in training
+    augment: Callable[[Any, jax.Array], Any] | None = None  # in training: (an example's inputs, a key) -> new inputs
 
     @property
     def parts(self) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class CNN(nnx.Module):
 def max_pool(x: jax.Array) -> jax.Array:
     """Pool 2x2 windows of `[b, H, W, C]` by their maximum, as `nnx.max_pool(x, (2, 2), (2, 2))` does.
 
-    It takes the maximum of the four corners of each window. XLA's gradient of `nnx.max_pool` takes more than half of a
-    training step on a CPU; here it is a selection. In both the first of equal corners takes the whole gradient.
+    XLA's gradient of `nnx.max_pool` takes more than half of a training step on a CPU. This one compares the four pixels
+    of each window, so its gradient only selects. In both, the first of equal pixels gets the whole gradient.
     """
     H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2  # an odd last row or column belongs to no window
     top, bottom = ([x[:, i:H:2, j:W:2] for j in (0, 1)] for i in (0, 1))

@@ -47,11 +47,11 @@ def literal_path(folder: Path) -> Any:
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint."""
+    """A train state, and how far its run had come."""
 
     state: TrainState  # without any device axis
     step: int  # updates made
-    progress: dict[str, Any]  # JSON: the open epoch's sums, the best and the last results, and `identity`
+    progress: dict[str, Any]  # JSON: the open epoch's sums, the best and last results, and the identity as "belongs_to"
 
 
 class Checkpoints:
@@ -130,7 +130,7 @@ class Checkpoints:
         return Checkpoint(state, step, progress)
 
     def read_weights(self, step: int) -> dict[str, np.ndarray]:
-        """Read the arrays of any model by name, for example `hidden.kernel`."""
+        """Read a model's arrays by name, for example `hidden.kernel`, without knowing the model."""
         state = self.restore(step, state=orbax().args.StandardRestore())
         return named_leaves(state.get("params", {}), state.get("model_state", {}))
 
@@ -140,7 +140,7 @@ class Checkpoints:
         try:
             return self.manager.restore(step, args=orbax().args.Composite(**item))[name]
         except Exception as error:  # Orbax and what it uses have many
-            if "tree structures do not match" in str(error):  # and the model's arrays do
+            if "tree structures do not match" in str(error):  # `read` has compared the model's arrays
                 raise UserError(
                     f"the checkpoint of step {step} in {self.folder} is of another optimizer: use it as it was, or "
                     "another folder"
@@ -174,7 +174,7 @@ def cause(error: Exception) -> str:
 def load_state(path: str | Path, task: Task, *, best: bool = False, content: str | None = None) -> Checkpoint:
     """Read the newest checkpoint in the folder of a run, or the one of its best epoch, to the host.
 
-    A `UserError` says that it's of another run, or of other data than those of this `content`, their fingerprint.
+    A `UserError` says if it's of another run, or if `content`, the fingerprint of the data, is another one.
     """
     checkpoints = open_checkpoints(path)
     found = checkpoints.read(checkpoints.steps()[-1], task)

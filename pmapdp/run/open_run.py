@@ -52,8 +52,8 @@ class Run:
         if workdir := job.config.workdir:
             if job.peers.first:
                 stack.enter_context(lock_workdir(workdir, job.config))
-            job.peers.wait("the workdir")  # process 0 has written config.json, or refused to
-            # If the folder isn't shared, a process looks into another one.
+            job.peers.wait("the workdir")  # until process 0 has written config.json
+            # If the folder isn't shared, only process 0 finds the file.
             job.peers.require_same({f"--workdir {workdir}": (Path(workdir) / "config.json").exists()})
             self.identity |= sample_functions(job)
             checkpoints = Checkpoints(Path(workdir) / "checkpoints", job.config.keep_checkpoints)
@@ -102,7 +102,7 @@ class Run:
 
     def after_update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show the progress, and save or stop if it's time. The devices may still compute update `step`."""
-        if self.compile_seconds is None:  # it was traced and compiled just now, which is not timed
+        if self.compile_seconds is None:  # the first update, whose time counts as compiling
             replicas.require_same_update(state, self.job.strategy.state_sharding)
             meter.finish()
             self.compile_seconds = meter.seconds
@@ -160,7 +160,7 @@ class Run:
             self.checkpoints.save(step, state, self.progress | {"belongs_to": self.identity_after(step)})
 
     def identity_after(self, step: int) -> dict[str, Any]:
-        """Return the run's identity with the next update's learning rate, which the even points may miss."""
+        """Return the run's identity and the next update's learning rate, which the 64 sampled points may miss."""
         with jax.transfer_guard("allow"):
             return self.identity | {"the schedule at the next update": float(f"{self.job.schedule(step):.6g}")}
 
@@ -212,10 +212,10 @@ def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) 
 
 
 def find_first_not_finite(job: "Job", step: int) -> str:
-    """Say what was not finite before the loss of update `step`, or advise another learning rate.
+    """Say which example is not finite in update `step` or the one before it, or advise another learning rate.
 
-    The data of every update are there to look at. The losses and gradients of single examples need the
-    parameters before the update, which are known only for the first one.
+    The update before counts because it made the parameters. Inputs and labels can be checked in any update, losses and
+    gradients of single examples only in the first, whose parameters are known.
     """
     batches, state = job.batches["train"], create_state(job.task)
     compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))

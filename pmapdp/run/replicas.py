@@ -1,4 +1,4 @@
-"""The devices compare their copies of the state, because an error of a device's memory raises no error by itself.
+"""Compare the devices' copies of the state, because a bit that flips in a device's memory raises no error.
 
 Each device makes a checksum of its copy of every array, and only the checksums, a few bytes, are gathered. An array
 that is split over some devices and replicated over others is compared between its replicas.
@@ -19,7 +19,7 @@ from pmapdp.state import TrainState
 
 
 def checksum(x: jax.Array) -> jax.Array:
-    """Return the sum over the bytes of an array of byte x (2 x position + 1), modulo 2^32, `[]` uint32.
+    """Return the sum of byte * (2 * position + 1) over the bytes of an array, modulo 2**32, as `[]` uint32.
 
     One bit that differs always shows, because the factor is odd. An array that is split stays where it is.
     """
@@ -82,7 +82,7 @@ def require_equal(step: int, state: TrainState, sharding: Any) -> None:
 
 
 def require_same_update(state: TrainState, sharding: Any) -> None:
-    """Refuse a layer that writes what it computed from its own device's examples: after an update its copies differ."""
+    """Refuse a model whose copies differ after an update: a layer writes what its own device's examples alone gave."""
     if found := find_difference(state, sharding):
         name = found[0].removeprefix("model_state/").removeprefix("params/")
         raise UserError(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FORMAT = "pmapdp run 2"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 CONTENT = "the content of the data"
-FOLLOW_EPOCHS = "the schedule", "the optimizer in update 2"  # values that more epochs may change
+FOLLOW_EPOCHS = "the schedule", "the optimizer in update 2"  # more epochs may change facts whose names begin so
 CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of yours
 
 
@@ -64,8 +64,8 @@ def is_path(name: str) -> bool:
 def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     """Return the settings on which the results of a run depend, as JSON gives them back.
 
-    The folders of its own files don't count, because they may be moved, nor do the names of your optimizer and
-    schedule, whose values are compared (`sample_functions`). `content` is the `fingerprint` of the data.
+    Folders of your code and data don't count, because you may move them. Names of your optimizer and schedule don't
+    count either: `sample_functions` compares their values. `content` is the `fingerprint` of the data.
     """
     settings = {each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.metadata["fixed"]}
     settings |= {name: os.path.basename(settings[name]) for name in CODE if is_path(settings[name])}
@@ -75,7 +75,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
 
 
 def sample_functions(job: "Job") -> dict[str, float]:
-    """Return some values of the run's functions, because another function may have the same name.
+    """Return some values of the run's functions, because you may change a function and keep its name.
 
     - The learning rates at 64 even points of the run.
     - Two updates by fixed gradients, if the optimizer is yours. A built-in one follows from the settings.
@@ -160,7 +160,7 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
             lock.truncate(0)
             os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
         if config_file.exists():
-            # Reading its checkpoint tells if it may be given more epochs.
+            # `restore_or_init` compares the epochs: a run that has ended may be given more.
             theirs = identity(read_config(folder)) | {"epochs": config.epochs}
             require_same(f"the run in --workdir {path}", theirs, identity(config))
         else:
@@ -169,7 +169,7 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write what a run does."""
+    """Write the configuration of a run to its folder."""
     content = {"format": FORMAT, "config": vars(config)}
     write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
 

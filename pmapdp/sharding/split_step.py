@@ -18,7 +18,7 @@ from pmapdp.steps.placing import fetch, place
 from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
-def make_strategy(task: Task, layout: MeshLayout) -> Strategy:
+def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
     """Make the step of the global batch `[B, ...]`. Batch and state are split as the layout says; the step stays."""
     replicated, split, state_sharding = layout.replicated, layout.batch(task), layout.state(task)
 

@@ -4,7 +4,7 @@
 functions, and the sharding of the state. Adding a strategy takes a file and a line in `STRATEGIES`, and its name in
 `config.py` for the flag.
 
-Two settings change what runs:
+Some settings change what runs:
 
 - `--accumulate` cuts the batch into micro-batches, in `shared.gradient_sums`, and under jit in `jit.accumulated_sums`.
 - `--shard-state`, `--mesh` and `--layout` split more than the batch. Then `train.py` takes the step of

@@ -15,7 +15,7 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """Make the step of the global batch `[B, ...]`, which is split over N devices; the state is replicated."""
+    """Make the strategy of N devices. Its step sees the whole state and a global batch `[B, ...]`, which is split."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 

@@ -14,8 +14,8 @@ def place(rows: Any, sharding: Any) -> Any:
     """Split host arrays over devices.
 
     Args:
-        rows: pytree of `[rows, ...]`; of several processes each gives the rows of its own devices, in their order.
-        sharding: of the global arrays, one for all or a pytree like `rows`; with several processes it gives their shape
+        rows: pytree of `[rows, ...]`. With several processes, each gives its own devices' rows, in the devices' order.
+        sharding: of the global arrays, one for all or a pytree like `rows`. Their shape follows from it and the rows.
     """
     shardings = jax.tree.broadcast(sharding, rows)
     if jax.tree.leaves(shardings)[0].is_fully_addressable:
@@ -53,7 +53,7 @@ def place_ahead(batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead
 
 
 def fetch(tree: Any) -> Any:
-    """Copy arrays to the host at once. All processes must call it, because it gathers what is split between them."""
+    """Copy a pytree to the host. All processes must call it, because it gathers what is split between them."""
 
     def gather(x: Any) -> Any:
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):

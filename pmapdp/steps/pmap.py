@@ -16,7 +16,7 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """Make the step of one of N devices: it sees the replicated state and `[b, ...]` of a batch `[N, b, ...]`."""
+    """Make the strategy of N devices. The step of each sees the whole state and `[b, ...]` of a batch `[N, b, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
 
@@ -29,7 +29,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # the all-reduce: devices may hold different numbers of examples, so a mean of their mean gradients would be
-        # wrong. The mean of the sums over the mean of the counts is right, and so would be psum of both.
+        # wrong. `update` divides the mean sum by the mean count: N cancels, so psum of both would give the same.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 

@@ -36,7 +36,7 @@ def gradient_sums(
     """Return gradients of the summed loss over a device's examples, the metric sums, and the new `model_state`.
 
     The batch is a device's share `[b, ...]`, or all of it. Batch norm needs moments over all devices in the middle of
-    the model, so it's told the mapped axis over which the batch is split; None if the arrays hold the global batch.
+    the model, so it's told the `axis_name` over which the batch is split: None if the arrays hold the global batch.
     """
 
     def summed_loss(params: Any, model_state: Any, batch: Batch) -> tuple[jax.Array, Any]:
@@ -58,7 +58,7 @@ def gradient_sums(
     micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
     carry, _ = add((state.model_state, None), jax.tree.map(lambda x: x[0], micro_batches))
     if K > 1:
-        # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there is none.
+        # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the scan is unrolled.
         on_cpu = jax.default_backend() == "cpu"
         carry, _ = lax.scan(add, carry, jax.tree.map(lambda x: x[1:], micro_batches), unroll=on_cpu)
     model_state, (gradients, sums) = carry

@@ -12,7 +12,7 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """Make the step of the first of `devices`, which holds the state and the global batch `[B, ...]`."""
+    """Make the strategy of a single device, the first of `devices`. It holds the state and the batch `[B, ...]`."""
     sharding = SingleDeviceSharding(devices[0])
 
     def place_state(state: TrainState) -> TrainState:

@@ -30,7 +30,7 @@ from pmapdp.sharding.layout import (
     state_line,
 )
 from pmapdp.state import Task, build, create_state
-from pmapdp.train import load_run, make_strategy, train
+from pmapdp.train import choose_strategy, load_run, train
 
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}
@@ -47,7 +47,7 @@ CASES = [
 
 def five_updates(model: str, strategy: str, task: Task, devices, layout: MeshLayout):
     """The state after an epoch of 83 examples in batches of 18, and loss and counts of an evaluation."""
-    steps = make_strategy(strategy, task, devices, layout)
+    steps = choose_strategy(strategy, task, devices, layout)
     state = create_state(task, steps.state_sharding)
     shards = layout.batch_shards
     split = random_split_for(model, 83, seed=1)
@@ -159,7 +159,7 @@ def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works)
 def test_the_optimizer_computes_shards_only(strategy):
     """ZeRO-1 moves what it must: a reduce-scatter of the gradients and one all-gather of the parameters."""
     task, devices = Task(build(MODELS["mlp"]), optax.adam(1e-3)), jax.devices()[:8]
-    steps = make_strategy(strategy, task, devices, fit_layout(devices, task, (28, 28, 1), shard_state="optimizer"))
+    steps = choose_strategy(strategy, task, devices, fit_layout(devices, task, (28, 28, 1), shard_state="optimizer"))
     state = create_state(task, steps.state_sharding)
     (batch, *_) = Batches(random_split_for("mlp", 16, seed=1), 16, devices=8).epoch(0)
     program = steps.train_step.lower(state, steps.place_batch(batch)).compile().as_text()
@@ -236,7 +236,7 @@ def test_the_loss_and_the_places_of_an_update():
     task = Task(build(functools.partial(DotReluDot, 64)), optax.adam(1e-3), loss=DotReluDot.loss)
     devices, data = jax.devices()[:8], Split(*np.random.default_rng(0).normal(size=(2, 8, 64)))
     layout = fit_layout(devices, task, (64,), mesh="data=2,model=4", layout="model")
-    steps = make_strategy("jit", task, devices, layout)
+    steps = choose_strategy("jit", task, devices, layout)
     (batch,) = Batches(data, 8, devices=2).epoch(0)
     state, sums = steps.train_step(create_state(task, steps.state_sharding), steps.place_batch(batch))
 
