@@ -101,6 +101,11 @@ class Case:
         update = self.update._replace(batch=self.update.rows(index))
         return {name: each[0] for name, each in self.trial.run(update).items()}, self.trial.reference(update.arguments)
 
+    @cached_property
+    def tiled(self) -> tuple[Leaves, Leaves]:
+        """The results of step and reference if all devices have the first one's examples."""
+        return self.rerun(np.tile(np.arange(self.update.examples // self.N), self.N))
+
     def change(self, name: str) -> tuple[float, float]:
         """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
         old = trees.values_by_name(self.update.state)[name]
@@ -160,10 +165,9 @@ def find_differing_devices(case: Case) -> Cause | None:
 
 def find_same_mask(case: Case) -> Cause | None:
     """Find one set of random numbers: with the same examples on all devices, the step does what one device does."""
-    B = case.update.examples
-    if not B or not case.parts or not case.random_leaves:
+    if not case.update.examples or not case.parts or not case.random_leaves:
         return None
-    got, right = case.rerun(np.tile(np.arange(B // case.N), case.N))
+    got, right = case.tiled
     if case.different_leaves(got, case.parts[0]) or not case.different_leaves(right, case.parts[0]):
         return None
     return name_cause("same mask", list(case.wrong()))
@@ -210,7 +214,11 @@ def find_mean_of_means(case: Case) -> Cause | None:
     statistics = [name for name in still if name not in averages]
     if statistics and case.has_parameters(besides=statistics):
         return name_cause("local statistics", statistics)
-    return name_cause("mean of means", means) if {*errors} & {*means} or means == case.clear else None
+    # Each part is drawn as the first device draws. If the reference draws otherwise for others, the step has one mask.
+    is_masked = {*means} <= {*case.random_leaves} and not case.trial.reference.per_device
+    is_masked = is_masked and bool(case.different_leaves(case.tiled[1], case.parts[0]))
+    cause = "same mask" if is_masked else "mean of means"
+    return name_cause(cause, means) if {*errors} & {*means} or means == case.clear else None
 
 
 def find_unequal_examples(case: Case) -> Cause | None:

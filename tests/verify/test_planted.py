@@ -50,6 +50,13 @@ def test_a_missing_all_reduce_under_adam_with_global_batch_norm_is_seen_in_the_m
     assert report.causes == ["no all-reduce"], str(report)
 
 
+@pytest.mark.slow
+def test_one_mask_is_no_mean_of_means_if_adam_amplifies_rounding():
+    (plant,) = (plant for plant in PLANTS if plant.cause == "same mask")
+    report = verify(**given("pmap", plant, optimizer="adamw", key="state", sums=True), float64=False)
+    assert report.causes == ["same mask"], str(report)
+
+
 def test_the_page_is_made_from_the_catalogue(capsys):
     runpy.run_path(str(PAGE.with_suffix(".py")), run_name="__main__")
     assert PAGE.read_text() == capsys.readouterr().out, "python docs/mistakes.py > docs/mistakes.md"
