@@ -103,7 +103,7 @@ def require_lost(ended) -> None:
 @pytest.mark.slow
 def test_two_processes_that_are_killed_and_stopped_and_resumed_equal_one_device(small_run, tmp_path):
     """Promises 1 and 4 over processes: one is killed, both start again, one is asked to stop, one process ends it."""
-    job = [*small_run, "--epochs", 1000]  # never done by itself
+    job = [*small_run, "--epochs", 1000, "--global-batch-size", 4]  # 26 updates an epoch, never done by itself
     one, two = tmp_path / "one", tmp_path / "two"
     both = [*job, "--checkpoint-every", 2, "--devices", 2, "--workdir", two]
     slurm = launched(SLURM)
@@ -124,7 +124,7 @@ def test_two_processes_that_are_killed_and_stopped_and_resumed_equal_one_device(
     assert entry.checkpoint_steps(two)[-1] == stopped
     assert "restored from the checkpoint of step" in first.out
     assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
-    end = ["--steps", 6 * (stopped // 6 + 1)]
+    end = ["--steps", 26 * (stopped // 26 + 1)]
     train_here(*job, *end, "--devices", 4, "--workdir", two)
     train_here(*job, *end, "--strategy", "single", "--workdir", one)
     require_close(one, two)
