@@ -344,7 +344,12 @@ def find_unsplit_work(cases: list[Case]) -> Cause | None:
     if case.N == 1 or not update.examples or update.examples % case.N:
         raise CheckError("there is no batch that is split over several devices")
     placed, part = step_arguments(*case.trial.place(update)), update.rows(slice(update.examples // case.N))
-    step: Any = case.trial.step if hasattr(case.trial.step, "lower") else jax.jit(case.trial.step)
+    step: Any = case.trial.step
+    if not hasattr(step, "lower"):  # a function around a compiled step: what it places itself isn't in its program
+        placing = [each for each in jax.make_jaxpr(step)(*placed).eqns if each.primitive.name == "device_put"]
+        if any(place is not None for each in placing for place in each.params["devices"]):
+            raise CheckError("the function around your step places arrays, and the compiler doesn't count that")
+        step = jax.jit(step)
     lowered = [
         step.lower(*placed),
         reference.jitted_device.lower(0, update.state, part, *update.key),

@@ -117,6 +117,7 @@ def make_step(way, devices):
         return jax.jit(mapped, donate_argnums=0)
 
     def whole(state, batch, *key):  # arrays of the whole batch, in groups as the devices hold them
+        batch = lax.with_sharding_constraint(batch, NamedSharding(mesh, P("data")))
         groups = jax.tree.map(lambda x: x.reshape(len(devices), -1, *x.shape[1:]), batch)
         results = jax.vmap(step, (None, 0, *[None] * keys), axis_name="data")(state, groups, *key)
         return jax.tree.map(lambda x: x[0], results)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from marks import quick
 from steps import BATCH, RANDOM, W, alone, descend, loss_of, mean, on_pmap, total
@@ -158,3 +158,19 @@ def test_no_cause_is_named_but_these(name):
     assert report.failed, str(report)
     assert set(report.causes) <= causes, str(report)
     assert all(text in " ".join(str(report).split()) for text in SAID.get(name, ())), str(report)
+
+
+def test_work_that_a_plain_function_places_is_not_called_split():
+    """The compiler's counts would leave its `device_put` out, so nothing is said of the work."""
+
+    @jax.jit
+    def step(w, batch):
+        return descend(w, batch)
+
+    def around(w, batch):
+        return step(w, jax.device_put(batch, NamedSharding(MESH, P())))
+
+    report = verify(step=around, reference=descend, state=W, layout="sharded", batch=BATCH)
+    (check,) = (check for check in report.checks if check.name == "the work is split")
+    assert check.status == "not checked"
+    assert "the function around your step places arrays" in check.sentence
