@@ -43,7 +43,7 @@ def test_tfidf_equals_scikit_learn(corpus):
 
 def test_tfidf_without_scikit_learn(corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
-    with pytest.raises(UserError, match=r'need scikit-learn: run pip install "pmapdp\[text\]", or use --model'):
+    with pytest.raises(UserError, match="need scikit-learn: run pip install scikit-learn, or use --model"):
         featurize(corpus, MODELS["text_mlp"])
 
 
