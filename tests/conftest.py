@@ -27,7 +27,8 @@ gc.set_threshold(50_000, 20, 20)  # what JAX traces lives long: the usual 700 co
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where pytest runs under nohup: commands that it starts must end
 
 # The files that take longest, longest first: begun last, one of them would leave the other cores idle at the end.
-LONGEST = ("test_1_one_result.py", "test_alone.py", "test_4_same_again.py", "test_6_no_loss.py", "test_8_your_parts.py")
+LONGEST = ("test_1_one_result.py", "test_alone.py", "test_processes.py", "test_4_same_again.py", "test_programs.py")
+LONGEST += ("test_train.py", "test_6_no_loss.py", "test_8_your_parts.py")
 
 
 def pytest_xdist_auto_num_workers():
