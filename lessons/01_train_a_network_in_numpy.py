@@ -91,7 +91,7 @@ print("loss:", -np.log(p[3]).round(3))
 
 # %%
 def finite_differences(loss, model, step=1e-6):
-    """How the loss changes with each number of the model."""
+    """Return the slope of the loss along each number of the model."""
     slopes = {name: np.zeros_like(array) for name, array in model.items()}
     for name, array in model.items():
         for index in np.ndindex(array.shape):

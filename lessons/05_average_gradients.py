@@ -244,7 +244,7 @@ for shard in bias.addressable_shards[:3]:
 
 # %%
 def copies(model):
-    """What each device holds of a replicated model."""
+    """Return the copy of a replicated model on each device."""
 
     def copy_on(d):
         return jax.tree.map(lambda array: np.asarray(array.addressable_shards[d].data), model)

@@ -56,7 +56,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 
 # %%
 def ring_all_reduce(vectors):
-    """What the devices hold before and after every step, and the bytes that all of them sent."""
+    """Return the arrays on the devices before and after every step, and the bytes sent."""
     n = len(vectors)
     held = [np.array_split(vector, n) for vector in vectors]  # held[device][chunk]
     states, sent = [np.array([np.concatenate(chunks) for chunks in held])], 0
@@ -355,7 +355,7 @@ from pmapdp.lessons.checks import check
 
 
 def broadcast(x):
-    """What device 0 holds, on each device."""
+    """Return device 0's array on each device."""
     ...  # your code: 1 or 2 lines
 
 

@@ -5,7 +5,7 @@ from jax import lax
 
 
 def broadcast(x):
-    """What device 0 holds, on each device."""
+    """Return device 0's array on each device."""
     # `where` chooses, so a NaN on another device is dropped; multiplied by 0 it would stay NaN.
     return lax.psum(jnp.where(lax.axis_index("data") == 0, x, 0), "data")
 

@@ -56,7 +56,7 @@ class Case:
             for name, kind in update.kinds.items()
             if kind in ("close", "exact")
         }
-        # The leaves of the state that are off by much more than is allowed, and those of them with fractions.
+        # The leaves that are off by much more than is allowed, and the ones with fractions among them.
         self.clear = [name for name, (far, tolerance) in self.wrong().items() if far > CLEAR * tolerance]
         self.fractions = [name for name in self.clear if update.values[name].dtype.kind == "f"]
 
@@ -176,7 +176,7 @@ def find_same_mask(case: Case) -> Cause | None:
 def find_factor(case: Case, ratios: Sequence[float] = ()) -> Cause | None:
     """Find a gradient N or 1/N times as large: every ratio is that, or its square in Adam's second moments.
 
-    The ratios are those of each example's influence, or of the changes of parameters, or of moments that were zero.
+    The ratios are of each example's influence, or of the changes of parameters, or of moments that were zero.
     """
     changes = [case.change(name) for name in case.fractions if case.update.values[name].size > 1]
     ratios = ratios or [ratio for ratio, error in changes if error < NEAR * abs(ratio)]

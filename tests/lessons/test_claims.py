@@ -1,4 +1,4 @@
-"""What the lessons say about JAX and do not show in a cell."""
+"""The claims of the lessons about JAX that no cell shows."""
 
 import signal
 

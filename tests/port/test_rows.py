@@ -1,4 +1,4 @@
-"""What the rows of docs/porting.md say, run: today's pmap, and that shard_map and jit give the same numbers."""
+"""The rows of docs/porting.md, run: today's pmap, and that shard_map and jit give the same numbers."""
 
 import importlib
 from functools import partial

@@ -1,4 +1,4 @@
-"""Checkpoints hold the state of the call, the newest and the best are kept, and those of another run are refused."""
+"""Checkpoints hold the state of the call; the newest and the best stay, and another run's are refused."""
 
 import json
 import shutil

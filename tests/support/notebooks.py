@@ -27,7 +27,7 @@ def built(lesson: Path) -> Any:
 
 
 def printed(cell: Any) -> str:
-    """What a cell of a notebook printed."""
+    """Return the printed text of a cell."""
     return "".join(output.get("text", "") for output in cell.outputs)
 
 

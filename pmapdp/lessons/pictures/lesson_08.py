@@ -31,7 +31,7 @@ def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
 
 @drawing.picture
 def differences(losses: dict[tuple[str, int], np.ndarray]) -> None:  # [updates]
-    """How far the loss on 2 and 8 devices is from one device's: about 1e-2 with a key per device, at most 1e-6 with a key per example."""
+    """The difference of the loss on 2 and 8 devices from one device's: about 1e-2 with a key per device, at most 1e-6 with a key per example."""
     for (name, N), curve in losses.items():
         if N > 1:
             apart = np.maximum(np.abs(curve - losses[name, 1]), 1e-9)  # equal losses have no logarithm
