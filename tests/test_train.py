@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 
 import jax
 import numpy as np
@@ -100,12 +101,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_progress_bar(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
+def test_a_terminal_gets_its_progress_in_one_line(monkeypatch):
+    monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_REFRESHES", 0.0)
     with contextlib.redirect_stdout(Terminal()) as output:
         run(progress=True)
-    for words in ("\x1b[", "━", "0/5", "compiling", "epoch 1/1"):
-        assert words in output.getvalue()
+    lines = [line for line in output.getvalue().splitlines(keepends=True) if line.startswith("\x1b[K")]
+    assert lines[0] == "\x1b[Kepoch 1/1  compiling\r"
+    assert re.match(r"\x1b\[Kepoch 1/1  step 3/5  loss \d\.\d+  accuracy .* s left\r", lines[2])
 
 
 class WithDropout(nnx.Module):

@@ -9,7 +9,6 @@ import glob
 import json
 import logging
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -112,11 +111,11 @@ class Checkpoints:
         wanted = jax.eval_shape(lambda: initial_state(task))
         progress = self.restore(step, progress=orbax().args.JsonRestore())
         theirs, ours = progress.pop("shapes", {}), shapes_of(wanted)
-        for name in sorted(theirs.keys() | ours.keys()):
+        for name in ours | theirs:
             if theirs.get(name) != ours.get(name):
                 raise UserError(
-                    f"the checkpoint of step {step} in {self.folder} is of another model, in which {name} has the "
-                    f"shape {theirs.get(name)}, now {ours.get(name)}: use the model as it was, or another folder"
+                    f"the checkpoint of step {step} in {self.folder} is of another model or optimizer, in which {name} "
+                    f"has the shape {theirs.get(name)}, now {ours.get(name)}: use them as they were, or another folder"
                 )
         if sharding is None:
             wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
@@ -140,12 +139,7 @@ class Checkpoints:
         try:
             return self.manager.restore(step, args=orbax().args.Composite(**item))[name]
         except Exception as error:  # Orbax and what it uses have many
-            if "tree structures do not match" in str(error):  # `read` has compared the model's arrays
-                raise UserError(
-                    f"the checkpoint of step {step} in {self.folder} is of another optimizer: use it as it was, or "
-                    "another folder"
-                ) from error
-            raise self.damaged(step, cause(error)) from error
+            raise self.damaged(step, reason(error)) from error
 
     def damaged(self, step: int, why: str) -> UserError:
         """Return the error for a checkpoint that can't be read."""
@@ -161,14 +155,8 @@ def checksum(state: TrainState, progress: dict[str, Any]) -> int:
 
 
 def shapes_of(state: TrainState) -> dict[str, list[int]]:
-    """Return the shapes of the model's arrays by name."""
-    return {name: list(leaf.shape) for name, leaf in named_leaves(state.params, state.model_state).items()}
-
-
-def cause(error: Exception) -> str:
-    """Say in a few words what happened. TensorStore has the operating system's error at the end of a long message."""
-    code = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
-    return os.strerror(int(code[1])) if code else reason(error)[:150]
+    """Return the shapes of the arrays by name."""
+    return {name: list(leaf.shape) for name, leaf in named_leaves(state).items()}
 
 
 def load_state(path: str | Path, task: Task, *, best: bool = False, content: str | None = None) -> Checkpoint:
@@ -213,14 +201,15 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
             theirs = {name.replace("/", "."): file[f"arrays/{name}"] for name in metadata["arrays"]}
             step = int(metadata["step"])
     arrays = task.arrays_of(task.model)
-    ours, shapes = named_leaves(*arrays), {name: list(x.shape) for name, x in theirs.items()}
-    left = {name: list(x.shape) for name, x in ours.items() if shapes.get(name) != list(x.shape)}
+    ours = named_leaves(*arrays)
+    left = [name for name, x in ours.items() if name not in theirs or theirs[name].shape != x.shape]
     if len(left) == len(ours):
         raise UserError(f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}")
     leaves = [x if name in left else theirs[name].astype(x.dtype) for name, x in ours.items()]
     model = task.model_with(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
     news = f"starts from {len(ours) - len(left)} arrays of {path}, which had made {step:,} updates"
     if left:
-        there = [f"{name} {shape} ({shapes.get(name, 'not')} there)" for name, shape in left.items()]
-        news += f"; as the seed makes them: {', '.join(there)}"
+        there = {name: list(theirs[name].shape) if name in theirs else "not" for name in left}
+        shapes = [f"{name} {list(ours[name].shape)} ({there[name]} there)" for name in left]
+        news += f"; as the seed makes them: {', '.join(shapes)}"
     return dataclasses.replace(task, model=model), news

@@ -6,7 +6,6 @@ order. The other methods of `Run` are helpers.
 
 import contextlib
 import dataclasses
-import functools
 import os
 import signal
 import threading
@@ -18,11 +17,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals
-from pmapdp.data.batches import Batches
+from pmapdp.data.batches import Batch, Batches
 from pmapdp.distributed import Peers, make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import Meter
@@ -73,8 +73,6 @@ class Run:
             what = f"the checkpoint of step {step} in {self.checkpoints.folder}"
             require_same(what, theirs, self.identity_after(step), ended=ended)
             news = f"restored from the checkpoint of step {step:,}"
-            if ended and theirs["epochs"] < self.config.epochs:
-                news += f", and trained on to {self.config.epochs} epochs"
         else:
             task, news = load_weights(job.task, self.config.init_from) if self.config.init_from else (job.task, "")
             state, step = create_state(task, sharding), 0
@@ -93,25 +91,23 @@ class Run:
             jax.debug.visualize_array_sharding(labels)
         return state, step
 
-    def start_epoch(self, step: int) -> Meter:
-        """Begin or resume the epoch of update `step + 1`. Its meter has the sums of the updates before."""
-        epoch, done = divmod(step, self.per_epoch)
+    def start_epoch(self, epoch: int, done: int) -> Meter:
+        """Begin `epoch` (from 0), or resume it after `done` updates, whose sums are in its meter."""
         self.end_of_epoch = min((epoch + 1) * self.per_epoch, self.job.total_steps)
-        self.report.start_epoch(epoch + 1, self.end_of_epoch - epoch * self.per_epoch, done)
+        self.report.start_epoch(epoch + 1, self.end_of_epoch - epoch * self.per_epoch)
         return Meter(self.progress["sums"], self.progress["examples"])
 
     def after_update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show the progress, and save or stop if it's time. The devices may still compute update `step`."""
         if self.compile_seconds is None:  # the first update, whose time counts as compiling
-            replicas.require_same_update(state, self.job.strategy.state_sharding)
             meter.finish()
             self.compile_seconds = meter.seconds
             meter.start_clock()
         self.report.update((step - 1) % self.per_epoch + 1, state, meter)
-        stopping = self.stop.should_stop(step)
+        stopping = self.stop.agree(step)
         if step == self.end_of_epoch:
             meter.finish()
-            self.report.hide_bar()
+            self.report.clear_progress()
             return
         save_every, compare_every = self.config.checkpoint_every, self.config.check_replicas
         if stopping or (save_every and step % save_every == 0):
@@ -120,7 +116,7 @@ class Run:
         elif compare_every and step % compare_every == 0:
             replicas.require_equal(step, state, self.job.strategy.state_sharding)
         if stopping:
-            self.end_stopped(step, state)
+            self.end_stopped(stopping, step, state)
 
     def end_epoch(self, step: int, state: TrainState, meter: Meter, tested: dict[str, float]) -> None:
         """Report and save the results of an epoch, after which `state` was evaluated."""
@@ -145,8 +141,8 @@ class Run:
             self.last_step = step
         if self.after_epoch is not None:
             self.after_epoch(dict(results), state)
-        if self.stop.is_set:
-            self.end_stopped(step, state)
+        if self.stop.agreed and step < self.last_step:
+            self.end_stopped(self.stop.agreed, step, state)
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
         """Save the state after update `step`; `meter` is the unfinished epoch's."""
@@ -169,16 +165,14 @@ class Run:
         last, patience = self.progress["last"], self.config.patience
         return bool(patience and last and last["epoch"] - self.progress["best"]["epoch"] >= patience)
 
-    def end_stopped(self, step: int, state: TrainState) -> NoReturn:
+    def end_stopped(self, number: signal.Signals, step: int, state: TrainState) -> NoReturn:
         """End the run after update `step`, because a signal asked for it."""
-        number = self.stop.signal or signal.SIGTERM
-        what = f"stopped by {number.name} after step {step:,}"
-        if self.checkpoints is None:
-            advice = "nothing was kept; with --workdir runs/first a run can be resumed"
-            raise StoppedError(f"{what}: {advice}", 128 + number, self.job.strategy.fetch(state))
-        self.checkpoints.wait()
-        advice = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
-        raise StoppedError(f"{what}: {advice}", 128 + number)
+        kept = "nothing was kept; with --workdir runs/first a run can be resumed"
+        if self.checkpoints:
+            self.checkpoints.wait()
+            kept = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
+        unsaved = None if self.checkpoints else self.job.strategy.fetch(state)
+        raise StoppedError(f"stopped by {number.name} after step {step:,}: {kept}", 128 + number, unsaved)
 
     def end(self, step: int) -> None:
         """Wait until the last checkpoint is on the disk, and report the end."""
@@ -212,25 +206,27 @@ def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) 
 
 
 def find_first_not_finite(job: "Job", step: int) -> str:
-    """Say which example is not finite in update `step` or the one before it, or advise another learning rate.
+    """Say which example has a loss or gradient that isn't finite, or advise another learning rate.
 
-    The update before counts because it made the parameters. Inputs and labels can be checked in any update, losses and
-    gradients of single examples only in the first, whose parameters are known.
+    It tries the examples of update `step`, and of the one before, which made its parameters, with the initial ones.
     """
     batches, state = job.batches["train"], create_state(job.task)
-    compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))
-    for update in range(max(step - 1, 1), step + 1):
-        epoch, done = divmod(update - 1, batches.per_epoch)
+
+    @jax.jit
+    def are_finite(batch: Batch) -> dict[str, jax.Array]:
+        gradients, sums, _ = gradient_sums(dataclasses.replace(job.task, accumulate=1), state, batch)
+        values = {f"gradient of {name}": value for name, value in named_leaves(gradients).items()}
+        return {name: jnp.isfinite(value).all() for name, value in ({"loss": sums.loss} | values).items()}
+
+    for update in range(max(step - 2, 0), step):
+        epoch, done = divmod(update, batches.per_epoch)
         for row in batches.order(epoch)[done * batches.batch_size :][: batches.batch_size].tolist():
-            batch = Batches(batches.split, 1).take(np.array([row]))
-            values = {"the inputs are": batch.inputs, "the labels are": batch.labels}
-            if update == 1 and not job.config.init_from:
-                gradients, sums, _ = jax.device_get(compute(state, batch))
-                values["the first loss is"] = sums.loss
-                values |= {f"the first gradient of {name} is": each for name, each in named_leaves(gradients).items()}
-            for name, value in values.items():
-                if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
-                    return f"{name} not finite for training example {row}, counted from 0: look at it, model and loss"
+            finite = are_finite(Batches(batches.split, 1).take(np.array([row])))
+            if wrong := [name for name in finite if not finite[name]]:
+                return (
+                    f"the {wrong[-1]} of training example {row}, counted from 0, is not finite even with the initial "
+                    "parameters: look at it, model and loss"
+                )
     return DIVERGED_ADVICE
 
 
@@ -269,8 +265,8 @@ class StopRequest:
 
     def __init__(self, peers: Peers, stack: contextlib.ExitStack):
         self.peers = peers
-        self.signal: signal.Signals | None = None
-        self.came = self.is_set = False
+        self.signal: signal.Signals | None = None  # that came to this process
+        self.agreed: signal.Signals | None = None  # after which the run stops
         self.handlers = stack.enter_context(contextlib.ExitStack())
         if threading.current_thread() is threading.main_thread():  # in others Python can't catch signals
             numbers = [each for each in SIGNALS if peers.count == 1 or each != signal.SIGTERM]
@@ -278,16 +274,17 @@ class StopRequest:
 
     def take(self, number: int, frame: FrameType | None) -> None:
         """Note a signal, or let the second one have its usual effect."""
-        if self.came:
+        if self.signal:
             self.handlers.close()
             signal.raise_signal(number)
-        self.came, self.signal, self.is_set = True, signal.Signals(number), self.peers.count == 1
-        if self.peers.count > 1:
+        self.signal = signal.Signals(number)
+        if self.peers.count == 1:
+            self.agreed = self.signal
+        else:
             signal.raise_signal(signal.SIGTERM)
 
-    def should_stop(self, step: int) -> bool:
-        """Return True if the run is to stop after update `step`; waits while the processes are agreeing."""
-        if self.peers.count > 1 and not self.is_set and reached_preemption_sync_point(step):
-            came = max(self.peers.allgather(int(self.signal or 0)))
-            self.signal, self.is_set = signal.Signals(came or signal.SIGTERM), True
-        return self.is_set
+    def agree(self, step: int) -> signal.Signals | None:
+        """Return the signal after which all processes stop with update `step`, or None if they go on."""
+        if self.peers.count > 1 and not self.agreed and reached_preemption_sync_point(step):
+            self.agreed = signal.Signals(max(self.peers.allgather(int(self.signal or 0))) or signal.SIGTERM)
+        return self.agreed

@@ -5,17 +5,16 @@ that is split over some devices and replicated over others is compared between i
 """
 
 import functools
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pmapdp.distributed import make_global
-from pmapdp.errors import ReplicasError, UserError
-from pmapdp.state import TrainState
+from pmapdp.errors import ReplicasError
+from pmapdp.state import TrainState, named_leaves
 
 
 def checksum(x: jax.Array) -> jax.Array:
@@ -38,55 +37,33 @@ def checksums(state: TrainState) -> jax.Array:
     return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves(state)])
 
 
-@functools.cache
-def make_compare(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[[list[jax.Array]], jax.Array]:
-    """Make the program that gathers every device's checksums of its shards of the arrays, `[N, arrays]`."""
-    options: dict[str, Any] = {"in_specs": (list(specs),), "out_specs": PartitionSpec(mesh.axis_names)}
-    program = jax.shard_map(lambda shards: checksums(shards)[None], mesh=mesh, **options, check_vma=False)
-    return jax.jit(program, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-
-def find_difference(state: TrainState, sharding: Any) -> tuple[str, jax.Device] | None:
-    """Return the first array whose copies differ, and a device whose copy is not the majority's, or None.
-
-    All processes call it. `sharding` says where the arrays are, one for all or a pytree like the state.
-    """
-    places = jax.tree.leaves(jax.tree.broadcast(sharding, state))
-    if len(places[0].device_set) == 1:
-        return None
-    devices = list(places[0].mesh.devices.flat)
-    named = jax.tree_util.tree_leaves_with_path(make_global(state, sharding))
-    specs = tuple(place.spec for place in places)
-    sums = jax.device_get(make_compare(places[0].mesh, specs)([leaf for _, leaf in named]))
-    for (path, leaf), place, column in zip(named, places, sums.T.tolist(), strict=True):
-        parts = [str(place.devices_indices_map(leaf.shape)[device]) for device in devices]
-        # Of each part: how many devices have each checksum.
-        common: dict[str, Counter[int]] = {part: Counter() for part in parts}
-        for part, number in zip(parts, column, strict=True):
-            common[part][number] += 1
-        for device, part, number in zip(devices, parts, column, strict=True):
-            if number != common[part].most_common(1)[0][0]:
-                return jax.tree_util.keystr(path, simple=True, separator="/"), device
-    return None
+@functools.partial(jax.jit, static_argnums=1)
+def checksums_of_devices(arrays: tuple[jax.Array, ...], places: tuple[NamedSharding, ...]) -> jax.Array:
+    """Return every device's checksums of its shards of the arrays, `[N, arrays]`."""
+    mesh, specs = places[0].mesh, tuple(place.spec for place in places)
+    options: dict[str, Any] = {"in_specs": (specs,), "out_specs": PartitionSpec(), "check_vma": False}
+    return jax.shard_map(lambda x: jax.lax.all_gather(checksums(x), mesh.axis_names), mesh=mesh, **options)(arrays)
 
 
 def require_equal(step: int, state: TrainState, sharding: Any) -> None:
-    """Raise a `ReplicasError` if the devices' copies of the state after update `step` differ."""
-    if found := find_difference(state, sharding):
-        name, device = found
-        raise ReplicasError(
-            f"the copies of {name} differ after step {step:,}: that of device {device.id} (process "
-            f"{device.process_index}) is not that of the other devices, so this state was not kept: start the same "
-            "command again, and without that device if it is named once more"
-        )
+    """Raise a `ReplicasError` if the devices' copies of the state after update `step` differ. All processes call it.
 
-
-def require_same_update(state: TrainState, sharding: Any) -> None:
-    """Refuse a model whose copies differ after an update: a layer writes what its own device's examples alone gave."""
-    if found := find_difference(state, sharding):
-        name = found[0].removeprefix("model_state/").removeprefix("params/")
-        raise UserError(
-            f"after the first update {name} differs between devices, because the layer that writes it saw the examples "
-            "of its own device alone: average it over the devices, lax.pmean(x, axis_name) with the axis_name of "
-            "current_context() if that is not None, or use nnx.BatchNorm, which is exchanged for one that does"
-        )
+    `sharding` says where the arrays are, one for all or a pytree like the state.
+    """
+    places = tuple(jax.tree.leaves(jax.tree.broadcast(sharding, state)))
+    if len(places[0].device_set) == 1:
+        return
+    arrays = named_leaves(make_global(state, sharding))
+    sums = jax.device_get(checksums_of_devices(tuple(arrays.values()), places))
+    for (name, array), place, column in zip(arrays.items(), places, sums.T.tolist(), strict=True):
+        shards = place.devices_indices_map(array.shape)
+        devices_with: dict[tuple[str, int], list[jax.Device]] = defaultdict(list)
+        for device, number in zip(place.mesh.devices.flat, column, strict=True):
+            devices_with[str(shards[device]), number].append(device)
+        if len(devices_with) > len({str(shard) for shard in shards.values()}):
+            odd = min(devices_with.values(), key=len)[0]
+            raise ReplicasError(
+                f"after step {step:,} device {odd.id} (process {odd.process_index}) has another copy of {name} than "
+                "the other devices, so this state was not kept: start the same command again, and without that device "
+                "if it is named once more"
+            )

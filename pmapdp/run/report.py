@@ -1,4 +1,4 @@
-"""Output of a run: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
+"""Output of a run: lines, its progress, its log, metrics, TensorBoard files and a trace."""
 
 import contextlib
 import functools
@@ -7,16 +7,15 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
 import time
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
 from flax import nnx
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
 EXACT = (ExactBatchNorm, ExactDropout, ExactAttention)
 SECONDS_BETWEEN_LINES = 10.0
-SECONDS_BETWEEN_REFRESHES = 0.2
-UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
+SECONDS_BETWEEN_REFRESHES = 0.2  # on a terminal
+CLEAR = "\r\x1b[K"  # a terminal's line
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
 
@@ -52,12 +51,8 @@ class Reporter:
     """Shows and writes what a run reports. Only the first process does."""
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
-        # Jupyter sets a variable that forces colours, with which every redraw of the bar would stay in the output.
-        terminal = None if sys.stdout.isatty() else False
-        options: dict[str, Any] = {"highlight": False, "soft_wrap": True, "force_jupyter": False}
-        self.console = Console(**options, force_terminal=terminal, quiet=not first)
-        self.show_progress, self.epochs = config.progress and first, config.epochs
-        self.bar: Progress | None = None
+        self.first, self.epochs = first, config.epochs
+        self.shows_progress, self.on_terminal = config.progress and first, sys.stdout.isatty()
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
         self.tensorboard: Any = None
@@ -71,15 +66,16 @@ class Reporter:
             self.log = stack.enter_context(open_lines(folder / "log.txt"))
             self.tensorboard = stack.enter_context(contextlib.closing(SummaryWriter(str(folder))))
         self.trace = Path(config.workdir) / "profile" if config.profile and config.workdir and first else None
-        self.updates, self.tracing = 0, False
-        stack.callback(self.hide_bar)
+        self.updates = 0
+        stack.callback(self.clear_progress)
 
     def line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
         for text in texts:
             if self.log:
                 self.log.write(text + "\n")
-            self.console.print(text, markup=False)
+            if self.first:
+                print(text, flush=True)
 
     def event(self, name: str, **values: Any) -> None:
         """Append a JSON line `{"event": name, ...}` to the metrics files."""
@@ -101,10 +97,6 @@ class Reporter:
             "jax": jax.__version__,
         }
         self.event("start", **vars(config) | facts)
-        self.per_epoch = batches.per_epoch
-        if self.tensorboard:
-            settings = "\n".join(f"- {name}: {value}" for name, value in vars(config).items())
-            self.tensorboard.add_text("configuration", settings)
         named = RECIPES[config.recipe].config
         same = (config.dataset, config.model) == (named.dataset, named.model)
         recipe = f"recipe {config.recipe}, " if same else ""
@@ -130,46 +122,39 @@ class Reporter:
         }
         self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
 
-    def start_epoch(self, epoch: int, steps: int, done: int) -> None:
-        """Begin `epoch` (from 1) of `steps` steps, of which `done` were made before the run was resumed."""
+    def start_epoch(self, epoch: int, steps: int) -> None:
+        """Begin `epoch` (from 1), which has `steps` steps in this run."""
         self.epoch, self.steps, self.shown = epoch, steps, time.monotonic()
-        self.first_step = (epoch - 1) * self.per_epoch
-        if self.show_progress and self.console.is_terminal:
-            columns = [TextColumn(f"epoch {epoch}/{self.epochs}"), BarColumn(12), MofNCompleteColumn()]
-            columns += [TextColumn("{task.description}"), TimeRemainingColumn(compact=True)]
-            self.bar = Progress(*columns, console=self.console, transient=True)
-            self.bar.start()
-            text = "" if self.updates else "compiling"  # the first update compiles, and no other
-            self.bar_task = self.bar.add_task(text, total=steps, completed=done)
+        if self.on_terminal and not self.updates:
+            self.show_progress("compiling")
 
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show step `step` (from 1, within the epoch) now and then, and trace some updates with --profile."""
         self.updates += 1
-        if self.trace and self.updates == WARM_UP:
+        if self.updates == WARM_UP and self.trace:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
-            self.tracing = True
         elif self.updates == WARM_UP + TRACED:
             self.end_trace(state)
-        if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
-            self.tensorboard.add_scalar("train/loss of the epoch so far", meter.means["loss"], self.first_step + step)
-        now, wait = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
-        if not self.show_progress or now - self.shown < wait or not meter.timed_updates:
-            return
-        self.shown = now
-        figures = [*in_words(meter.means), f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
-        if self.bar:
-            self.bar.update(self.bar_task, completed=step, description=" ".join(figures))
-        else:
+        wait = SECONDS_BETWEEN_REFRESHES if self.on_terminal else SECONDS_BETWEEN_LINES
+        if time.monotonic() - self.shown >= wait and meter.timed_updates:
+            self.shown = time.monotonic()
+            speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s"
             seconds_left = (self.steps - step) * meter.seconds / meter.timed_updates
-            place = f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}"
-            self.line("  ".join([place, *figures, f"{seconds_left:.0f} s left"]))
+            self.show_progress(f"step {step}/{self.steps}", *in_words(meter.means), speed, f"{seconds_left:.0f} s left")
 
-    def hide_bar(self) -> None:
-        """Take the progress bar away."""
-        if self.bar:
-            self.bar.stop()
-            self.bar = None
+    def show_progress(self, *words: str) -> None:
+        """Show how far the epoch is, on a terminal in a line that the next one replaces."""
+        text = "  ".join([f"epoch {self.epoch}/{self.epochs}", *words])
+        if self.shows_progress and self.on_terminal:
+            print(CLEAR + text[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+        elif self.shows_progress:
+            self.line(text)
+
+    def clear_progress(self) -> None:
+        """Take that line away."""
+        if self.shows_progress and self.on_terminal:
+            print(CLEAR, end="", flush=True)
 
     def end_epoch(self, results: dict[str, Any]) -> None:
         """Print and write the results of a finished epoch."""
@@ -187,16 +172,15 @@ class Reporter:
         self.line("  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed]))  # at most 100 columns
 
     def end_trace(self, state: TrainState | None = None) -> None:
-        """End a trace that is running, even if the run ends before it has ten updates; print its longest operations."""
-        if self.trace and self.tracing:
+        """End the trace, also of a run of fewer updates, and print its longest operations."""
+        if self.trace and self.updates >= WARM_UP:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
-            self.tracing = False
             file = max(self.trace.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
-            updates, devices = self.updates - WARM_UP, jax.device_count()
-            self.line(f"trace of {updates} updates: open {file} at ui.perfetto.dev")
-            self.line(f"the longest operations, summed over {updates} updates and {devices} devices:")
+            summed = f"summed over {self.updates - WARM_UP} updates and {jax.device_count()} devices"
+            self.line(f"trace: open {file} at ui.perfetto.dev; the longest operations, {summed}:")
             self.line(*longest_operations(file))
+            self.trace = None
 
 
 def name_of_loss(loss: Any) -> str:
@@ -217,11 +201,12 @@ def longest_operations(trace: Path, most: int = 10) -> list[str]:
     """List the compiled programs' operations with the most time in a Perfetto trace, over all devices and updates."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    milliseconds: dict[str, list[float]] = defaultdict(list)
+    milliseconds, calls = Counter[str](), Counter[str]()
     for event in events:
         # Operations of a compiled program carry its name; other events are Python calls and the runtime's own.
         if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
-            milliseconds[event["name"]].append(event.get("dur", 0) / 1000)
-    total = sum(map(sum, milliseconds.values())) or 1
-    longest = sorted(milliseconds.items(), key=lambda each: -sum(each[1]))[:most]
-    return [f"{sum(x):10.2f} ms  {100 * sum(x) / total:4.1f} %  {len(x):6d} calls  {name}" for name, x in longest]
+            milliseconds[event["name"]] += event.get("dur", 0) / 1000
+            calls[event["name"]] += 1
+    percent = 100 / (milliseconds.total() or 1)
+    longest = milliseconds.most_common(most)
+    return [f"{ms:10.2f} ms  {percent * ms:4.1f} %  {calls[name]:6d} calls  {name}" for name, ms in longest]

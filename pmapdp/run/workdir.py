@@ -12,7 +12,6 @@ pmapdp.lock       held by the running process; the system releases it when that 
 import contextlib
 import dataclasses
 import fcntl
-import itertools
 import json
 import os
 import socket
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 FORMAT = "pmapdp run 2"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 CONTENT = "the content of the data"
-FOLLOW_EPOCHS = "the schedule", "the optimizer in update 2"  # more epochs may change facts whose names begin so
+FOLLOW_EPOCHS = "epochs", "the schedule", "the optimizer in update 2"  # more epochs may change facts that begin so
 CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of yours
 
 
@@ -51,9 +50,11 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     """
     names = [name for name in ("workdir", "data_dir", "metrics_file", "init_from") if getattr(config, name)]
     names += [name for name in CODE if is_path(getattr(config, name))]
+    # A shell leaves the ~ of --workdir=~/runs as it is.
+    paths = {name: os.path.abspath(os.path.expanduser(getattr(config, name))) for name in names}
     if first:
-        check_output("--metrics-file", config.metrics_file, LINES)
-    return dataclasses.replace(config, **{name: os.path.abspath(getattr(config, name)) for name in names})
+        check_output("--metrics-file", paths.get("metrics_file"), LINES)
+    return dataclasses.replace(config, **paths)
 
 
 def is_path(name: str) -> bool:
@@ -85,33 +86,32 @@ def sample_functions(job: "Job") -> dict[str, float]:
     n, updates_made = min(4, split.examples), 0 if job.config.optimizer in OPTIMIZERS else 2
     points = np.linspace(0, job.config.epochs * job.batches["train"].per_epoch, 64).astype(np.int32)
 
-    def compute(params: Any, model_state: Any, batch: Batch) -> Any:
-        optimizer_state, updates = task.optimizer.init(params), []
+    def compute(params: Any, model_state: Any, batch: Batch) -> dict[str, Any]:
+        values = {"rates": jax.lax.map(job.schedule, points)}
+        optimizer_state = task.optimizer.init(params)
         gradients = jax.tree.map(lambda p: 3 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
-        for _ in range(updates_made):  # the second, a hundredth of the first, shows how the rule remembers it
+        for number in range(1, updates_made + 1):  # the second is smaller, which shows how the rule remembers the first
             update, optimizer_state = task.optimizer.update(gradients, optimizer_state, params)
-            updates.append(optax.tree.vdot(update, gradients))
+            values[f"the optimizer in update {number} by a fixed gradient"] = optax.tree.vdot(update, gradients)
             gradients = jax.tree.map(lambda g: g / 100, gradients)
         keys = example_keys(task.seed, jnp.int32(0), batch.indices)
         with use_context(Context(batch.weights, keys, train=True)):
-            loss = task.loss(task.model_with(params, model_state), batch).loss
-        return jax.lax.map(job.schedule, points), updates, loss
+            values[f"the loss of {n} examples"] = task.loss(task.model_with(params, model_state), batch).loss
+        return values
 
     # It runs once, so optimizing it would take longer than it saves.
     program = jax.jit(compute, compiler_options={"xla_backend_optimization_level": 0})
     # On the host and with exact products, so that another machine finds the same.
     with use_host(), jax.transfer_guard("allow"), jax.default_matmul_precision("highest"):
-        arrays = task.arrays_of(task.model)
-        rates, updates, loss = jax.device_get(program(*arrays, Batches(split, n).take(np.arange(n))))
-    values = {f"the schedule after {step} updates": rate for step, rate in zip(points.tolist(), rates, strict=True)}
-    values |= {f"the optimizer in update {number} by a fixed gradient": each for number, each in enumerate(updates, 1)}
-    values[f"the loss of {n} examples"] = loss
+        values = jax.device_get(program(*task.arrays_of(task.model), Batches(split, n).take(np.arange(n))))
+    rates = zip(points.tolist(), values.pop("rates"), strict=True)
+    values = {f"the schedule after {step} updates": rate for step, rate in rates} | values
     return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
 def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, ended: bool = False) -> None:
     """Refuse a run or checkpoint, called `what`, of another identity. One that has `ended` may be given more epochs."""
-    more_epochs = ended and ours["epochs"] > theirs["epochs"]
+    may_differ = FOLLOW_EPOCHS if ended and ours["epochs"] > theirs["epochs"] else ()
     rounding = 1e-2 if ours["dtype"] == "bfloat16" else 1e-4  # another machine may round what a function gives
     different = []
     for name, now in ours.items():
@@ -119,7 +119,7 @@ def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, end
         is_same = then == now
         if name.startswith("the ") and isinstance(now, float):
             is_same = np.isclose(then, now, rtol=rounding, atol=1e-9, equal_nan=True)
-        if not is_same and not (more_epochs and name.startswith(("epochs", *FOLLOW_EPOCHS))):
+        if not is_same and not name.startswith(may_differ):
             different.append(f"{name} ({then!r} there, {now!r} now)")
     if different:
         raise UserError(
@@ -136,29 +136,28 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
         UserError: it can't be written, holds somebody else's files under our names or a run of another configuration,
             or is in use by a running process.
     """
-    folder = Path(path)
-    config_file = folder / "config.json"
-    with contextlib.ExitStack() as stack:
-        with file_errors(f"--workdir {path}", "written", WRITE_ADVICE):
-            if "\\" in path:
-                raise ValueError("TensorStore takes its backslash for a slash")
-            folder.mkdir(parents=True, exist_ok=True)
-            patterns = () if os.path.lexists(config_file) else ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*")
-            for foreign in itertools.chain(*map(folder.glob, patterns)):
+    folder, config_file = Path(path), Path(path, "config.json")
+    with file_errors(f"--workdir {path}", "written", WRITE_ADVICE):
+        if "\\" in path:
+            raise ValueError("TensorStore takes its backslash for a slash")
+        folder.mkdir(parents=True, exist_ok=True)
+        for pattern in () if os.path.lexists(config_file) else ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*"):
+            for foreign in folder.glob(pattern):
                 raise UserError(
                     f"--workdir {folder} holds {foreign.relative_to(folder)}, and no config.json says that a run of "
                     "pmapdp wrote it: name a new folder, for example runs/first"
                 )
-            lock = stack.enter_context(open(open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT), "r+"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
-            except BlockingIOError:
-                raise UserError(
-                    f"--workdir {path} is in use by process {lock.read(99)}: wait until that run has ended, or name "
-                    "another folder"
-                ) from None
-            lock.truncate(0)
-            os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
+        descriptor = open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT)
+    with open(descriptor, "r+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as the file is open
+        except BlockingIOError:
+            raise UserError(
+                f"--workdir {path} is in use by process {lock.read(99)}: wait until that run has ended, or name "
+                "another folder"
+            ) from None
+        lock.truncate(0)
+        os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
         if config_file.exists():
             # `restore_or_init` compares the epochs: a run that has ended may be given more.
             theirs = identity(read_config(folder)) | {"epochs": config.epochs}
@@ -181,9 +180,9 @@ def read_config(path: str | Path) -> Config:
         raise UserError(f"{path} holds no run (no config.json): name the --workdir of a training run")
     with open_file(file, advice="name another folder") as opened:
         content = json.load(opened)
-    match content:
-        case {"format": "pmapdp run 2", "config": dict(settings)}:
-            with contextlib.suppress(UserError, TypeError):  # TypeError: an unknown setting
-                values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
-                return Config(**values)
+    with contextlib.suppress(UserError, TypeError, KeyError, AttributeError):  # any other JSON, and unknown settings
+        if content["format"] == FORMAT:
+            settings = content["config"].items()
+            values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in settings}
+            return Config(**values)
     raise UserError(f"{file} is not from this version: name another folder, or use pmapdp 0.2 if that wrote it")

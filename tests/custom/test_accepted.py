@@ -274,7 +274,7 @@ def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
     run(own={"optimizer": optax.lion, "data": dataclasses.replace(DATA, augment=moved)}, **settings)
     with pytest.raises(UserError, match=r"optimizer \('yours' there, 'adam' now\)"):
         run(**settings)
-    with pytest.raises(UserError, match="is of another optimizer: use it as it was, or another folder"):
+    with pytest.raises(UserError, match=r"is of another model or optimizer, in which .*: use them as they were, or"):
         run(own={"optimizer": lambda schedule: optax.chain(optax.clip(1.0), optax.lion(schedule))}, **settings)
     with pytest.raises(UserError, match="the loss of 4 examples"):
         run(own={"optimizer": optax.lion}, **settings)

@@ -67,7 +67,7 @@ def test_a_finished_run_is_trained_on_by_more_epochs(folder):
     """With a constant rate two epochs and then another are three; settings that change no result may change."""
     found = run(workdir=str(folder), epochs=3, keep_checkpoints=1, checkpoint_every=3)
     assert_same(found.state, run(epochs=3).state)
-    assert "restored from the checkpoint of step 10, and trained on to 3 epochs" in (folder / "log.txt").read_text()
+    assert "restored from the checkpoint of step 10\n" in (folder / "log.txt").read_text()
     assert load_run(folder, model=Net)[0].keep_checkpoints == 1
 
 
@@ -104,7 +104,9 @@ def test_checkpoints_of_another_run_are_refused_also_beside_its_config_json(fold
 def test_a_model_that_was_edited_is_no_damage(finished, folder):
     edited = type(Net)("Net", (FiveClasses,), {})
     for read in (lambda: run(edited, workdir=str(folder), epochs=2), lambda: load_run(folder, model=edited)):
-        with pytest.raises(UserError, match=r"another model, in which head.bias has the shape \[3\], now \[5\]"):
+        with pytest.raises(
+            UserError, match=r"another model .*, in which params.head.bias has the shape \[3\], now \[5\]"
+        ):
             read()
     assert_same(load_run(folder, model=Net)[1], finished[1].state)
 
