@@ -5,7 +5,6 @@ between CPUs, over NCCL between GPUs. Lesson 17 teaches this file.
 """
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -33,29 +32,25 @@ ALL_RAISE = DivergedError, ReplicasError, StoppedError  # after the same update
 FAREWELL = 5  # seconds in which the others may say the same error, before process 0 takes them all down
 # Words in the errors of a collective and of JAX's coordination service.
 CONNECTION = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.IGNORECASE)
-# Variables of srun and mpirun: the number of processes, and the number of this one.
-LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
-
-
-process_setting = functools.partial(setting, "processes")
+LAUNCHED = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # in which srun and mpirun say how many processes there are
 
 
 @dataclass(frozen=True)
 class ProcessesOptions:
     """Flags that connect several processes. --devices counts the devices of one process."""
 
-    distributed: bool = process_setting(
-        False, "Join the other processes that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU has started."
+    distributed: bool = setting(
+        "processes", False, "Join the others that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU has started."
     )
-    coordinator: str | None = process_setting(
-        None, "Without those: HOST:PORT on which process 0 listens, the same for all. JAX lets in whoever reaches it."
+    coordinator: str | None = setting(
+        "processes", None, "Otherwise: HOST:PORT of process 0, the same for all. JAX lets in whoever reaches it."
     )
-    num_processes: int | None = process_setting(None, "Without those: the number of processes.")
-    process_id: int | None = process_setting(
-        None, "Without those: the number of this one, from 0; process 0 writes logs and metrics."
+    num_processes: int | None = setting("processes", None, "Otherwise: the number of processes.")
+    process_id: int | None = setting(
+        "processes", None, "Otherwise: the number of this one, from 0; process 0 writes logs and metrics."
     )
-    heartbeat_timeout: int = process_setting(60, "Seconds without a sign of life after which a process is lost.")
-    join_timeout: int = process_setting(300, "Seconds to wait for all processes at the start.")
+    heartbeat_timeout: int = setting("processes", 60, "Seconds without a sign of life after which a process is lost.")
+    join_timeout: int = setting("processes", 300, "Seconds to wait for all processes at the start.")
 
 
 class LostError(UserError):
@@ -210,17 +205,18 @@ def connect(options: ProcessesOptions) -> None:
         if options.coordinator or isinstance(error, JaxRuntimeError):
             give_up(reason(error))
         raise UserError(
-            "--distributed finds neither Slurm, Open MPI, Kubernetes (with pip install jax[k8s]) nor Cloud TPU "
-            f"here ({reason(error)}): start with srun or mpirun, or give {BY_HAND}"
+            f"--distributed finds no launcher ({reason(error)}): start with srun (Slurm), mpirun (Open MPI), Cloud TPU "
+            f"or Kubernetes (with pip install jax[k8s]), or give {BY_HAND}"
         ) from error
     finally:
         timer.cancel()
 
 
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
-    """Return the address on which process 0 listens, None for all, and raise a `UserError` if its port is in use.
+    """Return the address on which process 0 listens, and raise a `UserError` if its port is in use.
 
-    For a number or localhost, listen only there. A name may stand for another address on another machine.
+    For a number or localhost, it listens only there. A name may stand for another address on another machine, so the
+    address is None, which means all.
     """
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
@@ -238,27 +234,26 @@ def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
 
 def check_options(options: ProcessesOptions, config: Config) -> None:
     """Refuse flags that don't go together, and a run that several processes can't share."""
-    address, count, number = by_hand = options.coordinator, options.num_processes, options.process_id
-    if by_hand != (None, None, None) and (address is None or number not in range(count or 0)):
+    address, count, number = options.coordinator, options.num_processes, options.process_id
+    if {address, count, number} != {None} and (address is None or number not in range(count or 0)):
         raise UserError(
             "--coordinator, --num-processes and --process-id need each other, and processes are numbered from 0: give "
             f"all three, for example {BY_HAND}"
         )
-    if not options.distributed and options.coordinator is None:
-        for size, rank in LAUNCHERS.items():
-            if (started := os.environ.get(size, "1")) != "1":
-                said = f"{size}={started} processes were started, and each would train the whole run: add --distributed"
-                if config.workdir:
-                    raise UserError(f"{said}, or leave --workdir out, which they would share")
-                if os.environ.get(rank, "0") == "0":
-                    print(f"warning: {said}", file=sys.stderr)
-    elif config.strategy == "single":
-        raise UserError("--strategy single runs on one device of one process: use --strategy pmap")
-    elif config.strategy == "pmap" and config.shard_state != "none":
-        raise UserError(
-            f"--shard-state {config.shard_state} works with --strategy pmap in one process only: use --strategy "
-            "shard_map"
-        )
+    if options.distributed or address:
+        if config.strategy == "single":
+            raise UserError("--strategy single runs on one device of one process: use --strategy pmap")
+        if config.strategy == "pmap" and config.shard_state != "none":
+            raise UserError(
+                "--shard-state and --strategy pmap go together in one process only: use --strategy shard_map"
+            )
+        return
+    for name in LAUNCHED:
+        if (started := os.environ.get(name, "1")) != "1":
+            said = f"{name}={started} processes were started, and each would train the whole run: add --distributed"
+            if config.workdir:
+                raise UserError(f"{said}, or leave --workdir out, which they would share")
+            print(f"warning: {said}", file=sys.stderr)
 
 
 def make_global(tree: Any, sharding: Any) -> Any:

@@ -225,7 +225,7 @@ def test_no_launcher():
     with running(["--distributed"]) as (alone,):
         ended = end_of(alone)
     assert ended.status == 2, ended
-    assert ended.err.splitlines()[-1].startswith("error: --distributed finds neither Slurm, Open MPI, Kubernetes")
+    assert ended.err.splitlines()[-1].startswith("error: --distributed finds no launcher (")
 
 
 def hand(coordinator="127.0.0.1:9876", count=2, process=0) -> ProcessesOptions:
@@ -303,7 +303,7 @@ def test_a_bit_that_flips_in_one_process_ends_both(small_run, tmp_path):
     job = [*small_run, "--devices", 2, "--check-replicas", 5, "--checkpoint-every", 4, "--workdir", tmp_path / "run"]
     flipped = [9, "params/out/kernel", 3]  # after update 9, on device 3
     for each in train_together(*flipped, *job, status=5, program=(flipped_bit.__file__,)):
-        assert "the copies of params/out/kernel differ after step 10: that of device " in each.err
+        assert re.search(r"after step 10 device \d .* has another copy of params.out.kernel than the other", each.err)
     assert entry.checkpoint_steps(tmp_path / "run")[-1] == 8
 
 
