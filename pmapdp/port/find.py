@@ -1,8 +1,7 @@
 """Find the constructs of pmap in a program, line by line.
 
-`table.md` has a row for each construct, with a comment that lists the dotted names to look for. The second column
-begins with the status: gone, fails, wrong, check, slow or fine. `rows_of_call` finds the constructs that only a call's
-arguments show. To add a construct, add a row, and a rule if it needs one.
+`table.md` has a row for each construct: a comment lists its dotted names, and the second column begins with the status:
+gone, fails, wrong, check, slow or fine. `CALLS` finds what arguments show. To add a construct, add a row to the table.
 """
 
 import ast
@@ -10,23 +9,20 @@ import pkgutil
 import re
 import warnings
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from pmapdp.port.read import File, constant, keywords, path_of, remember, resolve
+from pmapdp.port.read import FUNCTION, File, path_of, remember, resolve
 
 
 class Use(NamedTuple):
-    """A use of pmap or shard_map."""
+    """A use of pmap: its options, the function that is mapped in the end, and what is around it, also partials."""
 
-    node: Any
     options: dict[Any, Any]
-    function: Any  # the one that is mapped in the end, or None
-    name: str
-    inside: list[str]  # the transformations on the way to the function, functools.partial too
+    function: Any  # None if it can't be found
+    inside: list[str]
 
 
 PAGE = Path(__file__).with_name("table.md").read_text()
@@ -37,47 +33,61 @@ BY_NAME = {name: row for row, names, *_ in ROWS for name in names.split()}
 BROKEN = ("gone", "fails", "wrong")
 PMAPS = {"jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap"}
 SHARD_MAPS = {"jax.shard_map", "jax.experimental.shard_map.shard_map"}
-OPTIONS = {  # the text of an argument of pmap, and its row
+COUNT = r"[^/,]*(device_count\(|jax\.(local_)?devices\(|\b(n|num|local)_?(local_)?dev(ice)?s?\b)[^/,]*(,|$)"
+BATCHES = r"\S*(batch|data|image|label|input|graph|example|obs|token)|[xy]s?\b"
+OPTIONS = {  # a keyword of pmap, and its row
     r"(in|out)_axes=[^N]*$": "in-axes", r"(in|out)_axes=.*None": "axes-none", r"(in|out)_axes=.*-\d": "axes-negative",
     r"(in|out)_axes=.*(?<!-)\b[1-9]": "axes-one", "static_broadcasted": "static", "donate": "donate",
-    "^devices=": "devices", "^(axis_size|backend)=": "axis-size", "global_arg_shapes": "global-shapes",
+    "devices=": "devices", "(axis_size|backend)=": "axis-size", "global_arg_shapes": "global-shapes",
 }  # fmt: skip
-COUNT = re.compile(r"device_count\(|jax\.(local_)?devices\(|\b(n|num|local)_?(local_)?dev(ice)?s?\b", re.IGNORECASE)
-KEY = re.compile(r"rng|key|seed", re.IGNORECASE)
-BATCH = re.compile(r"batch|data|image|label|input|graph|example|obs|token|^xs?$|^ys?$", re.IGNORECASE)
+CALLS = (  # a function, how its arguments begin, and the row; the first that fits is taken
+    (r"jax\.lax\.psum", r"1,", "psum-one"),
+    (r"jax\.lax\.psum", r"[^#]*grad", "psum-gradients"),
+    (r"jax\.lax\.psum", r"", "psum"),
+    (r".*\bfold_in", r".*, jax\.lax\.axis_index\(", "fold-in"),
+    (r".*\bfold_in", r".*, jax\.process_index\(", "host-key"),
+    (r"jax\.random\.split|.*(rng|key|seed|random\.split).*\breshape", "(.*, )?" + COUNT, "prng-key"),
+    (r".*\breshape", "(.*, )?" + COUNT, "shard"),
+    (r".*\b(stack|array|asarray)", r".*\] \* " + COUNT, "replicate"),
+    (r".*\b(broadcast_to|repeat|tile|broadcast)", "(.*, )?" + COUNT, "replicate"),
+    (r".*\bBatchNorm", r".*(axis_name|cross_replica_axis)=(?!None)", "batch-norm"),
+    (r".*\bvalue_and_grad", r".*axis_name=(?!None)", "dynamic-scale"),
+    (r".*scal.*\bvalue_and_grad", r"", "scale-without-axis"),
+    (r".*tree.*map.*", rf"lambda (\w+): \1\[0\], (?!.*jax\.(device_get|vmap)\(|{BATCHES})", "first-copy"),
+    (r"jax\.config\.update", rf"'(?!({'|'.join(jax.config.values)})')", "old-flag"),
+    (r"jax\.shard_map", r".*check_rep=", "check-rep"),
+)
 
 
 def pmap_options(node: Any) -> dict[Any, Any] | None:
     """Give the keywords so far if an expression is pmap itself, perhaps behind a partial; otherwise None."""
-    call = resolve(node)
-    if not isinstance(call, ast.Call):
-        return {} if isinstance(call, str) and call in PMAPS else None
-    is_partial = path_of(call.func) == "functools.partial" and bool(call.args)
-    known = pmap_options(call.args[0] if is_partial else call.func) if is_partial or not call.args else None
-    return None if known is None else known | keywords(call)
+    options = dict[Any, Any]()
+    for _ in range(9):  # `f = partial(f)` has no end
+        if isinstance(call := resolve(node), ast.Call):
+            options = {each.arg: each.value for each in call.keywords} | options
+            node = call.args[0] if path_of(call.func) == "functools.partial" else None if call.args else call.func
+    return options if path_of(node) in PMAPS else None
 
 
-def read_use(call: Any, options: dict[Any, Any]) -> Use:
-    """Find the function that a transformation is given, behind partials and other transformations."""
-    inside, node = list[str](), call.args[0]
-    while isinstance(inner := resolve(node), ast.Call) and len(inside) < 9:  # `f = g(f)` has no end
-        inside.append(path_of(inner.func))
-        node = next((each for each in inner.args if not path_of(each)), None)
-    function = inner if isinstance(inner, ast.FunctionDef | ast.Lambda) else None
-    return Use(call, options, function, getattr(function, "name", ast.unparse(call.args[0])), inside)
+def unwrap(node: Any) -> tuple[Any, list[str]]:
+    """Find the function behind partials and transformations, or None, and the paths of these."""
+    inside = list[str]()
+    while isinstance(found := resolve(node), ast.Call) and len(inside) < 9:
+        inside.append(path_of(found.func))
+        node = next((each for each in found.args if not path_of(each)), None)
+    return found if isinstance(found, FUNCTION) else None, inside
 
 
 @remember
 def mapped(node: Any) -> Use | None:
     """Read a pmapped function: a call of pmap, or a decorated function."""
     match found := resolve(node):
-        case ast.FunctionDef(decorator_list=decorators, name=name):
-            for each in decorators:
-                if (options := pmap_options(each)) is not None:
-                    return Use(each, options, found, name, [])
-        case ast.Call(func=function, args=args):
-            if (options := pmap_options(function)) is not None and args:
-                return read_use(found, options | keywords(found) | dict(zip(["axis_name"], args[1:], strict=False)))
+        case ast.FunctionDef(decorator_list=decorators):
+            every = [options for each in decorators if (options := pmap_options(each)) is not None]
+            return Use(every[0], found, []) if every else None
+        case ast.Call(func=func, args=[first, *others]) if (options := pmap_options(func)) is not None:
+            options |= dict(zip(["axis_name"], others, strict=False))
+            return Use(options | {each.arg: each.value for each in found.keywords}, *unwrap(first))
     return None
 
 
@@ -85,80 +95,51 @@ def mapped(node: Any) -> Use | None:
 def find_stacked(node: Any) -> Any:
     """Find the call of a pmapped function whose result `[N, ...]` a value is, or is a part of; otherwise None."""
     match found := resolve(node):
-        case ast.Subscript(value=value):
-            return find_stacked(value)
-        case ast.Attribute(value=value, attr=name) if not hasattr(jax.Array, name):
-            return find_stacked(value)
-        case ast.Call(func=function):
-            use = mapped(function)
-            return found if use and ast.unparse(use.options.get("out_axes", [])) != "None" else None
+        case ast.Subscript(value=x) | ast.Attribute(value=x) if getattr(found, "attr", "") not in dir(jax.Array):
+            return find_stacked(x)
+        case ast.Call(func=func) if use := mapped(func):
+            return found if ast.unparse(use.options.get("out_axes", [])) != "None" else None
     return None
 
 
-def counts_devices(node: Any) -> bool:
-    """Return True if an expression has the number of devices in it, as a factor or in a shape."""
-    parts = [resolve(each) for each in ast.walk(node) if isinstance(each, ast.expr) and hasattr(each, "file")]
-    texts = [ast.unparse(node), *(ast.unparse(each) for each in parts if isinstance(each, ast.expr))]
-    return any(map(COUNT.search, texts)) and not any("/" in text for text in texts)
-
-
-def is_gradient_sum(node: Any) -> bool:
-    """Return True if a node adds up gradients over devices, going by their name."""
-    is_sum = isinstance(node, ast.Call) and node.args and path_of(node.func) in ("jax.lax.pmean", "jax.lax.psum")
-    return bool(is_sum) and "grad" in ast.unparse(node.args[0])
+def expand(node: Any) -> str:
+    """Write an expression with a library's names in full, and behind a # each what its other names stand for."""
+    text = ast.unparse(node)
+    for each in ast.walk(node):
+        found = resolve(each) if isinstance(each, ast.Name | ast.Attribute) else None
+        if isinstance(found, str | ast.Constant):
+            full = found if isinstance(found, str) else ast.unparse(found)
+            text = re.sub(rf"(?<![\w.]){re.escape(ast.unparse(each))}\b(?!=)", lambda _, full=full: full, text)
+        elif isinstance(found, ast.expr) and found is not each:
+            text += f" # {ast.unparse(found)}"
+    return text
 
 
 def rows_of_call(call: Any) -> Iterator[str]:
     """Find what a call's arguments show."""
-    given, path, name = keywords(call), path_of(call.func), ast.unparse(call.func)
-    args, texts = [*call.args, *given.values()], {each: ast.unparse(value) for each, value in given.items()}
-    first = args[0] if args else None
-    use = mapped(call) if mapped(call) and mapped(call).node is call else None
+    name, use = path_of(call.func) or ast.unparse(call.func), mapped(call)
     if (options := use.options if use else pmap_options(call)) is not None:
-        every = [f"{each}={ast.unparse(value)}" for each, value in options.items()]
-        yield from (row for pattern, row in OPTIONS.items() if any(re.search(pattern, each) for each in every))
-        yield "pmap" if path not in PMAPS else ""
-    yield "nested" if use and (PMAPS | SHARD_MAPS) & {*use.inside} else ""
-    has_axis = any(texts.get(each, "None") != "None" for each in ("axis_name", "cross_replica_axis"))
-    yield "axis-groups" if "axis_index_groups" in given else ""
-    match path.rpartition(".")[2] or name.rpartition(".")[2]:
-        case "shard_map" if path in SHARD_MAPS and call.args:
-            is_checked = "False" not in (texts.get("check_vma"), texts.get("check_rep"))
-            body = ast.walk(read_use(call, {}).function or ast.Pass())
-            yield "check-vma" if is_checked and any(map(is_gradient_sum, body)) else ""
-            yield "check-rep" if "check_rep" in given and path == "jax.shard_map" else ""
-        case "psum" if path:
-            yield "psum-one" if constant(first) == 1 else "psum-gradients" if is_gradient_sum(call) else "psum"
-        case "fold_in":
-            yield {"jax.lax.axis_index()": "fold-in", "jax.process_index()": "host-key"}.get(path_of(args[-1]), "")
-        case "split" if path == "jax.random.split" and any(map(counts_devices, args)):
-            yield "prng-key"
-        case "reshape" if any(map(counts_devices, args)):
-            yield "prng-key" if KEY.search(name) or "random.split" in name else "shard"
-        case "stack" | "array" | "asarray" if isinstance(first, ast.BinOp) and counts_devices(first.right):
-            yield "replicate"
-        case "broadcast_to" | "repeat" | "tile" | "broadcast" if any(map(counts_devices, args)):
-            yield "replicate"
-        case "BatchNorm" if has_axis:
-            yield "batch-norm"
-        case "value_and_grad" if not path:  # a method, such as DynamicScale's
-            yield "dynamic-scale" if has_axis else "scale-without-axis" if "scal" in name.lower() else ""
-        case "map" | "tree_map" | "tree_multimap" | "map_structure" if "tree" in path + name and len(args) > 1:
-            part = getattr(first, "body", None)
-            is_local = path_of(args[1]) in ("jax.device_get()", "jax.vmap()()") or BATCH.search(ast.unparse(args[1]))
-            yield "first-copy" if isinstance(part, ast.Subscript) and constant(part.slice) == 0 and not is_local else ""
-        case "update" if path.startswith("jax.config") and constant(first) not in {None, *jax.config.values}:
-            yield "old-flag"
+        texts = [f"{each}={ast.unparse(value)}" for each, value in options.items()]
+        yield from (row for pattern, row in OPTIONS.items() if any(re.match(pattern, each) for each in texts))
+        yield "pmap" if name not in PMAPS else ""
+        yield "nested" if use and (PMAPS | SHARD_MAPS) & {*use.inside} else ""
+    given = ", ".join(map(expand, [*call.args, *call.keywords]))
+    fitting = (row for names, start, row in CALLS if re.fullmatch(names, name, re.I) and re.match(start, given, re.I))
+    yield next(fitting, "")
+    yield "axis-groups" if any(each.arg == "axis_index_groups" for each in call.keywords) else ""
+    if name in SHARD_MAPS and call.args and not re.search("check_(vma|rep)=False", given):
+        calls = [node for node in ast.walk(unwrap(call.args[0])[0] or call.func) if isinstance(node, ast.Call)]
+        sums = [each for each in calls if path_of(each.func) in ("jax.lax.pmean", "jax.lax.psum")]
+        yield "check-vma" if any("grad" in ast.unparse(each) for each in sums) else ""
 
 
-@cache
+@remember
 def row_of_path(path: str) -> str:
     """Find the row of a dotted path, or of what it begins with; "gone" if the installed libraries lack it."""
-    parts = path.split(".") if "(" not in path else []
-    for number in range(len(parts), 1, -1):
-        if row := BY_NAME.get(".".join(parts[:number])):
-            return row
-    return "gone" if parts[:1] in (["jax"], ["flax"], ["optax"]) and is_missing(path) else ""
+    parts = path.split(".")
+    rows = [BY_NAME.get(".".join(parts[:number]), "") for number in range(len(parts), 1, -1)]
+    is_gone = not any(rows) and parts[:1] in (["jax"], ["flax"], ["optax"]) and is_missing(path)
+    return next(filter(None, rows), "gone" if is_gone else "")
 
 
 def is_missing(path: str) -> bool:
@@ -167,8 +148,7 @@ def is_missing(path: str) -> bool:
         try:
             pkgutil.resolve_name(path)
         except Exception as error:
-            is_module = isinstance(error, ModuleNotFoundError) and path.startswith(str(error.name))
-            return is_module or isinstance(error, AttributeError)
+            return isinstance(error, AttributeError) or path.startswith(getattr(error, "name", None) or "?")
     return False
 
 
@@ -179,49 +159,42 @@ def rows_of(node: Any) -> Iterator[str]:
             row = row_of_path(path_of(node) if isinstance(node.parent, ast.ImportFrom) else name)
             yield row if STATUS.get(row) == "gone" else ""
         case ast.Attribute() | ast.Name(ctx=ast.Load()) if not isinstance(node.parent, ast.Attribute):
-            row = BY_NAME.get(f"?.{getattr(node, 'attr', '')}") or row_of_path(path_of(node))
-            yield row if row != "psum" else ""  # its arguments tell more
+            yield BY_NAME.get(f"?.{getattr(node, 'attr', '')}") or row_of_path(path_of(node))
         case ast.Call():
             yield from rows_of_call(node)
-        case ast.Subscript(value=value, slice=index) if constant(index) == 0 and (call := find_stacked(value)):
+        case ast.Subscript(value=value, slice=ast.Constant(0)) if call := find_stacked(value):
             # Of `mapped(x)[0]` nobody knows if it's a row or the first of two results.
             yield "first-copy" if call is not resolve(value) else ""
         case ast.BinOp(left=left, op=ast.FloorDiv() | ast.Div(), right=right) if "batch" in ast.unparse(left).lower():
-            yield "hosts" if path_of(right) in ("jax.process_count()", "jax.host_count()") else ""
+            yield "hosts" if re.search(r"jax\.(process|host)_count\(", expand(right)) else ""
 
 
-def is_guarded(node: Any) -> bool:
-    """Return True if a program catches a name's error, or asks first if the name is there."""
-    while node := getattr(node, "parent", None):
+def is_exempt(node: Any, row: str, axes: set[str]) -> bool:
+    """Return True if what is gone is in a `try` or behind a test, or if a collective is over the axis of no pmap."""
+    call = node if isinstance(node, ast.Call) else node.parent
+    if isinstance(call, ast.Call) and path_of(call.func).startswith("jax.lax."):
+        given = [expand(each).removeprefix("axis_name=") for each in [*call.args, *call.keywords]]
+        return any(text[0] == "'" for text in given) and all(axis[0] == "'" and axis not in given for axis in axes)
+    while STATUS[row] == "gone" and (node := getattr(node, "parent", None)):
         test = ast.unparse(getattr(node, "test", ast.Pass()))
-        if isinstance(node, ast.Try) or any(word in test for word in ("hasattr", "version", "TYPE_CHECKING")):
+        if isinstance(node, ast.Try) or re.search("hasattr|version|TYPE_CHECKING", test):
             return True
     return False
-
-
-def is_other_axis(node: Any, axes: set[Any]) -> bool:
-    """Return True if a collective is over an axis that no pmap has, such as a vmap's."""
-    call = node if isinstance(node, ast.Call) else node.parent
-    if not isinstance(call, ast.Call) or not path_of(call.func).startswith("jax.lax.") or None in axes:
-        return False
-    position = 0 if path_of(call.func).endswith("axis_index") else 1
-    axis = constant(keywords(call).get("axis_name", [*call.args, None, None][position]))
-    return axis is not None and axis not in axes
 
 
 def find(files: dict[str, File]) -> tuple[list[dict[str, Any]], list[Use]]:
     """Find a program's constructs, with their rows of the table, and the functions that it maps."""
     nodes = [node for file in files.values() for node in file.nodes]
-    uses = {use.node: use for node in nodes if isinstance(node, ast.Call | ast.FunctionDef) and (use := mapped(node))}
-    axes = {constant(use.options.get("axis_name")) for use in uses.values() if "axis_name" in use.options}
-    order, found = list(TABLE), dict[Any, Any]()
-    for node in nodes:
-        for row in filter(None, rows_of(node)):
-            is_open = STATUS[row] in BROKEN or uses  # a program without pmap may use the rest as it likes
-            if is_open and not (STATUS[row] == "gone" and is_guarded(node)) and not is_other_axis(node, axes):
-                found.setdefault((node.file.path, node.lineno, order.index(row)), node)
+    uses = [use for node in nodes if isinstance(node, ast.Call | ast.FunctionDef) and (use := mapped(node))]
+    axes = {expand(use.options["axis_name"]) for use in uses if "axis_name" in use.options}
+    found = {
+        (node.file.path, node.lineno, row): node
+        for node in reversed(nodes)  # of a line and a row, the outermost node
+        for row in filter(None, rows_of(node))  # a program without pmap may use what isn't broken as it likes
+        if (uses or STATUS[row] in BROKEN) and not is_exempt(node, row, axes)
+    }
     return [
-        {"path": path, "line": line, "construct": order[row], "status": STATUS[order[row]]}
-        | {"code": " ".join(ast.unparse(node).split()), **TABLE[order[row]], "link": f"docs/porting.md#{order[row]}"}
+        {"path": path, "line": line, "construct": row, "status": STATUS[row], **TABLE[row]}
+        | {"code": " ".join(ast.unparse(node).split()), "link": f"docs/porting.md#{row}"}
         for (path, line, row), node in sorted(found.items(), key=lambda each: each[0])
-    ], list(uses.values())
+    ], uses

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 from jax import lax
-from marks import quick
-from pmap_programs import NAMES, load
+from pmap_programs import load
 
 from pmapdp.devices import simulate
+from pmapdp.port.__main__ import as_text, report_program
 from pmapdp.port.find import PAGE as TABLE
 
 simulate(8)  # before KEYS uses JAX
@@ -20,9 +20,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_table_is_that_of_the_command():
+def test_the_table_and_the_report_are_those_of_the_command():
     head = "| pmap | today | shard_map | jit |\n"
     assert PAGE.partition(head)[2].strip() == TABLE.partition(head)[2].strip()
+    text = as_text(report_program("lessons/program/12_old_pmap.py"), everything=False)
+    assert text.partition("\n\nTo verify")[0] in PAGE
 
 
 def loss(w, batch, keep=1.0):
@@ -89,12 +91,11 @@ def test_batches_are_split_in_order_and_padded_with_weight_0(page):
     np.testing.assert_array_equal(padded["y"][:11], BATCH["y"][:11])
 
 
-@quick(1, "name", NAMES[:3])
+@pytest.mark.parametrize("name", ["accumulation", pytest.param("hugging_face_tokens", marks=pytest.mark.slow)])
 def test_my_pmap_gives_the_numbers_of_pmap(page, name):
     results = []
     for pmap in (jax.pmap, page["my_pmap"]):
         with mock.patch.object(jax, "pmap", pmap):
             results.append(jax.tree.leaves(load(name).main()))
-    before, after = results
-    for x, y in zip(before, after, strict=True):
+    for x, y in zip(*results, strict=True):
         np.testing.assert_allclose(np.asarray(x, float), np.asarray(y, float), rtol=1e-5, atol=1e-5)
