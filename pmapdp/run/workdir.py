@@ -50,11 +50,12 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     """
     names = [name for name in ("workdir", "data_dir", "metrics_file", "init_from") if getattr(config, name)]
     names += [name for name in CODE if is_path(getattr(config, name))]
-    # A shell leaves the ~ of --workdir=~/runs as it is.
-    paths = {name: os.path.abspath(os.path.expanduser(getattr(config, name))) for name in names}
+    paths = {
+        name: os.path.expanduser(getattr(config, name)) for name in names
+    }  # a shell leaves --workdir=~/runs as it is
     if first:
         check_output("--metrics-file", paths.get("metrics_file"), LINES)
-    return dataclasses.replace(config, **paths)
+    return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items()})
 
 
 def is_path(name: str) -> bool:
