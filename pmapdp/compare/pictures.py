@@ -44,6 +44,6 @@ def timeline(run: dict[str, Any], longest: float) -> Markup:
         width, x = max(0.8, 940 * (end - start) / longest), 14 + 940 * start / longest
         drawn.append(box.format("class", kind, x, LANE * device + 1, width, LANE - 2))
     last, height = max(end for *_, end in run["timeline"]), LANE * len(lanes)
-    drawn.append(f'<text x="{18 + 940 * last / longest:.0f}" y="{height - 2}">{last:.1f} ms</text>')
     note = f"One update on {run['devices']} devices, {last:.1f} ms: forward, backward, all-reduce, update"
-    return Markup(f'<svg viewBox="0 0 1010 {height}" role="img" aria-label="{note}">{"".join(drawn)}</svg>')
+    size = f'height="{height}" viewBox="0 0 960 {height}" preserveAspectRatio="none"'  # lanes keep their height
+    return Markup(f'<svg {size} role="img" aria-label="{note}">{"".join(drawn)}</svg>')
