@@ -112,4 +112,4 @@ def describe(devices: list[jax.Device]) -> str:
         return f"{number} in {processes} processes, each {describe(here)}"
     if devices[0].platform != "cpu":
         return f"{number} x {kind}"
-    return f"{'1 CPU device' if number == 1 else f'{number} simulated CPU devices'} on {cores()} core{'s' * (cores() > 1)}"
+    return f"{'1 CPU device' if number == 1 else f'{number} simulated CPU devices'} on {cores()} cores"
