@@ -53,7 +53,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--of", type=int, default=8)
     parser.add_argument("--lines", type=Path, help="a file with one line of JSON a row, to which rows are added")
-    parser.add_argument("--only", help="names of mistakes, comma-separated")
     options = parser.parse_args()
     simulate(8)
     from pmapdp.verify import verify
@@ -62,8 +61,6 @@ def main() -> None:
     rows = {tuple(json.loads(line)["case"]): json.loads(line) for line in known or ()}
     found = collections.Counter()
     for plant, rule, key, float64, sums, way in combinations(options.of):
-        if options.only and (plant.cause if plant else "none") not in options.only.split(","):
-            continue
         name = f"{plant.cause}: {plant.wrong}" if plant else "none"
         case = (name, rule, f"key {key}", "float64" if float64 else "float32", "sums" * sums, way)
         if case not in rows:
