@@ -141,7 +141,7 @@ class Reporter:
             self.shown = time.monotonic()
             speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s"
             seconds_left = (self.steps - step) * meter.seconds / meter.timed_updates
-            self.show_progress(f"step {step}/{self.steps}", *in_words(meter.means), speed, f"{seconds_left:.0f} s left")
+            self.show_progress(f"step {step}/{self.steps}", *in_words(meter.means), speed, f"{max(1, round(seconds_left))} s left")
 
     def show_progress(self, *words: str) -> None:
         """Show how far the epoch is, on a terminal in a line that the next one replaces."""
