@@ -58,13 +58,6 @@ def test_as_many_devices_and_threads_as_it_takes_or_a_sentence():
 
 
 @pytest.mark.slow
-def test_the_variable_of_jax_is_respected():
-    """JAX reads it when it is imported."""
-    code = "from pmapdp.devices import choose; print(len(choose()))"
-    assert python("-c", code, env={"JAX_NUM_CPU_DEVICES": "5"}).stdout == "5\n"
-
-
-@pytest.mark.slow
 def test_a_loop_that_runs_far_ahead_of_its_devices_ends():
     """The plainest loop: nothing waits for a step before the last. With one thread a device jax 0.10 aborted in each of
     four runs of it."""

@@ -1,6 +1,6 @@
 """Whatever a file or a command line holds, the outcome is what was written or one sentence, soon, and nothing changes.
 
-Hypothesis draws the cases: 50 of each kind, and 500 with the marker `slow`, the same on every machine.
+Hypothesis draws 50 cases of each kind, the same on every machine.
 """
 
 import contextlib
@@ -31,15 +31,14 @@ from pmapdp.predict import read_examples
 from pmapdp.recipes import RECIPES
 from pmapdp.run.workdir import read_config
 
-CASES = pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.slow)])
 MEGABYTES = 600  # above what the process has taken before
 
 
-def hold(cases, check, **drawn):
-    """Draw `cases` cases, give them to `check`, and look at the time of each and the memory of all."""
+def hold(check, **drawn):
+    """Draw cases, give them to `check`, and look at the time of each and the memory of all."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     options = {"derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
-    settings(max_examples=cases, deadline=timedelta(seconds=5), **options)(given(**drawn)(check))()
+    settings(max_examples=50, deadline=timedelta(seconds=5), **options)(given(**drawn)(check))()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
 
 
@@ -76,13 +75,12 @@ WORDS = st.one_of(
 )
 
 
-@CASES
-def test_flags(cases):
+def test_flags():
     def check(arguments):
         config = result_or_sentence(lambda: cli.parse_with_recipe(ProcessesOptions, arguments, None)[0])
         assert config is None or config == "help" or isinstance(config, Config)
 
-    hold(cases, check, arguments=st.lists(WORDS, max_size=8))
+    hold(check, arguments=st.lists(WORDS, max_size=8))
 
 
 JSON = st.recursive(
@@ -92,8 +90,7 @@ JSON = st.recursive(
 )
 
 
-@CASES
-def test_settings_of_a_run(cases, tmp_path):
+def test_settings_of_a_run(tmp_path):
     """config.json with fields of any form, cut anywhere."""
     right = {"format": "pmapdp run 2", "config": dataclasses.asdict(Config())}
 
@@ -107,7 +104,6 @@ def test_settings_of_a_run(cases, tmp_path):
 
     names = st.sampled_from([*right, *vars(Config()), "x"])
     hold(
-        cases,
         check,
         changes=st.dictionaries(names, JSON, max_size=3),
         whole=JSON,
@@ -183,9 +179,8 @@ FILES = {
 }
 
 
-@CASES
 @pytest.mark.parametrize("kind", FILES)
-def test_files(cases, kind, tmp_path, monkeypatch):
+def test_files(kind, tmp_path, monkeypatch):
     """Altered, cut or followed by others, or no such file at all."""
     monkeypatch.chdir(tmp_path)
     make, read, require = FILES[kind]
@@ -202,4 +197,4 @@ def test_files(cases, kind, tmp_path, monkeypatch):
         assert os.listdir(tmp_path) == [path.name]
 
     others = st.binary(max_size=200)
-    hold(cases, check, content=altered(content) | others | others.map(lambda tail: content[:8] + tail))
+    hold(check, content=altered(content) | others | others.map(lambda tail: content[:8] + tail))
