@@ -140,8 +140,8 @@ class Reporter:
         if time.monotonic() - self.shown >= wait and meter.timed_updates:
             self.shown = time.monotonic()
             speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s"
-            seconds_left = (self.steps - step) * meter.seconds / meter.timed_updates
-            self.show_progress(f"step {step}/{self.steps}", *in_words(meter.means), speed, f"{max(1, round(seconds_left))} s left")
+            seconds_left = max(1, round((self.steps - step) * meter.seconds / meter.timed_updates))
+            self.show_progress(f"step {step}/{self.steps}", *in_words(meter.means), speed, f"{seconds_left} s left")
 
     def show_progress(self, *words: str) -> None:
         """Show how far the epoch is, on a terminal in a line that the next one replaces."""
