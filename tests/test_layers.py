@@ -157,7 +157,7 @@ def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
 # Attention
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_kv_heads": 2}, {"dropout_rate": 0.3}])
+@pytest.mark.parametrize("settings", [{}, {"num_kv_heads": 2, "dropout_rate": 0.3}])
 def test_attention_is_flaxs_in_evaluation(settings):
     stock, ours = (
         nnx.MultiHeadAttention(4, 8, decode=False, deterministic=True, rngs=nnx.Rngs(0), **settings) for _ in range(2)
