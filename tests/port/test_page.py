@@ -1,21 +1,36 @@
-"""docs/porting.md: its table is the command's, and its code gives the old numbers."""
+"""docs/porting.md: its table and report are the command's, its code gives the old numbers, and its rows are run."""
 
 import re
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from flax import jax_utils
+from flax.training import checkpoints
+from flax.training.dynamic_scale import DynamicScale
+from jax import P, lax
+from jax.sharding import Mesh, NamedSharding
 from pmap_programs import load
 
+from pmapdp.compare.collectives import collectives
 from pmapdp.devices import simulate
 from pmapdp.port.__main__ import as_text, report_program
+from pmapdp.port.find import BROKEN, STATUS
 from pmapdp.port.find import PAGE as TABLE
 
-simulate(8)  # before KEYS uses JAX
-
+simulate(8)  # before the constants below use JAX
+N, SPLIT = 8, P("batch")
+RING = [(n, (n + 1) % N) for n in range(N)]
+RANDOM = np.random.default_rng(0)
+W, X, ROWS = (RANDOM.normal(size=shape).astype(np.float32) for shape in (3, (16, 3), (N, N)))
+BATCH = {"x": X, "y": RANDOM.normal(size=16).astype(np.float32)}
+STACKED = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), BATCH)
+KEYS = np.asarray(jax.random.split(jax.random.PRNGKey(3), 8))
 PAGE = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
@@ -46,12 +61,6 @@ def step_with_rng(state, batch):
     keep = jax.random.bernoulli(now, 0.5, batch["y"].shape)
     value, gradient = lax.pmean(jax.value_and_grad(loss)(state["w"], batch, keep), "batch")
     return {"w": state["w"] - 0.1 * gradient, "dropout_rng": key}, {"loss": value}
-
-
-RANDOM = np.random.default_rng(0)
-BATCH = {"x": RANDOM.normal(size=(16, 3)).astype(np.float32), "y": RANDOM.normal(size=16).astype(np.float32)}
-STACKED = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), BATCH)
-W, KEYS = RANDOM.normal(size=3).astype(np.float32), np.asarray(jax.random.split(jax.random.PRNGKey(3), 8))
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +108,153 @@ def test_my_pmap_gives_the_numbers_of_pmap(page, name):
             results.append(jax.tree.leaves(load(name).main()))
     for x, y in zip(*results, strict=True):
         np.testing.assert_allclose(np.asarray(x, float), np.asarray(y, float), rtol=1e-5, atol=1e-5)
+
+
+# The rows of the table
+
+
+def mesh(*shape, names=("batch",)):
+    return Mesh(np.array(jax.devices()).reshape(*shape or (N,)), names)
+
+
+def place(*axes):
+    return NamedSharding(mesh(), P(*axes))
+
+
+def pmap(step, *arguments, **options):
+    return jax.pmap(step, axis_name="batch", **options)(*arguments)
+
+
+def shard_map(step, *in_specs, out_specs=SPLIT, check_vma=False, on=None):
+    return jax.jit(jax.shard_map(step, mesh=on or mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=check_vma))
+
+
+def on_stack(step):
+    """The step of one device under shard_map, over arrays [N, ...] as under pmap."""
+    return shard_map(lambda *x: jax.tree.map(lambda y: y[None], step(*(each[0] for each in x))), SPLIT)
+
+
+def same(*results, rtol=1e-5):
+    for each in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), results[0], each)
+
+
+COLLECTIVES = {  # of one device; under jit, of the global [N, ...]
+    "pmean": (lambda x: lax.pmean(x, "batch"), lambda x: jnp.broadcast_to(x.mean(0), x.shape)),
+    "psum": (lambda x: lax.psum(x, "batch"), lambda x: jnp.broadcast_to(x.sum(0), x.shape)),
+    "psum-one": (lambda x: x / lax.psum(1, "batch"), lambda x: x / N),
+    "pmax": (lambda x: lax.pmax(x, "batch"), lambda x: jnp.broadcast_to(x.max(0), x.shape)),
+    "axis-index": (lambda x: x * lax.axis_index("batch"), lambda x: x * jnp.arange(N)[:, None]),
+    "all-gather": (lambda x: lax.all_gather(x, "batch"), lambda x: jnp.broadcast_to(x, (N, *x.shape))),
+    "ppermute": (lambda x: lax.ppermute(x, "batch", RING), lambda x: jnp.roll(x, 1, axis=0)),
+    "psum-scatter": (lambda x: lax.psum_scatter(x, "batch", tiled=True), lambda x: x.sum(0)[:, None]),
+    "pbroadcast": (lambda x: lax.all_gather(x, "batch")[0], lambda x: jnp.broadcast_to(x[0], x.shape)),
+    "all-to-all": (lambda x: lax.all_to_all(x, "batch", 0, 0), lambda x: jnp.swapaxes(x, 0, 1)),
+}
+
+
+def test_collectives_stay_under_shard_map_and_are_not_needed_under_jit():
+    steps, whole = (lambda x, n=n: {name: each[n](x) for name, each in COLLECTIVES.items()} for n in (0, 1))
+    same(pmap(steps, ROWS), on_stack(steps)(ROWS), jax.jit(whole, in_shardings=place("batch"))(ROWS))
+
+
+def scan_over_batches():
+    def loop(mean, w, x):
+        return lax.scan(lambda w, x: (w - 0.1 * mean(((x @ w)[:, None] * x).mean(0)), 0), w, x)[0]
+
+    by_axis, x = partial(loop, partial(lax.pmean, axis_name="batch")), np.stack([X, X + 1, X - 1])
+    yield pmap(by_axis, W, np.swapaxes(x.reshape(3, N, 2, 3), 0, 1), in_axes=(None, 0), out_axes=None)
+    yield shard_map(by_axis, P(), P(None, "batch"), out_specs=P())(W, x)
+    yield jax.jit(partial(loop, lambda x: x), in_shardings=(place(), place(None, "batch")))(W, x)
+
+
+def batch_norm():
+    norm = nn.BatchNorm(use_running_average=False, axis_name="batch")
+    variables = nn.BatchNorm(use_running_average=False).init(jax.random.key(0), X)
+    apply = lambda norm, x: norm.apply(variables, x, mutable=["batch_stats"])[0]  # noqa: E731
+    yield jax.jit(partial(apply, nn.BatchNorm(use_running_average=False)))(X)
+    yield pmap(partial(apply, norm), X.reshape(N, 2, 3)).reshape(16, 3)
+    yield shard_map(partial(apply, norm), SPLIT, check_vma=True)(X)
+
+
+def dynamic_scale():
+    def scaled(axis, scale, w, x):
+        return scale.value_and_grad(lambda w: ((x @ w) ** 2).mean(), axis_name=axis)(w)[:2]
+
+    x = np.where(np.arange(16)[:, None] == 3, np.inf, X)  # on one device
+    by_axis = partial(scaled, "batch")
+    yield jax.jit(partial(scaled, None), in_shardings=(place(), place(), place("batch")))(DynamicScale(), W, x)
+    yield pmap(by_axis, DynamicScale(), W, x.reshape(N, 2, 3), in_axes=(None, None, 0), out_axes=None)
+    yield shard_map(by_axis, P(), P(), SPLIT, out_specs=P())(DynamicScale(), W, x)
+    alone = pmap(partial(scaled, None), DynamicScale(), W, x.reshape(N, 2, 3), in_axes=(None, None, 0))[1]
+    assert alone.sum() == N - 1  # scale-without-axis: each device for itself
+
+
+def groups():
+    sums = partial(lax.psum, axis_name="batch", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    yield pmap(sums, W[0] * np.arange(N))
+    yield shard_map(sums, SPLIT)(W[0] * np.arange(N))
+    both, on = P(("group", "batch")), mesh(2, 4, names=("group", "batch"))
+    yield shard_map(lambda x: lax.psum(x, "batch"), both, out_specs=both, on=on)(W[0] * np.arange(N))
+
+
+def metric_of_one_device():
+    x = np.arange(8.0, dtype=np.float32)
+    assert float(shard_map(lambda x: x.sum(), SPLIT, out_specs=P())(x)) == 0
+    yield x
+    yield shard_map(lambda x: x.sum()[None], SPLIT)(x)
+    yield jax.pmap(lambda x: x.sum())(x)
+
+
+def gradient_sums():
+    gradient = lambda reduce, w, x: reduce(jax.grad(lambda w: (w * x).mean())(w), "batch")  # noqa: E731
+    w, x = np.float32(1), X[:, 0]
+    yield N * x.mean()  # psum-gradients, and check-vma
+    yield pmap(partial(gradient, lax.psum), w, x.reshape(N, 2), in_axes=(None, 0), out_axes=None)
+    yield shard_map(partial(gradient, lax.pmean), P(), SPLIT, out_specs=P(), check_vma=True)(w, x)
+    yield N * shard_map(partial(gradient, lax.pmean), P(), SPLIT, out_specs=P())(w, x)
+    cast = lambda w, x: gradient(lax.pmean, lax.pcast(w, "batch", to="varying"), x)  # noqa: E731
+    yield N * shard_map(cast, P(), SPLIT, out_specs=P(), check_vma=True)(w, x)  # pvary
+
+
+EQUAL = (scan_over_batches, batch_norm, dynamic_scale, groups, metric_of_one_device, gradient_sums)
+
+
+@pytest.mark.parametrize("results", EQUAL, ids=lambda results: results.__name__)
+def test_the_successor_gives_the_same_numbers(results):
+    found = list(results())
+    assert len(found) > 1
+    same(*found, rtol=1e-3 if results is batch_norm else 1e-5)
+
+
+RAISES = {
+    "axes-negative": [(ValueError, "partitioned 8 times", lambda: jax.pmap(lambda x: x, in_axes=-1)(ROWS[:4]))],
+    "nested": [
+        (ValueError, "context mesh", lambda: pmap(lambda x: jax.pmap(jnp.sin)(x), np.ones((2, 4)))),
+        (ValueError, "context mesh", lambda: jax.pmap(shard_map(jnp.sin, SPLIT))(ROWS)),
+    ],
+    "global-shapes": [(TypeError, "global_arg_shapes", lambda: jax.pmap(jnp.sin, global_arg_shapes=None))],
+    "committed": [(ValueError, "match", lambda: jax.pmap(jnp.sin)(jax.device_put(ROWS, jax.devices()[5])))],
+    "pbroadcast": [(Exception, "axis name|pbroadcast", lambda: pmap(lambda x: lax.pbroadcast(x, "batch", 0), W))],
+    "check-rep": [(TypeError, "check_rep", lambda: jax.shard_map(jnp.sin, mesh=mesh(), check_rep=False))],
+}
+
+
+@pytest.mark.parametrize("row", [row for row in STATUS if STATUS[row] in BROKEN[1:] and row != "check-vma"])
+def test_what_fails_raises_what_its_row_says(row):
+    for error, match, call in RAISES[row]:
+        with pytest.raises(error, match=match):
+            call()
+
+
+def test_the_first_row_of_a_stacked_array_is_sent_to_every_device():
+    stack = jax_utils.replicate(np.ones((3, 2), np.float32))
+    (found,) = collectives(jax.jit(lambda x: x[0]).lower(stack).compile().as_text())
+    assert found.kind in ("all-reduce", "all-gather")
+    np.testing.assert_array_equal(stack.addressable_shards[0].data[0], stack[0])
+
+
+def test_old_checkpoints_load(tmp_path):
+    checkpoints.save_checkpoint(tmp_path, jax_utils.unreplicate(jax_utils.replicate({"w": W})), 1)
+    same(checkpoints.restore_checkpoint(tmp_path, {"w": np.zeros(3, np.float32)}), {"w": W})
+    same(checkpoints.restore_checkpoint(tmp_path, None), {"w": W})
