@@ -17,12 +17,11 @@ import signal
 import sys
 import textwrap
 import traceback
-import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import version
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pmapdp import __version__
 from pmapdp.config import Config, flag
@@ -36,6 +35,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KINDS = {int: ("INT", "a whole number", "8"), float: ("NUMBER", "a number", "0.001"), str: ("TEXT", "a text", "x")}
 
 Options = TypeVar("Options")
+Flag = tuple[dataclasses.Field[Any], Any, Any]  # a field of a dataclass, its type, and the default that --help shows
 
 
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
@@ -55,15 +55,15 @@ def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -
 
 def report(error: BaseException) -> int:
     """Print an error as its one sentence, or with its traceback if nobody expected it, and return the exit status."""
-    expected = isinstance(error, UserError | StoppedError | KeyboardInterrupt)
+    expected = isinstance(error, UserError | StoppedError)
     cause = error.__cause__ if expected else error
     if cause is not None and (frames := from_first_user_frame(cause)):
         traceback.print_exception(type(cause), cause, frames)
         if not expected:
-            first, *others = traceback.extract_tb(frames)
-            last = next((each for each in reversed(others) if each.filename == first.filename), first)
-            where = f"{last.filename} fails at line {last.lineno}"
-            error = UserError(f"{where} ({type(error).__name__}: {reason(error)}): fix that line")
+            file = frames.tb_frame.f_code.co_filename
+            last = [each for each in traceback.extract_tb(frames) if each.filename == file][-1]
+            what = f"{type(error).__name__}: {reason(error)}"
+            error = UserError(f"{file} fails at line {last.lineno} ({what}): fix that line")
     elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         error = UserError(f"no memory is left ({reason(error)}): use a smaller batch or model")
     match error:
@@ -71,8 +71,6 @@ def report(error: BaseException) -> int:
             prefix = "error: " if isinstance(error, UserError) else ""
             print(prefix + in_one_line(str(error)), file=sys.stderr)
             return error.status
-        case KeyboardInterrupt():
-            return 128 + signal.SIGINT
         case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # rich raises SystemExit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
             return 128 + signal.SIGPIPE
@@ -92,11 +90,8 @@ def catch_signals(
     handler: Callable[[int, FrameType | None], None], numbers: Collection[signal.Signals] = SIGNALS
 ) -> Iterator[None]:
     """Let `handler` take these signals. Under nohup SIGHUP is ignored, and stays so."""
-    before = {each: signal.getsignal(each) for each in numbers}
-    if before.get(signal.SIGHUP) == signal.SIG_IGN:
-        del before[signal.SIGHUP]
-    for each in before:
-        signal.signal(each, handler)
+    ignored = {each for each in numbers if each == signal.SIGHUP and signal.getsignal(each) == signal.SIG_IGN}
+    before = {each: signal.signal(each, handler) for each in numbers if each not in ignored}
     try:
         yield
     finally:
@@ -128,7 +123,7 @@ def parse(options: type[Options], arguments: list[str], doc: str | None) -> Opti
     A field `data_dir` is the flag `--data-dir`. A field with a `place` is an argument without a flag. `doc` is the
     docstring of the command's module: `--help` begins with it, and a mistake ends with its first example.
     """
-    return options(**read_flags([options], arguments, doc))
+    return options(**read_flags(flags_of(options), arguments, doc))
 
 
 def parse_with_recipe(
@@ -138,15 +133,16 @@ def parse_with_recipe(
 
     Settings outside of `sections` (default: all) keep the recipe's values.
     """
-    named = next((each for each in arguments if each in RECIPES), "digits")
+    named = next((each for each in arguments if each in RECIPES), "digits")  # for the defaults that --help shows
+    ours, own = flags_of(Config, vars(RECIPES[named].config)), flags_of(options)
+    if sections is not None:
+        ours = {name: each for name, each in ours.items() if each[0].metadata["section"] in {"arguments", *sections}}
     lines = [f"{name}: {recipe.summary}" for name, recipe in RECIPES.items()]
     indented = [textwrap.fill(each, WIDTH, initial_indent="  ", subsequent_indent="    ") for each in lines]
-    epilog, defaults = "\n".join(["recipes:", *indented]), vars(RECIPES[named].config)
-    values = read_flags([Config, options], arguments, doc, epilog=epilog, defaults=defaults, sections=sections)
+    values = read_flags(ours | own, arguments, doc, epilog="\n".join(["recipes:", *indented]))
     if (recipe := values.pop("recipe", "digits")) not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
-    names = {field.name for field in dataclasses.fields(options)}  # type: ignore[arg-type]
-    chosen = options(**{name: values.pop(name) for name in names & values.keys()})
+    chosen = options(**{name: values.pop(name) for name in own.keys() & values.keys()})
     # A batch size on the command line replaces the recipe's, even if the recipe has the other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
@@ -164,20 +160,14 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}: try {self.example}")
 
 
-def read_flags(
-    groups: list[type],
-    arguments: list[str],
-    doc: str | None,
-    *,
-    epilog: str = "",
-    defaults: Mapping[str, Any] = types.MappingProxyType({}),
-    sections: Collection[str] | None = None,
-) -> dict[str, Any]:
-    """Return the values that a command line gives, by field of the dataclasses `groups`.
+def flags_of(group: type, defaults: Mapping[str, Any] | None = None) -> dict[str, Flag]:
+    """List the fields of a dataclass by name, with other `defaults` if you give them."""
+    hints, fields = typing.get_type_hints(group), dataclasses.fields(group)
+    return {each.name: (each, hints[each.name], (defaults or {}).get(each.name, each.default)) for each in fields}
 
-    A field of the last group replaces one of the same name. The help shows `defaults` instead of the defaults of the
-    other groups' fields. Settings outside of `sections` are no flags.
-    """
+
+def read_flags(flags: Mapping[str, Flag], arguments: list[str], doc: str | None, *, epilog: str = "") -> dict[str, Any]:
+    """Return the values that a command line gives, by the fields' names."""
     paragraphs = (doc or "").strip().split("\n\n")
     parser = Parser(
         description="\n\n".join(each if each.startswith("    ") else textwrap.fill(each, WIDTH) for each in paragraphs),
@@ -187,52 +177,43 @@ def read_flags(
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show versions, devices and variables and exit")
-    hints = {name: hint for group in groups for name, hint in typing.get_type_hints(group).items()}
-    fields = {field.name: field for group in groups for field in dataclasses.fields(group)}
-    last = {field.name for field in dataclasses.fields(groups[-1])}
     headings: dict[str, Any] = {"options": parser}
-    for name, field in fields.items():
+    for field, hint, default in flags.values():
         section = field.metadata["section"]
-        if name in last or sections is None or section in {"arguments", *sections}:
-            if section not in headings:
-                headings[section] = parser.add_argument_group(section)
-            add_flag(headings[section], field, hints[name], field.default if name in last else defaults[name])
-    places = [field.metadata["place"] for field in fields.values() if field.metadata["place"]]
+        if section not in headings:
+            headings[section] = parser.add_argument_group(section)
+        add_flag(headings[section], field, hint, default)
+    places = {name: field.metadata["place"] for name, (field, _, _) in flags.items() if field.metadata["place"]}
     if example := re.search(r"^ *(python -m [\w.]+).*?(?=  |$)", doc or "", re.MULTILINE):
-        parser.example, parser.usage = example[0].strip(), " ".join([example[1], *places, "[flags]"])
+        parser.example, parser.usage = example[0].strip(), " ".join([example[1], *places.values(), "[flags]"])
     found, left = parser.parse_known_intermixed_args(arguments)
-    for each in left:
-        if each.startswith("-"):
-            flags = [flag(name) for name, field in fields.items() if not field.metadata["place"]]
-            raise unknown("argument", each.partition("=")[0], flags)
+    for text in left:
+        if text.startswith("-"):
+            raise unknown("argument", text.partition("=")[0], [flag(name) for name in flags if name not in places])
     if left:
         parser.error(f"unrecognized arguments: {' '.join(left)}")
-    values = {name: value for name, value in vars(found).items() if name in fields}
+    values = {name: value for name, value in vars(found).items() if name in flags}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def add_flag(heading: Any, field: dataclasses.Field[Any], hint: Any, default: Any) -> None:
     """Add the flag, or the argument, of a field below a heading of the help."""
-    name, about = flag(field.name), field.metadata["about"].replace("%", "%%")
-    several = typing.get_origin(hint) is tuple
-    if place := field.metadata["place"]:
-        nargs = None if default is dataclasses.MISSING else "*" if several else "?"
-        heading.add_argument(field.name, metavar=place, nargs=nargs, default=argparse.SUPPRESS, help=about)
-        return
-    if default not in (None, (), False):
-        typed = name if default is True else " ".join(map(str, default)) if several else default
-        about += f" (default: {typed})"
-    if hint is bool:
-        heading.add_argument(name, action=argparse.BooleanOptionalAction if default else "store_true", help=about)
-        return
-    kind = typing.get_args(hint)[0] if typing.get_origin(hint) in (tuple, types.UnionType, typing.Union) else hint
-    heading.add_argument(
-        name,
-        **{"action": "extend", "nargs": "+"} if several else {},
-        type=functools.partial(convert, field, kind),
-        metavar=KINDS[kind][0] if kind in KINDS else f"{{{','.join(typing.get_args(kind))}}}",
-        help=about,
-    )
+    name, several, place = flag(field.name), typing.get_origin(hint) is tuple, field.metadata["place"]
+    kind = typing.get_args(hint)[0] if typing.get_origin(hint) not in (None, Literal) else hint
+    how: dict[str, Any] = {"help": field.metadata["about"].replace("%", "%%")}
+    if not place and default not in (None, (), False):
+        shown = name if default is True else " ".join(map(str, default)) if several else default
+        how["help"] += f" (default: {shown})"
+    if place:
+        name, how["nargs"] = field.name, None if default is dataclasses.MISSING else "*" if several else "?"
+        how["metavar"] = place
+    elif hint is bool:
+        how["action"] = argparse.BooleanOptionalAction if default else "store_true"
+    else:
+        how["type"] = functools.partial(convert, field, kind)
+        how["metavar"] = KINDS[kind][0] if kind in KINDS else f"{{{','.join(typing.get_args(kind))}}}"
+        how |= {"action": "extend", "nargs": "+"} if several else {}
+    heading.add_argument(name, **how)
 
 
 def convert(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:

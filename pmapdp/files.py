@@ -1,7 +1,6 @@
 """Read and write files that the user names: regular files only, written whole or not at all; errors are sentences."""
 
 import contextlib
-import importlib.machinery
 import importlib.util
 import os
 import re
@@ -105,20 +104,15 @@ def check_output(name: str, path: str | None, kind: bytes) -> Path | None:
         return None
     with file_errors(f"{name} {path or repr('')}", "written", WRITE_ADVICE):
         target = find_writable(path)
-    with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
-        if (start := file.read(100)) and not re.match(kind, start, re.IGNORECASE | re.DOTALL):
-            raise UserError(f"{name} {path} is a file of another kind, which would be lost: name another file")
+    if target.exists() and (start := read_file(target)[:100]) and not re.match(kind, start, re.IGNORECASE | re.DOTALL):
+        raise UserError(f"{name} {path} is a file of another kind, which would be lost: name another file")
     return target
-
-
-class UserFile(importlib.machinery.SourceFileLoader):
-    """Loads a Python file of yours, and marks its frames in a traceback."""
 
 
 def from_first_user_frame(error: BaseException) -> TracebackType | None:
     """Return the traceback of an error from the first frame in a file of yours, or None if there is none."""
     frames = error.__traceback__
-    while frames and not isinstance(frames.tb_frame.f_globals.get("__loader__"), UserFile):
+    while frames and "IS_YOURS" not in frames.tb_frame.f_globals:
         frames = frames.tb_next
     return frames
 
@@ -133,14 +127,15 @@ def load_from_file(name: str, given: str) -> Callable[..., Any]:
     if not path.endswith(".py") or not os.path.isfile(path):
         example = f"my_file.py:{attribute or 'Net'}"
         raise UserError(f"{given or repr('')}: there is no file {path} of Python: name one, for example {example}")
-    loader = UserFile(Path(path).stem, path)
-    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(loader.name, module)  # dataclasses of the file look for their module here
+    vars(module)["IS_YOURS"] = True  # for the frames of a traceback
+    sys.modules.setdefault(spec.name, module)  # dataclasses of the file look for their module here
     sys.path.insert(0, str(Path(path).resolve().parent))  # as `python FILE.py` does
     try:
-        loader.exec_module(module)
+        spec.loader.exec_module(module)
     except SyntaxError as error:
         where = f"{error.filename} cannot be read at line {error.lineno} ({error.msg})"
         raise UserError(f"{given}: {where}: fix that line") from error

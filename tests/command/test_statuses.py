@@ -27,7 +27,6 @@ def raising(error: BaseException):
         (DivergedError("lower it"), 3, "error: lower it\n"),
         (ReplicasError("start again"), 5, "error: start again\n"),
         (StoppedError("go on so", 143), 143, "go on so\n"),
-        (KeyboardInterrupt(), 130, ""),
         (SystemExit(5), 5, ""),
         (MemoryError(), 2, "error: no memory is left (MemoryError): use a smaller batch or model\n"),
     ],

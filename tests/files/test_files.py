@@ -62,7 +62,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\nx = = 5", "code.py cannot be read at line 2 (invalid syntax)"),
+        ("\nx = = 5", "{folder}/code.py cannot be read at line 2 (invalid syntax)"),
         ("x = 5", "code.py has no 'f'"),
         (None, "there is no file code.py of Python: name one, for example my_file.py:f"),
     ],
@@ -72,7 +72,7 @@ def test_a_file_of_python_that_cannot_be_used(folder, text, said):
         (folder / "code.py").write_text(text)
     with pytest.raises(UserError) as caught:
         load_from_file("code.py:f", "--model code.py:f")
-    assert str(caught.value).startswith(f"--model code.py:f: {said}")
+    assert str(caught.value).startswith(f"--model code.py:f: {said.format(folder=folder)}")
 
 
 CONTENTS = {
