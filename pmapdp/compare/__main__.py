@@ -91,6 +91,8 @@ def main(arguments: list[str]) -> None:
         make_report = partial(report_strategies, config, options)
     json_file = check_output("--json", options.json, JSON)
     html_file = check_output("--html", options.html, HTML)
+    if json_file and json_file == html_file:
+        raise UserError(f"--json and --html are both {json_file}: name two files")
     report = make_report()
     if json_file:  # before anything is printed, whose reader may go away
         write_file(json_file, json.dumps(report, indent=2) + "\n")

@@ -192,6 +192,7 @@ def test_what_fails_in_a_process_is_one_sentence(tmp_path, arguments, status, wo
         (["--global-batch-size", "5000"], "the training set of digits has 1437"),
         (["--steps", "5"], "--steps 5 is too few to time"),
         (["--html", "/proc/nowhere/page.html"], "/proc/nowhere/page.html cannot be written"),
+        (["--json", "both", "--html", "both"], "/both: name two files"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, words, capsys, monkeypatch):
