@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import entry
 from launch import environment
 
 HEARTBEAT = 10  # seconds; short, so that the tests of faults are
@@ -79,10 +80,10 @@ def train_together(*job: object, hands: list[list[str]] | None = None, status: i
     return ended
 
 
-def wait_for_checkpoint(workdir: Path, processes: list[subprocess.Popen], timeout: float = 240) -> None:
-    """Wait until a run has a checkpoint, which shows that training is under way."""
-    deadline = time.monotonic() + timeout
-    while not any(path.name.isdigit() for path in (workdir / "checkpoints").glob("*")):
+def wait_for_checkpoint(workdir: Path, processes: list[subprocess.Popen], before: Sequence[int] = ()) -> None:
+    """Wait until a run has other checkpoints than `before`, which shows that training is under way."""
+    deadline = time.monotonic() + 240
+    while entry.checkpoint_steps(workdir) == list(before):
         assert all(process.poll() is None for process in processes), [end_of(process) for process in processes]
         assert time.monotonic() < deadline
         time.sleep(0.02)
