@@ -80,7 +80,7 @@ class Peers:
         """Raise a `UserError` on all processes if a fact differs on one. All give the same names."""
         values = self.allgather(facts)
         for fact in facts:
-            require_equal(fact, [value[fact] for value in values])
+            require_same_on_all(fact, [value[fact] for value in values])
 
     def wait(self, name: str) -> None:
         """Wait until all processes make this call."""
@@ -110,7 +110,7 @@ class Peers:
 SINGLE_PROCESS = Peers()
 
 
-def require_equal(fact: str, values: list[Any]) -> None:
+def require_same_on_all(fact: str, values: list[Any]) -> None:
     """Raise a `UserError` if a fact differs from process to process."""
     for process, value in enumerate(values):
         if value != values[0]:
@@ -169,7 +169,7 @@ def agree(config: Config, number: int | None, launcher: str) -> Peers:
     peers = Peers(jax.process_index() == 0, jax.process_count(), launcher)
     # Before any collective, because JAX's own between processes don't work with different devices.
     kinds = [[d.device_kind for d in jax.devices() if d.process_index == p] for p in range(peers.count)]
-    require_equal("its devices", [f"{len(kind)} x {kind[0]}" for kind in kinds])
+    require_same_on_all("its devices", [f"{len(kind)} x {kind[0]}" for kind in kinds])
     same = {flag(name): value for name, value in vars(config).items() if name not in MAY_DIFFER}
     peers.require_same({"the version of jax": jax.__version__} | same)
     return peers

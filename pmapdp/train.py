@@ -104,7 +104,7 @@ def train(
         strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/
         with open_run(job, started, after_epoch) as run:
             state, step = run.restore_or_init()
-            while step < run.last_step:
+            while not run.is_done(step):
                 epoch, done = divmod(step, batches.per_epoch)
                 meter = run.start_epoch(epoch, done)
                 rest_of_epoch = itertools.islice(batches.epoch(epoch, done), job.total_steps - step)

@@ -94,20 +94,17 @@ def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
     assert end["steps"] == 7
 
 
-class Terminal(io.StringIO):
-    """A file that says that it is a terminal."""
+def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_LINES", 0.0)
+    run(progress=True)
+    assert re.search(
+        r"\nepoch 1/1 step 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n", capsys.readouterr().out
+    )
 
-    def isatty(self):
-        return True
 
-
-def test_a_terminal_gets_its_progress_in_one_line(monkeypatch):
-    monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_REFRESHES", 0.0)
-    with contextlib.redirect_stdout(Terminal()) as output:
-        run(progress=True)
-    lines = [line for line in output.getvalue().splitlines(keepends=True) if line.startswith("\x1b[K")]
-    assert lines[0] == "\x1b[Kepoch 1/1  compiling\r"
-    assert re.match(r"\x1b\[Kepoch 1/1  step 3/5  loss \d\.\d+  accuracy .* s left\r", lines[2])
+def test_a_misspelled_part_is_an_error():
+    with pytest.raises(TypeError, match="unexpected arguments modle: choose from model, data, loss"):
+        run(own={"modle": nnx.Linear})
 
 
 class WithDropout(nnx.Module):

@@ -4,6 +4,7 @@ A checkpoint holds the train state as it is on one device. It knows nothing of t
 that wrote it, so any other may resume from it.
 """
 
+import contextlib
 import dataclasses
 import glob
 import json
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, user_code_errors
 from pmapdp.files import open_arrays
 from pmapdp.run.replicas import checksums
-from pmapdp.run.workdir import identity, read_config, require_same
+from pmapdp.run.workdir import identity, read_config, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves
 
 
@@ -109,43 +110,43 @@ class Checkpoints:
                 host, as NumPy arrays.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
-        progress = self.restore(step, progress=orbax().args.JsonRestore())
-        theirs, ours = progress.pop("shapes", {}), shapes_of(wanted)
-        for name in ours | theirs:
-            if theirs.get(name) != ours.get(name):
-                raise UserError(
-                    f"the checkpoint of step {step} in {self.folder} is of another model or optimizer, in which {name} "
-                    f"has the shape {theirs.get(name)}, now {ours.get(name)}: use them as they were, or another folder"
-                )
-        if sharding is None:
-            wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
-        else:
-            places = jax.tree.broadcast(sharding, wanted)
-            wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
-        state = self.restore(step, state=orbax().args.StandardRestore(wanted))
-        on_devices = jax.device_put(state) if sharding is None else state  # several processes can't move their shards
-        if progress.pop("checksum", None) != checksum(on_devices, progress):
-            raise self.damaged(step, "its numbers are not those that were written")
+        with self.read_errors(step):
+            progress = self.restore(step, progress=orbax().args.JsonRestore())
+            theirs, ours = progress.pop("shapes"), shapes_of(wanted)
+            for name in ours | theirs:
+                if theirs.get(name) != ours.get(name):
+                    raise UserError(
+                        f"the checkpoint of step {step} in {self.folder} is of another model or optimizer, in which "
+                        f"{name} has the shape {theirs.get(name)}, now {ours.get(name)}: use them as they were, or "
+                        "another folder"
+                    )
+            if sharding is None:
+                wanted = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
+            else:
+                places = jax.tree.broadcast(sharding, wanted)
+                wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
+            state = self.restore(step, state=orbax().args.StandardRestore(wanted))
+            on_devices = jax.device_put(state) if sharding is None else state  # processes can't move their shards
+            if progress.pop("checksum") != checksum(on_devices, progress):
+                raise ValueError("its numbers are not those that were written")
         return Checkpoint(state, step, progress)
 
     def read_weights(self, step: int) -> dict[str, np.ndarray]:
         """Read a model's arrays by name, for example `hidden.kernel`, without knowing the model."""
-        state = self.restore(step, state=orbax().args.StandardRestore())
+        with self.read_errors(step):
+            state = self.restore(step, state=orbax().args.StandardRestore())
         return named_leaves(state.get("params", {}), state.get("model_state", {}))
 
     def restore(self, step: int, **item: Any) -> Any:
         """Read one item of a checkpoint."""
-        (name,) = item
-        try:
-            return self.manager.restore(step, args=orbax().args.Composite(**item))[name]
-        except Exception as error:  # Orbax and what it uses have many
-            raise self.damaged(step, reason(error)) from error
+        return self.manager.restore(step, args=orbax().args.Composite(**item))[next(iter(item))]
 
-    def damaged(self, step: int, why: str) -> UserError:
-        """Return the error for a checkpoint that can't be read."""
-        return UserError(
-            f"the checkpoint of step {step} in {self.folder} cannot be read ({why}): correct that or, if it is "
-            f"damaged, delete {self.folder / str(step)}, and the same command goes on from the one before it"
+    def read_errors(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Turn the errors of Orbax, and of what it uses, into a sentence about the checkpoint."""
+        return user_code_errors(
+            f"the checkpoint of step {step} in {self.folder} cannot be read",
+            f"correct that or, if it is damaged, delete {self.folder / str(step)}, and the same command goes on from "
+            "the one before it",
         )
 
 
@@ -167,7 +168,7 @@ def load_state(path: str | Path, task: Task, *, best: bool = False, content: str
     checkpoints = open_checkpoints(path)
     found = checkpoints.read(checkpoints.steps()[-1], task)
     what = f"the checkpoint of step {found.step} in {path}"
-    require_same(what, found.progress["belongs_to"], identity(read_config(path), content))
+    require_same_run(what, found.progress["belongs_to"], identity(read_config(path), content))
     if best:
         if (step := found.progress["best"].get("step")) not in checkpoints.steps():
             raise UserError(f"{path} no longer holds the checkpoint of its best epoch: leave --best out")
@@ -209,7 +210,5 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     model = task.model_with(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
     news = f"starts from {len(ours) - len(left)} arrays of {path}, which had made {step:,} updates"
     if left:
-        there = {name: list(theirs[name].shape) if name in theirs else "not" for name in left}
-        shapes = [f"{name} {list(ours[name].shape)} ({there[name]} there)" for name in left]
-        news += f"; as the seed makes them: {', '.join(shapes)}"
+        news += f"; as the seed makes them: {', '.join(left)}"
     return dataclasses.replace(task, model=model), news

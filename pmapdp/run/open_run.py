@@ -6,6 +6,7 @@ order. The other methods of `Run` are helpers.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import threading
@@ -17,20 +18,20 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals
-from pmapdp.data.batches import Batch, Batches
+from pmapdp.data.batches import Batches
 from pmapdp.distributed import Peers, make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import Meter
 from pmapdp.run import replicas
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter
-from pmapdp.run.workdir import identity, lock_workdir, require_same, sample_functions, write_config
-from pmapdp.state import TrainState, create_state, is_finite, named_leaves
+from pmapdp.run.workdir import identity, lock_workdir, require_same_run, sample_functions, write_config
+from pmapdp.state import TrainState, create_state, is_finite
 from pmapdp.steps.shared import gradient_sums
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Run:
 
     def __init__(self, job: "Job", started: float, after_epoch: AfterEpoch | None, stack: contextlib.ExitStack):
         self.job, self.config, self.started, self.after_epoch = job, job.config, started, after_epoch
-        self.per_epoch, self.last_step = job.batches["train"].per_epoch, job.total_steps
+        self.per_epoch, self.stack = job.batches["train"].per_epoch, stack
         self.compile_seconds: float | None = None
         self.epochs: list[dict[str, Any]] = []  # since this process started, as in the metrics file
         self.identity = identity(job.config, job.content)
@@ -58,7 +59,6 @@ class Run:
             self.identity |= sample_functions(job)
             checkpoints = Checkpoints(Path(workdir) / "checkpoints", job.config.keep_checkpoints)
             self.checkpoints = stack.enter_context(contextlib.closing(checkpoints))
-        self.stack = stack
         self.stop = StopRequest(job.peers, stack)
         stack.enter_context(job.peers.failing_together())
 
@@ -71,7 +71,7 @@ class Run:
             theirs = self.progress["belongs_to"]
             ended = step >= theirs["epochs"] * self.per_epoch
             what = f"the checkpoint of step {step} in {self.checkpoints.folder}"
-            require_same(what, theirs, self.identity_after(step), ended=ended)
+            require_same_run(what, theirs, self.identity_after(step), ended=ended)
             news = f"restored from the checkpoint of step {step:,}"
         else:
             task, news = load_weights(job.task, self.config.init_from) if self.config.init_from else (job.task, "")
@@ -79,8 +79,6 @@ class Run:
         if self.config.workdir and job.peers.first:
             write_config(Path(self.config.workdir), self.config)
         self.report = Reporter(job.config, self.stack, first=job.peers.first)
-        if self.ended_early():
-            self.last_step = step
         self.report.start(job, state)
         if news:
             self.report.event("resume" if step else "init_from", step=step)
@@ -90,6 +88,12 @@ class Run:
             print(f"labels {labels.shape} of the first batch on the devices:")
             jax.debug.visualize_array_sharding(labels)
         return state, step
+
+    def is_done(self, step: int) -> bool:
+        """Return True after the last update, or if the last `--patience` epochs were no better than the best."""
+        last, patience = self.progress["last"], self.config.patience
+        ended_early = patience and last and last["epoch"] - self.progress["best"]["epoch"] >= patience
+        return step >= self.job.total_steps or bool(ended_early)
 
     def start_epoch(self, epoch: int, done: int) -> Meter:
         """Begin `epoch` (from 0), or resume it after `done` updates, whose sums are in its meter."""
@@ -107,14 +111,13 @@ class Run:
         stopping = self.stop.agree(step)
         if step == self.end_of_epoch:
             meter.finish()
-            self.report.clear_progress()
             return
         save_every, compare_every = self.config.checkpoint_every, self.config.check_replicas
         if stopping or (save_every and step % save_every == 0):
             meter.finish()
             self.save(step, state, meter)
         elif compare_every and step % compare_every == 0:
-            replicas.require_equal(step, state, self.job.strategy.state_sharding)
+            replicas.require_equal_copies(step, state, self.job.strategy.state_sharding)
         if stopping:
             self.end_stopped(stopping, step, state)
 
@@ -137,17 +140,15 @@ class Run:
             self.progress["best"] = results
         self.progress["last"] = results
         self.save(step, state, meter if step % self.per_epoch else Meter())
-        if self.ended_early():
-            self.last_step = step
         if self.after_epoch is not None:
             self.after_epoch(dict(results), state)
-        if self.stop.agreed and step < self.last_step:
+        if self.stop.agreed and not self.is_done(step):
             self.end_stopped(self.stop.agreed, step, state)
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
         """Save the state after update `step`; `meter` is the unfinished epoch's."""
         if self.config.check_replicas:
-            replicas.require_equal(step, state, self.job.strategy.state_sharding)
+            replicas.require_equal_copies(step, state, self.job.strategy.state_sharding)
         self.progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
@@ -159,11 +160,6 @@ class Run:
         """Return the run's identity and the next update's learning rate, which the 64 sampled points may miss."""
         with jax.transfer_guard("allow"):
             return self.identity | {"the schedule at the next update": float(f"{self.job.schedule(step):.6g}")}
-
-    def ended_early(self) -> bool:
-        """Return True if the last `--patience` epochs were no better than the best."""
-        last, patience = self.progress["last"], self.config.patience
-        return bool(patience and last and last["epoch"] - self.progress["best"]["epoch"] >= patience)
 
     def end_stopped(self, number: signal.Signals, step: int, state: TrainState) -> NoReturn:
         """End the run after update `step`, because a signal asked for it."""
@@ -180,17 +176,18 @@ class Run:
         if self.checkpoints:
             self.checkpoints.wait()
         best, last = self.progress["best"], self.progress["last"]
-        self.report.line("")
+        lines = [""]
         if step < self.job.total_steps:
-            why = f"the last {self.config.patience} were no better than the best"
-            self.report.line(f"ended after epoch {last['epoch']}: {why}")
+            lines += [
+                f"ended after epoch {last['epoch']}: the last {self.config.patience} were no better than the best"
+            ]
         if best:
             part, name, _ = best_metric(best, self.config.best)
-            value = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
-            self.report.line(f"{part} {name}: {value}")
+            epochs = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
+            lines += [f"{part} {name}: {epochs}"]
         seconds, compiling = time.perf_counter() - self.started, self.compile_seconds or 0.0
         self.report.event("end", steps=step, compile_seconds=compiling, total_seconds=seconds)
-        self.report.line(f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile")
+        self.report.line(*lines, f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile")
 
 
 @contextlib.contextmanager
@@ -211,21 +208,15 @@ def find_first_not_finite(job: "Job", step: int) -> str:
     It tries the examples of update `step`, and of the one before, which made its parameters, with the initial ones.
     """
     batches, state = job.batches["train"], create_state(job.task)
-
-    @jax.jit
-    def are_finite(batch: Batch) -> dict[str, jax.Array]:
-        gradients, sums, _ = gradient_sums(dataclasses.replace(job.task, accumulate=1), state, batch)
-        values = {f"gradient of {name}": value for name, value in named_leaves(gradients).items()}
-        return {name: jnp.isfinite(value).all() for name, value in ({"loss": sums.loss} | values).items()}
-
+    compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))
     for update in range(max(step - 2, 0), step):
         epoch, done = divmod(update, batches.per_epoch)
         for row in batches.order(epoch)[done * batches.batch_size :][: batches.batch_size].tolist():
-            finite = are_finite(Batches(batches.split, 1).take(np.array([row])))
-            if wrong := [name for name in finite if not finite[name]]:
+            gradients, sums, _ = compute(state, Batches(batches.split, 1).take(np.array([row])))
+            if not np.isfinite([sums.loss, optax.tree.norm(gradients)]).all():
                 return (
-                    f"the {wrong[-1]} of training example {row}, counted from 0, is not finite even with the initial "
-                    "parameters: look at it, model and loss"
+                    f"training example {row}, counted from 0, has a loss or gradient that is not finite even with the "
+                    "initial parameters: look at it, model and loss"
                 )
     return DIVERGED_ADVICE
 

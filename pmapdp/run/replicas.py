@@ -45,7 +45,7 @@ def checksums_of_devices(arrays: tuple[jax.Array, ...], places: tuple[NamedShard
     return jax.shard_map(lambda x: jax.lax.all_gather(checksums(x), mesh.axis_names), mesh=mesh, **options)(arrays)
 
 
-def require_equal(step: int, state: TrainState, sharding: Any) -> None:
+def require_equal_copies(step: int, state: TrainState, sharding: Any) -> None:
     """Raise a `ReplicasError` if the devices' copies of the state after update `step` differ. All processes call it.
 
     `sharding` says where the arrays are, one for all or a pytree like the state.

@@ -1,4 +1,4 @@
-"""Output of a run: lines, its progress, its log, metrics, TensorBoard files and a trace."""
+"""Output of a run: lines and their log, metrics, TensorBoard files and a trace."""
 
 import contextlib
 import functools
@@ -7,8 +7,6 @@ import json
 import math
 import os
 import platform
-import shutil
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,7 +18,6 @@ from flax import nnx
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.files import WRITE_ADVICE, file_errors, open_regular
-from pmapdp.layers import ExactAttention, ExactBatchNorm, ExactDropout
 from pmapdp.metrics import Meter
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
@@ -30,10 +27,8 @@ if TYPE_CHECKING:
     from pmapdp.train import Job
 
 USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
-EXACT = (ExactBatchNorm, ExactDropout, ExactAttention)
-SECONDS_BETWEEN_LINES = 10.0
-SECONDS_BETWEEN_REFRESHES = 0.2  # on a terminal
-CLEAR = "\r\x1b[K"  # a terminal's line
+EXACT = ("ExactBatchNorm", "ExactDropout", "ExactAttention")  # layers that the header counts
+SECONDS_BETWEEN_LINES = 10.0  # of progress
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
 
@@ -51,8 +46,7 @@ class Reporter:
     """Shows and writes what a run reports. Only the first process does."""
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
-        self.first, self.epochs = first, config.epochs
-        self.shows_progress, self.on_terminal = config.progress and first, sys.stdout.isatty()
+        self.first, self.show_progress, self.epochs = first, config.progress and first, config.epochs
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
         self.tensorboard: Any = None
@@ -67,7 +61,6 @@ class Reporter:
             self.tensorboard = stack.enter_context(contextlib.closing(SummaryWriter(str(folder))))
         self.trace = Path(config.workdir) / "profile" if config.profile and config.workdir and first else None
         self.updates = 0
-        stack.callback(self.clear_progress)
 
     def line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
@@ -98,26 +91,25 @@ class Reporter:
         }
         self.event("start", **vars(config) | facts)
         named = RECIPES[config.recipe].config
-        same = (config.dataset, config.model) == (named.dataset, named.model)
-        recipe = f"recipe {config.recipe}, " if same else ""
+        recipe = f"recipe {named.recipe}, " if (config.dataset, config.model) == (named.dataset, named.model) else ""
         layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
-        micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
-        processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
-        layers = [type(layer) for _, layer in nnx.iter_modules(job.task.model)]
-        kinds = [f", {layers.count(kind)} {kind.__name__}" for kind in EXACT if kind in layers]
-        content = [f"content {job.content}"] if job.content else []
         few = len(job.devices) == 1 and job.devices[0].platform == "cpu" and config.strategy != "single"
-        hint = ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
-        hint = hint if few and not config.devices and not count_from_environment() else ""
+        if few and not config.devices and not count_from_environment():
+            layout += ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
+        micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
+        layers = Counter(type(layer).__name__ for _, layer in nnx.iter_modules(job.task.model))
+        exact = "".join(f", {layers[kind]} {kind}" for kind in EXACT if kind in layers)
+        data = [config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items())]
+        processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
         rows = {
             "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
-            "devices": describe(job.devices) + layout + hint,
+            "devices": describe(job.devices) + layout,
             "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one{micro_batches}",
-            "model": f"{config.model}, {facts['parameters']:,} parameters{''.join(kinds)}",
+            "model": f"{config.model}, {facts['parameters']:,} parameters{exact}",
             "loss": name_of_loss(job.task.loss),
             "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
             "state": state_line(state),
-            "data": ", ".join([config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items()), *content]),
+            "data": ", ".join([*data, f"content {job.content}"] if job.content else data),
             "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
         }
         self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
@@ -125,8 +117,6 @@ class Reporter:
     def start_epoch(self, epoch: int, steps: int) -> None:
         """Begin `epoch` (from 1), which has `steps` steps in this run."""
         self.epoch, self.steps, self.shown = epoch, steps, time.monotonic()
-        if self.on_terminal and not self.updates:
-            self.show_progress("compiling")
 
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show step `step` (from 1, within the epoch) now and then, and trace some updates with --profile."""
@@ -136,25 +126,12 @@ class Reporter:
             jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
         elif self.updates == WARM_UP + TRACED:
             self.end_trace(state)
-        wait = SECONDS_BETWEEN_REFRESHES if self.on_terminal else SECONDS_BETWEEN_LINES
-        if time.monotonic() - self.shown >= wait and meter.timed_updates:
+        if self.show_progress and time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES and meter.timed_updates:
             self.shown = time.monotonic()
             speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s"
             seconds_left = max(1, round((self.steps - step) * meter.seconds / meter.timed_updates))
-            self.show_progress(f"step {step}/{self.steps}", *in_words(meter.means), speed, f"{seconds_left} s left")
-
-    def show_progress(self, *words: str) -> None:
-        """Show how far the epoch is, on a terminal in a line that the next one replaces."""
-        text = "  ".join([f"epoch {self.epoch}/{self.epochs}", *words])
-        if self.shows_progress and self.on_terminal:
-            print(CLEAR + text[: shutil.get_terminal_size().columns - 1], end="", flush=True)
-        elif self.shows_progress:
-            self.line(text)
-
-    def clear_progress(self) -> None:
-        """Take that line away."""
-        if self.shows_progress and self.on_terminal:
-            print(CLEAR, end="", flush=True)
+            place = f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}"
+            self.line("  ".join([place, *in_words(meter.means), speed, f"{seconds_left} s left"]))
 
     def end_epoch(self, results: dict[str, Any]) -> None:
         """Print and write the results of a finished epoch."""
@@ -162,10 +139,8 @@ class Reporter:
         parts = {name: results[name] for name in USES if name in results}
         if self.tensorboard:
             figures = {f"{name}/{metric}": value for name, part in parts.items() for metric, value in part.items()}
-            figures |= {name: results[name] for name in ("learning_rate", "examples_per_second")}
-            for tag, value in figures.items():
-                if value is not None and not tag.endswith("/examples"):
-                    self.tensorboard.add_scalar(tag, value, results["step"])
+            for tag, value in (figures | {"learning_rate": results["learning_rate"]}).items():
+                self.tensorboard.add_scalar(tag, value, results["step"])
             self.tensorboard.flush()
         speed = f"{results['examples_per_second']:,.0f} examples/s" if results["step_ms"] else "one update, not timed"
         shown = [" ".join([name, *in_words(part)]) for name, part in parts.items()]

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 FORMAT = "pmapdp run 2"
 WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
-CONTENT = "the content of the data"
 FOLLOW_EPOCHS = "epochs", "the schedule", "the optimizer in update 2"  # more epochs may change facts that begin so
 CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of yours
 
@@ -50,9 +49,8 @@ def with_full_paths(config: Config, *, first: bool = True) -> Config:
     """
     names = [name for name in ("workdir", "data_dir", "metrics_file", "init_from") if getattr(config, name)]
     names += [name for name in CODE if is_path(getattr(config, name))]
-    paths = {
-        name: os.path.expanduser(getattr(config, name)) for name in names
-    }  # a shell leaves --workdir=~/runs as it is
+    # A shell leaves the ~ of --workdir=~/runs as it is.
+    paths = {name: os.path.expanduser(getattr(config, name)) for name in names}
     if first:
         check_output("--metrics-file", paths.get("metrics_file"), LINES)
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items()})
@@ -73,7 +71,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     settings |= {name: os.path.basename(settings[name]) for name in CODE if is_path(settings[name])}
     for kind, ours in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
         settings[kind] = settings[kind] if settings[kind] in ours else "yours"
-    return json.loads(json.dumps(settings | ({CONTENT: content} if content else {})))
+    return json.loads(json.dumps(settings | ({"the content of the data": content} if content else {})))
 
 
 def sample_functions(job: "Job") -> dict[str, float]:
@@ -110,7 +108,7 @@ def sample_functions(job: "Job") -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
-def require_same(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, ended: bool = False) -> None:
+def require_same_run(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, ended: bool = False) -> None:
     """Refuse a run or checkpoint, called `what`, of another identity. One that has `ended` may be given more epochs."""
     may_differ = FOLLOW_EPOCHS if ended and ours["epochs"] > theirs["epochs"] else ()
     rounding = 1e-2 if ours["dtype"] == "bfloat16" else 1e-4  # another machine may round what a function gives
@@ -162,7 +160,7 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
         if config_file.exists():
             # `restore_or_init` compares the epochs: a run that has ended may be given more.
             theirs = identity(read_config(folder)) | {"epochs": config.epochs}
-            require_same(f"the run in --workdir {path}", theirs, identity(config))
+            require_same_run(f"the run in --workdir {path}", theirs, identity(config))
         else:
             write_config(folder, config)
         yield

@@ -89,32 +89,28 @@ def test_no_best_epoch_to_evaluate(stopped, tmp_path, capsys):
     (tmp_path / "away").rename(best)
 
 
-def test_a_function_after_each_epoch(tmp_path):
-    """It gets the results and the state, and the training is what it is without it."""
+def test_a_function_after_each_epoch_and_a_stop(finished, tmp_path):
+    """It gets the results and the state, and the training is what it is without it.
+
+    In a notebook, without a workdir, the stop button leaves what was learned in the error, and another training runs.
+    If all updates are made by then, the run ends as ever.
+    """
     seen = []
 
     def note(results, state):
         seen.append((results, float(jnp.abs(state.params["head"]["kernel"]).sum())))
         results["epoch"] = 99
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGINT)
 
+    with pytest.raises(StoppedError, match="stopped by SIGINT after step 10: nothing was kept") as caught:
+        run(own={"after_epoch": note}, epochs=9)
+    seen.clear()
     file = tmp_path / "metrics.jsonl"
-    found = run(own={"after_epoch": note}, epochs=3, metrics_file=str(file))
-    assert [each["epoch"] for each in found.epochs] == [1, 2, 3]
+    found = run(own={"after_epoch": note}, epochs=2, metrics_file=str(file))
+    assert [each["epoch"] for each in found.epochs] == [1, 2]
     written = [json.loads(line)["test"]["loss"] for line in file.read_text().splitlines() if '"epoch", ' in line]
     assert [results["test"]["loss"] for results, _ in seen] == written
     assert seen[-1][1] == pytest.approx(np.abs(found.state.params["head"]["kernel"]).sum(), rel=1e-6)
-    jax.tree.map(np.testing.assert_array_equal, found.state, run(epochs=3).state)
-
-
-def interrupt(results, state):
-    """As the stop button of a notebook does, in the middle of a cell."""
-    if results["epoch"] == 2:
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_interrupted_it_leaves_its_state_and_python_goes_on():
-    """In a notebook, without a workdir: what was learned is in the error, and another training runs."""
-    with pytest.raises(StoppedError, match="stopped by SIGINT after step 10: nothing was kept") as caught:
-        run(own={"after_epoch": interrupt}, epochs=9)
-    finished = run(own={"after_epoch": interrupt}, epochs=2)  # by then all updates are made
-    jax.tree.map(np.testing.assert_array_equal, caught.value.state, finished.state)
+    for state in (found.state, caught.value.state):
+        jax.tree.map(np.testing.assert_array_equal, state, finished[1].state)

@@ -45,13 +45,12 @@ def test_another_head_starts_as_the_seed_makes_it(source, kind):
     np.testing.assert_array_equal(task.model.hidden.kernel[...], state.params["hidden"]["kernel"])
     np.testing.assert_array_equal(task.model.head.kernel[...], build(FiveClasses).head.kernel[...])
     assert news.startswith(f"starts from 2 arrays of {paths[kind]}, which had made 10 updates")
-    assert "as the seed makes them: head.bias [5] ([3] there), head.kernel [16, 5] ([16, 3] there)" in news
+    assert news.endswith("; as the seed makes them: head.bias, head.kernel")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("none", None, r"none cannot be read \(No such file or directory\): name the --workdir of a run, or a file of"),
         ("cut", -100, r"cut cannot be read \("),
         ("model.zip", None, "has no array of MLP, for example no hidden1.bias: name"),
     ],

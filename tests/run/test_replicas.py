@@ -15,7 +15,7 @@ from points import DATA, Net
 from pmapdp.config import Config
 from pmapdp.errors import ReplicasError
 from pmapdp.models import axes
-from pmapdp.run.replicas import require_equal
+from pmapdp.run.replicas import require_equal_copies
 from pmapdp.state import create_state
 from pmapdp.train import Custom, prepare, train
 
@@ -66,13 +66,13 @@ def test_right_programs_raise_no_alarm_and_every_copy_counts(settings):
     state = create_state(job.task, sharding)
     for batch in job.batches["train"].epoch(0):
         state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
-    require_equal(5, state, sharding)
+    require_equal_copies(5, state, sharding)
     leaves, structure = jax.tree_util.tree_flatten_with_path(state)
     copied = [i for i, (_, x) in enumerate(leaves) if len({str(s.index) for s in x.addressable_shards}) < 4]
     assert len(copied) >= 2  # the step, and the optimizer's count of it
     for i in copied:
         flipped = [with_flip(x, job.devices[3]) if i == j else x for j, (_, x) in enumerate(leaves)]
         with pytest.raises(ReplicasError) as caught:
-            require_equal(5, structure.unflatten(flipped), sharding)
+            require_equal_copies(5, structure.unflatten(flipped), sharding)
         name = jax.tree_util.keystr(leaves[i][0], simple=True, separator=".")
         assert re.match(rf"after step 5 device [0-3] \(process 0\) has another copy of {name} than", str(caught.value))
