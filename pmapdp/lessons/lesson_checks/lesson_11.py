@@ -22,20 +22,12 @@ def typed(answer):
     with explicit_mesh():
         x = jax.device_put(np.ones((8, 6), np.float32), P("data"))
         traced = []
-
-        def watched(function):
-            def call(x):
-                traced.append(isinstance(x, jax.core.Tracer))
-                return function(x)
-
-            return call
-
         for name, function, wanted in (
             ("x.T", lambda x: x.T, P(None, "data")),
             ("x.sum(0)", lambda x: x.sum(0), P(None)),
             ("x.sum(1)", lambda x: x.sum(1), P("data")),
         ):
-            found = answer(watched(function), x)
+            found = answer(lambda x, f=function: traced.append(isinstance(x, jax.core.Tracer)) or f(x), x)
             require(isinstance(found, P), f"return a PartitionSpec, yours is {found}")
             axes, mesh = jax.eval_shape(function, x).ndim, jax.typeof(x).sharding.mesh
             mine, right = (NamedSharding(mesh, spec) for spec in (found, wanted))
@@ -52,9 +44,8 @@ def fixed_gram(answer):
         found = answer(x)
         require(isinstance(found, jax.Array) and found.shape == (3, 3), "return a jax.Array [D, D]")
         require(np.allclose(found, numbers.T @ numbers, rtol=1e-4, atol=1e-3), "x.T @ x has other values")
-        everywhere = len(found.sharding.device_set) == N and found.sharding.is_fully_replicated
-        kind = f"the result has the type {jax.typeof(found)}: it must be replicated on the {N} devices"
-        require(everywhere, kind)
+        everywhere = len(found.devices()) == N and found.sharding.is_fully_replicated
+        require(everywhere, f"the result has the type {jax.typeof(found)}: it must be replicated on the {N} devices")
         received = collectives(jax.jit(answer).lower(x).compile().as_text())
         kinds, total = ", ".join(each.kind for each in received), sum(each.bytes for each in received)
         rows = "every device gets the rows of all others, when it needs only their [D, D] sums"
@@ -76,5 +67,6 @@ def normalized_step(answer):
             jax.jit(answer)(jnp.asarray(w), x, y)
         except AssertionError:
             return
-        cure = "assert jax.typeof(x).sharding.spec[0] == 'data'"
-        require(False, f"right, but a batch that is not split was accepted: {cure}")
+        require(
+            False, "right, but a batch that is not split was accepted: assert jax.typeof(x).sharding.spec[0] == 'data'"
+        )

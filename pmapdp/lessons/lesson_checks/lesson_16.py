@@ -24,9 +24,8 @@ def born_in_place(answer):
     place = NamedSharding(mesh_of(N), P("data"))
     found = answer(build, place)
     require(isinstance(found, jax.Array) and found.shape == (8, 6), "return the array that build() makes, [8, 6]")
-    require(bool(traced), "build was not called")
-    placed = found.sharding.is_equivalent_to(place, 2)
-    require(placed, f"its sharding is {found.sharding}, not the one that was asked for")
+    asked = f"its sharding is {found.sharding}, not the one that was asked for"
+    require(found.sharding.is_equivalent_to(place, 2), asked)
     require(all(traced), "build() ran outside of jit: one device held all of its result before it was split")
     require(np.array_equal(found, build()), "build() makes other numbers")
 

@@ -21,8 +21,7 @@ def assemble(answer):
     require(found.shape == rows.shape, f"the global shape is {rows.shape}, yours is {found.shape}")
     require(found.sharding.is_equivalent_to(sharding, 2), f"its sharding is {found.sharding}, asked for was {sharding}")
     for shard in found.addressable_shards:
-        right = np.array_equal(shard.data, rows[shard.index])
-        require(right, f"the rows on {shard.device} belong elsewhere")
+        require(np.array_equal(shard.data, rows[shard.index]), f"the rows on {shard.device} belong elsewhere")
 
 
 def by_node(answer):
@@ -53,6 +52,5 @@ def fixed_log(answer):
         found = answer(process, mean_loss, said.append)
         times = f"process {process} computed the loss {len(computed)} times"
         require(len(computed) == 1, f"{times}: all must do so once, or some wait for the others in vain")
-        alone = [0.25] if process == 0 else []
-        require(said == alone, f"process {process} said {said}: process 0 alone says the loss")
+        require(said == [0.25] * (process == 0), f"process {process} said {said}: process 0 alone says the loss")
         require(found == 0.25, "return the loss on every process")

@@ -1,7 +1,4 @@
-"""Memory over time, from the compiler's own schedule: lessons 13 and 16 draw it.
-
-curve(step.lower(state, batch).compile())
-"""
+"""Memory over time, from the compiler's own schedule: lessons 13 and 16 draw it."""
 
 import re
 from collections.abc import Collection
@@ -16,9 +13,8 @@ NO_MEMORY_OF_ITS_OWN = {"parameter", "constant", "get-tuple-element", "tuple", "
 def curve(compiled: Any) -> list[float]:
     """Megabytes of temporary arrays on one device, after each instruction of a compiled program in its order.
 
-    An array counts from the instruction that makes it to the last one that reads it. The steps of a loop follow each
-    other. Results of a program that donates its arguments take their place. Other buffers that the compiler shares count
-    twice, so the curve may lie above its plan.
+    An array counts from the instruction that makes it to the last one that reads it. Results take the place of donated
+    arguments. Other buffers that the compiler shares count twice, so the curve may lie above its plan.
     """
     computations: dict[str, list[re.Match[str]]] = {}
     entry = name = ""

@@ -1,4 +1,5 @@
 PLACED = "jax.device_put(jax.tree.map(lambda x: x[0], tree), NamedSharding(mesh, PartitionSpec()))"
+ON_DEVICES = "jax.tree.map(lambda x: x[0], jax.device_put(tree, NamedSharding(mesh, PartitionSpec())))"
 BY_JIT = "jax.jit(lambda t: t, out_shardings=NamedSharding(mesh, PartitionSpec()))(jax.tree.map(lambda x: x[0], tree))"
 JIT = "jax.jit(step, in_shardings=(replicated, split, split), out_shardings=replicated)"
 SPECS = "mesh=mesh, in_specs=(replicated.spec, split.spec, split.spec), out_specs=replicated.spec"
@@ -11,8 +12,9 @@ VARIANCE = 'lax.pmean(jnp.square(x - mean).mean(0), "batch")'
 WRONG = {
     "unstacked": [
         ("still has the shape", "x[0]", "x"),
-        ("on the host", PLACED, "jax.tree.map(lambda x: x[0], tree)"),
+        ("must have a copy on each", PLACED, "jax.tree.map(lambda x: x[0], tree)"),
         ("still has the shape ()", "x[0]", "x.sum()"),
+        ("all 4 copies went onto the devices", PLACED, ON_DEVICES),
     ],
     "ported": [
         ("is 4.000 times as long", RETURN, AVERAGED, JIT, CHECKED),

@@ -10,7 +10,7 @@ PER_COUNT = f"{TOTAL} / jnp.maximum(weights.sum(), 1)"
 WRONG = {
     "global_gradient": [
         ("loss was called with 6 of the 6 rows", SCAN, "total = K * jax.grad(loss)(w, x)"),
-        ("exchange 15 numbers", GRADIENT, f'lax.pmean({GRADIENT}, "data")', MEAN, "total / K"),
+        ("in every round", GRADIENT, f'lax.pmean({GRADIENT}, "data")', MEAN, "total / K"),
         ("different gradients", MEAN, "total / K"),
         ("average over the devices", "pmean", "psum"),
         ("divide by the number of micro-batches", "total / K", "total"),
