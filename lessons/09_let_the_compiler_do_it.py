@@ -67,8 +67,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # ## How does the compiler know?
 #
-# Here's an array of 16 rows, split over eight devices, and here are three functions of it. A compiled program is a text, so
-# we can look for all-reduces in it.
+# Here's an array of 16 rows, split over eight devices, and here are three functions of it. You can print a compiled program
+# as text, so let's look for all-reduces in it.
 #
 # **Predict:** for which of the three functions do the devices have to communicate?
 
@@ -131,7 +131,8 @@ lesson_09.training_step()
 # ## The quiet mistake
 #
 # Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is uncommitted
-# (lesson 04), and `jit` may choose where it goes. We ask the compiler how many operations each device will perform.
+# (lesson 04), and `jit` may choose where it goes. Let's compile the step for four batches, and ask the compiler how many
+# operations each device will do.
 #
 # **Predict:** which of these four batches are really split?
 

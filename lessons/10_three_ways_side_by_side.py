@@ -119,9 +119,8 @@ for name, value, shape in zip(
 # ## The trap
 #
 # Now the gradient. Under pmap you take the gradient of this device's loss, and then you average it. Here's that
-# function, and two variations: one averages the loss instead, and the other casts `w` first.
-# `shard_map` has an option, `check_vma`, which is on unless you switch it off. So there are three
-# functions, and each runs with the check on and off.
+# function, and two variations: one averages the loss instead, and the other casts `w` first. `shard_map` also has a check,
+# `check_vma`, which is on unless you switch it off. We try each function with and without it.
 #
 # **Predict:** the right answer is 7.5. Which of these six find it?
 

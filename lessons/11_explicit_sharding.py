@@ -16,7 +16,7 @@
 #
 # In lesson 09 you forgot to place a batch. The result was right, and all eight devices did all of the work. Nobody told
 # you: under `jit` the compiler chooses where arrays go, and you only see its choice if you read the compiled program. It
-# doesn't have to be like that. In this lesson you'll change ten lines, and the sharding becomes part of an array's
+# doesn't have to be like that. In this lesson you'll change eleven lines, and the sharding becomes part of an array's
 # *type*. Then you can print it, and you can assert it. If JAX isn't sure what you want, it asks
 # instead of guessing.
 #
@@ -61,8 +61,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. It does the same work in the same places. You'll see the difference when an array isn't where
-# it should be.
+# With the same numbers, because it does the same work in the same places. New is the last line: it prints the type of the
+# inputs, and the type says that their 128 rows are split over "data".
 #
 # </details>
 #
@@ -110,10 +110,10 @@ for name, type_ in types.items():
 # </details>
 #
 # So each operation has a rule that derives the type of its result from the types of its arguments.
-# Here's a network on a mesh with two axes. The examples are split over "data" and the hidden units
-# over "model". For `hidden` the rule is enough.
-# The product for `logits` adds up over the split hidden units. The devices have to communicate, and
-# you have to say which type you want. You'll see how in the next section.
+# Here's a network on 2 x 2 devices. The examples are split over the mesh axis "data" and the hidden units over "model".
+# Each box is a shard, with the numbers of the devices that hold it, and if two hold the same shard you see two cards. For
+# `hidden` the rule is enough. But the product for `logits` adds up over the hidden units, and they're split. So the devices
+# have to communicate, and you have to say which type you want. The next section shows how.
 
 # %%
 lesson_11.types()
@@ -174,8 +174,8 @@ answers = {
 lesson_11.shardings(answers)
 
 # %% [markdown]
-# Each square is an array of 16 x 16 numbers (the last has 8 x 16), in the colours of the devices that hold them. The
-# third is dark grey, because every device holds the whole array.
+# The third array is a stack of eight cards, because every device holds all of it. The other answers are split by rows,
+# just as you asked.
 #
 # ## Which Flax layers work?
 #

@@ -287,7 +287,7 @@ print("1 + 0.001 =", after_update)
 
 
 def train_in(parameter_dtype, compute_dtype):
-    """The loss of every update of your network, with a small learning rate."""
+    """The loss of every update of your network, on one device and with a small learning rate."""
 
     def cast(tree, dtype):
         return jax.tree.map(lambda x: x.astype(dtype), tree)
@@ -309,7 +309,7 @@ def train_in(parameter_dtype, compute_dtype):
     state = small_steps.init(model)
     for epoch in range(6):
         for batch in list(batches(*train_data, seed=epoch))[:-1]:
-            model, state, value = step(model, state, place_batch(batch))
+            model, state, value = step(model, state, batch)
             losses.append(float(value))
     return losses
 
@@ -396,8 +396,8 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 #
 # </details>
 #
-# Use it in a loop over layers. Without a loop, XLA for CPUs notices that you compute something twice, and merges the
-# two computations, so nothing is saved. JAX asks XLA not to do that, but only XLA for GPUs and TPUs obeys.
+# Why the loop? If you write the twelve layers out, XLA for CPUs in jax 0.10 notices that you compute something twice. It
+# merges the two computations, and most of the saving is gone. In jax 0.12 it doesn't.
 #
 # ## Exercises
 #

@@ -16,7 +16,7 @@
 #
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
 # the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this one.
-# In this lesson you'll split the matrices themselves. Your program needs eighteen new lines for it, none of them in
+# In this lesson you'll split the matrices themselves. Your program needs twenty new lines for it, none of them in
 # the training step, and the compiler finds out which devices have to communicate. You'll learn to predict that, because
 # a matrix that's split the wrong way still gives the right result, only more slowly.
 #
@@ -91,9 +91,8 @@ for name, (of_x, of_w, of_result) in cases.items():
 #
 # **One all-reduce for two products.** This is **tensor parallelism** as in
 # [Megatron-LM](https://arxiv.org/abs/1909.08053). You can combine it with data parallelism on a mesh with two axes. The
-# picture shows both on eight devices. Each rectangle is an array, and each box in it is a shard,
-# with the colour and the number of the first device that holds it. Above the array stand its name
-# and the shape of one shard.
+# picture shows both on eight devices. Each box is a shard, with the numbers of the devices that hold it. If several hold the
+# same shard, it's a stack with a card for each of them. Above an array stand its name and the shape of one shard.
 
 # %%
 SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
@@ -317,8 +316,8 @@ assert bad.bytes > 40 * good.bytes
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers, up to rounding in the last digit. A sharding decides which device computes what. It doesn't
-# change the result.
+# With the same numbers, up to rounding in the last digit, although each device holds only half of the first kernel. A
+# sharding decides which device computes what. It doesn't change the result.
 #
 # </details>
 #

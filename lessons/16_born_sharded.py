@@ -16,7 +16,7 @@
 #
 # You want to train a model with seven billion parameters. You have eight GPUs with 80 GB each, 640 GB in all. Data
 # parallelism can't do it, on eight GPUs or on a thousand: each of them holds a copy of everything, and a copy takes
-# 112 GB. In this lesson you'll change nine lines of your program, none in the training step, and then each device will
+# 112 GB. In this lesson you'll change eleven lines of your program, none in the training step, and then each device will
 # hold an eighth. After that you'll look at memory over time, because inside the step you can lose most of that saving
 # again.
 #
@@ -79,7 +79,7 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 #
 # What does it cost? An all-reduce is a reduce-scatter and then an all-gather (lesson 06). Stages 1 and 2 put the update
 # between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before the
-# backward pass, so it sends one and a half times as much.
+# backward pass, so it sends one and a half times as much. (In the picture, n is the size of the parameters in bytes.)
 
 # %%
 lesson_16.zero_over_time()
@@ -153,7 +153,7 @@ for step in (all_reduced, zero_1):
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 #
-# **Predict:** what does this one end with?
+# **Predict:** what does this one end with? And which part of the state does each device hold?
 
 # %% tags=["prediction", "take-home"]
 # include program/16_zero.py
@@ -161,21 +161,19 @@ for step in (all_reduced, zero_1):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. Where you put an array decides which device computes what. It doesn't change the result.
+# With the same numbers. Where you put an array decides which device computes what. It doesn't change the result. And each
+# device holds 12.9 % of the state, a little more than an eighth.
 #
 # </details>
 #
-# **Predict:** which part of the state does each device hold? And if you had used the plain `init_state()` and moved its
-# result, how much would the first device have held for a moment?
+# **Predict:** why isn't it exactly an eighth? And what was it when the state was born, before the first step?
 
 # %% tags=["prediction"]
-total = sum(x.nbytes for x in jax.tree.leaves(state))
-held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
-print(f"between two steps, a device holds {held / total:.1%} of the state")
-born = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
-print(f"when it's born, {born.output_size_in_bytes / total:.1%}")
 whole_parts = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
 print("not split:", whole_parts)
+total = sum(x.nbytes for x in jax.tree.leaves(state))
+born = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
+print(f"when it's born, a device holds {born.output_size_in_bytes / total:.1%}")
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -189,10 +187,10 @@ assert whole_parts == [(10,)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# About an eighth, from the moment it's born. It's a little more, because the bias `[10]` of the
-# last layer isn't divisible by 8 and stays whole. (The second number is larger still, because it
-# counts 8 bytes for the address of each array.) If you had moved the result of `init_state()`, the
-# first device would have held all of it.
+# The bias `[10]` of the last layer isn't divisible by 8, so it stays whole, and so do its two moments. And a device never
+# held more than its part, not even at birth. (The number is a little larger only because it counts 8 bytes for the address
+# of each array.) If you had called the plain `init_state()` and moved its result, the first device would have held all of it
+# for a moment.
 #
 # </details>
 #

@@ -116,3 +116,5 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+kernel = state[0].hidden.kernel[...]
+print(f"a device holds {kernel.sharding.shard_shape(kernel.shape)} of the kernel {kernel.shape}")

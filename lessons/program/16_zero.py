@@ -106,3 +106,5 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+print(f"a device holds {held / sum(x.nbytes for x in jax.tree.leaves(state)):.1%} of the state")

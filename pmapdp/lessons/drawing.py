@@ -121,6 +121,29 @@ def device_row(axes: Axes, left: float, top: float, texts: Iterable[str], *, ste
         box(axes, left + step * d, top, text, device=d, **look)
 
 
+def shards(
+    axes: Axes, array: tuple[float, float, float, float], shape: tuple[int, int], sharding: Any, *, card: float = 0.12
+) -> None:
+    """The shards of an array that is drawn at (left, top, width, height): each a stack with a card for each device.
+
+    The top card has the numbers of all devices that hold the shard.
+    """
+    left, top, width, height = array
+    holders: dict[tuple[int, int, int, int], list[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        (r0, r1, _), (c0, c1, _) = (part.indices(n) for part, n in zip(index, shape, strict=True))
+        holders.setdefault((r0, r1, c0, c1), []).append(device.id)
+    for (r0, r1, c0, c1), ids in holders.items():
+        x, y = left + width * c0 / shape[1], top + height * r0 / shape[0]
+        edges = card * (len(ids) - 1) + 0.06  # what sticks out of the stack, and a gap
+        size = {"width": width * (c1 - c0) / shape[1] - edges, "height": height * (r1 - r0) / shape[0] - edges}
+        lines = [", ".join(map(str, ids[start : start + 2])) for start in range(0, len(ids), 2)]
+        text = "all eight" if len(ids) == 8 else ",\n".join(lines)
+        for depth, device in reversed(list(enumerate(ids))):
+            shift = card * depth
+            box(axes, x + shift, y + shift, "" if depth else text, device=device, size=8, **size)
+
+
 def legend_beside(axes: Axes, **look: Any) -> None:
     """The legend, to the right of the curves."""
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), **look)
@@ -136,11 +159,13 @@ def curves_by_device(curves: np.ndarray, reference: Any, name: str, ylabel: str)
     legend_beside(plt.gca())
 
 
-def bars_of_work(work: dict[str, float], unit: str, size: float) -> None:
-    """Bars of the floating-point operations of each device, by the name of the case, in units of `size` operations."""
-    plt.barh(list(work), [flops / size for flops in work.values()], color=DEVICE_COLOURS[0], height=0.6)
+@picture
+def work_by_device(work: dict[str, float]) -> None:
+    """Bars of the operations of each device: several times as many in a case in which devices repeat the work of others."""
+    plt.figure(figsize=(7, 0.4 + 0.45 * len(work)))
+    plt.barh(list(work), [flops / 1e6 for flops in work.values()], color=DEVICE_COLOURS[0], height=0.6)
     plt.gca().invert_yaxis()
-    plt.gca().set(xlabel=f"{unit} operations on each device")
+    plt.gca().set(xlabel="million operations on each device")
 
 
 @picture

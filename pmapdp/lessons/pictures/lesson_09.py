@@ -2,6 +2,8 @@
 
 from pmapdp.lessons import drawing
 
+work_by_device = drawing.work_by_device
+
 
 @drawing.picture
 def training_step() -> None:
@@ -23,9 +25,3 @@ def training_step() -> None:
         drawing.arrow(axes, (21.1, 2.8), (22.2, y + 0.4), device=d)
     drawing.box(axes, 17.1, 2.3, "all-reduce", width=4.0, height=1.0)
     axes.text(0.1, 5.7, "devices 4 to 7 do the same", va="center")
-
-
-@drawing.picture
-def work_by_device(work: dict[str, float]) -> None:
-    """Bars of the operations of each device: few if the batch is split, about six times as many if nothing is placed."""
-    drawing.bars_of_work(work, "million", 1e6)

@@ -2,52 +2,43 @@
 
 from typing import Any
 
-import matplotlib.pyplot as plt
+import jax
 import numpy as np
-from matplotlib.colors import to_rgb
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.lessons import drawing
 
-# name: (left, top, type as JAX writes it)
+# name: (left, top, shape, the mesh axes that split it)
 ARRAYS = {
-    "x": (0.2, 1.4, "[512@data,784]"),
-    "W1": (0.2, 5.2, "[784,64@model]"),
-    "hidden = relu(x @ W1)": (12.8, 3.3, "[512@data,64@model]"),
-    "W2": (12.8, 7.1, "[64@model,10]"),
-    "logits: JAX asks you": (25.4, 5.2, "[512@data,10]"),
+    "x": (0.3, 1.6, (512, 784), ("data", None)),
+    "W1": (0.3, 6.6, (784, 64), (None, "model")),
+    "hidden = relu(x @ W1)": (9.8, 1.6, (512, 64), ("data", "model")),
+    "W2": (9.8, 6.6, (64, 10), ("model", None)),
+    "logits: JAX asks": (20.6, 1.6, (512, 10), ("data", None)),
 }
-WAYS = (
-    ("x", "hidden = relu(x @ W1)"),
-    ("W1", "hidden = relu(x @ W1)"),
-    ("hidden = relu(x @ W1)", "logits: JAX asks you"),
-    ("W2", "logits: JAX asks you"),
-)
 
 
 @drawing.picture
 def types() -> None:
-    """x [512@data, 784] and W1 [784, 64@model] give hidden [512@data, 64@model]; with W2 [64@model, 10] logits [512@data, 10]."""
-    axes = drawing.canvas(36.4, 9, inches=7.6)
-    for name, (left, top, text) in ARRAYS.items():
-        axes.text(left + 5.4, top - 0.4, name, ha="center", weight="bold")
-        drawing.box(axes, left, top, text, width=10.8, height=1.7)
-    for start, end in WAYS:
-        (x0, y0, _), (x1, y1, _) = ARRAYS[start], ARRAYS[end]
-        drawing.arrow(axes, (x0 + 10.9, y0 + 0.85), (x1 - 0.1, y1 + 0.85))
+    """On 2 x 2 devices, x [512@data, 784] and W1 [784, 64@model] give hidden [512@data, 64@model]; with W2 [64@model, 10] it gives logits [512@data, 10]. Colours show which devices hold which shard."""
+    axes = drawing.canvas(27.2, 10.6, inches=8)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    for name, (left, top, shape, names) in ARRAYS.items():
+        types = [str(n) if axis is None else f"{n}@{axis}" for n, axis in zip(shape, names, strict=True)]
+        axes.text(left, top - 1.0, name, weight="bold", va="center", fontsize=9)
+        axes.text(left, top - 0.4, f"[{', '.join(types)}]", va="center", fontsize=9)
+        drawing.shards(axes, (left, top, 5.6, 3.2), shape, NamedSharding(mesh, PartitionSpec(*names)))
+    for start, end in ((6.0, 9.7), (15.5, 20.5)):
+        for row in (3.2, 8.2):
+            drawing.arrow(axes, (start, row), (end, 3.0 if row < 4 else 3.6))
 
 
 @drawing.picture
 def shardings(arrays: dict[str, Any]) -> None:
-    """Six matrices in the colours of their devices: stripes of rows or of columns, and one in grey that all devices hold."""
-    _, grid = plt.subplots(2, 3, figsize=(7, 4), layout="constrained")
-    for axes, (name, array) in zip(grid.flat, arrays.items(), strict=True):
-        pixels = np.zeros((*array.shape, 3))
-        for device, part in array.sharding.devices_indices_map(array.shape).items():
-            replicated = array.sharding.is_fully_replicated
-            pixels[part] = to_rgb(drawing.INK if replicated else drawing.DEVICE_COLOURS[device.id])
-            if replicated and device.id == 0:
-                axes.text(8, 8, "all of it\non each device", color="white", ha="center", va="center")
-        axes.imshow(pixels, extent=(0, array.shape[1], array.shape[0], 0))
-        axes.set(xticks=[], yticks=[], xlim=(0, 16), ylim=(16, 0))
-        axes.set_title(name, fontsize=8)
-        axes.spines[:].set_visible(False)
+    """Six matrices in the colours of their devices: stripes of rows or of columns, and a stack of eight cards, because all devices hold all of it."""
+    axes = drawing.canvas(27.4, 13.6, inches=8)
+    for number, (name, array) in enumerate(arrays.items()):
+        left, top = 9.8 * (number % 3), 1.5 + 7 * (number // 3)
+        axes.text(left, top - 1.1, name, va="center", fontsize=9)
+        axes.text(left, top - 0.4, jax.typeof(array), va="center", fontsize=9)
+        drawing.shards(axes, (left, top, 6.6, 4.6), array.shape, array.sharding)

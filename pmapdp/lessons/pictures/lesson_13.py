@@ -9,6 +9,7 @@ import numpy as np
 from pmapdp.lessons import drawing
 from pmapdp.lessons.programs import memory
 
+work_by_device = drawing.work_by_device
 N, K, ROWS = 8, 4, 32
 
 
@@ -16,9 +17,8 @@ N, K, ROWS = 8, 4, 32
 def cuts() -> None:
     """32 rows, four on each device, in four micro-batches: reshape(K, -1) puts each on two devices, the swap on all eight."""
     axes = drawing.canvas(31, 7.4)
-    titles = {"reshape(K, -1)": lambda k, i: 8 * k + i, "reshape(-1, K), swapped": lambda k, i: 4 * i + k}
-    notes = "each on two devices", "each on all eight devices"
-    for column, ((title, row_of), note) in enumerate(zip(titles.items(), notes, strict=True)):
+    titles = {"reshape(K, -1)": "each on two devices", "reshape(-1, K), swapped": "each on all eight devices"}
+    for column, (title, note) in enumerate(titles.items()):
         left = 6.6 + 12.6 * column
         axes.text(left + 5.2, 0.5, title, ha="center", family="monospace")
         axes.text(left + 5.2, 6.7, note, ha="center")
@@ -27,15 +27,8 @@ def cuts() -> None:
             if column == 0:
                 axes.text(left - 0.4, y + 0.5, f"micro-batch {k}", ha="right", va="center")
             for i in range(ROWS // K):
-                row = row_of(k, i)
+                row = 4 * i + k if column else 8 * k + i
                 drawing.box(axes, left + 1.3 * i, y, str(row), device=row * N // ROWS, width=1.2, height=1)
-
-
-@drawing.picture
-def work_by_device(work: dict[str, float]) -> None:
-    """Bars of the operations of each device: four times as many if neighbouring rows are a micro-batch."""
-    plt.figure(figsize=(7, 1.6))
-    drawing.bars_of_work(work, "billion", 1e9)
 
 
 @drawing.picture
@@ -53,9 +46,8 @@ def memory_over_time(programs: dict[str, Any]) -> None:
 @drawing.picture
 def loss_by_dtype(curves: dict[str, Sequence[float]]) -> None:
     """The loss falls in the same way in float32 and computed in bfloat16; with parameters in bfloat16 it falls more slowly."""
-    widths = (5, 1.5, 1.5)
-    for colour, width, (name, losses) in zip((4, 0, 1), widths, curves.items(), strict=True):
-        smooth = np.convolve(losses, np.ones(15) / 15, "valid")
+    for colour, (name, losses) in zip((4, 0, 1), curves.items(), strict=True):
+        smooth, width = np.convolve(losses, np.ones(15) / 15, "valid"), 5 if colour == 4 else 1.5
         plt.plot(smooth, color=drawing.DEVICE_COLOURS[colour], linewidth=width, label=name)
     plt.gca().set(xlabel="update", ylabel="loss (mean of 15 updates)", ylim=(0, None))
     plt.legend()

@@ -6,12 +6,12 @@ import matplotlib.pyplot as plt
 
 from pmapdp.lessons import drawing
 
-HEIGHT = 3.5  # of an array, so that the number of a device fits into an eighth of it
+HEIGHT = 3.6  # of an array, so that the number of a device fits into an eighth of it
 
 
 @drawing.picture
 def layouts(names, shapes, sharding_of) -> None:
-    """The arrays x, W1, h, W2 and y in two layouts: data splits the rows over eight devices, data and model rows over four and hidden units over two.
+    """The arrays x, W1, h, W2 and y in two layouts: data splits the rows over eight devices, data and model rows over four and hidden units over two. A stack of cards is a shard that several devices hold.
 
     Args:
         names: of the layouts, from the top down.
@@ -22,19 +22,11 @@ def layouts(names, shapes, sharding_of) -> None:
     for row, layout in enumerate(names):
         top = 0.7 + 4.5 * row
         axes.text(0, top + HEIGHT / 2, layout.replace(" and ", "\nand "), weight="bold", va="center")
-        for column, (name, (n, m)) in enumerate(shapes.items()):
-            left, sharding, drawn = 4.1 + 3.9 * column, sharding_of(layout, name), set()
-            title = f"{name} {list(sharding.shard_shape((n, m)))}"
-            axes.text(left + 1.5, top - 0.15, title, ha="center", fontsize=9)
-            for device, (rows, columns) in sharding.devices_indices_map((n, m)).items():
-                (r0, r1, _), (c0, c1, _) = rows.indices(n), columns.indices(m)
-                place = left + 3 * c0 / m, top + HEIGHT * r0 / n
-                if place not in drawn:  # a shard that several devices hold is drawn for the first
-                    size = {"width": 3 * (c1 - c0) / m - 0.05, "height": HEIGHT * (r1 - r0) / n - 0.05}
-                    drawing.box(
-                        axes, *place, f"{device.id}", device=device.id, size=10 if r1 - r0 > n // 8 else 8, **size
-                    )
-                drawn.add(place)
+        for column, (name, shape) in enumerate(shapes.items()):
+            left, sharding = 4.1 + 3.9 * column, sharding_of(layout, name)
+            title = f"{name} {list(sharding.shard_shape(shape))}"
+            axes.text(left + 1.6, top - 0.15, title, ha="center", fontsize=9)
+            drawing.shards(axes, (left, top, 3.3, HEIGHT), shape, sharding)
 
 
 @drawing.picture

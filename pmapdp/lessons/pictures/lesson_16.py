@@ -9,20 +9,13 @@ from matplotlib.patches import Rectangle
 from pmapdp.lessons import drawing
 from pmapdp.lessons.programs import memory
 
-# (text, length, whether it communicates) of each stage of a step. The backward pass takes twice as long as the forward
-# pass, and an all-reduce as long as a reduce-scatter and an all-gather.
+# The backward pass takes twice as long as the forward pass, and an all-reduce as long as the two that it's made of.
 STAGES = {
-    "replicated": (("forward", 4, 0), ("backward", 8, 0), ("all-reduce", 6, 1), ("update", 2.4, 0)),
-    "ZeRO-1": (("forward", 4, 0), ("backward", 8, 0), ("reduce-\nscatter", 3, 1), ("", 0.3, 0), ("all-\ngather", 3, 1)),
-    "ZeRO-3": (
-        ("all-\ngather", 3, 1),
-        ("forward", 4, 0),
-        ("all-\ngather", 3, 1),
-        ("backward", 8, 0),
-        ("reduce-\nscatter", 3, 1),
-        ("", 0.3, 0),
-    ),
+    "replicated": ("forward", "backward", "all-reduce", "update"),
+    "ZeRO-1": ("forward", "backward", "reduce-scatter", "", "all-gather"),
+    "ZeRO-3": ("all-gather", "forward", "all-gather", "backward", "reduce-scatter", ""),
 }
+LENGTHS = {"forward": 4, "backward": 8, "update": 2.4, "": 0.3, "all-reduce": 6, "reduce-scatter": 3, "all-gather": 3}
 
 
 @drawing.picture
@@ -45,28 +38,35 @@ def bytes_of_seven_billion(gigabytes: dict[str, tuple[float, float, float]]) -> 
 
 @drawing.picture
 def zero_over_time() -> None:
-    """Stages of a step: replicated has an all-reduce; ZeRO-1 a reduce-scatter and an all-gather; ZeRO-3 two all-gathers, too."""
-    axes = drawing.canvas(27, 8)
+    """Stages of a step: replicated has an all-reduce; ZeRO-1 a reduce-scatter and an all-gather; ZeRO-3 two all-gathers, too. For n bytes of parameters they send 2n, 2n and 3n."""
+    axes = drawing.canvas(31, 8, inches=7.6)
     for row, (name, stages) in enumerate(STAGES.items()):
-        left, top = 5, 0.3 + 2.2 * row
-        axes.text(0.2, top + 0.85, name, weight="bold", va="center")
-        for text, length, communicates in stages:
-            ground, colour = ("none", drawing.INK) if communicates else (drawing.INK, "white")
-            axes.add_patch(Rectangle((left, top), length - 0.12, 1.7, facecolor=ground, edgecolor=drawing.INK, lw=1.2))
-            axes.text(left + length / 2, top + 0.85, text, ha="center", va="center", fontsize=8, color=colour)
+        left, top = 4.6, 0.3 + 2.2 * row
+        axes.text(0, top + 0.85, name, weight="bold", va="center")
+        for stage in stages:
+            kind = 1 if "all" in stage or "scatter" in stage else 0 if "ward" in stage else 2
+            length, ink = LENGTHS[stage], "black" if kind else "white"
+            axes.add_patch(Rectangle((left, top), length - 0.1, 1.7, facecolor=drawing.DEVICE_COLOURS[kind]))
+            text = stage if length == 6 else stage.replace("-", "-\n")
+            axes.text(left + length / 2, top + 0.85, text, ha="center", va="center", fontsize=8, color=ink)
             left += length
-    axes.text(5, 7.5, "time \u2192 (outlined: communication; the thin bar updates 1/N of the parameters)")
+        axes.text(left + 0.4, top + 0.85, f"sends {3 if row == 2 else 2} n bytes", va="center")
+    axes.text(4.6, 7.5, "time \u2192   blue: compute, orange: communicate, green: update (1/N of it with ZeRO)", size=9)
 
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
-    """Memory of one device over a step: highest if replicated, then gathered first, in the layer, again, and left to the compiler."""
-    plt.figure(figsize=(7, 3.2))
-    for colour, (name, program) in zip((7, 5, 1, 2, 0), programs.items(), strict=True):
+    """Memory of one device over a step, five panels. The peak is highest if replicated, then gathered first, in the layer, again, and lowest if left to the compiler."""
+    _, grid = plt.subplots(1, len(programs), figsize=(9, 2.5), sharey=True, layout="constrained")
+    for axes, (name, program) in zip(grid, programs.items(), strict=True):
         at_rest = program.memory_analysis().argument_size_in_bytes / 1e6
         megabytes = [at_rest, *(at_rest + each for each in memory.curve(program)), at_rest]
         time = np.linspace(0, 1, len(megabytes))  # in instructions
-        label = f"{name}: {at_rest:.0f} MB at rest,\n{max(megabytes):.0f} MB at the peak"
-        plt.plot(time, megabytes, color=drawing.DEVICE_COLOURS[colour], label=label, linewidth=1.3)
-    plt.gca().set(xlabel="one step, from start to end", ylabel="MB on one device", xticks=[], ylim=(0, None))
-    drawing.legend_beside(plt.gca(), fontsize=8)
+        axes.fill_between(time, at_rest, megabytes, color=drawing.DEVICE_COLOURS[4])
+        axes.fill_between(time, at_rest, color=drawing.DEVICE_COLOURS[0])
+        axes.axhline(max(megabytes), color=drawing.INK, linestyle=":", linewidth=1)
+        axes.text(0.5, max(megabytes) + 2, f"peak {max(megabytes):.0f} MB", ha="center", fontsize=9)
+        axes.set_title(name.replace(" in", "\nin").replace(" to", "\nto"), fontsize=10)
+        axes.set(xlabel="one step", xticks=[], ylim=(0, 80))
+    grid[0].set_ylabel("MB on one device")
+    grid[0].text(0.5, 22, "the state, at rest", color="white", ha="center", fontsize=8)
