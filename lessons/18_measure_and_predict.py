@@ -19,9 +19,10 @@
 # how long the all-reduce takes. In this lesson you'll do that, and then you'll compare such predictions with published
 # runs. The result is sobering: for two of three runs the prediction is hardly better than saying "nothing is lost".
 #
-# **You will** time a step without fooling yourself, count operations and bytes, find out whether memory or arithmetic
-# is the limit, read a profile, predict the speed of many devices, and say how wrong the prediction was. 28 minutes, 53
-# with exercises. You need [06 Communicate between devices](06_communicate_between_devices.ipynb) and
+# **You will** time a step without fooling yourself, count operations and bytes, see how an all-reduce can hide behind the
+# backward pass, find out whether memory or arithmetic is the limit, read a profile, predict the speed of many devices,
+# and say how wrong the prediction was. 35 minutes, 60 with exercises. You need
+# [06 Communicate between devices](06_communicate_between_devices.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -40,22 +41,16 @@ lesson_18.three_durations()
 # %% [markdown]
 # ## What a clock sees
 #
-# If you put a clock around a call of a jitted function, you can measure three different things. The first call also traces
-# and compiles. A later call returns before the result is there, because Python only *dispatches* the work (as in PyTorch on
-# a GPU). Only if you wait for the result do you measure a step.
+# If you put a clock around a call of a jitted function, you can measure three different things. The first call also
+# traces and compiles. A later call returns before the result is there, because Python only *dispatches* the work (as in
+# PyTorch on a GPU). Only if you wait for the result do you measure a step.
 #
 # **Predict:** which of the three is the shortest?
 
 # %% tags=["prediction"]
 import time
 
-traced = []  # grows when JAX traces the function, and not when the function runs
-
-
-@jax.jit
-def product(a):
-    traced.append(a.shape)
-    return a @ a
+product = jax.jit(lambda a: a @ a)
 
 
 def seconds(a, wait):
@@ -72,9 +67,7 @@ a = jnp.ones((1500, 1500))
 first = seconds(a, wait=True)
 without_waiting = min(seconds(a, wait=False) for _ in range(5))
 waiting = min(seconds(a, wait=True) for _ in range(5))
-print(
-    f"first call {1000 * first:.1f} ms, without waiting {1000 * without_waiting:.2f} ms", end=", "
-)
+print(f"first call {1000 * first:.1f} ms, without waiting {1000 * without_waiting:.2f} ms")
 print(f"waiting {1000 * waiting:.1f} ms")
 
 # %% [markdown]
@@ -84,24 +77,9 @@ print(f"waiting {1000 * waiting:.1f} ms")
 #
 # </details>
 #
-# Many timings contain a second mistake: the last batch of an epoch is smaller, and nobody pads it.
-#
-# **Predict:** four calls with 64, 64, 64 and 29 rows. How many times does JAX trace the function?
-
-# %% tags=["prediction"]
-for rows in (64, 64, 64, 29):
-    product(jnp.ones((rows, rows)))
-print("traced for", traced[1:])
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Twice. The 29 rows are a new shape, so JAX traces and compiles again, in the middle of what you measure.
-#
-# </details>
-#
-# So warm up, keep the shapes, wait for the result, and repeat. Report the median and the range. In a training loop, time
-# groups of steps. If you wait after every step, Python can't prepare the next one meanwhile.
+# So warm up, wait for the result, and repeat. Report the median and the range. Keep the shapes, too: if the last batch
+# of an epoch is smaller, JAX compiles again, in the middle of what you measure (lesson 02). And in a training loop,
+# time groups of steps, because Python can't prepare the next step while it waits for this one.
 #
 # Don't time several simulated devices. They share the cores of your machine, so their times say nothing about real
 # devices. But you can count what a compiled program computes, keeps and sends, and these counts don't depend on your
@@ -109,9 +87,9 @@ print("traced for", traced[1:])
 #
 # ## What it computes
 #
-# A product of `[m, k]` and `[k, n]` takes 2 m k n floating-point operations (FLOPs): one multiplication and one addition for
-# each term. In training there are three products for each layer: one forward, one for the gradient of the weights, and one
-# for the gradient of the inputs. `cost_analysis` counts them in a compiled program.
+# A product of `[m, k]` and `[k, n]` takes 2 m k n floating-point operations (FLOPs): one multiplication and one
+# addition for each term. In training there are three products for each layer: one forward, one for the gradient of the
+# weights, and one for the gradient of the inputs. `cost_analysis` counts them in a compiled program.
 #
 # **Predict:** a network of 12 layers, written in three ways. For which of them does it count three times the forward pass?
 
@@ -142,7 +120,7 @@ for name, flops in counted.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only if it's written out. **The body of a scan is counted once**, however often it runs: 3 of 36 products. With
+# Only if it's written out (and a little less, because nobody needs the gradient for the first inputs). **The body of a scan is counted once**, however often it runs: 3 of 36 products. With
 # `jax.checkpoint` it's 4 products instead of 3, because one is computed again.
 #
 # </details>
@@ -153,21 +131,21 @@ for name, flops in counted.items():
 #
 # ## What it sends
 #
-# You can compile a program for many devices without running it. Here's a data-parallel step on 2, 4 and 8 devices, with 32
-# examples on each.
+# You can compile a program for many devices without running it. Here's a data-parallel step on 2, 4 and 8 devices, with
+# 32 examples on each.
 #
 # **Predict:** how does the number of bytes in the all-reduce change with the number of devices? And the number of
 # operations on a device?
 
 # %% tags=["prediction"]
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax import P  # short for PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from pmapdp.compare.collectives import collectives  # reads the all-reduces from a compiled program
 
 shapes = {"W1": (784, 512), "W2": (512, 512), "W3": (512, 10)}
 params = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-parameters = sum(w.size for w in params.values())
 
 
 def loss(params, batch):
@@ -177,22 +155,17 @@ def loss(params, batch):
 
 def compile_for(N):
     mesh = Mesh(jax.devices()[:N], ("data",))
-    replicated, split = (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec("data")),
-    )
+    replicated, split = (NamedSharding(mesh, spec) for spec in (P(), P("data")))
 
     def step(params, batch):
         return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params, batch))
 
-    batch = (
-        jax.ShapeDtypeStruct((32 * N, 784), np.float32),
-        jax.ShapeDtypeStruct((32 * N,), np.int32),
-    )
-    jitted = jax.jit(
-        step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
-    )
-    return jitted.lower(params, batch).compile()
+    jitted = jax.jit(step, in_shardings=(replicated, split), out_shardings=replicated)
+    return jitted.lower(params, batch_of(32 * N)).compile()
+
+
+def batch_of(B):
+    return jax.ShapeDtypeStruct((B, 784), np.float32), jax.ShapeDtypeStruct((B,), np.int32)
 
 
 sent = {}
@@ -207,11 +180,10 @@ for N in (2, 4, 8):
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert without_waiting < waiting < first
-assert traced == [(1500, 1500), (64, 64), (29, 29)]
 assert 2.9 < counted["written out"] / forward < 3.1
 assert 0.24 < counted["scan"] / forward < 0.26
 assert 1.3 < counted["scan with jax.checkpoint"] / counted["scan"] < 1.4
-assert list(sent.values()) == [4 * parameters] * 3
+assert list(sent.values()) == [sum(4 * w.size for w in params.values())] * 3
 assert found.count == 1
 
 # %% [markdown]
@@ -222,17 +194,59 @@ assert found.count == 1
 #
 # </details>
 #
-# There are three gradients and *one* all-reduce. XLA has combined them, because each message costs a latency. But this one
-# all-reduce can start only when the last gradient is there, and then there's nothing left to compute meanwhile. To **overlap**
-# communication with the backward pass, a program needs several that start early. DDP cuts the gradients into buckets for
-# that (`bucket_cap_mb`); XLA for GPUs has `--xla_gpu_all_reduce_combine_threshold_bytes`.
+# There are three gradients and *one* all-reduce: XLA has combined them, because each message costs a latency. But this
+# one can start only when the last gradient is there, and then there's nothing left to compute meanwhile.
+#
+# ## Hide it behind the backward pass
+#
+# The backward pass finds the last layer's gradient first. You could send that one while the devices still work on the
+# earlier layers. That's called **overlap**, and it's what `DistributedDataParallel` does with its buckets. Here are two
+# of lesson 10's ways to average. The cell traces them, and lists matrix products (`@`) and all-reduces in their order.
+#
+# **Predict:** with which of the two can the first gradient leave early?
+
+
+# %% tags=["prediction"]
+import re
+
+
+def average_gradients(params, batch):
+    local = lax.pcast(params, "data", to="varying")
+    return lax.pmean(jax.grad(loss)(local, batch), "data")
+
+
+def average_loss(params, batch):
+    return jax.grad(lambda params: lax.pmean(loss(params, batch), "data"))(params)
+
+
+order, specs = {}, {"in_specs": (P(), P("data")), "out_specs": P()}
+for function in (average_gradients, average_loss):
+    mapped = jax.shard_map(function, mesh=Mesh(jax.devices(), ("data",)), **specs)
+    jaxpr = str(jax.make_jaxpr(mapped)(params, batch_of(256)))
+    found = re.findall("dot_general|psum", jaxpr)
+    order[function.__name__] = " ".join(found).replace("dot_general", "@")
+    print(f"{function.__name__:17s}", order[function.__name__])
+lesson_18.overlap()
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# With `average_loss`. Its first sum is the loss, a single number. Then JAX adds up each layer's gradient as soon as it
+# has been found, between the products. In `average_gradients` all three wait for your `pmean`.
+#
+# </details>
+#
+# That's only the order in which JAX writes the program down, and the compiler may change it. On a CPU it combines the
+# all-reduces of both into one. XLA for GPUs combines them up to the size that you set with
+# `--xla_gpu_all_reduce_combine_threshold_bytes` (DDP calls it `bucket_cap_mb`). So whether yours overlap, you'll see in
+# a profile.
 #
 # ## Memory or arithmetic?
 #
 # A device computes, and meanwhile it fetches numbers from its memory. Whichever takes longer decides how long the step
-# takes. An A100 does 156 TFLOP/s (TF32) and reads 2.04 TB/s, so it can do 76 operations for each
-# byte that it reads. A layer reads each of its weights once, which is 4 bytes. It uses the weight
-# for b examples, and that's 2 operations for each example.
+# takes. An A100 does 156 TFLOP/s (TF32) and reads 2.04 TB/s, so it can do 76 operations for each byte that it reads. A
+# layer reads each of its weights once, which is 4 bytes. It uses the weight for b examples, and that's 2 operations for
+# each example.
 #
 # **Predict:** from how many examples on is the arithmetic the limit?
 
@@ -246,7 +260,9 @@ attainable = np.minimum(a100.peak["float32"], operations / moved * a100.memory_b
 lesson_18.roofline(b, attainable, a100.peak["float32"])
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the last two answers.
+assert order["average_gradients"] == "@ @ @ @ @ @ @ @ psum psum psum"
+assert order["average_loss"] == "@ @ @ psum @ @ psum @ @ psum @ psum"
 assert 150 < 4 / 2 * a100.peak["float32"] / a100.memory_bandwidth < 155
 assert attainable[7] < a100.peak["float32"] == attainable[8]
 
@@ -258,13 +274,13 @@ assert attainable[7] < a100.peak["float32"] == attainable[8]
 #
 # </details>
 #
-# This is called a **roofline**. It tells you two things. A per-device batch of 8 wastes most of a GPU. And elementwise work,
-# such as an optimizer update, is always limited by memory, because it does few operations for each byte.
+# This is called a **roofline**. It tells you two things. A per-device batch of 8 wastes most of a GPU. And elementwise
+# work, such as an optimizer update, is always limited by memory, because it does few operations for each byte.
 #
 # ## Where the time goes: a profile
 #
-# If a step is slower than that, look at a profile. Name the parts of your step with `jax.named_scope`, and trace a few steps
-# after the first. Here we do it on one device, and print the longest operations.
+# If a step is slower than that, look at a profile. Name the parts of your step with `jax.named_scope`, and trace a few
+# steps after the first. Here we do it on one device, and print the longest operations.
 
 # %%
 import tempfile
@@ -288,16 +304,22 @@ with jax.profiler.trace(str(folder), create_perfetto_trace=True):
     for _ in range(5):
         trained = jax.block_until_ready(named_step(trained, batch))
 print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5), sep="\n")
+lesson_18.updates_of_an_h200()
 
 # %% [markdown]
 # Each operation was called five times, once in each step. A `dot` is a matrix product, and a `fusion` is several
 # operations that the compiler has merged into one. Open the file at [ui.perfetto.dev](https://ui.perfetto.dev) to see
 # them over time, with the names of your scopes in the details.
 #
-# In a profile of several GPUs, look at the all-reduce. Its bar starts on each device when that device is ready, and ends on
-# all at the same time. If the bars start at different times, the early devices wait for the slowest
-# one. If they start together, their length is the time of the transfer. If there are gaps before
-# each step, the devices wait for Python or for data.
+# What do you look for on a GPU? First for **gaps**, in which it waits for Python or for data. The picture shows the CNN
+# of pmapdp on an H200. (It isn't a recorded trace. We drew it from durations that we measured with jax 0.11.2.) With a
+# batch of 64, an update of the loop takes 0.72 ms. But if the data is on the GPU already, and twenty updates are one
+# program, it takes 0.11. So for five sixths of the time the GPU waits for the host. With 4,096 the loop is nearly as
+# fast as the twenty: the host prepares the next batch while the GPU works on this one.
+#
+# Then look at the **all-reduce**. Its bar starts on each device when that device is ready, and ends on all at the same
+# time. If the bars start at different times, the early devices wait for the slowest one. If they start together, their
+# length is the time of the transfer.
 #
 # ## Predict the all-reduce
 #
@@ -325,49 +347,39 @@ for N in (2, 4, 64, 4096):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The time for the bytes levels off at 2 n / W. The time for the latencies keeps growing, and with
-# 4 bytes it's nearly all there is. That's why XLA sends one large message instead of many small
-# ones.
+# The time for the bytes levels off at 2 n / W. The time for the latencies keeps growing, and with 4 bytes it's nearly
+# all there is. That's why XLA sends one large message instead of many small ones.
 #
 # </details>
 #
-# Real machines aren't one ring. Eight GPUs of a node are joined by NVLink, and nodes by network cards that are twelve times
-# slower. So libraries add up inside the nodes first. Between the nodes, each GPU then sends only
-# its eighth. (They can also add up along a tree, in about log N messages.) pmapdp's model does the
-# same, level by level:
+# Real machines aren't one ring. Eight GPUs of a node are joined by NVLink, and nodes by network cards that are twelve
+# times slower. So libraries add up inside the nodes first. Between the nodes, each GPU then sends only its eighth.
+# (They can also add up along a tree, in about log N messages.) pmapdp's model does the same, level by level:
 
 # %%
 from pmapdp.scaling import RESNET_FLOPS, RESNET_PARAMETERS, RESNET_SHARES, predict
 
-resnet = {
-    "parameters": RESNET_PARAMETERS,
-    "flops": RESNET_FLOPS,
-    "utilization": RESNET_SHARES["float32"],
-}
+resnet = {"parameters": RESNET_PARAMETERS, "flops": RESNET_FLOPS}
+resnet["utilization"] = RESNET_SHARES["float32"]
 alone = predict(a100, 1, b=64, **resnet)
 for N in (8, 64, 512):
     found = predict(a100, N, b=64, **resnet)
-    print(
-        f"{N:4d} A100s: all-reduce {1000 * found.all_reduce:.2f} ms of {1000 * found.step:.1f} ms,",
-        end=" ",
-    )
-    print(f"so each GPU works at {alone.step / found.step:.1%} of its speed")
+    share = f"all-reduce {1e3 * found.all_reduce:.2f} of {1e3 * found.step:.1f} ms"
+    print(f"{N:3d} A100s: {share}, so each GPU works at {alone.step / found.step:.1%} of its speed")
 
 # %% [markdown]
-# `python -m pmapdp.scaling --hardware a100 --devices 8 64 512` prints the same, and takes the numbers of your own model.
-# One number in it can't be calculated: the share of the peak that the network reaches on one device. For ResNet-50 in TF32
-# it's 15 %, from
-# [NVIDIA's measurement](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
+# `python -m pmapdp.scaling --hardware a100 --devices 8 64 512` prints the same, and takes the numbers of your own
+# model. One number in it can't be calculated: the share of the peak that the network reaches on one device. For
+# ResNet-50 in TF32 it's 15 %, from [NVIDIA's
+# measurement](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 # of 938 images/s on one A100. Measure yours.
 #
 # ## How wrong is it?
 #
-# A prediction is only worth something if you've checked it. Here are three published runs of
-# ResNet-50:
-# [Goyal et al.](https://arxiv.org/abs/1706.02677) went from 8 to 256 P100 GPUs and reported about
-# 90 % of the perfect speedup. NVIDIA went from 1 to
-# 8 A100s, in TF32 and in mixed precision. Next to each prediction we print the naive one: 100 %, no
-# loss at all.
+# A prediction is only worth something if you've checked it. Here are three published runs of ResNet-50: [Goyal et
+# al.](https://arxiv.org/abs/1706.02677) went from 8 to 256 P100 GPUs and reported about 90 % of the perfect speedup.
+# NVIDIA went from 1 to 8 A100s, in TF32 and in mixed precision. Next to each prediction we print the naive one: 100 %,
+# no loss at all.
 #
 # **Predict:** in how many of the three is the calculated prediction clearly better than the naive one?
 
@@ -408,10 +420,10 @@ assert 0.17 < runs["8 A100 over 1, mixed"][0] / runs["8 A100 over 1, mixed"][1] 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In one. On the P100s the network really is what costs time, and the calculation comes close. (It
-# predicts a little too much loss, because Goyal et al. overlapped the all-reduce with the backward
-# pass, and the calculation doesn't.) On the A100s the all-reduce takes less than 1 % of the step.
-# The GPUs lose 3 % and 16 % to something else, and the calculation knows nothing about it.
+# In one. On the P100s the network really is what costs time, and the calculation comes close. (It predicts a little too
+# much loss, because Goyal et al. overlapped the all-reduce with the backward pass, and the calculation doesn't.) On the
+# A100s the all-reduce takes less than 1 % of the step. The GPUs lose 3 % and 16 % to something else, and the
+# calculation knows nothing about it.
 #
 # </details>
 #
@@ -423,112 +435,37 @@ assert 0.17 < runs["8 A100 over 1, mixed"][0] / runs["8 A100 over 1, mixed"][1] 
 # epoch then has fewer updates, and the loss after an epoch may be worse. More examples per second isn't always more
 # learning per hour.
 #
-# ## Take it home
+# ## The program so far, and what changes
 #
-# `report` takes a jitted step, and prints what the step computes, keeps and sends, and how long the
-# all-reduce would take on your links. It also times the step and prints the MFU, but not on
-# simulated devices.
+# include program/09_jit.py
+#
+# Your program from lesson 09 can tell you all of this about itself. Everything that changes:
+#
+# include the difference of 09_jit.py and 18_measure.py
+#
+# - `describe` reads the compiled step. It counts operations and memory, finds the all-reduces in the text, and puts
+#   their bytes into the formula of the ring.
+# - The clock runs over a whole epoch, so Python can prepare the next batch while the devices work. `block_until_ready`
+#   waits for the last update, and the median leaves out the first epoch, which compiled.
+# - `FLOPS` counts by hand what the model needs: three products for each layer, and two for the first one, because
+#   nobody needs the gradient of the inputs.
+#
+# Put in `PEAK`, `LATENCY` and `BANDWIDTH` of your machine. (An A100 has a `PEAK` of 156e12 in TF32.)
+#
+# **Predict:** the network has 2,410 parameters. Besides their gradients, the all-reduce carries three sums for the
+# metrics. How many bytes does it carry?
 
-# %% tags=["take-home"]
-"""Report on a training step: put in your own step, state and batch."""
-
-import math
-import os
-import re
-import time
-
-import jax
-import numpy as np
-import optax
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
-jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
-BYTES = {"f64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "pred": 1}
-KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-
-
-def collective_bytes(program):
-    """Bytes of the results of each kind of collective; one in a loop counts once."""
-    found = {}
-    for result, kind in re.findall(rf"= (.+?) ({KINDS})(?:-start)?\(", program):
-        arrays = re.findall(r"(\w+)\[([\d,]*)\]", result)
-        for dtype, shape in arrays:
-            size = BYTES[dtype] * math.prod(int(n) for n in shape.split(",") if n)
-            found[kind] = found.get(kind, 0) + size
-    return found
-
-
-def report(train_step, state, batch, *, N, flops, peak, latency, bandwidth, repeats=5):
-    """Print what is known of a step on N devices.
-
-    Args:
-        flops: operations that the model needs on a device, forward and backward, counted by hand.
-        peak: FLOP/s of a device, measured or published.
-        latency, bandwidth: of a link between devices, in seconds and bytes/s.
-    """
-    program = train_step.lower(state, batch).compile()
-    memory, sent = program.memory_analysis(), collective_bytes(program.as_text())
-    print(f"{N} device(s)")
-    print(f"  computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP on a device")
-    at_rest, in_a_step = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-    print(f"  keeps {at_rest / 1e6:.2f} MB, and {in_a_step / 1e6:.2f} MB in a step")
-    ring = 2 * (N - 1) * (latency + sent.get("all-reduce", 0) / N / bandwidth)
-    print(f"  sends {sent or 'nothing'}, all-reduce about {1e6 * ring:.0f} us on your links")
-    state, seconds = train_step(state, batch), []  # compiles
-    for _ in range(repeats):
-        start = time.perf_counter()
-        state = jax.block_until_ready(train_step(state, batch))
-        seconds.append(time.perf_counter() - start)
-    median = float(np.median(seconds))
-    if jax.devices()[0].platform == "cpu" and N > 1:
-        print("  takes a time that says nothing: simulated devices share the cores of one machine")
-    else:
-        shortest, longest = 1000 * min(seconds), 1000 * max(seconds)
-        print(f"  takes {1000 * median:.2f} ms ({shortest:.2f} to {longest:.2f})", end=", ")
-        print(f"MFU {flops / median / peak:.2%} of the peak that you gave")
-
-
-class Network(nnx.Module):
-    """Inputs [b, 64] to logits [b, 10]."""
-
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(64, 32, rngs=rngs)
-        self.output = nnx.Linear(32, 10, rngs=rngs)
-
-    def __call__(self, inputs):
-        return self.output(nnx.relu(self.hidden(inputs)))
-
-
-def loss(model, batch):
-    inputs, labels = batch
-    return optax.softmax_cross_entropy_with_integer_labels(model(inputs), labels).mean()
-
-
-def train_step(model, batch):
-    return jax.tree.map(lambda w, g: w - 0.1 * g, model, jax.grad(loss)(model, batch))
-
-
-b, random = 16, np.random.default_rng(0)
-for N in (1, 8):
-    mesh = Mesh(jax.devices()[:N], ("data",))
-    replicated, split = (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec("data")),
-    )
-    step = jax.jit(
-        train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
-    )
-    state = jax.device_put(Network(nnx.Rngs(0)), replicated)
-    inputs = random.normal(size=(b * N, 64)).astype(np.float32)
-    labels = random.integers(10, size=b * N).astype(np.int32)
-    batch = jax.device_put((inputs, labels), split)
-    # Put in your device and links. Here: about 100 GFLOP/s and 10 Gbit/s. An A100: 156e12 in TF32.
-    yours = {"peak": 1e11, "latency": 2e-5, "bandwidth": 1.25e9}
-    report(step, state, batch, N=N, flops=3 * 2 * b * (64 * 32 + 32 * 10), **yours)
+# %% tags=["prediction", "take-home"]
+# include program/18_measure.py
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 4 x (2,410 + 3) = 9,652 bytes. They take about 300 microseconds on links of 10 Gbit/s, nearly all of it latency: 14
+# messages of 20 microseconds. The losses are lesson 09's, because measuring changes nothing.
+#
+# </details>
+#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/18_measure_and_predict.py](solutions/18_measure_and_predict.py).
@@ -537,8 +474,8 @@ for N in (1, 8):
 #    `function(x)` takes, until its result is there, and without compiling. `clock()` gives the time in seconds.
 #    <details><summary>Hint</summary>There are two mistakes. The picture at the top shows both.</details>
 # 2. `scan_flops` (10 minutes): how many operations does `lax.scan(layer, x, weights)` take, all rounds together?
-#    `layer(x, w)` returns `(x, None)`. Let JAX count, to within 1 %. <details><summary>Hint</summary>The body counts once.
-#    Count one layer and multiply, or let the compiler see all layers.</details>
+#    `layer(x, w)` returns `(x, None)`. Let JAX count, to within 1 %. <details><summary>Hint</summary>The body counts
+#    once. Count one layer and multiply, or let the compiler see all layers.</details>
 # 3. `least_examples` (10 minutes): suppose a program overlaps its all-reduce with the backward pass. From how many examples
 #    per device on is a ring all-reduce of `n` bytes over `N` devices no longer than the backward pass? An example takes
 #    `seconds`, forward and backward, and the backward pass takes two thirds of that. Return a whole number, at least 1.
@@ -579,11 +516,11 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 #
 # - Warm up, keep the shapes, wait for the result. Don't time simulated devices; count operations, memory and bytes.
 # - A scan's body counts once, and what's computed again counts too. So count by hand what the model needs, and report MFU.
-# - You can calculate what the all-reduce costs. Many devices lose time to other things, too, so check your prediction, and
-#   say how wrong it was.
+# - You can calculate what the all-reduce costs. Many devices lose time to other things, too, so check your prediction,
+#   and say how wrong it was.
 #
-# The model of the all-reduce is in [scaling.py](../pmapdp/scaling.py), and
-# `python -m pmapdp.train --workdir runs/first --profile` writes the trace of a run. To read on: JAX
-# on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
-# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). This was the last lesson. Now it's
-# your turn. To look things up, use the [list of lessons](README.md).
+# The model of the all-reduce is in [scaling.py](../pmapdp/scaling.py), and `python -m pmapdp.train --workdir runs/first
+# --profile` writes the trace of a run. To read on: JAX on
+# [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
+# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). This was the last lesson. Now it's your turn. To look
+# things up, use the [list of lessons](README.md).

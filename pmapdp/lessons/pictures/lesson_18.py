@@ -40,6 +40,42 @@ def roofline(b: np.ndarray, attainable: np.ndarray, peak: float) -> None:
 
 
 @drawing.picture
+def overlap() -> None:
+    """Above, one all-reduce of all gradients follows the backward pass. Below, each layer's gradient is sent while the next layer computes, and the update starts earlier."""
+    axes = drawing.canvas(26, 7.4)
+    after, during = {15.8: ("sum 3, 2, 1", 5.6)}, {10 + 2.9 * n: (f"sum {3 - n}", 2.4) for n in range(3)}
+    for top, sums, update in ((0.2, after, 21.5), (4.0, during, 18.3)):
+        work = {
+            3.6: ("forward", 3.4),
+            **{7.1 + 2.9 * n: (f"back {3 - n}", 2.8) for n in range(3)},
+            update: ("update", 3),
+        }
+        for device, (name, pieces) in enumerate({"computes": work, "sends": sums}.items()):
+            axes.text(0, top + 1.5 * device + 0.5, name, va="center")
+            for left, (text, width) in pieces.items():
+                drawing.box(axes, left, top + 1.5 * device, text, device=device, width=width, height=1)
+
+
+@drawing.picture
+def updates_of_an_h200() -> None:
+    """Milliseconds of an update on an H200. Batch 64: the parts 0.57, the loop 0.72, twenty in one program 0.11. Batch 4,096: the parts 3.2, the loop 1.67, twenty in one program 1.59."""
+    # Each part timed alone; the loop of the three; a scan of twenty updates, with the data on the GPU.
+    measured = {64: ((0.004, 0.33, 0.231), 0.72, 0.113), 4096: ((0.39, 1.39, 1.43), 1.67, 1.59)}
+    _, panels = plt.subplots(1, 2, figsize=(8.5, 2), layout="constrained")
+    for axes, (batch, (parts, loop, scan)) in zip(panels, measured.items(), strict=True):
+        for device, name in enumerate(("index", "device_put", "step")):
+            place = {"left": sum(parts[:device]), "color": drawing.DEVICE_COLOURS[2 - device]}
+            axes.barh(0, parts[device], **place, label=name)
+        axes.barh((1, 2), (loop, scan), color="none", edgecolor=drawing.INK)
+        for row, length in enumerate((sum(parts), loop, scan)):
+            axes.text(1.02 * length, row, f" {length:.2f}", va="center")
+        axes.set(title=f"batch {batch:,}", yticks=(), xlabel="ms an update", xlim=(0, 1.25 * max(sum(parts), loop)))
+        axes.invert_yaxis()
+    panels[0].set_yticks((0, 1, 2), ("one by one", "the loop", "twenty in\none program"))
+    drawing.legend_beside(panels[1], fontsize=9)
+
+
+@drawing.picture
 def predicted_against_found(runs: dict[str, tuple[float, float]]) -> None:
     """Bars of efficiency for three published runs. Found: 90, 97 and 84 %. Predicted: 87.6, 99.8 and 99.4 %. Naive: 100 % each.
 

@@ -1,0 +1,134 @@
+"""Train a small network, and say what an update computes and sends: `python 18_measure.py`."""
+
+import math
+import os
+import re
+import time
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+B, EPOCHS = 128, 5  # examples per update, passes over the data
+PEAK, LATENCY, BANDWIDTH = 1e11, 2e-5, 1.25e9  # of a device, FLOP/s; of a link, s and bytes/s
+FLOPS = 2 * B * (2 * 64 * 32 + 3 * 32 * 10)  # of an update; the inputs need no gradient
+
+os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
+mesh = Mesh(jax.devices(), ("data",))
+replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+
+
+def make_clouds(examples, seed):
+    """Points in ten clouds that overlap: inputs [n, 64], labels [n]."""
+    centres = np.random.default_rng(0).normal(size=(10, 64))
+    random = np.random.default_rng(seed)
+    labels = random.integers(10, size=examples)
+    inputs = centres[labels] + 2.5 * random.normal(size=(examples, 64))
+    return inputs.astype(np.float32), labels.astype(np.int32)
+
+
+def batches(inputs, labels, seed):
+    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    order = np.random.default_rng(seed).permutation(len(inputs))
+    for start in range(0, len(order), B):
+        rows = order[start : start + B]
+        weights = (np.arange(B) < len(rows)).astype(np.float32)
+        rows = np.resize(rows, B)
+        yield inputs[rows], labels[rows], weights
+
+
+class Network(nnx.Module):
+    """Inputs [b, 64] to logits [b, 10]."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(64, 32, rngs=rngs)
+        self.output = nnx.Linear(32, 10, rngs=rngs)
+
+    def __call__(self, inputs):
+        return self.output(nnx.relu(self.hidden(inputs)))
+
+
+def loss_sums(model, batch):
+    """The loss, summed over the batch, and the sums that the metrics are made of."""
+    inputs, labels, weights = batch
+    logits = model(inputs)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    correct = logits.argmax(-1) == labels
+    sums = {"loss": weights @ losses, "correct": weights @ correct, "count": weights.sum()}
+    return sums["loss"], sums
+
+
+def init_state():
+    model = Network(nnx.Rngs(0))
+    return model, optimizer.init(model)
+
+
+def place_state(state):
+    return jax.device_put(state, replicated)
+
+
+def place_batch(batch):
+    return jax.device_put(batch, split)
+
+
+def train_step(state, batch):
+    """One update: the new state, and the metric sums of this batch."""
+    model, optimizer_state = state
+    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+    count = sums["count"]
+    gradients = jax.tree.map(lambda g: g / count, gradients)
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+    return (optax.apply_updates(model, updates), optimizer_state), sums
+
+
+def eval_step(state, batch):
+    return loss_sums(state[0], batch)[1]
+
+
+train_step = jax.jit(
+    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
+)
+eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
+
+
+def report(all_sums):
+    """Mean loss and accuracy over the examples of some batches."""
+    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
+    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
+    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+
+
+def describe(program):
+    """Print what each device computes, keeps and all-reduces in an update, all in float32."""
+    memory, text = program.memory_analysis(), program.as_text()
+    results = " ".join(re.findall(r"= (.+?) all-reduce(?:-start)?\(", text))
+    shapes = re.findall(r"f32\[([\d,]*)\]", results)
+    sent = sum(4 * math.prod(int(n) for n in shape.split(",") if n) for shape in shapes)
+    ring = 2 * (mesh.size - 1) * (LATENCY + sent / mesh.size / BANDWIDTH)
+    kept, more = memory.argument_size_in_bytes / 1e3, memory.temp_size_in_bytes / 1e3
+    print(f"a device computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP", end=", ")
+    print(f"keeps {kept:.0f} kB, and {more:.0f} kB more during the update")
+    print(f"it all-reduces {sent:,} bytes, in about {1e6 * ring:.0f} us on your links")
+
+
+train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
+optimizer = optax.adam(3e-3)
+state, seconds = place_state(init_state()), []
+describe(train_step.lower(state, place_batch(next(batches(*train_data, seed=0)))).compile())
+
+for epoch in range(EPOCHS):
+    train_sums, start = [], time.perf_counter()
+    for batch in batches(*train_data, seed=epoch):
+        state, sums = train_step(state, place_batch(batch))
+        train_sums.append(sums)
+    jax.block_until_ready(state)  # or the clock would see only the calls
+    seconds.append((time.perf_counter() - start) / len(train_sums))
+    test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+
+median = np.median(seconds[1:])  # of an update; the first epoch compiled
+print(f"an update took {1000 * median:.2f} ms", end=", ")
+print(f"MFU {FLOPS / mesh.size / median / PEAK:.2%} (says nothing if the devices are simulated)")
