@@ -34,8 +34,9 @@ def require(works: Any, message: str) -> None:
 
 
 def close(found: Any, expected: Any, *, rtol: float = 1e-3, atol: float = 1e-4) -> bool:
-    """Return True if two arrays are equal up to float32's rounding."""
-    return np.allclose(found, expected, rtol=rtol, atol=atol)
+    """Return True if two arrays, or two pytrees of arrays, are equal up to float32's rounding."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return all(np.allclose(a, b, rtol=rtol, atol=atol) for a, b in pairs)
 
 
 def refuse(found: Any, wrong: dict[str, Any], *, atol: float = 1e-4) -> None:

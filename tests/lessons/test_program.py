@@ -8,14 +8,14 @@ import ast
 import difflib
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import build
 import numpy as np
 import pytest
 from launch import environment
-from notebooks import built, figures, printed
+from notebooks import built, figures, imports, printed
 
 OLD = "12 old"  # the pmap program that lesson 12 ports; it is no version of the others
 PROGRAMS = {
@@ -100,28 +100,11 @@ def figures_of(number: str) -> np.ndarray:
     return figures(printed(cell))
 
 
-def modules(number: str) -> Sequence[str]:
-    nodes = list(ast.walk(ast.parse(PROGRAMS[number].read_text())))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    return names + [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
-
-
-def test_the_scripts():
-    assert " ".join(PROGRAMS) == "01 02 03 05 07 08 09 10 11 12 old 12 13 14 15 16 17 18"
-
-
 @pytest.mark.parametrize("number", PROGRAMS)
 def test_script_is_short_imports_the_four_libraries_and_learns(number):
-    assert 60 <= sum(bool(line.strip()) for line in PROGRAMS[number].read_text().splitlines()) <= 110
-    orbax = {"orbax"} if number == "14" else set()
-    assert {name.partition(".")[0] for name in modules(number)} <= LIBRARIES | orbax | {
-        "math",
-        "os",
-        "re",
-        "sys",
-        "time",
-        "typing",
-    }
+    text, orbax = PROGRAMS[number].read_text(), {"orbax"} if number == "14" else set()
+    assert 60 <= sum(bool(line.strip()) for line in text.splitlines()) <= 110
+    assert imports(text) <= LIBRARIES | orbax | sys.stdlib_module_names
     found = figures_of(number)
     assert found.shape == (5, 2 if number[:2] == "12" else 4)
     assert found[-1, 0] < 0.5  # loss

@@ -43,14 +43,10 @@ def sum_in_pairs(answer):
             for i, found in enumerate(sums):
                 d = i * 2**r
                 require(isinstance(found, jax.Array), f"round {r} holds something that is no JAX array")
-                place = (
-                    f"sum {i} of round {r} should be on device {d}, like its first array, and is on {found.devices()}"
-                )
+                name, right = f"sum {i} of round {r} should", values[d : d + 2**r].sum(0)
+                place = f"{name} be on device {d}, like its first array, and is on {found.devices()}"
                 require(found.devices() == {devices[d]}, place)
-                right = values[d : d + 2**r].sum(0)
-                wanted = (
-                    f"sum {i} of round {r} should add up the devices {d} to {d + 2**r - 1}, {right}, and is {found}"
-                )
+                wanted = f"{name} add up the devices {d} to {d + 2**r - 1}, {right}, and is {found}"
                 require(np.array_equal(found, right), wanted)
 
 

@@ -29,9 +29,7 @@ def step(answer):
         different = "average their gradients with lax.pmean(..., 'data') before the update"
         require(close(found, found[0]), f"the devices return different parameters: {different}")
         moved, b = w - found[0], y.shape[1]
-        too_long = (
-            f"the step is {N} times too long on {N} devices: psum adds the devices' means up, pmean averages them"
-        )
+        too_long = f"the step is {N} times too long on {N} devices: psum adds their means up, pmean averages them"
         mistakes = {
             too_long: N * update,
             "the loss would grow: subtract the gradient": -update,
@@ -76,9 +74,7 @@ def global_gradient(answer):
     require(close(found[0], expected), f"{wanted}, yours is {found[0].round(3)}")
     weights[-1] = 0  # device 3: padding alone
     found, expected = gradients()
-    only_padding = (
-        "a device that holds padding alone divides 0 by 0: divide after the psum, by the count of all devices"
-    )
+    only_padding = "a device that holds padding alone divides 0 by 0: divide after the psum, by the whole count"
     require(not np.isnan(found).any(), only_padding)
     require(close(found[0], expected), "wrong if a device holds padding alone: its sum and its count are 0")
 
@@ -97,9 +93,8 @@ def fixed_clipping(answer):
         require(close(found, found[0]), f"the devices return different gradients: {different}")
         each_clipped = (local / np.maximum(np.linalg.norm(local, axis=1, keepdims=True), 1)).mean(0)
         own = "each device clips its own gradient, so the devices with long gradients count less: average first"
-        refuse(
-            found[0], {own: each_clipped} if size > 1 else {"this is the sum over the devices: use lax.pmean": N * mean}
-        )
+        summed = "this is the sum over the devices: use lax.pmean"
+        refuse(found[0], {own: each_clipped} if size > 1 else {summed: N * mean})
         length = np.linalg.norm(mean)
         expected = mean / max(length, 1)
         wanted = f"for an average gradient of length {length:.3f} the result should be {expected.round(3)}"

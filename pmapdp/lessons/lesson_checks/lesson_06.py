@@ -20,9 +20,7 @@ def broadcast(answer):
     refuse(found, mistakes)
     require(np.allclose(found, x[0]), f"all devices should hold {x[0]}, yours hold {found.tolist()}")
     x[1] = np.nan
-    spreads = (
-        "a NaN on device 1 spreads to all, because 0 times NaN is NaN: choose with jnp.where instead of multiplying"
-    )
+    spreads = "a NaN on device 1 spreads to all, because 0 times NaN is NaN: choose with jnp.where"
     require(np.allclose(on_devices(answer, x, shape=(3,)), x[0]), spreads)
 
 

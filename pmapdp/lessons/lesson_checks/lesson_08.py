@@ -31,10 +31,7 @@ def row_keys(answer):
     place = "an example's key changes with its place in the batch: fold in its index, do not split a key by position"
     require(same, place)
 
-    added = (
-        "different examples share a key, because numbers were added up (seed + update, or update + index): fold them "
-    )
-    added += "in one after the other"
+    added = "two examples share a key, because numbers were added up (seed + update): fold them in one after the other"
     shared = {  # with changes of seed, update, layer and index
         (0, 1, 0, 0): "the next update has the same keys and would drop the same activations; fold in the update",
         (0, 0, 1, 0): "the next layer has the same keys, so both layers drop the same places: fold in the layer",
@@ -73,9 +70,7 @@ def exact_accuracy(answer):
         if kept and not close(accuracy, right[:kept].mean(), atol=1e-6):
             dropped = f"of {n} examples yours counts only the first {kept}: pad the last batch instead of dropping it"
             refuse(found, {dropped: right[:kept].mean()}, atol=1e-6)
-        only_padding = (
-            "a device that holds padding alone divides 0 by 0: return sums and counts, and divide once, at the end"
-        )
+        only_padding = "a device that holds padding alone divides 0 by 0: return sums and counts, and divide at the end"
         require(not np.isnan(found), only_padding)
         wanted = f"{right.sum()} of {n} examples are right, {accuracy:.4f}, and yours says {found:.4f}"
         weighted = "padding has weight 0, in the sum and in the count, and batches are added up, not averaged"
